@@ -1,0 +1,37 @@
+# Each target makes its own .venv when there is none: a bare machine needs python3 (3.11 or newer) and make.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.PHONY: help demo serve test lint bench clean
+.DEFAULT_GOAL := help
+
+help: ## List the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+# One stamp an extra, so `make demo` does not wait for the developers' tools.
+$(VENV)/.installed-%: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing django-quota[$*] into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@
+
+demo: $(VENV)/.installed-demo ## Start the example site on a real Redis, send it real requests, print what happened
+	@$(BIN)/python -m example_project.demo
+
+serve: $(VENV)/.installed-demo ## Leave the example site up at http://127.0.0.1:8000/
+	@$(BIN)/python -m example_project.serve
+
+test: $(VENV)/.installed-dev ## Run the whole test suite
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-dev ## ruff (format and lint) and mypy strict
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+bench: $(VENV)/.installed-bench ## Measure a check beside bare EVALSHA and four other limiters
+	@$(BIN)/python -m tests.benchmarks.bench $(ARGS)
+
+clean: ## Remove what the targets made
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

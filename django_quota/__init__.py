@@ -1,0 +1,32 @@
+"""Rate limits and quotas for Django on Redis: exact, atomic, one round trip.
+
+The public names stand here; a newcomer reads on in `limiter`, then `algorithms`, then `lua/sliding_window.lua`, then
+`stores/redis`, and the edges last.
+"""
+
+from __future__ import annotations
+
+from django_quota.decisions import Decision, Outcome
+from django_quota.exceptions import QuotaError, QuotaExceeded, RateError, StoreUnavailable
+from django_quota.limiter import acheck, apeek, arefund, areset, check, peek, refund, reset
+from django_quota.rules import Rule
+
+__all__ = [
+    "Decision",
+    "Outcome",
+    "QuotaError",
+    "QuotaExceeded",
+    "RateError",
+    "Rule",
+    "StoreUnavailable",
+    "acheck",
+    "apeek",
+    "arefund",
+    "areset",
+    "check",
+    "peek",
+    "refund",
+    "reset",
+]
+
+__version__ = "0.1.0"

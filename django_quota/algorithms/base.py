@@ -1,0 +1,157 @@
+"""What every algorithm is: parameters, and three pure steps over one state. Pure; it must not know Redis.
+
+An algorithm is written twice: here in Python, as the executable specification that the memory store runs, and in
+`lua/<name>.lua` for Redis. Both take the same four integers as parameters and answer with the same four, and a test holds
+them to the same answers. A step never mutates a state: it returns the next one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+from django_quota.exceptions import RuleError
+from django_quota.rates import CALENDAR_ONLY, Rate
+
+State = TypeVar("State")
+
+NEVER = -1
+"""A wait that no time ends: the cost is above what the limit could ever admit."""
+
+
+class Parameters(NamedTuple):
+    """One limit as both implementations take it: integers only; what `a`, `b` and `c` mean is the algorithm's."""
+
+    capacity: int
+    a: int
+    b: int = 0
+    c: int = 0
+
+
+class Verdict(NamedTuple):
+    """What one limit answers; times are spans in microseconds.
+
+    `wait`: where refused, how long until the same hit is admitted (`NEVER`: no time helps); where admitted, how long the
+    hit should be held back (the leaky bucket; else 0). `reset`: until nothing is used any more.
+    """
+
+    ok: bool
+    remaining: int
+    wait: int
+    reset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of the algorithms; None means the algorithm's default.
+
+    `burst`: the capacity of a bucket, in hits. `precision`: slices of a sliding window. `tz`: an IANA time zone.
+    `count_refused`: refused hits are spent too, so that who goes on trying stays out.
+    """
+
+    burst: int | None = None
+    precision: int | None = None
+    tz: str | None = None
+    count_refused: bool = False
+
+
+class Algorithm(ABC, Generic[State]):
+    """One algorithm: stateless, shared by all limits that use it."""
+
+    name: ClassVar[str]
+    code: ClassVar[str]
+    """Two letters for it in a key."""
+    takes: ClassVar[frozenset[str]] = frozenset()
+    """The names of the `Options` that it takes, besides `count_refused`."""
+    bound: ClassVar[str]
+    """The most it admits in any window, in words."""
+    timeless: ClassVar[bool] = True
+    """Whether the parameters are the same at any time."""
+
+    def validate(self, rate: Rate, options: Options) -> None:
+        """Raise `RuleError` where the algorithm cannot serve this rate with these options."""
+        if rate.unit in CALENDAR_ONLY:
+            raise RuleError(
+                f"{str(rate)!r} counts in {rate.unit}s, which only algorithm='calendar' does; {self.name!r} takes "
+                f"seconds to weeks, such as '{rate.count}/30d'."
+            )
+
+    def state_id(self, rate: Rate, options: Options) -> str:  # noqa: ARG002 — the calendar's takes its zone in
+        """Return what tells this limit's state from the other limits of the rule; the count may change, this stays."""
+        return f"{self.code}.{rate.period // 1_000_000}s"
+
+    @abstractmethod
+    def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:
+        """Return the limit as integers; `now` matters to the calendar alone."""
+
+    @abstractmethod
+    def inspect(self, state: State | None, p: Parameters, cost: int, now: int) -> Verdict:
+        """Say what a hit of this cost would get, changing nothing; `remaining` and `reset` are those before it."""
+
+    @abstractmethod
+    def spend(self, state: State | None, p: Parameters, cost: int, now: int) -> tuple[State, Verdict]:
+        """Take the cost and return the next state, with the verdict after it. The caller has inspected."""
+
+    @abstractmethod
+    def refund(self, state: State | None, p: Parameters, cost: int, now: int) -> State | None:
+        """Give the cost back, never more than is used; None where nothing is left to keep."""
+
+    @abstractmethod
+    def expiry(self, state: State) -> int:
+        """Return the moment, in microseconds, from which the state means nothing."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Limit:
+    """One rate of one rule: what a store decides for a subject. `Limit.of` makes and checks it."""
+
+    rule: str
+    """The name of the rule."""
+    rate: Rate
+    algorithm: Algorithm[Any]
+    options: Options
+    state_id: str
+    """What tells its state from those of the rule's other limits, such as `"sw.60s"`."""
+    fixed: Parameters | None
+    """Its parameters where they hold at any time; None for the calendar."""
+    wire: str
+    """The fixed parameters as the script takes them; empty for the calendar."""
+
+    @classmethod
+    def of(cls, rule: str, rate: Rate, algorithm: Algorithm[Any], options: Options) -> Limit:
+        """Make a limit. Raises `RuleError` where the algorithm cannot serve the rate with these options."""
+        algorithm.validate(rate, options)
+        fixed = algorithm.parameters(rate, options, 0) if algorithm.timeless else None
+        wire = "" if fixed is None else wire_text(algorithm, fixed, options, shadow=0)
+        return cls(rule, rate, algorithm, options, algorithm.state_id(rate, options), fixed, wire)
+
+
+def wire_text(algorithm: Algorithm[Any], parameters: Parameters, options: Options, shadow: int) -> str:
+    """Return a limit as `lua/decide.lua` takes it."""
+    capacity, a, b, c = parameters
+    return f"{algorithm.name} {capacity} {a} {b} {c} {options.count_refused:d} {shadow}"
+
+
+class Step(NamedTuple):
+    """One limit of a plan, as a store decides it for a subject."""
+
+    key: str
+    """Where its state lies."""
+    limit: Limit
+    parameters: Parameters
+    wire: str
+    """The parameters as the script takes them."""
+    subject: str
+    cost: int
+    shadow: int
+    """0 where the limit binds, n where it belongs to the n-th shadow rule, which reports and never refuses."""
+
+    @classmethod
+    def of(cls, key: str, limit: Limit, subject: str, cost: int, shadow: int, now: int) -> Step:
+        """Make the step of a limit; `now` (microseconds) matters to calendar limits alone."""
+        if limit.fixed is not None and not shadow:
+            return cls(key, limit, limit.fixed, limit.wire, subject, cost, shadow)
+        parameters = limit.fixed or limit.algorithm.parameters(limit.rate, limit.options, now)
+        wire = wire_text(limit.algorithm, parameters, limit.options, shadow)
+        return cls(key, limit, parameters, wire, subject, cost, shadow)

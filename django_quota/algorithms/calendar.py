@@ -1,0 +1,126 @@
+"""The calendar window: one counter a period of the calendar, in a named time zone. Pure; `lua/calendar.lua` twin.
+
+A period is a day from midnight to midnight (23, 24 or 25 hours), an ISO week, a month, a year, or a clock-aligned part of
+an hour or a day (`10/15m`, `100/6h`). Redis knows no time zones, so the caller sends the edges of the period that it
+believes to be current and of the next; where Redis' clock is in neither, it answers so, and the caller asks again with the
+edges for Redis' time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from functools import lru_cache
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from django_quota.algorithms.base import Options, Parameters
+from django_quota.algorithms.fixed_window import FixedWindow
+from django_quota.clock import SECOND
+from django_quota.exceptions import RuleError
+from django_quota.rates import UNITS, Rate
+
+Edge = Callable[[int], datetime]
+"""Where the period of this index begins: a naive wall-clock time."""
+
+_ALIGNED_WITHIN = {"second": UNITS["minute"], "minute": UNITS["hour"], "hour": UNITS["day"]}
+_EPOCH = date(1970, 1, 1)
+
+
+class Calendar(FixedWindow):
+    """Parameters: a, b, c = the edges of the current and the next period, in microseconds: [a, b) and [b, c)."""
+
+    name = "calendar"
+    code = "cal"
+    takes = frozenset({"tz"})
+    bound = "limit a period"
+    timeless = False
+
+    def validate(self, rate: Rate, options: Options) -> None:
+        """Check that the window fits the calendar and that the zone exists."""
+        fits = rate.multiple == 1
+        if rate.unit in _ALIGNED_WITHIN:
+            fits = _ALIGNED_WITHIN[rate.unit] % rate.period == 0
+        elif rate.unit == "month":
+            fits = 12 % rate.multiple == 0
+        if not fits:
+            raise RuleError(
+                f"{str(rate)!r} has no place in the calendar: seconds must divide a minute, minutes an hour, hours a "
+                "day and months a year; days, weeks and years come one at a time. '10/15m', '100/6h', '1000/day' or "
+                "'5000/month' would do."
+            )
+        _zone(options.tz)
+
+    def state_id(self, rate: Rate, options: Options) -> str:
+        """Tell periods of different length or zone apart."""
+        return f"{self.code}.{rate.multiple}{rate.unit}.{options.tz or 'UTC'}"
+
+    def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:
+        """Return the edges around `now`."""
+        return Parameters(rate.count, *edges(rate.unit, rate.multiple, options.tz, now))
+
+    def end(self, p: Parameters, now: int) -> int:
+        """Return the end of the period that `now` lies in."""
+        return p.b if now < p.b else p.c
+
+
+def is_stale(p: Parameters, now: int) -> bool:
+    """Say whether `now` lies in neither of the periods whose edges were sent."""
+    return not p.a <= now < p.c
+
+
+@lru_cache(maxsize=64)
+def _zone(name: str | None) -> ZoneInfo:
+    try:
+        return ZoneInfo(name or "UTC")
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise RuleError(f"tz={name!r} is no time zone known here; 'UTC' or 'Europe/Berlin' would do.") from None
+
+
+def edges(unit: str, multiple: int, tz: str | None, now: int) -> tuple[int, int, int]:
+    """Return where the period around `now` begins, where it ends, and where the next one ends (microseconds)."""
+    zone = _zone(tz)
+    local = datetime.fromtimestamp(now // SECOND, zone)
+    period = UNITS[unit] * multiple
+    if period <= UNITS["hour"]:
+        # Counted on the clock's face but without its jumps: an hour that the clock repeats is two periods.
+        offset = int((local.utcoffset() or timedelta()).total_seconds()) * SECOND
+        start = (now + offset) // period * period - offset
+        return start, start + period, start + 2 * period
+    return _wall_edges(unit, multiple, zone, local, now)
+
+
+def _wall_edges(unit: str, multiple: int, zone: ZoneInfo, local: datetime, now: int) -> tuple[int, int, int]:
+    index, wall = _index(unit, multiple, local)
+
+    def edge(number: int) -> int:
+        # fold=0: the first of two midnights; a midnight that the clock skips is the moment of the jump.
+        return int(wall(number).replace(tzinfo=zone).astimezone(UTC).timestamp()) * SECOND
+
+    # Where the clock is set back over an edge, the wall clock's own date is one period behind.
+    while edge(index + 1) <= now:
+        index += 1
+    start, end, following = edge(index), edge(index + 1), edge(index + 2)
+    return start, end, following
+
+
+def _index(unit: str, multiple: int, local: datetime) -> tuple[int, Edge]:
+    """Return the number of the period that the wall clock shows, and where the period of a number begins."""
+    days = (local.date() - _EPOCH).days
+    if unit == "hour":
+        a_day = 24 // multiple
+        return (
+            days * a_day + local.hour // multiple,
+            lambda n: _midnight(n // a_day) + timedelta(hours=n % a_day * multiple),
+        )
+    if unit == "day":
+        return days, _midnight
+    if unit == "week":
+        return (days + 3) // 7, lambda n: _midnight(n * 7 - 3)  # 1970-01-01 was a Thursday
+    if unit == "year":
+        return local.year, lambda n: datetime(n, 1, 1)  # noqa: DTZ001 — the zone is put on by edge()
+    months = (local.year * 12 + local.month - 1) // multiple
+    return months, lambda n: datetime(n * multiple // 12, n * multiple % 12 + 1, 1)  # noqa: DTZ001
+
+
+def _midnight(days: int) -> datetime:
+    return datetime.combine(_EPOCH + timedelta(days=days), datetime.min.time())

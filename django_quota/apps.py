@@ -1,0 +1,13 @@
+"""The Django app."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+
+class QuotaConfig(AppConfig):
+    """Registers the system checks."""
+
+    name = "django_quota"
+    verbose_name = _("Quotas")

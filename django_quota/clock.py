@@ -1,0 +1,42 @@
+"""Time as the package counts it: integer microseconds since 1970. Pure.
+
+The clock that decides is the store's own (Redis `TIME`). This module only lets a test put another one in its place, and
+turns microseconds into what people read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+SECOND = 1_000_000
+"""Microseconds in a second."""
+
+_frozen: ContextVar[int | None] = ContextVar("django_quota_frozen_time", default=None)
+
+
+def frozen_now() -> int | None:
+    """Return the moment that a test has put in the place of the store's clock, in microseconds, or None."""
+    return _frozen.get()
+
+
+@contextmanager
+def freeze(now: int) -> Iterator[None]:
+    """Decide as if it were `now` (microseconds) within the block; other threads and tasks are not touched."""
+    token = _frozen.set(now)
+    try:
+        yield
+    finally:
+        _frozen.reset(token)
+
+
+def in_words(microseconds: float) -> str:
+    """Return a span as people say it, rounded up to the second: `"1 minute"`, `"2 hours 5 minutes"`, `"1 second"`."""
+    seconds = -int(-microseconds // SECOND)
+    parts = []
+    for name, size in (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1)):
+        number, seconds = divmod(seconds, size)
+        if number:
+            parts.append(f"{number} {name}{'s' if number > 1 else ''}")
+    return " ".join(parts[:2]) or "now"

@@ -1,0 +1,190 @@
+"""What the limiter answers. Pure: it must not know where the numbers come from, nor how they are shown.
+
+Times that people and HTTP read are seconds as floats; the store's are integer microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from django_quota.algorithms import Step
+from django_quota.clock import SECOND, in_words
+from django_quota.exceptions import QuotaExceeded
+from django_quota.rates import CALENDAR_ONLY, Rate
+
+
+class Outcome(NamedTuple):
+    """What one limit of a plan says."""
+
+    rule: str
+    """The name of the rule that the limit belongs to."""
+    subject: str
+    """Who is limited: `"ip:203.0.113.9"`."""
+    rate: Rate
+    """The rate: `str(rate)` is `"10/m"`."""
+    cost: int
+    """How much the hit asked for."""
+    allowed: bool
+    """Whether this limit had room for it."""
+    remaining: int
+    """What is left: after the hit where it was spent, else as it stands."""
+    retry_after: float | None
+    """Seconds until the same hit would be admitted: 0.0 where it was, None where no time helps."""
+    reset_after: float
+    """Seconds until nothing of this limit is used any more."""
+    delay: float = 0.0
+    """Seconds to hold an admitted hit back (`leaky_bucket`; else 0.0)."""
+    shadow: bool = False
+    """Whether the limit only reports and never refuses."""
+
+    @property
+    def limit(self) -> int:
+        """The count of the rate."""
+        return self.rate.count
+
+    @property
+    def window(self) -> int | None:
+        """The window in whole seconds; None for months and years, whose length varies."""
+        return None if self.rate.unit in CALENDAR_ONLY else self.rate.period // SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Allowed or not, and why: the limit that binds is on top, all of them are in `outcomes`.
+
+    The binding limit is, where refused, the one that refuses longest, else the one with the fewest hits left. A decision
+    is true where it allows: `if not check("10/m", subject): ...`.
+    """
+
+    allowed: bool
+    """Whether the hit may go on."""
+    rule: str
+    """The name of the binding limit's rule."""
+    subject: str
+    """Who is limited, as the binding limit sees it."""
+    cost: int = 1
+    """How much the hit asked of the binding limit."""
+    outcomes: tuple[Outcome, ...] = ()
+    """One a limit, in the plan's order; empty where the rule is unlimited, or the store did not decide."""
+    degraded: bool = False
+    """Whether this was decided without Redis."""
+    binding: Outcome | None = None
+    """The outcome that the top level shows."""
+
+    @classmethod
+    def of(cls, outcomes: tuple[Outcome, ...], *, degraded: bool = False) -> Decision:
+        """Make the decision that these outcomes (at least one) amount to."""
+        binding = outcomes[0] if len(outcomes) == 1 else min(outcomes, key=_strictness)
+        allowed = binding.allowed or binding.shadow
+        return cls(allowed, binding.rule, binding.subject, binding.cost, outcomes, degraded, binding)
+
+    @property
+    def limit(self) -> int | None:
+        """The binding rate's count; None where nothing limits."""
+        return self.binding.limit if self.binding else None
+
+    @property
+    def remaining(self) -> int | None:
+        """What the binding limit has left; None where nothing limits."""
+        return self.binding.remaining if self.binding else None
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds until the same hit would be admitted: 0.0 where it was, None where no time helps."""
+        if self.allowed:
+            return 0.0
+        return self.binding.retry_after if self.binding else DEGRADED_RETRY_AFTER
+
+    @property
+    def reset_after(self) -> float:
+        """Seconds until nothing of the binding limit is used any more."""
+        return self.binding.reset_after if self.binding else 0.0
+
+    @property
+    def delay(self) -> float:
+        """Seconds to hold an admitted hit back: the longest of all `leaky_bucket` limits, else 0.0."""
+        return max((outcome.delay for outcome in self.outcomes), default=0.0)
+
+    @property
+    def would_refuse(self) -> bool:
+        """Whether any limit said no, shadow rules included."""
+        return not self.allowed or any(not outcome.allowed for outcome in self.outcomes)
+
+    def __bool__(self) -> bool:
+        return self.allowed
+
+    def raise_if_refused(self) -> Decision:
+        """Raise `QuotaExceeded` where refused; else return the decision itself."""
+        if not self.allowed:
+            raise QuotaExceeded(self)
+        return self
+
+    def joined(self, other: Decision) -> Decision:
+        """Return one decision of this and another of the same request: allowed where both are."""
+        outcomes = self.outcomes + other.outcomes
+        if not self.outcomes or not other.outcomes:
+            top = other if self.allowed and (other.outcomes or not other.allowed) else self
+        else:
+            top = Decision.of(outcomes)
+        return replace(
+            top,
+            allowed=self.allowed and other.allowed,
+            outcomes=outcomes,
+            degraded=self.degraded or other.degraded,
+        )
+
+    def explain(self) -> str:
+        """Say in a sentence or two who was refused, by what, and until when."""
+        if self.allowed:
+            left = "" if self.remaining is None else f" {self.remaining} left."
+            return f"Allowed by rule {self.rule!r} for {self.subject}.{left}"
+        if self.binding is None:
+            return f"Rule {self.rule!r} could not be checked and refuses while that is so; try again shortly."
+        rate = self.binding.rate.in_words()
+        if self.binding.retry_after is None:
+            return (
+                f"A cost of {self.cost} is above what rule {self.rule!r} ({rate}) ever admits for {self.subject}; "
+                "waiting does not help."
+            )
+        wait = in_words(self.binding.retry_after * SECOND)
+        return f"Rule {self.rule!r} admits {rate} for {self.subject}; try again in {wait}."
+
+
+DEGRADED_RETRY_AFTER = 1.0
+"""Seconds after which to try again where a rule refuses because the store did not answer."""
+
+
+def _strictness(outcome: Outcome) -> tuple[bool, bool, float, float]:
+    """Sort what binds most to the front: refusals before the rest, real limits before shadows, longest or fewest first."""
+    refuses = not outcome.allowed and not outcome.shadow
+    if refuses:
+        wait = float("inf") if outcome.retry_after is None else outcome.retry_after
+        return (False, False, -wait, 0.0)
+    return (True, outcome.shadow, outcome.remaining / max(outcome.cost, 1), -outcome.reset_after)
+
+
+def outcomes_of(reply: Sequence[int], steps: Sequence[Step]) -> tuple[Outcome, ...]:
+    """Read the reply of a store into one outcome a step."""
+    outcomes = []
+    position = 2  # behind now and the verdict
+    for step in steps:
+        ok, remaining, wait, reset = reply[position : position + 4]
+        position += 4
+        retry_after = 0.0 if ok else None if wait < 0 else wait / SECOND
+        outcomes.append(
+            Outcome(
+                step.limit.rule,
+                step.subject,
+                step.limit.rate,
+                step.cost,
+                ok == 1,
+                remaining,
+                retry_after,
+                reset / SECOND,
+                wait / SECOND if ok else 0.0,
+                step.shadow > 0,
+            )
+        )
+    return tuple(outcomes)

@@ -1,0 +1,74 @@
+"""Every error of the package. Pure: it must not know Django or Redis.
+
+`QuotaError` is the root, so that `except QuotaError` catches whatever this package raises. An error that comes from a
+wrong value names the value, the place, and a value that would do.
+"""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from django_quota.decisions import Decision
+
+
+class QuotaError(Exception):
+    """The root of all errors of django_quota."""
+
+
+class ConfigurationError(QuotaError):
+    """A setting, an option or the deployment is wrong; the text says which and what would do."""
+
+
+class RuleError(ConfigurationError, ValueError):
+    """A rule's option is wrong: an unknown algorithm, an option that the algorithm does not take, a bad value."""
+
+
+class RateError(RuleError):
+    """A rate cannot be read.
+
+    `text` is what was given, `position` the index of the first character that does not fit (None where the whole
+    value is of the wrong type), `problem` what is wrong there, `hint` what would do.
+    """
+
+    def __init__(self, text: object, position: int | None, problem: str, hint: str) -> None:
+        self.text = text
+        self.position = position
+        self.problem = problem
+        self.hint = hint
+        place = "" if position is None else f" at position {position}"
+        super().__init__(f"{reprlib.repr(text)} is not a rate: {problem}{place}. {hint}")
+
+
+class StoreUnavailable(QuotaError):  # noqa: N818 — a public name of the design
+    """The store could not decide: no connection, no answer in time, or an error reply.
+
+    `reason` is a short text without secrets; the cause is the store's own error.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"The quota store is unavailable: {reason}")
+
+
+class QuotaExceeded(QuotaError):  # noqa: N818 — a public name of the design
+    """A limit was reached. Raised inside a view it becomes the 429 that the decorators send.
+
+    `decision` says which limit, and how long to wait.
+    """
+
+    def __init__(self, decision: Decision) -> None:
+        self.decision = decision
+        super().__init__(decision.explain())
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return " Did you mean 'x'?" with the nearest known word, or the list of known words where none is near."""
+    words = sorted(known)
+    near = difflib.get_close_matches(word, words, n=1)
+    if near:
+        return f" Did you mean {near[0]!r}?"
+    return f" Known: {', '.join(words)}." if words else ""

@@ -1,0 +1,296 @@
+"""The limiter: rules and subjects become a plan, the plan one store call, the reply a Decision. No HTTP, no models.
+
+Everything that can be decided is decided in flows and plans, once; the sync and the async verbs differ in how they wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from django.core.signals import setting_changed
+from django.http import HttpRequest
+
+from django_quota.algorithms import Mode
+from django_quota.clock import frozen_now
+from django_quota.conf import conf, rule_of
+from django_quota.decisions import Decision
+from django_quota.exceptions import RuleError, StoreUnavailable
+from django_quota.plans import Plan
+from django_quota.rules import Rule, check_cost
+from django_quota.stores.base import Store
+from django_quota.stores.memory import MemoryStore
+from django_quota.stores.redis import RedisStore
+from django_quota.subjects import Flow, aanswer, answer, call, is_user, named_subject, subject_flow, user_subject
+
+logger = logging.getLogger("django_quota")
+
+RuleOrRate = str | Rule
+Subject = Any
+"""A text such as "ip:203.0.113.9", a user, or a request."""
+
+
+class Limiter:
+    """Decides plans on a store, and by each rule's `on_unavailable` while the store does not answer."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.local = MemoryStore()
+        """Decides for the rules that say `on_unavailable="local"`: each process by itself."""
+        self._skew = 0
+        self._is_down = False
+
+    def decide(self, plan: Plan, mode: Mode) -> Decision:
+        """Decide a plan in one call to the store."""
+        if not plan:
+            return plan.unlimited()
+        now = frozen_now()
+        guess = self._guess(plan, now)
+        try:
+            while True:
+                reply = self.store.decide(plan.steps(guess), mode, now)
+                decision = plan.read(reply)
+                if decision is not None:
+                    return self._answered(decision)
+                guess = self._learn(reply[0])
+        except StoreUnavailable as error:
+            return self._degraded(plan, mode, error)
+
+    async def adecide(self, plan: Plan, mode: Mode) -> Decision:
+        """Decide a plan in one call to the store; see `decide`."""
+        if not plan:
+            return plan.unlimited()
+        now = frozen_now()
+        guess = self._guess(plan, now)
+        try:
+            while True:
+                reply = await self.store.adecide(plan.steps(guess), mode, now)
+                decision = plan.read(reply)
+                if decision is not None:
+                    return self._answered(decision)
+                guess = self._learn(reply[0])
+        except StoreUnavailable as error:
+            return self._degraded(plan, mode, error)
+
+    def _guess(self, plan: Plan, now: int | None) -> int:
+        """Guess the store's time, for the edges of calendar limits; the store corrects it where it is off."""
+        if now is not None or plan.timeless:
+            return now or 0
+        return time.time_ns() // 1_000 + self._skew
+
+    def _learn(self, store_now: int) -> int:
+        """Remember how far the store's clock is from ours; return its time."""
+        self._skew = store_now - time.time_ns() // 1_000
+        return store_now
+
+    def _answered(self, decision: Decision) -> Decision:
+        if self._is_down:
+            self._is_down = False
+            logger.warning("The quota store answers again.")
+        return decision
+
+    def _degraded(self, plan: Plan, mode: Mode, error: StoreUnavailable) -> Decision:
+        """Decide without the store."""
+        if not self._is_down:
+            self._is_down = True
+            logger.error("%s. Rules decide by on_unavailable until it answers again.", error)
+        default = conf.on_unavailable
+        for rule in plan.rules:
+            if (rule.on_unavailable or default) == "deny" and not rule.shadow:
+                return plan.denied(rule)
+        local = plan.only([rule for rule in plan.rules if (rule.on_unavailable or default) == "local"])
+        if not local:
+            return plan.unlimited(degraded=True)
+        now = frozen_now()
+        moment = MemoryStore.now() if now is None else now
+        reply = self.local.decide(local.steps(moment), mode, moment)
+        return local.read(reply, degraded=True) or plan.unlimited(degraded=True)
+
+
+# --- the limiter of the settings --------------------------------------------------------------------------------------
+
+_limiters: dict[tuple[str, str], Limiter] = {}
+
+
+def get_limiter() -> Limiter:
+    """Return the limiter of the settings, made when it is first needed."""
+    kind, alias = named = (conf.store, conf.cache)
+    limiter = _limiters.get(named)
+    if limiter is None:
+        store: Store = MemoryStore() if kind == "memory" else RedisStore(alias)
+        limiter = _limiters.setdefault(named, Limiter(store))
+    return limiter
+
+
+def _forget(*, setting: str, **_: object) -> None:
+    if setting in ("CACHES", "QUOTA"):
+        for limiter in _limiters.values():
+            limiter.store.close()
+            limiter.local.close()
+        _limiters.clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="django_quota.limiter")
+
+
+# --- plans ------------------------------------------------------------------------------------------------------------
+
+
+def request_plan(rules: Iterable[Rule], request: HttpRequest) -> Flow:
+    """Return (as the flow's result) the plan of a request under these rules: those that hold for it, with their costs."""
+    plan = Plan(conf.prefix)
+    for rule in rules:
+        if rule.methods is not None and request.method not in rule.methods:
+            continue
+        if rule.skip is not None and (yield from call(rule.skip, request)):
+            continue
+        subject = yield from subject_flow(rule.key, request)
+        cost = check_cost((yield from call(rule.cost, request))) if callable(rule.cost) else rule.cost
+        plan.add((yield from _with_rates(rule, request)), subject, cost)
+    return plan
+
+
+def _plan(rule_or_rate: RuleOrRate, subject: Subject, cost: int | None, options: dict[str, object]) -> Flow:
+    """Return (as the flow's result) the plan of one rule for a subject as the verbs take it."""
+    rule = rule_of(rule_or_rate, options)
+    plan = Plan(conf.prefix)
+    request = _request_of(subject)
+    if isinstance(subject, str):
+        name = named_subject(subject)
+    elif request is not None:
+        name = yield from subject_flow(rule.key, request)
+        rule = yield from _with_rates(rule, request)
+    elif is_user(subject):
+        name = user_subject(subject)
+    else:
+        raise RuleError(f"{subject!r} is no subject: a text such as 'ip:203.0.113.9', a user or a request would do.")
+    if rule.dynamic:
+        raise RuleError(f"The rates of rule {rule.name!r} are functions of the request: pass the request as subject.")
+    plan.add(rule, name, (yield from _cost(rule, cost, request)))
+    return plan
+
+
+def _cost(rule: Rule, cost: int | None, request: HttpRequest | None) -> Flow:
+    if cost is not None:
+        return check_cost(cost)
+    if not callable(rule.cost):
+        return rule.cost
+    if request is None:
+        raise RuleError(f"The cost of rule {rule.name!r} is a function of the request: pass cost= here.")
+    return check_cost((yield from call(rule.cost, request)))
+
+
+def _with_rates(rule: Rule, request: HttpRequest) -> Flow:
+    """Return the rule itself, or, where its rates are functions of the request, with the rates they give."""
+    if not rule.dynamic:
+        return rule
+    rates: list[object] = []
+    for rate in rule.rates:
+        rates.append((yield from call(rate, request)) if callable(rate) else rate)
+    return rule.with_rates(*rates)
+
+
+def _request_of(subject: Subject) -> HttpRequest | None:
+    if isinstance(subject, HttpRequest):
+        return subject
+    wrapped = getattr(subject, "_request", None)  # Django REST framework's request holds Django's
+    return wrapped if isinstance(wrapped, HttpRequest) else None
+
+
+# --- the verbs --------------------------------------------------------------------------------------------------------
+
+
+def check(rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, **rule_options: object) -> Decision:
+    """Take a hit: decide whether it may go on, and count it if so.
+
+    `rule_or_rate`: the name of a rule of the settings, a rate (`"10/m"`, `"10/s; 500/h"`) with rule options such as
+    `algorithm="token_bucket"`, or a `Rule`. A rate's state is shared by all that use the same rate for the same subject,
+    unless `name=` parts them. `subject`: a text such as `"ip:203.0.113.9"`, a user, or a request, whose subject the rule's
+    key tells. `cost`: units, 0 to 10^12; the rule's own (1) where not given.
+
+    Raises `RateError` or another `RuleError` where rule, rate, option or cost is wrong. While Redis does not answer the
+    Decision is `degraded`; nothing is raised then.
+    """
+    plan = answer(_plan(rule_or_rate, subject, cost, rule_options))
+    return _decide(plan, "check")
+
+
+async def acheck(
+    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, **rule_options: object
+) -> Decision:
+    """Take a hit without blocking the event loop; see `check`."""
+    plan = await aanswer(_plan(rule_or_rate, subject, cost, rule_options))
+    return await _adecide(plan, "check")
+
+
+def peek(rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, **rule_options: object) -> Decision:
+    """Say what `check` would, spending nothing and writing nothing; `remaining` is what is left as it stands."""
+    plan = answer(_plan(rule_or_rate, subject, cost, rule_options))
+    return _decide(plan, "peek")
+
+
+async def apeek(
+    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, **rule_options: object
+) -> Decision:
+    """Say what `acheck` would; see `peek`."""
+    plan = await aanswer(_plan(rule_or_rate, subject, cost, rule_options))
+    return await _adecide(plan, "peek")
+
+
+def refund(rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, **rule_options: object) -> Decision:
+    """Give a cost back, never more than is used; return what `peek` says afterwards.
+
+    A sliding window gives back its oldest hits: room comes back at once, and never more than the limit is admitted in any
+    window, whichever hit was meant.
+    """
+    plan = answer(_plan(rule_or_rate, subject, cost, rule_options))
+    return _decide(plan, "refund")
+
+
+async def arefund(
+    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, **rule_options: object
+) -> Decision:
+    """Give a cost back; see `refund`."""
+    plan = await aanswer(_plan(rule_or_rate, subject, cost, rule_options))
+    return await _adecide(plan, "refund")
+
+
+def reset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: object) -> bool:
+    """Forget all that a rule has counted for a subject; say whether there was anything.
+
+    Raises `StoreUnavailable` where the store does not answer.
+    """
+    plan = answer(_plan(rule_or_rate, subject, 0, rule_options))
+    return bool(plan) and get_limiter().store.delete(plan.keys) > 0
+
+
+async def areset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: object) -> bool:
+    """Forget all that a rule has counted for a subject; see `reset`."""
+    plan = await aanswer(_plan(rule_or_rate, subject, 0, rule_options))
+    return bool(plan) and await get_limiter().store.adelete(plan.keys) > 0
+
+
+def _decide(plan: Plan, mode: Mode) -> Decision:
+    return get_limiter().decide(plan, mode) if conf.enabled else plan.unlimited()
+
+
+async def _adecide(plan: Plan, mode: Mode) -> Decision:
+    return await get_limiter().adecide(plan, mode) if conf.enabled else plan.unlimited()
+
+
+def decide_request(rules: Iterable[Rule], request: HttpRequest) -> Decision | None:
+    """Decide a request under these rules, in one store call; None where none of them holds for it."""
+    if not conf.enabled:
+        return None
+    plan = answer(request_plan(rules, request))
+    return _decide(plan, "check") if plan.rules else None
+
+
+async def adecide_request(rules: Iterable[Rule], request: HttpRequest) -> Decision | None:
+    """Decide a request under these rules; see `decide_request`."""
+    if not conf.enabled:
+        return None
+    plan = await aanswer(request_plan(rules, request))
+    return await _adecide(plan, "check") if plan.rules else None

@@ -1,0 +1,19 @@
+-- leaky_bucket: the token bucket read the other way round: the backlog is a queue that drains evenly.
+--
+-- KEYS   limit.key: a string, the moment the queue is empty, in microseconds, as token_bucket keeps it
+-- ARGV   capacity = room of the queue; a = interval between hits in microseconds
+-- reply  as token_bucket, but that an admitted hit's wait is its delay: the time the hits before it take to leave
+
+algorithms.leaky_bucket = {
+  inspect = function(limit, now)
+    local ok, remaining, wait, reset = bucket_inspect(limit, now)
+    if ok then wait = limit.backlog end
+    return ok, remaining, wait, reset
+  end,
+  spend = function(limit, now)
+    local delay = limit.backlog
+    local remaining, _, reset = bucket_spend(limit, now)
+    return remaining, delay, reset
+  end,
+  refund = bucket_refund,
+}

@@ -1,0 +1,85 @@
+-- sliding_window: never more than the limit in any window, in a bounded sorted set.
+--
+-- KEYS   limit.key: a sorted set; score = the moment the entry expires (microseconds), member = "<running total>:<cost>"
+-- ARGV   capacity; a = window; b = slice width (0: every hit is an entry); both in microseconds
+-- reply  inspect: ok, remaining, wait, reset; spend: remaining, wait, reset
+--
+-- What is used is (last total - total before the first live entry): no scan. Totals count modulo 2^52.
+
+local SLIDING_WRAP = 4503599627370496
+
+-- Reads the first live entry (skipping the expired ones: they are dropped by the next spend) and the last.
+local function sliding_read(limit, now)
+  limit.used, limit.total, limit.expiry = 0, 0, now
+  local last = redis.call('ZRANGE', limit.key, -1, -1, 'WITHSCORES')
+  if not last[1] or tonumber(last[2]) <= now then return end
+  local first = redis.call('ZRANGEBYSCORE', limit.key, '(' .. integer(now), '+inf', 'LIMIT', 0, 1, 'WITHSCORES')
+  local first_total, first_cost = string.match(first[1], '^(%d+):(%d+)$')
+  local last_total, last_cost = string.match(last[1], '^(%d+):(%d+)$')
+  limit.first_expiry = tonumber(first[2])
+  limit.first_cost = tonumber(first_cost)
+  limit.base = tonumber(first_total) - limit.first_cost
+  limit.total = tonumber(last_total)
+  limit.last, limit.last_cost = last[1], tonumber(last_cost)
+  limit.expiry = tonumber(last[2])
+  limit.used = (limit.total - limit.base) % SLIDING_WRAP
+end
+
+-- Finds by bisection the first entry whose end gives `needed` back.
+local function sliding_wait(limit, needed, now)
+  if limit.first_cost >= needed then return limit.first_expiry - now end
+  local low = redis.call('ZCOUNT', limit.key, '-inf', integer(now)) + 1
+  local high = redis.call('ZCARD', limit.key) - 1
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    local entry = redis.call('ZRANGE', limit.key, middle, middle)
+    local total = tonumber(string.match(entry[1], '^(%d+):'))
+    if (total - limit.base) % SLIDING_WRAP >= needed then high = middle else low = middle + 1 end
+  end
+  return tonumber(redis.call('ZRANGE', limit.key, low, low, 'WITHSCORES')[2]) - now
+end
+
+algorithms.sliding_window = {
+  inspect = function(limit, now)
+    sliding_read(limit, now)
+    local remaining = math.max(0, limit.capacity - limit.used)
+    local reset = limit.expiry - now
+    if limit.capacity > 0 and limit.used + limit.cost <= limit.capacity then return true, remaining, 0, reset end
+    if limit.cost > limit.capacity or limit.capacity == 0 then return false, remaining, NEVER, reset end
+    return false, remaining, sliding_wait(limit, limit.used + limit.cost - limit.capacity, now), reset
+  end,
+
+  spend = function(limit, now)
+    local expiry = now + limit.a
+    if limit.b > 0 then expiry = (math.floor(now / limit.b) + 1) * limit.b - 1 + limit.a end
+    redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now))
+    local merged = 0
+    if limit.used > 0 and limit.expiry >= expiry then
+      -- The same slice, or a clock that stepped back: entries must stay in the order of their totals.
+      expiry, merged = limit.expiry, limit.last_cost
+      redis.call('ZREM', limit.key, limit.last)
+    end
+    -- An entry of the whole limit refuses all: more says nothing.
+    local cost = math.min(limit.cost, math.max(0, limit.capacity - merged))
+    local member = integer((limit.total + cost) % SLIDING_WRAP) .. ':' .. integer(merged + cost)
+    redis.call('ZADD', limit.key, integer(expiry), member)
+    expire(limit.key, expiry - now)
+    return math.max(0, limit.capacity - limit.used - cost), 0, expiry - now
+  end,
+
+  -- Takes from the oldest entries: what stays expires no earlier than the hits that still count.
+  refund = function(limit, now)
+    redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now))
+    local left = limit.cost
+    while left > 0 do
+      local entry = redis.call('ZRANGE', limit.key, 0, 0, 'WITHSCORES')
+      if not entry[1] then return end
+      local total, cost = string.match(entry[1], '^(%d+):(%d+)$')
+      redis.call('ZREM', limit.key, entry[1])
+      if tonumber(cost) > left then
+        redis.call('ZADD', limit.key, entry[2], total .. ':' .. integer(tonumber(cost) - left))
+      end
+      left = left - tonumber(cost)
+    end
+  end,
+}

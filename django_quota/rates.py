@@ -1,0 +1,177 @@
+"""The grammar of rates: `10/m`, `5/30s`, `1000 per day`, `10/s; 500/h`. Pure.
+
+Strict on purpose: a rate is read whole or not at all, so that `10/month` is never ten a minute. This module knows nothing
+of rules or algorithms; which units an algorithm takes is the rule's business.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from dataclasses import dataclass
+from functools import lru_cache
+
+from django_quota.clock import SECOND
+from django_quota.exceptions import RateError, did_you_mean
+
+MAX_COUNT = 10**12
+"""The largest count of a rate, and the largest cost of a hit: sums of it stay exact in a double."""
+
+MAX_PERIOD = 366 * 86_400 * SECOND
+"""The longest window, in microseconds: a leap year."""
+
+UNITS: dict[str, int] = {
+    "second": SECOND,
+    "minute": 60 * SECOND,
+    "hour": 3_600 * SECOND,
+    "day": 86_400 * SECOND,
+    "week": 7 * 86_400 * SECOND,
+    # Nominal lengths: only the calendar algorithm takes these, and it counts real months and years.
+    "month": 30 * 86_400 * SECOND,
+    "year": 365 * 86_400 * SECOND,
+}
+"""The units by their full name, each with its length in microseconds."""
+
+CALENDAR_ONLY = frozenset({"month", "year"})
+
+_SPELLINGS: dict[str, str] = {
+    spelling: unit
+    for unit, spellings in {
+        "second": "s sec second seconds",
+        "minute": "m min minute minutes",
+        "hour": "h hr hour hours",
+        "day": "d day days",
+        "week": "w week weeks",
+        "month": "month months",
+        "year": "year years",
+    }.items()
+    for spelling in spellings.split()
+}
+_SYMBOLS = {
+    "second": "s",
+    "minute": "m",
+    "hour": "h",
+    "day": "d",
+    "week": "w",
+    "month": "month",
+    "year": "year",
+}
+_HINT = "Write a count, a slash and a window, such as '10/m', '5/30s' or '1000 per day'."
+_COUNT = re.compile(r"[0-9]+")
+_SEPARATOR = re.compile(r" */ *| +per +")
+_WINDOW = re.compile(r"([0-9]*) *([A-Za-z]+)")
+_BLANK = re.compile(r" *")
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """So many per window.
+
+    `count`: how many, 0 to 10^12; 0 refuses all. `multiple` and `unit`: the window, such as 30 and `"second"`.
+    """
+
+    count: int
+    unit: str
+    multiple: int = 1
+
+    @property
+    def period(self) -> int:
+        """The window in microseconds; nominal (30 and 365 days) for months and years."""
+        return UNITS[self.unit] * self.multiple
+
+    @property
+    def window(self) -> str:
+        """The window in short: `"m"`, `"30s"`, `"month"`."""
+        symbol = _SYMBOLS[self.unit]
+        return symbol if self.multiple == 1 else f"{self.multiple}{symbol}"
+
+    def __str__(self) -> str:
+        return f"{self.count}/{self.window}"
+
+    def in_words(self) -> str:
+        """Return the rate as people say it: `"10 per minute"`, `"5 per 30 seconds"`."""
+        return f"{self.count} per {self.unit if self.multiple == 1 else f'{self.multiple} {self.unit}s'}"
+
+
+@lru_cache(maxsize=1024)
+def _parse(text: str) -> Rate:
+    start = _blank_end(text, 0)
+    count, position = _read_count(text, start)
+    separator = _SEPARATOR.match(text, position)
+    if separator is None:
+        raise RateError(text, position, "a slash or ' per ' is missing after the count", _HINT)
+    rate, position = _read_window(text, separator.end(), count)
+    position = _blank_end(text, position)
+    if position != len(text):
+        raise RateError(text, position, f"unexpected {reprlib.repr(text[position:])}", _HINT)
+    return rate
+
+
+def _blank_end(text: str, position: int) -> int:
+    match = _BLANK.match(text, position)
+    return match.end() if match else position
+
+
+def _read_count(text: str, start: int) -> tuple[int, int]:
+    match = _COUNT.match(text, start)
+    if match is None:
+        problem = "it is empty" if start == len(text) else "the count is not a whole number from 0 up"
+        raise RateError(text, start, problem, _HINT)
+    # Compared by length first: int() of a very long text is slow, and Python refuses it with an error of its own.
+    if len(match[0].lstrip("0")) > len(str(MAX_COUNT)) or int(match[0]) > MAX_COUNT:
+        raise RateError(text, start, f"the count is above {MAX_COUNT}", _HINT)
+    return int(match[0]), match.end()
+
+
+def _read_window(text: str, start: int, count: int) -> tuple[Rate, int]:
+    match = _WINDOW.match(text, start)
+    if match is None:
+        raise RateError(text, start, "the unit is missing", _HINT)
+    unit = _SPELLINGS.get(match[2])
+    if unit is None:
+        hint = f"Units: s, m, h, d, w (or in full), month, year.{did_you_mean(match[2].lower(), _SPELLINGS)}"
+        raise RateError(text, match.start(2), f"{reprlib.repr(match[2])} is no unit", hint)
+    digits = match[1] or "1"
+    longest = MAX_PERIOD // UNITS[unit]
+    if len(digits) > len(str(MAX_PERIOD)) or not 1 <= int(digits) <= longest:
+        raise RateError(text, start, f"a window is 1 to {longest} {unit}s long", _HINT)
+    return Rate(count, unit, int(digits)), match.end()
+
+
+def parse_rate(value: object) -> Rate:
+    """Read one rate, such as `"10/m"`. A `Rate` is passed through.
+
+    Raises `RateError`, with the position of the first character that does not fit.
+    """
+    if isinstance(value, Rate):
+        return value
+    if not isinstance(value, str):
+        raise RateError(value, None, f"it is {_article(type(value).__name__)}, not a text", _HINT)
+    return _parse(value)
+
+
+def parse_rates(*values: object) -> tuple[Rate, ...]:
+    """Read rates: several arguments, and several in one text parted by semicolons (`"10/s; 500/h"`).
+
+    None means unlimited: it adds no rate. Raises `RateError`; positions count within the text that was given.
+    """
+    rates: list[Rate] = []
+    for value in values:
+        if value is None:
+            continue
+        if not isinstance(value, str) or ";" not in value:
+            rates.append(parse_rate(value))
+            continue
+        position = 0
+        for part in value.split(";"):
+            try:
+                rates.append(_parse(part))
+            except RateError as error:
+                offset = position + (error.position or 0)
+                raise RateError(value, offset, error.problem, error.hint) from None
+            position += len(part) + 1
+    return tuple(rates)
+
+
+def _article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

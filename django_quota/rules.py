@@ -1,0 +1,183 @@
+"""Rules: named limits, read strictly once and never changed. Pure; keys and callables are carried, not understood.
+
+A rule is checked when it is made, so that a wrong one fails at import or in a system check, not on a request. The limits
+that follow from it are worked out then too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from typing import Any, Literal, cast, get_args
+
+from django_quota.algorithms import ALGORITHMS, Limit, Options
+from django_quota.exceptions import RateError, RuleError, did_you_mean
+from django_quota.rates import MAX_COUNT, Rate, parse_rates
+
+OnUnavailable = Literal["allow", "deny", "local"]
+
+DynamicRate = Callable[[Any], Any]
+"""A function of the request that returns a rate (`"10/m"`, several, or None for unlimited); may be async."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A named limit: rates, a key, an algorithm and options.
+
+    `rates`: several must all have room; none at all means unlimited. `key`: how a request tells who is limited.
+    `cost`: units a hit takes, a whole number or a function of the request. `burst`, `precision`, `tz`, `count_refused`:
+    see `algorithms.Options`. `methods`: the HTTP methods it holds for; None for all. `block`: whether a refusal answers
+    the request, or only shows on `request.quota`. `shadow`: decide and report, never refuse. `skip`: a function of the
+    request; where it returns true, the rule does not hold. `on_unavailable`: what holds while the store does not answer:
+    `"allow"`, `"deny"` or `"local"`; None for the setting's.
+
+    Raises `RuleError` (of which `RateError` is one) where anything does not fit.
+    """
+
+    name: str
+    rates: tuple[Rate | DynamicRate, ...]
+    key: Any = "ip"
+    algorithm: str = "sliding_window"
+    cost: int | Callable[[Any], Any] = 1
+    burst: int | None = None
+    precision: int | None = None
+    tz: str | None = None
+    count_refused: bool = False
+    methods: frozenset[str] | None = None
+    block: bool = True
+    shadow: bool = False
+    skip: Callable[[Any], Any] | None = None
+    on_unavailable: OnUnavailable | None = None
+    limits: tuple[Limit, ...] = field(init=False, repr=False, compare=False)
+    dynamic: bool = field(init=False, repr=False, compare=False)
+    """Whether any rate is a function of the request: then `limits` is empty and `with_rates` makes the real rule."""
+
+    def __post_init__(self) -> None:
+        _check_options(self)
+        dynamic = any(callable(rate) for rate in self.rates)
+        object.__setattr__(self, "dynamic", dynamic)
+        object.__setattr__(self, "limits", () if dynamic else _limits(self))
+
+    @classmethod
+    def make(cls, name: str, *rates: object, **options: object) -> Rule:
+        """Make a rule of rates as people write them, and options by name.
+
+        Raises `RuleError`, naming the nearest option where one is unknown.
+        """
+        known = option_names()
+        for option in options:
+            if option not in known:
+                raise RuleError(f"{option!r} is not an option of a rule.{did_you_mean(option, known)}")
+        methods = options.get("methods")
+        if methods is not None:
+            options["methods"] = _methods(methods)
+        if isinstance(options.get("key"), list):
+            options["key"] = tuple(cast("list[object]", options["key"]))
+        parsed: list[Rate | DynamicRate] = []
+        for rate in rates:
+            parsed += (cast("DynamicRate", rate),) if callable(rate) else parse_rates(rate)
+        return cls(name, tuple(parsed), **cast("dict[str, Any]", options))
+
+    @classmethod
+    def from_setting(cls, name: str, value: object) -> Rule:
+        """Make a rule of an entry of `QUOTA["RULES"]`: a rate, a list of rates, or a dict with `rate` and options.
+
+        Raises `RuleError` with the place in the settings.
+        """
+        place = f'QUOTA["RULES"][{name!r}]'
+        try:
+            if isinstance(value, Mapping):
+                options = {str(option): given for option, given in value.items()}
+                if "rate" not in options:
+                    raise RuleError("it has no 'rate'; {'rate': '10/m', 'key': 'ip'} would do.")  # noqa: TRY301
+                return cls.make(name, *_listed(options.pop("rate")), **options)
+            return cls.make(name, *_listed(value))
+        except RuleError as error:
+            raise RuleError(f"{place}: {error}") from error
+
+    def with_rates(self, *rates: object) -> Rule:
+        """Return the rule with rates as people write them in the place of its own; None means unlimited."""
+        return _with_rates(self, parse_rates(*rates))
+
+    def named(self, name: str) -> Rule:
+        """Return the rule under another name."""
+        return replace(self, name=name)
+
+
+@lru_cache(maxsize=1024)
+def _with_rates(rule: Rule, rates: tuple[Rate, ...]) -> Rule:
+    return replace(rule, rates=rates)
+
+
+@lru_cache(maxsize=1)
+def option_names() -> frozenset[str]:
+    """Return the names of the options that a rule takes besides its name and rates."""
+    return frozenset(f.name for f in fields(Rule) if f.init) - {"name", "rates"}
+
+
+def check_cost(cost: object) -> int:
+    """Return a cost as it stands, or raise `RuleError`: it must be a whole number from 0 to 10^12."""
+    if not isinstance(cost, int) or isinstance(cost, bool) or not 0 <= cost <= MAX_COUNT:
+        raise RuleError(f"cost={cost!r} is not a whole number from 0 to {MAX_COUNT}; 1 would do.")
+    return cost
+
+
+def _check_options(rule: Rule) -> None:
+    if not isinstance(rule.name, str) or not rule.name:
+        raise RuleError(f"{rule.name!r} is not a rule's name: a text of at least one character would do.")
+    algorithm = ALGORITHMS.get(rule.algorithm) if isinstance(rule.algorithm, str) else None
+    if algorithm is None:
+        raise RuleError(
+            f"algorithm={rule.algorithm!r} is not an algorithm.{did_you_mean(str(rule.algorithm), ALGORITHMS)}"
+        )
+    for option in ("burst", "precision", "tz"):
+        if getattr(rule, option) is not None and option not in algorithm.takes:
+            takers = [name for name, other in ALGORITHMS.items() if option in other.takes]
+            raise RuleError(f"{option}= is not an option of {algorithm.name!r}; {' and '.join(takers)} take it.")
+    for option, kind in (("burst", int), ("precision", int), ("tz", str)):
+        given = getattr(rule, option)
+        if given is not None and (not isinstance(given, kind) or isinstance(given, bool)):
+            raise RuleError(f"{option}={given!r} is not {'a whole number' if kind is int else 'a text'}.")
+    for option in ("count_refused", "block", "shadow"):
+        if not isinstance(getattr(rule, option), bool):
+            raise RuleError(f"{option}={getattr(rule, option)!r} is not True or False.")
+    if rule.skip is not None and not callable(rule.skip):
+        raise RuleError(f"skip={rule.skip!r} is not a function of the request, such as lambda request: ...")
+    if rule.on_unavailable not in (None, *get_args(OnUnavailable)):
+        raise RuleError(f"on_unavailable={rule.on_unavailable!r} is not 'allow', 'deny' or 'local'.")
+    if not callable(rule.cost):
+        check_cost(rule.cost)
+
+
+def _limits(rule: Rule) -> tuple[Limit, ...]:
+    algorithm = ALGORITHMS[rule.algorithm]
+    options = Options(rule.burst, rule.precision, rule.tz, rule.count_refused)
+    limits: dict[str, Limit] = {}
+    for rate in cast("tuple[Rate, ...]", rule.rates):
+        limit = Limit.of(rule.name, rate, algorithm, options)
+        twin = limits.setdefault(limit.state_id, limit)
+        if twin is not limit:
+            low, high = sorted((twin.rate, rate), key=lambda r: r.count)
+            raise RateError(
+                f"{twin.rate}; {rate}",
+                None,
+                "both rates have the same window",
+                f"{str(low)!r} alone would do: it refuses all that {str(high)!r} does.",
+            )
+    return tuple(limits.values())
+
+
+def _methods(given: object) -> frozenset[str]:
+    names: Iterable[object] = [given] if isinstance(given, str) else cast("Iterable[object]", given)
+    try:
+        methods = frozenset(names)
+    except TypeError:
+        methods = frozenset()
+    if not methods or not all(isinstance(name, str) and name.isalpha() for name in methods):
+        raise RuleError(f"methods={given!r} are no HTTP methods; ['POST', 'PUT'] would do.")
+    return frozenset(str(name).upper() for name in methods)
+
+
+def _listed(value: object) -> Iterable[object]:
+    return value if isinstance(value, (list, tuple)) else (value,)

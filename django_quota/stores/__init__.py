@@ -1,0 +1,1 @@
+"""Stores: where states live and plans are decided. Redis through django-redis, or this process's memory."""

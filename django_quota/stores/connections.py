@@ -1,0 +1,157 @@
+"""Connections to the Redis of a cache alias: django-redis' own for sync, `redis.asyncio` on the same settings for async.
+
+It knows `CACHES` and nothing of scripts. An event loop has a client of its own, closed when the loop ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any, NamedTuple, cast
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
+
+import redis.asyncio as aioredis
+from django.conf import settings
+from django.core.cache import InvalidCacheBackendError, caches
+from django.utils.module_loading import import_string
+from django_redis import get_redis_connection
+from django_redis.cache import RedisCache
+from django_redis.client import ShardClient
+from django_redis.pool import SentinelConnectionFactory, get_connection_factory
+from redis import Redis, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+
+from django_quota.exceptions import ConfigurationError, did_you_mean
+
+_SYNC_ONLY = frozenset({"url", "parser_class", "connection_class", "retry", "retry_on_error", "retry_on_timeout"})
+"""Connection options that the async client takes in another form, or not at all."""
+
+ASYNC_CONNECTIONS = 50
+"""Connections an event loop, unless CONNECTION_POOL_KWARGS says `max_connections`; further calls wait for a free one."""
+
+
+class AliasProblem(NamedTuple):
+    """Why a cache alias cannot serve; `code` is the number of its system check."""
+
+    code: str
+    message: str
+    hint: str
+
+
+def alias_problem(alias: str) -> AliasProblem | None:
+    """Say what keeps a cache alias from serving as our Redis; None where nothing does."""
+    place = f'CACHES["{alias}"]'
+    if alias not in settings.CACHES:
+        return AliasProblem(
+            "E003",
+            f'QUOTA["CACHE"] is {alias!r}, but there is no such alias in CACHES.',
+            f"Add one with the backend django_redis.cache.RedisCache.{did_you_mean(alias, settings.CACHES)}",
+        )
+    path = settings.CACHES[alias].get("BACKEND", "")
+    try:
+        backend = import_string(path)
+    except ImportError as error:
+        return AliasProblem("E004", f"{place} cannot be imported: {error}.", _USE_DJANGO_REDIS)
+    if not issubclass(backend, RedisCache):
+        return AliasProblem("E004", f"{place} is {path}, which cannot run scripts in Redis.", _USE_DJANGO_REDIS)
+    client_class = settings.CACHES[alias].get("OPTIONS", {}).get("CLIENT_CLASS")
+    if client_class is not None and issubclass(import_string(client_class), ShardClient):
+        return AliasProblem(
+            "E005",
+            f"{place} uses the ShardClient, which spreads keys over servers by itself: a script has no single home.",
+            "Use an alias with the DefaultClient or the SentinelClient.",
+        )
+    return None
+
+
+_USE_DJANGO_REDIS = (
+    'Set its BACKEND to "django_redis.cache.RedisCache" and its LOCATION to a Redis URL, such as '
+    '"redis://127.0.0.1:6379/0"; or name another alias in QUOTA["CACHE"].'
+)
+
+
+def sync_client(alias: str) -> Redis:
+    """Return django-redis' client of the alias. Raises `ConfigurationError` where the alias cannot serve."""
+    problem = alias_problem(alias)
+    if problem is not None:
+        raise ConfigurationError(f"{problem.message} {problem.hint}")
+    try:
+        return get_redis_connection(alias, write=True)
+    except (NotImplementedError, InvalidCacheBackendError) as error:
+        raise ConfigurationError(f'CACHES["{alias}"] cannot be used: {error}. {_USE_DJANGO_REDIS}') from error
+
+
+class AsyncClients:
+    """The async clients of one alias: one an event loop, closed with it."""
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, aioredis.Redis] = WeakKeyDictionary()
+        self._closers: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = WeakKeyDictionary()
+
+    async def get(self) -> aioredis.Redis:
+        """Return the client of the running loop, making it where there is none."""
+        loop = asyncio.get_running_loop()
+        client = self._clients.get(loop)
+        if client is None:
+            client = self._clients[loop] = async_client(self._alias)
+            # A loop that ends closes its async generators: so this one's end is where the client is closed.
+            closer = self._closers[loop] = self._close_at_end(loop, client)
+            await anext(closer)
+        return client
+
+    async def _close_at_end(
+        self, loop: asyncio.AbstractEventLoop, client: aioredis.Redis
+    ) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            self._clients.pop(loop, None)
+            await client.aclose(close_connection_pool=True)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+
+def async_client(alias: str) -> aioredis.Redis:
+    """Return a new async client on the settings of a cache alias, Sentinel included.
+
+    It never repeats a command by itself: a decision whose reply got lost may have been taken, and is not taken twice.
+    """
+    sync_client(alias)  # refuses what cannot serve, with a clear error
+    config = settings.CACHES[alias]
+    options = dict(config.get("OPTIONS", {}))
+    url = _primary_location(config.get("LOCATION", ""))
+    factory = get_connection_factory(options)
+    given = {**factory.make_connection_params(url), **options.get("CONNECTION_POOL_KWARGS", {})}
+    max_connections = int(given.pop("max_connections", ASYNC_CONNECTIONS))
+    kwargs: dict[str, Any] = {name: value for name, value in given.items() if name not in _SYNC_ONLY}
+    kwargs["retry"] = Retry(NoBackoff(), 0)
+    if isinstance(factory, SentinelConnectionFactory):
+        return _sentinel_client(url, options, kwargs, max_connections)
+    connection_class = given.get("connection_class")
+    if isinstance(connection_class, type) and issubclass(connection_class, SSLConnection):
+        kwargs["connection_class"] = aioredis.SSLConnection
+    pool = aioredis.BlockingConnectionPool.from_url(url, max_connections=max_connections, **kwargs)
+    return aioredis.Redis(connection_pool=pool)
+
+
+def _sentinel_client(url: str, options: dict[str, Any], kwargs: dict[str, Any], max_connections: int) -> aioredis.Redis:
+    parts = urlsplit(url)
+    if parts.hostname is None:
+        raise ConfigurationError(f"{url!r} names no Sentinel service; 'redis://mymaster/0' would do.")
+    database = parts.path.strip("/")
+    if database.isdecimal():
+        kwargs["db"] = int(database)
+    sentinel = Sentinel(options["SENTINELS"], sentinel_kwargs=options.get("SENTINEL_KWARGS"), **kwargs)
+    return cast("aioredis.Redis", sentinel.master_for(parts.hostname, max_connections=max_connections))
+
+
+def _primary_location(location: object) -> str:
+    """Return the URL that writes go to: the first, as django-redis takes it."""
+    if isinstance(location, str):
+        return location.split(",")[0].strip()
+    return str(next(iter(cast("list[str]", location))))

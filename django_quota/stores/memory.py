@@ -1,0 +1,168 @@
+"""The memory store: one process, no Redis. Runs the executable specification in shards with a lock each.
+
+It serves tests, single processes, and the fallback while Redis is away. A sweeper thread goes from shard to shard and drops
+what has expired, so that memory follows the subjects that are active; it holds one shard's lock at a time, and ends by
+itself when the store is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from django_quota.algorithms import Algorithm, Mode, Step, decide
+
+SHARDS = 16
+SWEEP_EVERY = 5.0
+"""Seconds between two rounds of the sweeper."""
+
+
+class _Shard:
+    """A part of all keys: states, the moment each expires, and the lock that guards both."""
+
+    __slots__ = ("algorithms", "lock", "states")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.states: dict[str, Any] = {}
+        self.algorithms: dict[str, Algorithm[Any]] = {}
+
+    def sweep(self, now: int) -> int:
+        """Drop what has expired by `now` (microseconds); return how many keys that were."""
+        with self.lock:
+            expired = [key for key, state in self.states.items() if self.algorithms[key].expiry(state) <= now]
+            for key in expired:
+                del self.states[key], self.algorithms[key]
+        return len(expired)
+
+
+class _Joined:
+    """The states of a plan, which may lie in several shards, as the one mapping that `decide` works on."""
+
+    __slots__ = ("_shards",)
+
+    def __init__(self, shards: dict[str, tuple[_Shard, Algorithm[Any]]]) -> None:
+        self._shards = shards
+
+    def get(self, key: str) -> Any:
+        return self._shards[key][0].states.get(key)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._shards[key][0].states[key]
+
+    def __setitem__(self, key: str, state: Any) -> None:
+        shard, algorithm = self._shards[key]
+        shard.states[key] = state
+        shard.algorithms[key] = algorithm
+
+    def pop(self, key: str, default: None) -> None:
+        shard = self._shards[key][0]
+        shard.states.pop(key, default)
+        shard.algorithms.pop(key, default)
+
+
+class MemoryStore:
+    """States in this process's memory. Its clock is the machine's."""
+
+    def __init__(self, shards: int = SHARDS, sweep_every: float = SWEEP_EVERY) -> None:
+        self._shards = [_Shard() for _ in range(shards)]
+        self._sweep_every = sweep_every
+        self._starting = threading.Lock()
+        self._sweeper: threading.Thread | None = None
+        self._sweeper_pid = 0
+        self._stop = threading.Event()
+
+    def decide(self, steps: Sequence[Step], mode: Mode, now: int | None) -> list[int]:
+        """Decide a plan; see `Store.decide`."""
+        placed = {step.key: (self._shard(step.key), step.limit.algorithm) for step in steps}
+        self._ensure_sweeper()
+        with _locked([shard for shard, _ in placed.values()]):
+            return decide(_Joined(placed), steps, mode, self.now() if now is None else now)
+
+    async def adecide(self, steps: Sequence[Step], mode: Mode, now: int | None) -> list[int]:
+        """Decide a plan; it takes microseconds, so that it does not leave the event loop."""
+        return self.decide(steps, mode, now)
+
+    def delete(self, keys: Sequence[str]) -> int:
+        """Drop states; see `Store.delete`."""
+        dropped = 0
+        for key in keys:
+            shard = self._shard(key)
+            with shard.lock:
+                dropped += shard.states.pop(key, None) is not None
+                shard.algorithms.pop(key, None)
+        return dropped
+
+    async def adelete(self, keys: Sequence[str]) -> int:
+        """Drop states; see `Store.delete`."""
+        return self.delete(keys)
+
+    def sweep(self, now: int | None = None) -> int:
+        """Drop all that has expired by `now` (microseconds; None: the clock's); return how many keys that were."""
+        moment = self.now() if now is None else now
+        return sum(shard.sweep(moment) for shard in self._shards)
+
+    def close(self) -> None:
+        """Stop the sweeper thread; states stay, and the next decision starts it again."""
+        with self._starting:
+            sweeper, self._sweeper = self._sweeper, None
+            self._stop.set()
+        if sweeper is not None and self._sweeper_pid == os.getpid():
+            sweeper.join()
+
+    def __len__(self) -> int:
+        return sum(len(shard.states) for shard in self._shards)
+
+    @staticmethod
+    def now() -> int:
+        """Return the machine's time in microseconds."""
+        return time.time_ns() // 1_000
+
+    def _shard(self, key: str) -> _Shard:
+        return self._shards[zlib.crc32(key.encode()) % len(self._shards)]
+
+    def _ensure_sweeper(self) -> None:
+        # A forked worker inherits the object, not the thread.
+        if self._sweeper is not None and self._sweeper_pid == os.getpid():
+            return
+        with self._starting:
+            if self._sweeper is not None and self._sweeper_pid == os.getpid():
+                return
+            self._stop = threading.Event()
+            self._sweeper = threading.Thread(
+                target=_sweep_rounds,
+                args=(weakref.ref(self), self._stop, self._sweep_every),
+                name="django-quota-sweeper",
+                daemon=True,
+            )
+            self._sweeper_pid = os.getpid()
+            self._sweeper.start()
+
+
+def _sweep_rounds(store_ref: weakref.ref[MemoryStore], stop: threading.Event, every: float) -> None:
+    """Sweep until told to stop, or until nobody uses the store any more."""
+    while not stop.wait(every):
+        store = store_ref()
+        if store is None:
+            return
+        store.sweep()
+        del store
+
+
+@contextmanager
+def _locked(shards: list[_Shard]) -> Iterator[None]:
+    """Hold the locks of these shards, always taken in the same order so that two plans never wait for each other."""
+    if len(shards) == 1:
+        with shards[0].lock:
+            yield
+        return
+    with ExitStack() as stack:
+        for shard in sorted(set(shards), key=id):
+            stack.enter_context(shard.lock)
+        yield

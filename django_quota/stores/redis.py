@@ -1,0 +1,121 @@
+"""The Redis store: a plan is one EVALSHA. The one place where redis-py's errors are caught and turned into ours.
+
+It talks over the connections of the client's pool itself rather than through `execute_command`: that one repeats a command
+whose reply got lost, and a hit must not count twice.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, cast
+
+import redis.asyncio as aioredis
+from redis import ConnectionPool, RedisError
+from redis.exceptions import NoScriptError, ResponseError
+
+from django_quota.algorithms import Mode, Step
+from django_quota.exceptions import StoreUnavailable
+from django_quota.scripts import DECIDE, decide_arguments
+from django_quota.stores.connections import AsyncClients, sync_client
+
+# redis-py 5.0 to 5.2 want the name of the command that the connection is for; later ones warn when they get it.
+_WANTS_COMMAND = inspect.signature(ConnectionPool.get_connection).parameters["command_name"].default is (
+    inspect.Parameter.empty
+)
+_FOR_COMMAND: tuple[str, ...] = ("EVALSHA",) if _WANTS_COMMAND else ()
+
+
+class RedisStore:
+    """States in the Redis of a cache alias. Its clock is Redis' own."""
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+        self._pool: ConnectionPool | None = None
+        self._async_clients = AsyncClients(alias)
+
+    # --- sync ---------------------------------------------------------------------------------------------------------
+
+    def decide(self, steps: Sequence[Step], mode: Mode, now: int | None) -> list[int]:
+        """Decide a plan; see `Store.decide`."""
+        command = ("EVALSHA", *decide_arguments(steps, mode, now))
+        try:
+            try:
+                return cast("list[int]", self._exchange(command))
+            except NoScriptError:
+                self._exchange(("SCRIPT LOAD", DECIDE.text))
+                return cast("list[int]", self._exchange(command))
+        except (RedisError, OSError) as error:
+            raise unavailable(error) from error
+
+    def delete(self, keys: Sequence[str]) -> int:
+        """Drop states; see `Store.delete`."""
+        try:
+            return int(self._exchange(("DEL", *keys)))
+        except (RedisError, OSError) as error:
+            raise unavailable(error) from error
+
+    def _exchange(self, command: Sequence[str | int]) -> Any:
+        """Send one command and read its reply: one round trip, never repeated."""
+        pool = self._pool
+        if pool is None:
+            pool = self._pool = sync_client(self.alias).connection_pool
+        connection = pool.get_connection(*_FOR_COMMAND)
+        try:
+            connection.send_command(*command)
+            return connection.read_response()
+        except ResponseError:
+            raise
+        except BaseException:
+            connection.disconnect()  # a reply may still be under way: nobody else must read it
+            raise
+        finally:
+            pool.release(connection)
+
+    # --- async --------------------------------------------------------------------------------------------------------
+
+    async def adecide(self, steps: Sequence[Step], mode: Mode, now: int | None) -> list[int]:
+        """Decide a plan; see `Store.decide`."""
+        command = ("EVALSHA", *decide_arguments(steps, mode, now))
+        client = await self._async_clients.get()
+        try:
+            try:
+                return cast("list[int]", await _aexchange(client, command))
+            except NoScriptError:
+                await _aexchange(client, ("SCRIPT LOAD", DECIDE.text))
+                return cast("list[int]", await _aexchange(client, command))
+        except (RedisError, OSError) as error:
+            raise unavailable(error) from error
+
+    async def adelete(self, keys: Sequence[str]) -> int:
+        """Drop states; see `Store.delete`."""
+        client = await self._async_clients.get()
+        try:
+            return int(await _aexchange(client, ("DEL", *keys)))
+        except (RedisError, OSError) as error:
+            raise unavailable(error) from error
+
+    def close(self) -> None:
+        """Let go of the pool; django-redis owns it, and an event loop closes its own client."""
+        self._pool = None
+
+
+async def _aexchange(client: aioredis.Redis, command: Sequence[str | int]) -> Any:
+    """Send one command and read its reply: one round trip, never repeated."""
+    pool = client.connection_pool
+    connection = await pool.get_connection(*_FOR_COMMAND)
+    try:
+        await connection.send_command(*command)
+        return await connection.read_response()
+    except ResponseError:
+        raise
+    except BaseException:
+        await connection.disconnect(nowait=True)  # a reply may still be under way: nobody else must read it
+        raise
+    finally:
+        await pool.release(connection)
+
+
+def unavailable(error: Exception) -> StoreUnavailable:
+    """Return our error for one of redis-py or of the socket."""
+    return StoreUnavailable(f"{type(error).__name__}: {error}")

@@ -1,0 +1,1 @@
+"""What `make bench` measures, beside bare redis-py and four other limiters."""
