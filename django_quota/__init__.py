@@ -7,6 +7,7 @@ The public names stand here; a newcomer reads on in `limiter`, then `algorithms`
 from __future__ import annotations
 
 from django_quota.decisions import Decision, Outcome
+from django_quota.decorators import quota
 from django_quota.exceptions import QuotaError, QuotaExceeded, RateError, StoreUnavailable
 from django_quota.limiter import acheck, apeek, arefund, areset, check, peek, refund, reset
 from django_quota.rules import Rule
@@ -25,6 +26,7 @@ __all__ = [
     "areset",
     "check",
     "peek",
+    "quota",
     "refund",
     "reset",
 ]

@@ -38,6 +38,8 @@ class Outcome(NamedTuple):
     """Seconds to hold an admitted hit back (`leaky_bucket`; else 0.0)."""
     shadow: bool = False
     """Whether the limit only reports and never refuses."""
+    blocks: bool = True
+    """Whether its refusal answers the request; else (`block=False`, `shadow=True`) the view goes on."""
 
     @property
     def limit(self) -> int:
@@ -72,13 +74,16 @@ class Decision:
     """Whether this was decided without Redis."""
     binding: Outcome | None = None
     """The outcome that the top level shows."""
+    blocked: bool = False
+    """Whether a rule that blocks refused: then the request is answered with 429 (or 503 where degraded)."""
 
     @classmethod
     def of(cls, outcomes: tuple[Outcome, ...], *, degraded: bool = False) -> Decision:
         """Make the decision that these outcomes (at least one) amount to."""
         binding = outcomes[0] if len(outcomes) == 1 else min(outcomes, key=_strictness)
         allowed = binding.allowed or binding.shadow
-        return cls(allowed, binding.rule, binding.subject, binding.cost, outcomes, degraded, binding)
+        blocked = not allowed and binding.blocks
+        return cls(allowed, binding.rule, binding.subject, binding.cost, outcomes, degraded, binding, blocked)
 
     @property
     def limit(self) -> int | None:
@@ -131,6 +136,7 @@ class Decision:
         return replace(
             top,
             allowed=self.allowed and other.allowed,
+            blocked=self.blocked or other.blocked,
             outcomes=outcomes,
             degraded=self.degraded or other.degraded,
         )
@@ -157,11 +163,11 @@ DEGRADED_RETRY_AFTER = 1.0
 
 
 def _strictness(outcome: Outcome) -> tuple[bool, bool, float, float]:
-    """Sort what binds most to the front: refusals before the rest, real limits before shadows, longest or fewest first."""
+    """Sort what binds most to the front: refusals that block, other refusals, the rest; longest or fewest first."""
     refuses = not outcome.allowed and not outcome.shadow
     if refuses:
         wait = float("inf") if outcome.retry_after is None else outcome.retry_after
-        return (False, False, -wait, 0.0)
+        return (False, not outcome.blocks, -wait, 0.0)
     return (True, outcome.shadow, outcome.remaining / max(outcome.cost, 1), -outcome.reset_after)
 
 
@@ -184,7 +190,8 @@ def outcomes_of(reply: Sequence[int], steps: Sequence[Step]) -> tuple[Outcome, .
                 retry_after,
                 reset / SECOND,
                 wait / SECOND if ok else 0.0,
-                step.shadow > 0,
+                step.shadow,
+                step.group == 0,
             )
         )
     return tuple(outcomes)

@@ -53,7 +53,7 @@ class Limiter:
                 reply = self.store.decide(plan.steps(guess), mode, now)
                 decision = plan.read(reply)
                 if decision is not None:
-                    return self._answered(decision)
+                    return self._answered(decision, mode)
                 guess = self._learn(reply[0])
         except StoreUnavailable as error:
             return self._degraded(plan, mode, error)
@@ -69,7 +69,7 @@ class Limiter:
                 reply = await self.store.adecide(plan.steps(guess), mode, now)
                 decision = plan.read(reply)
                 if decision is not None:
-                    return self._answered(decision)
+                    return self._answered(decision, mode)
                 guess = self._learn(reply[0])
         except StoreUnavailable as error:
             return self._degraded(plan, mode, error)
@@ -85,10 +85,14 @@ class Limiter:
         self._skew = store_now - time.time_ns() // 1_000
         return store_now
 
-    def _answered(self, decision: Decision) -> Decision:
+    def _answered(self, decision: Decision, mode: Mode) -> Decision:
         if self._is_down:
             self._is_down = False
             logger.warning("The quota store answers again.")
+        if mode == "check":
+            for outcome in decision.outcomes:
+                if outcome.shadow and not outcome.allowed:
+                    logger.info("Shadow rule %s would have refused %s.", outcome.rule, outcome.subject)
         return decision
 
     def _degraded(self, plan: Plan, mode: Mode, error: StoreUnavailable) -> Decision:
@@ -141,6 +145,8 @@ setting_changed.connect(_forget, dispatch_uid="django_quota.limiter")
 def request_plan(rules: Iterable[Rule], request: HttpRequest) -> Flow:
     """Return (as the flow's result) the plan of a request under these rules: those that hold for it, with their costs."""
     plan = Plan(conf.prefix)
+    if not conf.enabled:
+        return plan
     for rule in rules:
         if rule.methods is not None and request.method not in rule.methods:
             continue
@@ -280,17 +286,11 @@ async def _adecide(plan: Plan, mode: Mode) -> Decision:
     return await get_limiter().adecide(plan, mode) if conf.enabled else plan.unlimited()
 
 
-def decide_request(rules: Iterable[Rule], request: HttpRequest) -> Decision | None:
-    """Decide a request under these rules, in one store call; None where none of them holds for it."""
-    if not conf.enabled:
-        return None
-    plan = answer(request_plan(rules, request))
-    return _decide(plan, "check") if plan.rules else None
+def decide_request(rules: Iterable[Rule], request: HttpRequest) -> Decision:
+    """Decide a request under these rules, in one store call; allowed, with no outcomes, where none of them holds."""
+    return _decide(answer(request_plan(rules, request)), "check")
 
 
-async def adecide_request(rules: Iterable[Rule], request: HttpRequest) -> Decision | None:
+async def adecide_request(rules: Iterable[Rule], request: HttpRequest) -> Decision:
     """Decide a request under these rules; see `decide_request`."""
-    if not conf.enabled:
-        return None
-    plan = await aanswer(request_plan(rules, request))
-    return await _adecide(plan, "check") if plan.rules else None
+    return await _adecide(await aanswer(request_plan(rules, request)), "check")

@@ -16,10 +16,11 @@ from django_quota.rules import Rule
 class Plan:
     """The limits of one hit, in order. A limit that is added twice counts once."""
 
-    __slots__ = ("_prefix", "_steps", "rules", "subjects", "timeless")
+    __slots__ = ("_groups", "_prefix", "_steps", "rules", "subjects", "timeless")
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
+        self._groups = 0
         self._steps: dict[str, Step] = {}
         self.rules: list[Rule] = []
         self.subjects: list[str] = []
@@ -30,11 +31,14 @@ class Plan:
         """Ask all limits of a rule for a subject; `cost` is what the hit takes of each."""
         self.rules.append(rule)
         self.subjects.append(subject)
-        shadow = sum(other.shadow for other in self.rules) if rule.shadow else 0
+        group = 0
+        if rule.shadow or not rule.block:
+            self._groups += 1
+            group = self._groups
         for limit in rule.limits:
             key = state_key(self._prefix, subject, limit)
             if key not in self._steps:
-                self._steps[key] = Step.of(key, limit, subject, cost, shadow, 0)
+                self._steps[key] = Step.of(key, limit, subject, cost, group, rule.shadow, 0)
                 self.timeless = self.timeless and limit.fixed is not None
 
     @property
@@ -49,10 +53,7 @@ class Plan:
         """Return the plan as a store decides it; `now` (microseconds) is a guess, which only calendar limits need."""
         if self.timeless:
             return list(self._steps.values())
-        return [
-            step if step.limit.fixed else Step.of(step.key, step.limit, step.subject, step.cost, step.shadow, now)
-            for step in self._steps.values()
-        ]
+        return [step.aimed(now) for step in self._steps.values()]
 
     def read(self, reply: Sequence[int], *, degraded: bool = False) -> Decision | None:
         """Return the decision that a store's reply amounts to; None where the guess of `now` was off."""
@@ -69,7 +70,7 @@ class Plan:
     def denied(self, rule: Rule) -> Decision:
         """Return the refusal of a rule that lets nobody in while the store does not answer."""
         subject = self.subjects[self.rules.index(rule)]
-        return Decision(allowed=False, rule=rule.name, subject=subject, degraded=True)
+        return Decision(allowed=False, rule=rule.name, subject=subject, degraded=True, blocked=rule.block)
 
     def only(self, rules: Sequence[Rule]) -> Plan:
         """Return the plan with no other rules than these."""

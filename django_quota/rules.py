@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, TypedDict, cast, get_args
 
 from django_quota.algorithms import ALGORITHMS, Limit, Options
 from django_quota.exceptions import RateError, RuleError, did_you_mean
@@ -19,6 +19,23 @@ OnUnavailable = Literal["allow", "deny", "local"]
 
 DynamicRate = Callable[[Any], Any]
 """A function of the request that returns a rate (`"10/m"`, several, or None for unlimited); may be async."""
+
+
+class RuleOptions(TypedDict, total=False):
+    """The options of a rule by name, with their types; see `Rule`."""
+
+    key: Any
+    algorithm: str
+    cost: int | Callable[[Any], Any]
+    burst: int | None
+    precision: int | None
+    tz: str | None
+    count_refused: bool
+    methods: Iterable[str] | None
+    block: bool
+    shadow: bool
+    skip: Callable[[Any], Any] | None
+    on_unavailable: OnUnavailable | None
 
 
 @dataclass(frozen=True)

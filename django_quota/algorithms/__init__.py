@@ -50,7 +50,7 @@ def decide(states: States, steps: Sequence[Step], mode: Mode, now: int) -> list[
         for step in steps:
             _put(states, step.key, step.limit.algorithm.refund(states.get(step.key), step.parameters, step.cost, now))
     verdicts = [step.limit.algorithm.inspect(states.get(step.key), step.parameters, step.cost, now) for step in steps]
-    refused = {step.shadow for step, verdict in zip(steps, verdicts, strict=True) if not verdict.ok}
+    refused = {step.group for step, verdict in zip(steps, verdicts, strict=True) if not verdict.ok}
     if mode == "check":
         verdicts = [_take(states, step, verdict, refused, now) for step, verdict in zip(steps, verdicts, strict=True)]
     reply = [now, REFUSED if 0 in refused else ALLOWED]
@@ -63,9 +63,9 @@ def _take(states: States, step: Step, verdict: Verdict, refused: set[int], now: 
     """Spend the cost of one limit where the plan's verdicts say so; return its verdict after it."""
     if step.cost == 0:
         return verdict
-    if 0 not in refused and step.shadow not in refused:
+    if 0 not in refused and step.group not in refused:
         states[step.key], verdict = step.limit.algorithm.spend(states.get(step.key), step.parameters, step.cost, now)
-    elif step.limit.options.count_refused and step.parameters.capacity > 0 and step.shadow in refused:
+    elif step.limit.options.count_refused and step.parameters.capacity > 0 and step.group in refused:
         states[step.key], _ = step.limit.algorithm.spend(states.get(step.key), step.parameters, step.cost, now)
         after = step.limit.algorithm.inspect(states[step.key], step.parameters, step.cost, now)
         verdict = after._replace(ok=verdict.ok)

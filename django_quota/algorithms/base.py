@@ -123,14 +123,14 @@ class Limit:
         """Make a limit. Raises `RuleError` where the algorithm cannot serve the rate with these options."""
         algorithm.validate(rate, options)
         fixed = algorithm.parameters(rate, options, 0) if algorithm.timeless else None
-        wire = "" if fixed is None else wire_text(algorithm, fixed, options, shadow=0)
+        wire = "" if fixed is None else wire_text(algorithm, fixed, options, group=0)
         return cls(rule, rate, algorithm, options, algorithm.state_id(rate, options), fixed, wire)
 
 
-def wire_text(algorithm: Algorithm[Any], parameters: Parameters, options: Options, shadow: int) -> str:
+def wire_text(algorithm: Algorithm[Any], parameters: Parameters, options: Options, group: int) -> str:
     """Return a limit as `lua/decide.lua` takes it."""
     capacity, a, b, c = parameters
-    return f"{algorithm.name} {capacity} {a} {b} {c} {options.count_refused:d} {shadow}"
+    return f"{algorithm.name} {capacity} {a} {b} {c} {options.count_refused:d} {group}"
 
 
 class Step(NamedTuple):
@@ -144,14 +144,22 @@ class Step(NamedTuple):
     """The parameters as the script takes them."""
     subject: str
     cost: int
-    shadow: int
-    """0 where the limit binds, n where it belongs to the n-th shadow rule, which reports and never refuses."""
+    group: int = 0
+    """0 where a refusal refuses the plan; n where it belongs to the n-th rule that decides for itself alone."""
+    shadow: bool = False
+    """Whether it only reports and never refuses."""
 
     @classmethod
-    def of(cls, key: str, limit: Limit, subject: str, cost: int, shadow: int, now: int) -> Step:
+    def of(cls, key: str, limit: Limit, subject: str, cost: int, group: int, shadow: bool, now: int) -> Step:
         """Make the step of a limit; `now` (microseconds) matters to calendar limits alone."""
-        if limit.fixed is not None and not shadow:
-            return cls(key, limit, limit.fixed, limit.wire, subject, cost, shadow)
+        if limit.fixed is not None and not group:
+            return cls(key, limit, limit.fixed, limit.wire, subject, cost)
         parameters = limit.fixed or limit.algorithm.parameters(limit.rate, limit.options, now)
-        wire = wire_text(limit.algorithm, parameters, limit.options, shadow)
-        return cls(key, limit, parameters, wire, subject, cost, shadow)
+        wire = wire_text(limit.algorithm, parameters, limit.options, group)
+        return cls(key, limit, parameters, wire, subject, cost, group, shadow)
+
+    def aimed(self, now: int) -> Step:
+        """Return the step for another moment; only a calendar limit's differs."""
+        if self.limit.fixed is not None:
+            return self
+        return Step.of(self.key, self.limit, self.subject, self.cost, self.group, self.shadow, now)

@@ -4,8 +4,9 @@
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock
 --        [2] the mode: check, peek (writes nothing) or refund (gives each cost back, then peeks)
 --        then two for each limit:
---        "<algorithm> <capacity> <a> <b> <c> <counted> <shadow>": whole numbers; counted 1: a refused hit is spent all the
---            same; shadow 0: the limit binds, n: it belongs to the n-th shadow rule, which reports and never refuses
+--        "<algorithm> <capacity> <a> <b> <c> <counted> <group>": whole numbers; counted 1: a refused hit is spent all the
+--            same; group 0: its refusal refuses the plan, n: it belongs to the n-th rule that decides for itself alone
+--            (a shadow, or one that does not block), whose refusal keeps back its own limits only
 --        the cost of the hit, a whole number from 0 up
 -- reply  {now, verdict} and four for each limit {ok, remaining, wait, reset}: whole numbers, times in microseconds
 --        verdict 1: allowed; 0: refused; -1: stale (the edges of a calendar limit do not hold now; nothing follows)
@@ -31,11 +32,11 @@ local mode = ARGV[2]
 
 local limits = {}
 for i = 1, #KEYS do
-  local name, capacity, a, b, c, counted, shadow =
+  local name, capacity, a, b, c, counted, group =
     string.match(ARGV[2 * i + 1], '^(%S+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
   local limit = {
     key = KEYS[i], cost = tonumber(ARGV[2 * i + 2]), algorithm = algorithms[name], capacity = tonumber(capacity),
-    a = tonumber(a), b = tonumber(b), c = tonumber(c), counted = counted == '1', shadow = tonumber(shadow),
+    a = tonumber(a), b = tonumber(b), c = tonumber(c), counted = counted == '1', group = tonumber(group),
   }
   if limit.algorithm.stale and limit.algorithm.stale(limit, now) then return { now, -1 } end
   limits[i] = limit
@@ -45,19 +46,19 @@ if mode == 'refund' then
   for _, limit in ipairs(limits) do limit.algorithm.refund(limit, now) end
 end
 
--- refused[0]: a limit that binds said no; refused[n]: one of the n-th shadow rule did.
+-- refused[0]: the plan is refused; refused[n]: the n-th rule that decides for itself is.
 local refused = {}
 for _, limit in ipairs(limits) do
   limit.ok, limit.remaining, limit.wait, limit.reset = limit.algorithm.inspect(limit, now)
-  if not limit.ok then refused[limit.shadow] = true end
+  if not limit.ok then refused[limit.group] = true end
 end
 
 if mode == 'check' then
   for _, limit in ipairs(limits) do
     if limit.cost > 0 then
-      if not refused[0] and not refused[limit.shadow] then
+      if not refused[0] and not refused[limit.group] then
         limit.remaining, limit.wait, limit.reset = limit.algorithm.spend(limit, now)
-      elseif limit.counted and limit.capacity > 0 and refused[limit.shadow] then
+      elseif limit.counted and limit.capacity > 0 and refused[limit.group] then
         limit.algorithm.spend(limit, now)
         local _
         _, limit.remaining, limit.wait, limit.reset = limit.algorithm.inspect(limit, now)

@@ -1,0 +1,138 @@
+"""How a Decision looks over HTTP: headers on every reply, and the answer to who is refused. It decides nothing.
+
+The one place that writes them, so that decorators, middleware and frameworks agree. Sources: RFC 9651 (structured fields),
+RFC 6585 (429), RFC 9457 (problem details) and draft-ietf-httpapi-ratelimit-headers-10.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from http import HTTPStatus
+from urllib.parse import quote
+
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.template.loader import render_to_string
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_quota.conf import conf
+from django_quota.decisions import Decision, Outcome
+from django_quota.rates import Rate
+
+PROBLEM_TYPES = "https://iana.org/assignments/http-problem-types"
+_BODIES = ("application/problem+json", "application/json", "text/html", "text/plain")
+
+
+def write_headers(response: HttpResponseBase, decision: Decision) -> None:
+    """Put what the decision says on a reply: RateLimit-Policy and RateLimit, and X-RateLimit-* where the setting asks."""
+    outcomes = [outcome for outcome in decision.outcomes if not outcome.shadow]
+    if not outcomes:
+        return
+    if conf.headers:
+        names = policy_names(outcomes)
+        response.headers["RateLimit-Policy"] = ", ".join(map(_policy, names, outcomes))
+        response.headers["RateLimit"] = ", ".join(map(_state, names, outcomes))
+    if conf.legacy_headers and decision.binding is not None:
+        response.headers["X-RateLimit-Limit"] = str(decision.limit)
+        response.headers["X-RateLimit-Remaining"] = str(decision.remaining)
+        response.headers["X-RateLimit-Reset"] = str(math.ceil(decision.reset_after))
+
+
+def policy_names(outcomes: Iterable[Outcome]) -> list[str]:
+    """Return the public name of each limit, all different: the last part of the rule's name, and the window where needed.
+
+    A rule without a name of its own is called by its view's path, which is nobody else's business.
+    """
+    taken: dict[str, None] = {}
+    outcomes = list(outcomes)
+    rules = [outcome.rule for outcome in outcomes]
+    for outcome in outcomes:
+        name = base = _label(outcome.rule, outcome.rate if rules.count(outcome.rule) > 1 else None)
+        number = 1
+        while name in taken:
+            number += 1
+            name = f"{base}-{number}"
+        taken[name] = None
+    return list(taken)
+
+
+@lru_cache(maxsize=1024)
+def _label(rule: str, rate: Rate | None) -> str:
+    name = quote(rule.rpartition(".")[2] or rule, safe=" !#$&'()*+,-./:;<=>?@[]^_`{|}~")
+    return name if rate is None else f"{name}-{rate.window}"
+
+
+def _policy(name: str, outcome: Outcome) -> str:
+    window = "" if outcome.window is None else f";w={outcome.window}"
+    return f'"{name}";q={outcome.limit}{window}'
+
+
+def _state(name: str, outcome: Outcome) -> str:
+    return f'"{name}";r={outcome.remaining};t={math.ceil(outcome.reset_after)}'
+
+
+def refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
+    """Return the answer to a refused request: 429, or 503 where it was refused because the store did not answer.
+
+    The body is what the request accepts: problem+json, the page of the `TEMPLATE` setting, or plain text.
+    """
+    unavailable = decision.degraded and decision.binding is None
+    status = HTTPStatus.SERVICE_UNAVAILABLE if unavailable else HTTPStatus.TOO_MANY_REQUESTS
+    body, content_type = _body(request, decision, status)
+    response = HttpResponse(body, status=status, content_type=content_type)
+    if decision.retry_after is not None:
+        response.headers["Retry-After"] = str(max(1, math.ceil(decision.retry_after)))
+    response.headers["Cache-Control"] = "no-store"
+    response.headers["Vary"] = "Accept"
+    write_headers(response, decision)
+    return response
+
+
+def _body(request: HttpRequest, decision: Decision, status: HTTPStatus) -> tuple[str, str]:
+    accepted = request.get_preferred_type(_BODIES)
+    detail = message(decision)
+    if accepted == "text/html":
+        context = {"decision": decision, "detail": detail, "status": int(status), "title": _title(status)}
+        return render_to_string(conf.template, context, request), "text/html; charset=utf-8"
+    if accepted == "text/plain":
+        return f"{detail}\n", "text/plain; charset=utf-8"
+    unavailable = status == HTTPStatus.SERVICE_UNAVAILABLE
+    outcomes = [outcome for outcome in decision.outcomes if not outcome.shadow]
+    problem = {
+        "type": f"{PROBLEM_TYPES}#{'temporary-reduced-capacity' if unavailable else 'quota-exceeded'}",
+        "title": _title(status),
+        "status": int(status),
+        "detail": detail,
+        "violated-policies": [
+            name for name, outcome in zip(policy_names(outcomes), outcomes, strict=True) if not outcome.allowed
+        ],
+    }
+    return json.dumps(problem), "application/problem+json"
+
+
+def _title(status: HTTPStatus) -> str:
+    return _("Service unavailable") if status == HTTPStatus.SERVICE_UNAVAILABLE else _("Too many requests")
+
+
+def message(decision: Decision) -> str:
+    """Say to whoever is refused what the limit is and when to try again; no names of rules, views or subjects."""
+    if decision.binding is None:
+        return _("This cannot be served right now. Please try again shortly.")
+    limit = _("The limit is %(rate)s.") % {"rate": decision.binding.rate.in_words()}
+    if decision.retry_after is None:
+        return limit + " " + _("This request is larger than that, so trying again will not help.")
+    seconds = max(1, math.ceil(decision.retry_after))
+    return limit + " " + _("Please try again in %(wait)s.") % {"wait": _wait(seconds)}
+
+
+def _wait(seconds: int) -> str:
+    if seconds < 120:  # noqa: PLR2004 — up to two minutes, seconds read well
+        return ngettext("%(n)d second", "%(n)d seconds", seconds) % {"n": seconds}
+    if seconds < 7_200:  # noqa: PLR2004 — up to two hours
+        minutes = math.ceil(seconds / 60)
+        return ngettext("%(n)d minute", "%(n)d minutes", minutes) % {"n": minutes}
+    hours = math.ceil(seconds / 3_600)
+    return ngettext("%(n)d hour", "%(n)d hours", hours) % {"n": hours}
