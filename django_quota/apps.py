@@ -11,3 +11,7 @@ class QuotaConfig(AppConfig):
 
     name = "django_quota"
     verbose_name = _("Quotas")
+
+    def ready(self) -> None:
+        """Register the checks; importing is all it takes."""
+        from django_quota import checks  # noqa: F401, PLC0415 — apps must be loaded first

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def main() -> None:
     """Run all measurements and print them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checks", type=int, default=3000, metavar="N", help="timed checks a row (default 3000)")
+    parser.add_argument("--checks", type=int, default=2000, metavar="N", help="timed checks a row (default 2000)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file, too")
     options = parser.parse_args()
     console = Console()

@@ -1,0 +1,47 @@
+"""The views that tests reach by URL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+
+from django_quota import acheck, check, quota
+
+if TYPE_CHECKING:
+    from django_quota.edge import QuotaRequest
+
+
+def by_hand(request: HttpRequest) -> HttpResponse:
+    """Raise QuotaExceeded by hand, in a view that no decorator stands on."""
+    check("2/m", request, name="by-hand").raise_if_refused()
+    return HttpResponse("ok")
+
+
+async def by_hand_async(request: HttpRequest) -> HttpResponse:
+    (await acheck("2/m", request, name="by-hand-async")).raise_if_refused()
+    return HttpResponse("ok")
+
+
+@quota("3/m", key="ip", name="limited")
+def limited(request: QuotaRequest) -> HttpResponse:
+    return HttpResponse(str(request.quota.remaining))
+
+
+@quota("3/m", key="ip", name="limited-async")
+async def limited_async(request: QuotaRequest) -> HttpResponse:
+    return HttpResponse(str(request.quota.remaining))
+
+
+def free(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+urlpatterns = [
+    path("by-hand/", by_hand),
+    path("by-hand-async/", by_hand_async),
+    path("limited/", limited),
+    path("limited-async/", limited_async),
+    path("free/", free),
+]
