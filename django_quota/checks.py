@@ -10,7 +10,8 @@ from typing import Any
 
 from django.apps import AppConfig
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Warning as CheckWarning, register
+from django.core.checks import CheckMessage, Error, register
+from django.core.checks import Warning as CheckWarning
 
 from django_quota.conf import KNOWN_SETTINGS, conf
 from django_quota.exceptions import ConfigurationError, RateError, RuleError, did_you_mean

@@ -56,8 +56,8 @@ class Outcome(NamedTuple):
 class Decision:
     """Allowed or not, and why: the limit that binds is on top, all of them are in `outcomes`.
 
-    The binding limit is, where refused, the one that refuses longest, else the one with the fewest hits left. A decision
-    is true where it allows: `if not check("10/m", subject): ...`.
+    The binding limit is, where refused, the one that refuses longest, else the one with the fewest hits left. A
+    decision is true where it allows: `if not check("10/m", subject): ...`.
     """
 
     allowed: bool

@@ -1,7 +1,7 @@
 """`@quota`: limits on views, sync, async and class-based. It makes rules of its arguments; deciding is the limiter's.
 
-Decorators that stand directly on each other are merged into one wrapper, so that their limits are decided in one call. One
-with another decorator in between is not: what stands between them must run first.
+Decorators that stand directly on each other are merged into one wrapper, so that their limits are decided in one
+call. One with another decorator in between is not: what stands between them must run first.
 """
 
 from __future__ import annotations
@@ -60,12 +60,13 @@ def quota(
     """Limit a view.
 
     `rates`: `"10/m"`, several (`"10/s", "500/h"`), or functions of the request that return one, sync or async; None is
-    unlimited. `rule`: in their place, the name of a rule of the settings, read at each request. `name`: what the rule is
-    called in keys, logs and headers; by default the view's path. The options are those of `Rule`: `key`, `algorithm`,
+    unlimited. `rule`: in their place, the name of a rule of the settings, read at each request. `name`: what the rule
+    is called in keys, logs and headers; by default the view's path. The options are those of `Rule`: `key`,
+    `algorithm`,
     `cost`, `burst`, `precision`, `tz`, `count_refused`, `methods`, `block`, `shadow`, `skip`, `on_unavailable`.
 
-    The Decision lies on `request.quota`. A refused request is answered with 429, and so is a `QuotaExceeded` raised inside
-    the view.
+    The Decision lies on `request.quota`. A refused request is answered with 429, and so is a `QuotaExceeded` raised
+    inside the view.
 
     Raises `RateError` or another `RuleError`, at import, where a rate, a key or an option is wrong.
     """
@@ -139,8 +140,8 @@ def limited(view: object) -> Limited | None:
 def _path(view: Any) -> str:
     """Return the dotted path of a view: what its unnamed rules are called.
 
-    `method_decorator` hands over a partial of a bound method, which may be inherited: then the class of the view that is
-    bound counts, so that two views never share a limit because they share a `dispatch`.
+    `method_decorator` hands over a partial of a bound method, which may be inherited: then the class of the view that
+    is bound counts, so that two views never share a limit because they share a `dispatch`.
     """
     function = view.func if isinstance(view, partial) else view
     bound_to = getattr(function, "__self__", None)
@@ -200,8 +201,10 @@ async def _acall(spec: Limited, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if refused is not None:
         return refused
     try:
-        response = spec.view(*args, **kwargs)
-        return leave(request, await response if isawaitable(response) else response)
+        response: Any = spec.view(*args, **kwargs)
+        if isawaitable(response):
+            response = await response
+        return leave(request, cast("HttpResponseBase", response))
     except QuotaExceeded as exceeded:
         return refuse(request, exceeded.decision)
 

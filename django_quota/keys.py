@@ -1,7 +1,7 @@
 """The names of our keys in Redis: built and read here alone. It must not know what lies in them.
 
-Every key is `<prefix>:1:{<subject>}:<what>`: `1` is the version of the stored form, and the braces make Redis Cluster keep
-all of one subject in one slot. Both parts are escaped so that two subjects, or two rules, never share a key.
+Every key is `<prefix>:1:{<subject>}:<what>`: `1` is the version of the stored form, and the braces make Redis Cluster
+keep all of one subject in one slot. Both parts are escaped so that two subjects, or two rules, never share a key.
 """
 
 from __future__ import annotations

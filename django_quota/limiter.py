@@ -1,6 +1,7 @@
 """The limiter: rules and subjects become a plan, the plan one store call, the reply a Decision. No HTTP, no models.
 
-Everything that can be decided is decided in flows and plans, once; the sync and the async verbs differ in how they wait.
+Everything that can be decided is decided in flows and plans, once; the sync and the async verbs differ in how they
+wait.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ setting_changed.connect(_forget, dispatch_uid="django_quota.limiter")
 
 
 def request_plan(rules: Iterable[Rule], request: HttpRequest) -> Flow:
-    """Return (as the flow's result) the plan of a request under these rules: those that hold for it, with their costs."""
+    """Return (as the flow's result) the plan of a request: the rules that hold for it, with their costs."""
     plan = Plan(conf.prefix)
     if not conf.enabled:
         return plan
@@ -192,9 +193,10 @@ def _with_rates(rule: Rule, request: HttpRequest) -> Flow:
     """Return the rule itself, or, where its rates are functions of the request, with the rates they give."""
     if not rule.dynamic:
         return rule
-    rates: list[object] = []
-    for rate in rule.rates:
-        rates.append((yield from call(rate, request)) if callable(rate) else rate)
+    rates: list[object] = list(rule.rates)
+    for position, rate in enumerate(rule.rates):
+        if callable(rate):
+            rates[position] = yield from call(rate, request)
     return rule.with_rates(*rates)
 
 
@@ -212,9 +214,9 @@ def check(rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, *
     """Take a hit: decide whether it may go on, and count it if so.
 
     `rule_or_rate`: the name of a rule of the settings, a rate (`"10/m"`, `"10/s; 500/h"`) with rule options such as
-    `algorithm="token_bucket"`, or a `Rule`. A rate's state is shared by all that use the same rate for the same subject,
-    unless `name=` parts them. `subject`: a text such as `"ip:203.0.113.9"`, a user, or a request, whose subject the rule's
-    key tells. `cost`: units, 0 to 10^12; the rule's own (1) where not given.
+    `algorithm="token_bucket"`, or a `Rule`. A rate's state is shared by all that use the same rate for the same
+    subject, unless `name=` parts them. `subject`: a text such as `"ip:203.0.113.9"`, a user, or a request, whose
+    subject the rule's key tells. `cost`: units, 0 to 10^12; the rule's own (1) where not given.
 
     Raises `RateError` or another `RuleError` where rule, rate, option or cost is wrong. While Redis does not answer the
     Decision is `degraded`; nothing is raised then.
@@ -248,8 +250,8 @@ async def apeek(
 def refund(rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, **rule_options: object) -> Decision:
     """Give a cost back, never more than is used; return what `peek` says afterwards.
 
-    A sliding window gives back its oldest hits: room comes back at once, and never more than the limit is admitted in any
-    window, whichever hit was meant.
+    A sliding window gives back its oldest hits: room comes back at once, and never more than the limit is admitted in
+    any window, whichever hit was meant.
     """
     plan = answer(_plan(rule_or_rate, subject, cost, rule_options))
     return _decide(plan, "refund")

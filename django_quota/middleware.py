@@ -1,4 +1,4 @@
-"""The middleware: turns `QuotaExceeded` into its answer, and writes the headers on every reply. It decides nothing yet."""
+"""The middleware: turns `QuotaExceeded` into its answer, and writes the headers on every reply. It decides nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The grammar of rates: `10/m`, `5/30s`, `1000 per day`, `10/s; 500/h`. Pure.
 
-Strict on purpose: a rate is read whole or not at all, so that `10/month` is never ten a minute. This module knows nothing
-of rules or algorithms; which units an algorithm takes is the rule's business.
+Strict on purpose: a rate is read whole or not at all, so that `10/month` is never ten a minute. This module knows
+nothing of rules or algorithms; which units an algorithm takes is the rule's business.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How a Decision looks over HTTP: headers on every reply, and the answer to who is refused. It decides nothing.
 
-The one place that writes them, so that decorators, middleware and frameworks agree. Sources: RFC 9651 (structured fields),
-RFC 6585 (429), RFC 9457 (problem details) and draft-ietf-httpapi-ratelimit-headers-10.
+The one place that writes them, so that decorators, middleware and frameworks agree. Sources: RFC 9651 (structured
+fields), RFC 6585 (429), RFC 9457 (problem details) and draft-ietf-httpapi-ratelimit-headers-10.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BODIES = ("application/problem+json", "application/json", "text/html", "text/pl
 
 
 def write_headers(response: HttpResponseBase, decision: Decision) -> None:
-    """Put what the decision says on a reply: RateLimit-Policy and RateLimit, and X-RateLimit-* where the setting asks."""
+    """Put the decision on a reply: RateLimit-Policy and RateLimit, and X-RateLimit-* where the setting asks."""
     outcomes = [outcome for outcome in decision.outcomes if not outcome.shadow]
     if not outcomes:
         return
@@ -42,7 +42,7 @@ def write_headers(response: HttpResponseBase, decision: Decision) -> None:
 
 
 def policy_names(outcomes: Iterable[Outcome]) -> list[str]:
-    """Return the public name of each limit, all different: the last part of the rule's name, and the window where needed.
+    """Return the public name of each limit: the last part of the rule's name, and the window where needed.
 
     A rule without a name of its own is called by its view's path, which is nobody else's business.
     """

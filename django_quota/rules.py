@@ -1,7 +1,7 @@
 """Rules: named limits, read strictly once and never changed. Pure; keys and callables are carried, not understood.
 
-A rule is checked when it is made, so that a wrong one fails at import or in a system check, not on a request. The limits
-that follow from it are worked out then too.
+A rule is checked when it is made, so that a wrong one fails at import or in a system check, not on a request. The
+limits that follow from it are worked out then too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Rule:
     `cost`: units a hit takes, a whole number or a function of the request. `burst`, `precision`, `tz`, `count_refused`:
     see `algorithms.Options`. `methods`: the HTTP methods it holds for; None for all. `block`: whether a refusal answers
     the request, or only shows on `request.quota`. `shadow`: decide and report, never refuse. `skip`: a function of the
-    request; where it returns true, the rule does not hold. `on_unavailable`: what holds while the store does not answer:
+    request; where it returns true, the rule does not hold. `on_unavailable`: what holds while the store does not
+    answer:
     `"allow"`, `"deny"` or `"local"`; None for the setting's.
 
     Raises `RuleError` (of which `RateError` is one) where anything does not fit.
@@ -141,21 +142,29 @@ def check_cost(cost: object) -> int:
 
 
 def _check_options(rule: Rule) -> None:
-    if not isinstance(rule.name, str) or not rule.name:
+    if not isinstance(cast("object", rule.name), str) or not rule.name:
         raise RuleError(f"{rule.name!r} is not a rule's name: a text of at least one character would do.")
-    algorithm = ALGORITHMS.get(rule.algorithm) if isinstance(rule.algorithm, str) else None
+    algorithm = ALGORITHMS.get(rule.algorithm) if isinstance(cast("object", rule.algorithm), str) else None
     if algorithm is None:
         raise RuleError(
             f"algorithm={rule.algorithm!r} is not an algorithm.{did_you_mean(str(rule.algorithm), ALGORITHMS)}"
         )
-    for option in ("burst", "precision", "tz"):
-        if getattr(rule, option) is not None and option not in algorithm.takes:
+    for option, kind, article in _ALGORITHM_OPTIONS:
+        given = getattr(rule, option)
+        if given is None:
+            continue
+        if option not in algorithm.takes:
             takers = [name for name, other in ALGORITHMS.items() if option in other.takes]
             raise RuleError(f"{option}= is not an option of {algorithm.name!r}; {' and '.join(takers)} take it.")
-    for option, kind in (("burst", int), ("precision", int), ("tz", str)):
-        given = getattr(rule, option)
-        if given is not None and (not isinstance(given, kind) or isinstance(given, bool)):
-            raise RuleError(f"{option}={given!r} is not {'a whole number' if kind is int else 'a text'}.")
+        if not isinstance(given, kind) or isinstance(given, bool):
+            raise RuleError(f"{option}={given!r} is not {article}.")
+    _check_behaviour(rule)
+
+
+_ALGORITHM_OPTIONS = (("burst", int, "a whole number"), ("precision", int, "a whole number"), ("tz", str, "a text"))
+
+
+def _check_behaviour(rule: Rule) -> None:
     for option in ("count_refused", "block", "shadow"):
         if not isinstance(getattr(rule, option), bool):
             raise RuleError(f"{option}={getattr(rule, option)!r} is not True or False.")

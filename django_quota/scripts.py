@@ -1,7 +1,7 @@
 """The Lua scripts: read from `lua/`, put together once at import. Pure; it must not know a connection.
 
-`decide.lua` is a frame; the algorithm files are put where it says so, in the order of `ALGORITHMS`: a file may use what an
-earlier one defines.
+`decide.lua` is a frame; the algorithm files are put where it says so, in the order of `ALGORITHMS`: a file may use
+what an earlier one defines.
 """
 
 from __future__ import annotations

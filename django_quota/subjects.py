@@ -90,13 +90,14 @@ def call(function: Callable[..., Any], request: HttpRequest) -> Flow:
 def subject_flow(key: object, request: HttpRequest) -> Flow:
     """Return (as the flow's result) the subject of a request for a key of a rule.
 
-    What the request does not have falls back to its IP: leaving a header out gives nobody a free pass, nor puts all who do
-    into one bucket. Raises `ConfigurationError` where there is no address either, `RuleError` where the key is none.
+    What the request does not have falls back to its IP: leaving a header out gives nobody a free pass, nor puts all
+    who do into one bucket. Raises `ConfigurationError` where there is no address either, `RuleError` where the key is
+    none.
     """
     parts = []
     for resolver in compile_key(key):
         part = resolver(request)
-        if part is not None and type(part) is not str:
+        if part is not None and not isinstance(part, str):
             part = yield from part
         parts.append(ip_subject(request) if part is None else part)
     return parts[0] if len(parts) == 1 else "+".join(parts)
@@ -264,9 +265,9 @@ def _named_address(subject: str) -> str:
 def client_ip(request: HttpRequest) -> str:
     """Return the address of the client; IPv6 as its network (/64 unless set).
 
-    It is the peer's own, unless the peer is one of `TRUSTED_PROXIES`: then X-Forwarded-For is walked from the right, past
-    the proxies that are trusted too, to the first address that is not. What stands left of it was written by the client
-    and is never looked at. Raises `ConfigurationError` where there is no address at all.
+    It is the peer's own, unless the peer is one of `TRUSTED_PROXIES`: then X-Forwarded-For is walked from the right,
+    past the proxies that are trusted too, to the first address that is not. What stands left of it was written by the
+    client and is never looked at. Raises `ConfigurationError` where there is no address at all.
     """
     peer = request.META.get("REMOTE_ADDR") or ""
     proxies = conf.trusted_proxies

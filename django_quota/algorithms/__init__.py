@@ -1,7 +1,7 @@
 """The algorithms, by name, and the decision over a plan of them: the executable specification. Pure.
 
-`decide` says in Python what `lua/decide.lua` says in Lua. The memory store runs it; a state machine in the tests holds both
-to the same answers.
+`decide` says in Python what `lua/decide.lua` says in Lua. The memory store runs it; a state machine in the tests
+holds both to the same answers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What every algorithm is: parameters, and three pure steps over one state. Pure; it must not know Redis.
 
 An algorithm is written twice: here in Python, as the executable specification that the memory store runs, and in
-`lua/<name>.lua` for Redis. Both take the same four integers as parameters and answer with the same four, and a test holds
-them to the same answers. A step never mutates a state: it returns the next one.
+`lua/<name>.lua` for Redis. Both take the same four integers as parameters and answer with the same four, and a test
+holds them to the same answers. A step never mutates a state: it returns the next one.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Parameters(NamedTuple):
 class Verdict(NamedTuple):
     """What one limit answers; times are spans in microseconds.
 
-    `wait`: where refused, how long until the same hit is admitted (`NEVER`: no time helps); where admitted, how long the
-    hit should be held back (the leaky bucket; else 0). `reset`: until nothing is used any more.
+    `wait`: where refused, how long until the same hit is admitted (`NEVER`: no time helps); where admitted, how long
+    the hit should be held back (the leaky bucket; else 0). `reset`: until nothing is used any more.
     """
 
     ok: bool
@@ -77,7 +77,7 @@ class Algorithm(ABC, Generic[State]):
                 f"seconds to weeks, such as '{rate.count}/30d'."
             )
 
-    def state_id(self, rate: Rate, options: Options) -> str:  # noqa: ARG002 — the calendar's takes its zone in
+    def state_id(self, rate: Rate, options: Options) -> str:
         """Return what tells this limit's state from the other limits of the rule; the count may change, this stays."""
         return f"{self.code}.{rate.period // 1_000_000}s"
 

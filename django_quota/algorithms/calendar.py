@@ -1,9 +1,9 @@
 """The calendar window: one counter a period of the calendar, in a named time zone. Pure; `lua/calendar.lua` twin.
 
-A period is a day from midnight to midnight (23, 24 or 25 hours), an ISO week, a month, a year, or a clock-aligned part of
-an hour or a day (`10/15m`, `100/6h`). Redis knows no time zones, so the caller sends the edges of the period that it
-believes to be current and of the next; where Redis' clock is in neither, it answers so, and the caller asks again with the
-edges for Redis' time.
+A period is a day from midnight to midnight (23, 24 or 25 hours), an ISO week, a month, a year, or a clock-aligned
+part of an hour or a day (`10/15m`, `100/6h`). Redis knows no time zones, so the caller sends the edges of the period
+that it believes to be current and of the next; where Redis' clock is in neither, it answers so, and the caller asks
+again with the edges for Redis' time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The fixed window: one counter, opened by the first hit and closed a window later. Pure; `lua/fixed_window.lua` twin.
 
-Cheap and coarse: at most twice the limit in any window. Count and end lie in one value, so that there is no INCR without
-its EXPIRE. The calendar shares all of it but the end.
+Cheap and coarse: at most twice the limit in any window. Count and end lie in one value, so that there is no INCR
+without its EXPIRE. The calendar shares all of it but the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from django_quota.rates import Rate
 class Tally(NamedTuple):
     """How much was counted, until the window's end (microseconds)."""
 
-    count: int
+    used: int
     end: int
 
 
@@ -24,9 +24,9 @@ class FixedWindow(Algorithm[Tally]):
 
     name = "fixed_window"
     code = "fw"
-    bound = "2 × limit"
+    bound = "2 * limit"
 
-    def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:  # noqa: ARG002
+    def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:
         """Return the window."""
         return Parameters(rate.count, rate.period)
 
@@ -50,10 +50,10 @@ class FixedWindow(Algorithm[Tally]):
         count, end = _open(state, now)
         full = max(p.capacity, count)  # a full window refuses all: counting refusals further says nothing
         after = Tally(min(count + cost, full), end if count else self.end(p, now))
-        remaining = max(0, p.capacity - after.count)
+        remaining = max(0, p.capacity - after.used)
         return after, Verdict(ok=True, remaining=remaining, wait=0, reset=after.end - now)
 
-    def refund(self, state: Tally | None, p: Parameters, cost: int, now: int) -> Tally | None:  # noqa: ARG002
+    def refund(self, state: Tally | None, p: Parameters, cost: int, now: int) -> Tally | None:
         """Take the cost off the open window's count."""
         count, end = _open(state, now)
         return Tally(count - cost, end) if count > cost else None

@@ -1,7 +1,8 @@
 """The leaky bucket: hits leave it evenly spaced, and `Decision.delay` says how long each has to wait. Pure.
 
-The same integer as the token bucket's, read the other way round: the backlog is a queue, a hit is admitted where the queue
-has room for it, and leaves when the hits before it have. Whoever waits the delay never exceeds the rate. Its twin is
+The same integer as the token bucket's, read the other way round: the backlog is a queue, a hit is admitted where the
+queue has room for it, and leaves when the hits before it have. Whoever waits the delay never exceeds the rate. Its
+twin is
 `lua/leaky_bucket.lua`.
 """
 
@@ -15,7 +16,7 @@ class LeakyBucket(TokenBucket):
 
     name = "leaky_bucket"
     code = "lb"
-    bound = "limit, once each has waited its delay"
+    bound = "limit (+ cost - 1), once each has waited its delay"
 
     def held_back(self, backlog: int) -> int:
         """Return the time that the hits before this one take to leave."""

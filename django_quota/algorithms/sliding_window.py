@@ -1,7 +1,7 @@
 """The sliding window: never more than the limit in any window, in bounded memory. Pure; `lua/sliding_window.lua` twin.
 
-The log of hits is exact but grows with the limit. This one is kept as at most `precision + 1` entries, each with the moment
-it expires and a running total, so that what is used is a difference of two totals and never a scan:
+The log of hits is exact but grows with the limit. This one is kept as at most `precision + 1` entries, each with the
+moment it expires and a running total, so that what is used is a difference of two totals and never a scan:
 
 * limit <= precision: an entry is one hit, exact to the microsecond;
 * limit > precision: an entry is a slice of `window / precision`. It expires when the *last* hit that could fall into it
@@ -19,6 +19,10 @@ from django_quota.rates import Rate
 
 DEFAULT_PRECISION = 100
 """Slices a window: with one more, Redis still keeps the set packed (up to 128 entries)."""
+
+HUGE = 10**9
+HUGE_PRECISION = 64
+"""Slices a window for counts above `HUGE`, whose entries are longer: so a subject stays within the same 3.2 KB."""
 
 MAX_PRECISION = 1_000
 """With it, even counted refusals keep the running totals of all live entries below `WRAP`."""
@@ -49,9 +53,9 @@ class SlidingWindow(Algorithm[tuple[Entry, ...]]):
         if options.precision is not None and not 1 <= options.precision <= MAX_PRECISION:
             raise RuleError(f"precision={options.precision!r} is not from 1 to {MAX_PRECISION}; 100 would do.")
 
-    def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:  # noqa: ARG002
+    def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:
         """Return the window, and the slice where the limit is above the precision."""
-        precision = options.precision or DEFAULT_PRECISION
+        precision = options.precision or (DEFAULT_PRECISION if rate.count <= HUGE else HUGE_PRECISION)
         exact = rate.count <= precision and not options.count_refused  # refused hits know no bound but the slices
         slice_width = 0 if exact else -(-rate.period // precision)
         return Parameters(rate.count, rate.period, slice_width)

@@ -1,7 +1,8 @@
 """The token bucket as GCRA: bursts up to `burst`, then a steady refill. Pure; `lua/token_bucket.lua` twin.
 
-The state is one integer, the theoretical arrival time (TAT): the moment at which the bucket is full again. Each hit moves
-it on by `interval = window / count`, rounded up to a whole microsecond; a hit is admitted where the TAT stays within
+The state is one integer, the theoretical arrival time (TAT): the moment at which the bucket is full again. Each hit
+moves it on by `interval = window / count`, rounded up to a whole microsecond; a hit is admitted where the TAT stays
+within
 `burst` intervals of now. Source: ITU-T I.371 annex A, the Generic Cell Rate Algorithm in its virtual scheduling form.
 """
 
@@ -38,12 +39,12 @@ class TokenBucket(Algorithm[int]):
                 f"{10 * MAX_PERIOD // _interval(rate)} or less would do."
             )
 
-    def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:  # noqa: ARG002
+    def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:
         """Return the burst (by default the rate's count; none where the rate is 0) and the interval."""
         capacity = 0 if rate.count == 0 else options.burst or rate.count
         return Parameters(capacity, _interval(rate))
 
-    def held_back(self, backlog: int) -> int:  # noqa: ARG002 — the leaky bucket's is the backlog
+    def held_back(self, backlog: int) -> int:
         """Return how long an admitted hit should be held back, in microseconds."""
         return 0
 

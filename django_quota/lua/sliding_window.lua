@@ -75,10 +75,11 @@ algorithms.sliding_window = {
       local entry = redis.call('ZRANGE', limit.key, 0, 0, 'WITHSCORES')
       if not entry[1] then return end
       local total, cost = string.match(entry[1], '^(%d+):(%d+)$')
-      redis.call('ZREM', limit.key, entry[1])
       if tonumber(cost) > left then
+        -- Before the old one goes: a set that is emptied is gone, and its TTL with it.
         redis.call('ZADD', limit.key, entry[2], total .. ':' .. integer(tonumber(cost) - left))
       end
+      redis.call('ZREM', limit.key, entry[1])
       left = left - tonumber(cost)
     end
   end,

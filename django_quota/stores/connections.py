@@ -1,6 +1,7 @@
-"""Connections to the Redis of a cache alias: django-redis' own for sync, `redis.asyncio` on the same settings for async.
+"""Connections to the Redis of a cache alias: django-redis' own for sync, `redis.asyncio` likewise for async.
 
-It knows `CACHES` and nothing of scripts. An event loop has a client of its own, closed when the loop ends.
+Both go by the same settings. It knows `CACHES` and nothing of scripts. An event loop has a client of its own, closed
+when the loop ends.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import redis.asyncio as aioredis
 from django.conf import settings
-from django.core.cache import InvalidCacheBackendError, caches
+from django.core.cache import InvalidCacheBackendError
 from django.utils.module_loading import import_string
 from django_redis import get_redis_connection
 from django_redis.cache import RedisCache
@@ -30,7 +31,7 @@ _SYNC_ONLY = frozenset({"url", "parser_class", "connection_class", "retry", "ret
 """Connection options that the async client takes in another form, or not at all."""
 
 ASYNC_CONNECTIONS = 50
-"""Connections an event loop, unless CONNECTION_POOL_KWARGS says `max_connections`; further calls wait for a free one."""
+"""Connections an event loop, unless CONNECTION_POOL_KWARGS says `max_connections`; further calls wait for one."""
 
 
 class AliasProblem(NamedTuple):
@@ -50,14 +51,15 @@ def alias_problem(alias: str) -> AliasProblem | None:
             f'QUOTA["CACHE"] is {alias!r}, but there is no such alias in CACHES.',
             f"Add one with the backend django_redis.cache.RedisCache.{did_you_mean(alias, settings.CACHES)}",
         )
-    path = settings.CACHES[alias].get("BACKEND", "")
+    config = _config(alias)
+    path = config.get("BACKEND", "")
     try:
         backend = import_string(path)
     except ImportError as error:
         return AliasProblem("E004", f"{place} cannot be imported: {error}.", _USE_DJANGO_REDIS)
     if not issubclass(backend, RedisCache):
         return AliasProblem("E004", f"{place} is {path}, which cannot run scripts in Redis.", _USE_DJANGO_REDIS)
-    client_class = settings.CACHES[alias].get("OPTIONS", {}).get("CLIENT_CLASS")
+    client_class = config.get("OPTIONS", {}).get("CLIENT_CLASS")
     if client_class is not None and issubclass(import_string(client_class), ShardClient):
         return AliasProblem(
             "E005",
@@ -73,13 +75,17 @@ _USE_DJANGO_REDIS = (
 )
 
 
+def _config(alias: str) -> dict[str, Any]:
+    return cast("dict[str, dict[str, Any]]", settings.CACHES)[alias]
+
+
 def sync_client(alias: str) -> Redis:
     """Return django-redis' client of the alias. Raises `ConfigurationError` where the alias cannot serve."""
     problem = alias_problem(alias)
     if problem is not None:
         raise ConfigurationError(f"{problem.message} {problem.hint}")
     try:
-        return get_redis_connection(alias, write=True)
+        return cast("Redis", get_redis_connection(alias, write=True))
     except (NotImplementedError, InvalidCacheBackendError) as error:
         raise ConfigurationError(f'CACHES["{alias}"] cannot be used: {error}. {_USE_DJANGO_REDIS}') from error
 
@@ -122,8 +128,8 @@ def async_client(alias: str) -> aioredis.Redis:
     It never repeats a command by itself: a decision whose reply got lost may have been taken, and is not taken twice.
     """
     sync_client(alias)  # refuses what cannot serve, with a clear error
-    config = settings.CACHES[alias]
-    options = dict(config.get("OPTIONS", {}))
+    config = _config(alias)
+    options: dict[str, Any] = dict(config.get("OPTIONS", {}))
     url = _primary_location(config.get("LOCATION", ""))
     factory = get_connection_factory(options)
     given = {**factory.make_connection_params(url), **options.get("CONNECTION_POOL_KWARGS", {})}
@@ -146,7 +152,8 @@ def _sentinel_client(url: str, options: dict[str, Any], kwargs: dict[str, Any], 
     database = parts.path.strip("/")
     if database.isdecimal():
         kwargs["db"] = int(database)
-    sentinel = Sentinel(options["SENTINELS"], sentinel_kwargs=options.get("SENTINEL_KWARGS"), **kwargs)
+    make_sentinel = cast("Any", Sentinel)  # redis-py leaves it untyped
+    sentinel = make_sentinel(options["SENTINELS"], sentinel_kwargs=options.get("SENTINEL_KWARGS"), **kwargs)
     return cast("aioredis.Redis", sentinel.master_for(parts.hostname, max_connections=max_connections))
 
 

@@ -1,8 +1,8 @@
 """The memory store: one process, no Redis. Runs the executable specification in shards with a lock each.
 
-It serves tests, single processes, and the fallback while Redis is away. A sweeper thread goes from shard to shard and drops
-what has expired, so that memory follows the subjects that are active; it holds one shard's lock at a time, and ends by
-itself when the store is gone.
+It serves tests, single processes, and the fallback while Redis is away. A sweeper thread goes from shard to shard and
+drops what has expired, so that memory follows the subjects that are active; it holds one shard's lock at a time, and
+ends by itself when the store is gone.
 """
 
 from __future__ import annotations

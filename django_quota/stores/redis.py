@@ -1,7 +1,7 @@
 """The Redis store: a plan is one EVALSHA. The one place where redis-py's errors are caught and turned into ours.
 
-It talks over the connections of the client's pool itself rather than through `execute_command`: that one repeats a command
-whose reply got lost, and a hit must not count twice.
+It talks over the connections of the client's pool itself rather than through `execute_command`: that one repeats a
+command whose reply got lost, and a hit must not count twice.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RedisStore:
         pool = self._pool
         if pool is None:
             pool = self._pool = sync_client(self.alias).connection_pool
-        connection = pool.get_connection(*_FOR_COMMAND)
+        connection: Any = pool.get_connection(*_FOR_COMMAND)
         try:
             connection.send_command(*command)
             return connection.read_response()
@@ -102,7 +102,7 @@ class RedisStore:
 
 async def _aexchange(client: aioredis.Redis, command: Sequence[str | int]) -> Any:
     """Send one command and read its reply: one round trip, never repeated."""
-    pool = client.connection_pool
+    pool: Any = client.connection_pool
     connection = await pool.get_connection(*_FOR_COMMAND)
     try:
         await connection.send_command(*command)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from tests.benchmarks.measure import Contender, Row, Server
     from tests.benchmarks.report import Facts, Report
 
+WIDTH = 150
+"""Columns that the tables take unfolded."""
+
 
 def main() -> None:
     """Run all measurements and print them."""
@@ -30,6 +33,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file, too")
     options = parser.parse_args()
     console = Console()
+    if not console.is_terminal:
+        console.width = WIDTH  # a file or a log has no width of its own
     with running_redis() as server:
         configure(server.url)
         report = measure(server.url, options.checks, console)

@@ -13,7 +13,7 @@ import random
 import statistics
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import redis
 from django.db import connection
@@ -64,6 +64,13 @@ class Work:
                 raise RuntimeError(f"check {number + 1} of {len(answers)} answered {answer!r}")
 
 
+class Batch(NamedTuple):
+    """What one batch took, in microseconds a check."""
+
+    cpu: float
+    wall: float
+
+
 @dataclass(slots=True)
 class Row:
     """A line of the table, and what was measured of it (in microseconds a check)."""
@@ -80,7 +87,9 @@ class Row:
     trips: float = 0.0
     queries: float = 0.0
     memory: int | None = None
-    batches: list[tuple[float, float]] = field(default_factory=list, repr=False)
+    batches: list[Batch] = field(default_factory=list, repr=False)
+    ratios: list[float] = field(default_factory=list, repr=False)
+    """CPU over that of the baseline's batches on both sides, one a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,27 +149,33 @@ class Server:
 
 
 def time_rows(rows: Sequence[Row], checks: int) -> Iterator[int]:
-    """Time every row in laps, a batch each, and yield the number of each finished lap.
+    """Time every row in laps, a batch each, and yield the number of each finished lap; the first row is the baseline.
 
-    Each lap takes the rows in another order, so that what slows this machine down for a while (and what the row
-    before left in its caches) falls on all of them alike.
+    Each lap takes the rows in another order, and every batch stands between two batches of the baseline: a machine
+    that changes its speed while it measures changes a row and what it is compared with alike.
     """
-    works = [(row, row.build(row.rates)) for row in rows]
-    for _, work in works:  # scripts get loaded, caches filled, connections opened
+    (baseline, bare), *others = [(row, row.build(row.rates)) for row in rows]
+    for work in (bare, *(work for _, work in others)):  # scripts get loaded, caches filled, connections opened
         work.run(fresh_ip(), BATCH)
     gc.collect()
     gc.freeze()
     shuffle = random.Random(1).shuffle
     for lap in range(laps(checks)):
-        shuffle(works)
-        for row, work in works:
-            row.batches.append(_time_batch(work))
+        shuffle(others)
+        before = _time_batch(bare)
+        for row, work in others:
+            batch, after = _time_batch(work), _time_batch(bare)
+            row.batches.append(batch)
+            row.ratios.append(batch.cpu / ((before.cpu + after.cpu) / 2))
+            baseline.batches.append(after)
+            before = after
         yield lap + 1
     gc.unfreeze()
+    baseline.ratios.append(1.0)
     for row in rows:
-        row.cpu, row.wall = (statistics.median(figures) for figures in zip(*row.batches, strict=True))
-    for row in rows:
-        row.ratio = row.cpu / rows[0].cpu
+        row.cpu = statistics.median(batch.cpu for batch in row.batches)
+        row.wall = statistics.median(batch.wall for batch in row.batches)
+        row.ratio = statistics.median(row.ratios)
 
 
 def laps(checks: int) -> int:
@@ -168,14 +183,14 @@ def laps(checks: int) -> int:
     return max(1, -(-checks // BATCH))
 
 
-def _time_batch(work: Work) -> tuple[float, float]:
+def _time_batch(work: Work) -> Batch:
     inputs = work.inputs(fresh_ip(), BATCH)
     call = work.call
     wall, cpu = time.perf_counter(), time.thread_time()
     answers = [call(given) for given in inputs]
     cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
     work.verify(answers)
-    return cpu / BATCH * MICRO, wall / BATCH * MICRO
+    return Batch(cpu / BATCH * MICRO, wall / BATCH * MICRO)
 
 
 def count_trips(row: Row, server: Server) -> None:

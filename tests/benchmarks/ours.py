@@ -43,7 +43,7 @@ SLICES = 100
 def arguments_of_evalsha(act: Callable[[], object]) -> Sequence[Any]:
     """Return what the store gives to redis-py's EVALSHA within `act`: the same objects, not yet encoded."""
     sent: list[tuple[Any, ...]] = []
-    send = AbstractConnection.send_command
+    send: Any = AbstractConnection.send_command
 
     def record(self: Any, *arguments: Any, **options: Any) -> Any:
         sent.append(arguments)

@@ -51,7 +51,8 @@ class Report:
         console.print(self._checks_table())
         console.print(
             f"CPU: of the calling thread, median of {self.checks // BATCH} interleaved batches of {BATCH} checks, "
-            "each batch for a fresh subject; a view's own cost is in its row. Trips: requests that reached the "
+            "each batch for a fresh subject; a view's own cost is in its row. Ratio: median over the batches, each "
+            "over the bare batches right before and after it. Trips: requests that reached the "
             f"server; trips and queries counted over {COUNTED} checks, from a subject's second on. Bytes: MEMORY "
             "USAGE of all that one more subject takes once 100 hits under 100/m have filled it.",
             style="dim",

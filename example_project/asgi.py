@@ -1,0 +1,12 @@
+"""The ASGI application. It hands out the static files too, which a web server does for a site of any size."""
+
+from __future__ import annotations
+
+import os
+
+from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
+from django.core.asgi import get_asgi_application
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
+
+application = ASGIStaticFilesHandler(get_asgi_application())

@@ -1,0 +1,78 @@
+"""A visitor of the site: real HTTP requests over one kept connection, with the cookies that a browser would keep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.message import Message
+from http import HTTPStatus
+from http.client import HTTPConnection
+from http.cookies import SimpleCookie
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlencode
+
+TIMEOUT = 10.0
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back."""
+
+    status: int
+    headers: Message
+    body: str
+    at: float
+    """When it was there, by `time.monotonic`."""
+
+    @property
+    def admitted(self) -> bool:
+        """Whether the view ran."""
+        return self.status == HTTPStatus.OK
+
+
+class Visitor:
+    """Somebody with a browser: a connection and cookies of their own. Used as a context manager."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
+        self._cookies: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._connection.close()
+
+    def get(self, url: str, headers: Mapping[str, str] | None = None) -> Reply:
+        """Send a GET request."""
+        return self.send("GET", url, headers=headers)
+
+    def post(self, url: str, fields: Mapping[str, str] | None = None) -> Reply:
+        """Send a form, with the CSRF token of the cookie that an earlier page has set."""
+        return self.send("POST", url, fields=fields or {})
+
+    def send(
+        self,
+        method: str,
+        url: str,
+        *,
+        fields: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        """Send a request, and keep the cookies of its reply."""
+        sent = {"Accept": "application/json", **(headers or {})}
+        body = None
+        if fields is not None:
+            body = urlencode(fields)
+            sent["Content-Type"] = "application/x-www-form-urlencoded"
+            sent["X-CSRFToken"] = self._cookies.get("csrftoken", "")
+        if self._cookies:
+            sent["Cookie"] = "; ".join(f"{name}={value}" for name, value in self._cookies.items())
+        self._connection.request(method, url, body, sent)
+        response = self._connection.getresponse()
+        text = response.read().decode(errors="replace")
+        for header in response.headers.get_all("Set-Cookie", []):
+            self._cookies.update((name, morsel.value) for name, morsel in SimpleCookie(header).items())
+        return Reply(response.status, response.headers, text, time.monotonic())

@@ -1,0 +1,73 @@
+"""The settings of the example site.
+
+What differs from run to run comes from the environment, which `stage` fills in: so the demo, the server and `manage.py`
+work on the same Redis and the same database.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from django.core.management.utils import get_random_secret_key
+
+HERE = Path(__file__).resolve().parent
+
+DEBUG = os.environ.get("DEBUG", "").lower() in ("1", "true", "yes")
+SECRET_KEY = os.environ.get("EXAMPLE_SECRET_KEY") or get_random_secret_key()
+ALLOWED_HOSTS = ["127.0.0.1", "localhost"]
+
+INSTALLED_APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.staticfiles",
+    "django_quota",
+    "example_project",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "django_quota.middleware.QuotaMiddleware",
+]
+
+# All that django_quota needs: a cache on django-redis. QUOTA itself may be left out.
+CACHES = {
+    "default": {
+        "BACKEND": "django_redis.cache.RedisCache",
+        "LOCATION": os.environ.get("REDIS_URL") or "redis://127.0.0.1:6379/0",
+    }
+}
+QUOTA = {
+    "CACHE": "default",
+    "PREFIX": os.environ.get("EXAMPLE_PREFIX") or "quota-example",
+}
+
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": os.environ.get("EXAMPLE_DATABASE") or HERE / "example.sqlite3",
+    }
+}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+ROOT_URLCONF = "example_project.urls"
+ASGI_APPLICATION = "example_project.asgi.application"
+STATIC_URL = "/static/"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+            ]
+        },
+    }
+]
+USE_TZ = True

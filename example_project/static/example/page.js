@@ -1,0 +1,213 @@
+// Sends a scene's requests and shows each reply as it comes. No framework, nothing from elsewhere.
+"use strict";
+
+const PAUSE = 90; // milliseconds between two requests, so that the eye can follow
+const ROWS_KEPT = 3;
+
+const sleep = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+const cookie = (name) => document.cookie.split("; ").find((pair) => pair.startsWith(`${name}=`))?.slice(name.length + 1) ?? "";
+// Signing in changes the token, so it is read anew from its cookie each time.
+const post = (url, body) => fetch(url, {
+  method: "POST", body, cache: "no-store",
+  headers: { "X-CSRFToken": cookie("csrftoken"), "Accept": "application/json" },
+});
+
+function element(tag, className = "", text = "") {
+  const made = document.createElement(tag);
+  made.className = className;
+  made.textContent = text;
+  return made;
+}
+
+function inWords(seconds) {
+  if (seconds < 60) return `${seconds} s`;
+  const [hours, minutes] = [Math.floor(seconds / 3600), Math.floor((seconds % 3600) / 60)];
+  const pad = (number) => String(number).padStart(2, "0");
+  return (hours ? `${hours}:${pad(minutes)}` : minutes) + `:${pad(seconds % 60)}`;
+}
+
+function window_(seconds) {
+  for (const [name, size] of [["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]]) {
+    if (seconds % size === 0) return seconds === size ? name : `${seconds / size} ${name}s`;
+  }
+}
+
+// RateLimit-Policy: "a";q=10;w=60, "b";q=100;w=86400   and   RateLimit: "a";r=3;t=42, "b";r=99;t=86000
+function readLimits(headers) {
+  const policies = [...(headers.get("RateLimit-Policy") ?? "").matchAll(/"([^"]*)";q=(\d+)(?:;w=(\d+))?/g)];
+  const states = [...(headers.get("RateLimit") ?? "").matchAll(/"([^"]*)";r=(\d+);t=(\d+)/g)];
+  return policies.map(([, name, quota, seconds], index) => ({
+    name, quota: Number(quota), seconds: Number(seconds ?? 0),
+    left: Number(states[index]?.[2] ?? 0), reset: Number(states[index]?.[3] ?? 0),
+  }));
+}
+
+class Scene {
+  constructor(section) {
+    this.section = section;
+    this.options = section.dataset;
+    this.find = (selector) => section.querySelector(selector);
+    this.find(".send").addEventListener("click", () => this.run(Number(this.options.sends)));
+    this.find(".one").addEventListener("click", () => this.run(1));
+    this.clear();
+  }
+
+  clear() {
+    this.limits = new Map();
+    this.waitUntil = this.fullAt = null;
+    this.find(".limits").replaceChildren();
+    this.find(".wait").hidden = true;
+    this.find(".runs").replaceChildren(this.newRow(Number(this.options.sends)).row);
+    this.unused = true;
+  }
+
+  // A row of marks, still empty: they are filled as the replies come.
+  newRow(count) {
+    const row = element("div", "run");
+    const marks = element("ol", "marks");
+    const tally = element("p", "tally");
+    for (let index = 0; index < count; index += 1) {
+      const item = element("li", "dot");
+      item.append(element("span", "unseen", `Request ${index + 1}: not sent yet`));
+      marks.append(item);
+    }
+    row.append(marks, tally);
+    return { row, dots: [...marks.children], tally, admitted: 0, refused: 0, failed: 0 };
+  }
+
+  async run(count) {
+    const buttons = this.section.querySelectorAll(".actions button");
+    const runs = this.find(".runs");
+    if (this.unused) runs.replaceChildren();
+    this.unused = false;
+    for (const past of runs.children) past.classList.add("past");
+    const current = this.newRow(count);
+    runs.append(current.row);
+    while (runs.children.length > ROWS_KEPT) runs.firstChild.remove();
+    for (const button of buttons) button.disabled = true;
+    this.waitUntil = null;
+    this.find(".wait").hidden = true;
+
+    const fresh = crypto.getRandomValues(new Uint32Array(2)).join("-");
+    const pending = [];
+    for (const dot of current.dots) {
+      const sent = this.send(fresh).then((reply) => this.show(current, dot, reply), () => this.fail(current, dot));
+      pending.push(sent);
+      if ("atOnce" in this.options) continue;
+      await sent;
+      await sleep(PAUSE);
+    }
+    await Promise.all(pending);
+
+    const focused = document.activeElement === document.body;
+    for (const button of buttons) button.disabled = false;
+    if (focused && count > 1) this.find(".send").focus({ preventScroll: true });
+    this.announce(current);
+  }
+
+  send(fresh) {
+    const { url, method, field, header } = this.options;
+    if (method === "POST") return post(url, new URLSearchParams({ [field]: this.find(`[name="${field}"]`).value }));
+    const headers = { Accept: "application/json" };
+    if (header) headers[header] = fresh;
+    return fetch(url, { headers, cache: "no-store" });
+  }
+
+  show(current, dot, reply) {
+    const { ok, status } = reply;
+    if (!ok && status !== 429) return this.fail(current, dot, status);
+    current[ok ? "admitted" : "refused"] += 1;
+    const wait = ok ? null : Number(reply.headers.get("Retry-After"));
+    this.mark(current, dot, ok ? "admitted" : "refused", ok ? "admitted" : `refused, try again in ${wait} seconds`);
+    for (const limit of readLimits(reply.headers)) this.showLimit(limit);
+    if (!ok) this.waitUntil = performance.now() + wait * 1000;
+  }
+
+  fail(current, dot, status) {
+    current.failed += 1;
+    this.mark(current, dot, "failed", status ? `failed with ${status}` : "no answer");
+  }
+
+  mark(current, dot, kind, words) {
+    const number = current.dots.indexOf(dot) + 1;
+    dot.classList.add(kind, "fresh");
+    dot.title = dot.firstChild.textContent = `Request ${number}: ${words}`;
+    const parts = [element("b", "", String(current.admitted)), " admitted"];
+    if (current.refused) parts.push(", ", element("b", "no", String(current.refused)), " refused");
+    if (current.failed) parts.push(`, ${current.failed} failed`);
+    current.tally.replaceChildren(...parts);
+  }
+
+  showLimit({ name, quota, seconds, left, reset }) {
+    let shown = this.limits.get(name);
+    if (!shown || shown.quota !== quota) {
+      shown?.box.remove();
+      const box = element("div", "limit");
+      const text = element("span");
+      const bar = element("div", "bar");
+      bar.append(element("i"));
+      bar.setAttribute("aria-hidden", "true"); // the text above it says the same
+      box.append(element("span", "", `${quota} per ${window_(seconds)}`), text, bar);
+      this.find(".limits").append(box);
+      shown = { box, text, fill: bar.firstChild, quota, full: Number(this.options.full) || quota };
+      this.limits.set(name, shown);
+    }
+    shown.fullAt = performance.now() + reset * 1000;
+    this.fill(shown, left);
+  }
+
+  fill(shown, left) {
+    shown.text.textContent = `${left} left`;
+    shown.fill.style.width = `${Math.min(100, (100 * left) / shown.full)}%`;
+  }
+
+  // Called a few times a second: count down, and fill a bar again once nothing of its limit is used any more.
+  tick(now) {
+    for (const shown of this.limits.values()) {
+      if (shown.fullAt !== null && now >= shown.fullAt) {
+        shown.fullAt = null;
+        this.fill(shown, shown.full);
+      }
+    }
+    if (this.waitUntil === null) return;
+    const wait = this.find(".wait");
+    const left = Math.ceil((this.waitUntil - now) / 1000);
+    wait.hidden = false;
+    wait.classList.toggle("over", left <= 0);
+    wait.replaceChildren(...(left > 0 ? ["Room again in ", element("b", "", inWords(left))] : ["There is room again."]));
+    if (left <= 0) this.waitUntil = null;
+  }
+
+  // Said once, when all replies are there: a voice that counts along is no help.
+  announce({ dots, admitted, refused, failed }) {
+    const wait = this.waitUntil === null ? "" : ` Room again in ${Math.ceil((this.waitUntil - performance.now()) / 1000)} seconds.`;
+    const failures = failed ? `, ${failed} failed` : "";
+    this.find("[role=status]").textContent = `${dots.length} sent: ${admitted} admitted, ${refused} refused${failures}.${wait}`;
+  }
+}
+
+const scenes = [...document.querySelectorAll(".scene")].map((section) => new Scene(section));
+setInterval(() => { for (const scene of scenes) scene.tick(performance.now()); }, 200);
+
+const after = {
+  "start-over": () => { for (const scene of scenes) scene.clear(); },
+  "sign-in": () => showUser(true),
+  "sign-out": () => showUser(false),
+};
+
+function showUser(signedIn) {
+  const [hide, show] = signedIn ? ["sign-in", "sign-out"] : ["sign-out", "sign-in"];
+  document.querySelector(`[data-form="${hide}"]`).hidden = true;
+  const form = document.querySelector(`[data-form="${show}"]`);
+  form.hidden = false;
+  form.querySelector("button").focus();
+}
+
+for (const form of document.querySelectorAll("[data-form]")) {
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const reply = await post(form.action).catch(() => null);
+    if (reply?.ok) after[form.dataset.form]();
+    else form.submit(); // the plain way then, which shows what is wrong
+  });
+}

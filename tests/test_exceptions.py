@@ -1,0 +1,90 @@
+"""The errors: one root, texts that say what would do, and that they survive a process boundary."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+from hypothesis import given, strategies as st
+
+import django_quota
+from django_quota import QuotaError, QuotaExceeded, RateError, StoreUnavailable
+from django_quota.decisions import Decision, Outcome
+from django_quota.exceptions import ConfigurationError, RuleError, did_you_mean
+from django_quota.rates import Rate
+
+REFUSED = Decision.of((Outcome("search", "user:42", Rate(10, "minute"), 1, False, 0, 61.2, 90.0),))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigurationError("x"),
+        RuleError("x"),
+        RateError("5/mx", 2, "'mx' is no unit", "Units: s."),
+        StoreUnavailable("no connection"),
+        QuotaExceeded(REFUSED),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+class TestEveryError:
+    def test_is_caught_as_a_quota_error(self, error: QuotaError) -> None:
+        with pytest.raises(QuotaError):
+            raise error
+
+    def test_survives_pickling_as_workers_and_task_queues_do_it(self, error: QuotaError) -> None:
+        back = pickle.loads(pickle.dumps(error))
+        assert type(back) is type(error)
+        assert str(back) == str(error)
+        assert vars(back) == vars(error)
+
+    def test_can_be_copied(self, error: QuotaError) -> None:
+        assert str(copy.copy(error)) == str(error)
+
+
+def test_a_rate_error_is_a_rule_error_a_value_error_and_a_configuration_error() -> None:
+    assert issubclass(RateError, RuleError)
+    assert issubclass(RuleError, (ConfigurationError, ValueError))
+    assert issubclass(ConfigurationError, QuotaError)
+
+
+def test_a_rate_error_names_text_problem_place_and_hint() -> None:
+    error = RateError("5/mx", 2, "'mx' is no unit", "Units: s, m.")
+    assert str(error) == "'5/mx' is not a rate: 'mx' is no unit at position 2. Units: s, m."
+    assert (error.text, error.position, error.problem, error.hint) == ("5/mx", 2, "'mx' is no unit", "Units: s, m.")
+
+
+def test_a_rate_error_about_a_wrong_type_names_no_position() -> None:
+    assert str(RateError(10, None, "it is an int, not a text", "H.")) == (
+        "10 is not a rate: it is an int, not a text. H."
+    )
+
+
+def test_an_exceeded_quota_says_who_by_what_and_until_when_in_words() -> None:
+    assert str(QuotaExceeded(REFUSED)) == (
+        "Rule 'search' admits 10 per minute for user:42; try again in 1 minute 2 seconds."
+    )
+    assert QuotaExceeded(REFUSED).decision is REFUSED
+
+
+def test_an_unavailable_store_says_why() -> None:
+    error = StoreUnavailable("ConnectionError: refused")
+    assert str(error) == "The quota store is unavailable: ConnectionError: refused"
+    assert error.reason == "ConnectionError: refused"
+
+
+def test_the_nearest_word_is_offered_else_all_that_are_known_else_nothing() -> None:
+    assert did_you_mean("serach", ["search", "login"]) == " Did you mean 'search'?"
+    assert did_you_mean("zzz", ["search", "login"]) == " Known: login, search."
+    assert did_you_mean("zzz", []) == ""
+
+
+@given(st.text(), st.lists(st.text(), max_size=5))
+def test_a_suggestion_never_fails_whatever_the_words(word: str, known: list[str]) -> None:
+    assert isinstance(did_you_mean(word, known), str)
+
+
+def test_every_public_name_is_there_and_says_what_it_is_for() -> None:
+    for name in django_quota.__all__:
+        assert getattr(django_quota, name).__doc__, name
