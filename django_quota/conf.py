@@ -1,25 +1,24 @@
 """The settings: typed, live properties over `settings.QUOTA`. It must not know requests or stores.
 
-Nothing is bound at import: `override_settings(QUOTA=...)` holds from the next line on. A property reads one setting and
-raises `ConfigurationError` where its value is of no use; the system checks call the same properties at start.
+Nothing is bound at import: `override_settings(QUOTA=...)` holds from the next line on, and so does a change of the dict
+in place. A property reads one setting and raises `ConfigurationError` where its value is of no use; the system checks
+call the same properties at start.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from django.conf import settings
-from django.core.signals import setting_changed
 
 from django_quota.exceptions import ConfigurationError, RateError, RuleError, did_you_mean
 from django_quota.rules import OnUnavailable, Rule
 
 T = TypeVar("T")
-
-_NO_RULES: Mapping[str, object] = {}
 
 Network = IPv4Network | IPv6Network
 
@@ -28,18 +27,21 @@ UNIX = "unix"
 
 
 class QuotaSettings:
-    """Every setting of `settings.QUOTA`, with its default."""
+    """Every setting of one `settings.QUOTA`, with its default; each is read once, when it is first needed."""
 
-    @property
+    def __init__(self, given: object) -> None:
+        self._raw = given
+        self._made: dict[str, Rule] = {}
+
+    @cached_property
     def _given(self) -> Mapping[str, Any]:
-        given = getattr(settings, "QUOTA", None)
-        if type(given) is dict:  # the common case first: this is read several times a request
-            return given
-        if given is None:
+        if self._raw is None:
             return {}
-        if not isinstance(given, Mapping):
-            raise ConfigurationError(f"QUOTA is {type(given).__name__}, not a dict; {{'CACHE': 'default'}} would do.")
-        return given
+        if not isinstance(self._raw, Mapping):
+            raise ConfigurationError(
+                f"QUOTA is {type(self._raw).__name__}, not a dict; {{'CACHE': 'default'}} would do."
+            )
+        return self._raw
 
     def _get(self, name: str, kind: type[T], default: T, example: str) -> T:
         value = self._given.get(name, default)
@@ -47,12 +49,12 @@ class QuotaSettings:
             raise ConfigurationError(f'QUOTA["{name}"] is {value!r}; {example} would do.')
         return value
 
-    @property
+    @cached_property
     def enabled(self) -> bool:
         """`ENABLED`: where false, everything is allowed and Redis is not asked."""
         return self._get("ENABLED", bool, True, "True")
 
-    @property
+    @cached_property
     def store(self) -> Literal["redis", "memory"]:
         """`STORE`: "redis", or "memory" for tests and single processes."""
         store = self._get("STORE", str, "redis", "'redis'")
@@ -60,12 +62,12 @@ class QuotaSettings:
             raise ConfigurationError(f"QUOTA[\"STORE\"] is {store!r}; 'redis' or 'memory' would do.")
         return cast("Literal['redis', 'memory']", store)
 
-    @property
+    @cached_property
     def cache(self) -> str:
         """`CACHE`: the alias in `CACHES` whose Redis is used."""
         return self._get("CACHE", str, "default", "'default'")
 
-    @property
+    @cached_property
     def prefix(self) -> str:
         """`PREFIX`: what every key in Redis begins with."""
         prefix = self._get("PREFIX", str, "quota", "'quota'")
@@ -73,17 +75,15 @@ class QuotaSettings:
             raise ConfigurationError(f"QUOTA[\"PREFIX\"] is {prefix!r}; a text without braces, as 'quota', would do.")
         return prefix
 
-    @property
+    @cached_property
     def trusted_proxies(self) -> tuple[Network | Literal["unix"], ...]:
         """`TRUSTED_PROXIES`: networks whose X-Forwarded-For is believed, and "unix" for a peer on a unix socket."""
         given = self._given.get("TRUSTED_PROXIES", ())
-        if not given and type(given) in (tuple, list):
-            return ()
         if isinstance(given, str) or not isinstance(given, (list, tuple, set, frozenset)):
             raise ConfigurationError(f"QUOTA[\"TRUSTED_PROXIES\"] is {given!r}; ['10.0.0.0/8', 'unix'] would do.")
         return _networks(tuple(given))
 
-    @property
+    @cached_property
     def ipv6_prefix(self) -> int:
         """`IPV6_PREFIX`: how many bits of an IPv6 address tell clients apart, 1 to 128."""
         prefix = self._get("IPV6_PREFIX", int, 64, "64")
@@ -91,7 +91,7 @@ class QuotaSettings:
             raise ConfigurationError(f'QUOTA["IPV6_PREFIX"] is {prefix!r}; 1 to 128 would do, such as 64.')
         return prefix
 
-    @property
+    @cached_property
     def on_unavailable(self) -> OnUnavailable:
         """`ON_UNAVAILABLE`: what a rule does while the store does not answer, where it does not say itself."""
         value = self._get("ON_UNAVAILABLE", str, "allow", "'allow'")
@@ -99,31 +99,31 @@ class QuotaSettings:
             raise ConfigurationError(f"QUOTA[\"ON_UNAVAILABLE\"] is {value!r}; 'allow', 'deny' or 'local' would do.")
         return cast("OnUnavailable", value)
 
-    @property
+    @cached_property
     def headers(self) -> bool:
         """`HEADERS`: whether replies carry RateLimit-Policy and RateLimit."""
         return self._get("HEADERS", bool, True, "True")
 
-    @property
+    @cached_property
     def legacy_headers(self) -> bool:
         """`LEGACY_HEADERS`: whether replies carry X-RateLimit-Limit, -Remaining and -Reset too."""
         return self._get("LEGACY_HEADERS", bool, False, "True")
 
-    @property
+    @cached_property
     def template(self) -> str:
         """`TEMPLATE`: the template of the page for people who are refused."""
         return self._get("TEMPLATE", str, "429.html", "'429.html'")
 
-    @property
+    @cached_property
     def digest_key(self) -> str:
         """`DIGEST_KEY`: the key of the digests that stand for secrets; SECRET_KEY where not set."""
         return self._get("DIGEST_KEY", str, "", "a long random text") or settings.SECRET_KEY
 
-    @property
+    @cached_property
     def rules(self) -> Mapping[str, object]:
         """`RULES`: the named rules as they are written."""
-        given = self._given.get("RULES", _NO_RULES)
-        if type(given) is not dict and not isinstance(given, Mapping):
+        given = self._given.get("RULES", {})
+        if not isinstance(given, Mapping):
             raise ConfigurationError(f"QUOTA[\"RULES\"] is {given!r}; {{'search': '10/m'}} would do.")
         return given
 
@@ -132,7 +132,10 @@ class QuotaSettings:
         rules = self.rules
         if name not in rules:
             raise RuleError(f'There is no rule {name!r} in QUOTA["RULES"].{did_you_mean(name, map(str, rules))}')
-        return _rules.rule(name, rules[name])
+        rule = self._made.get(name)
+        if rule is None:
+            rule = self._made[name] = Rule.from_setting(name, rules[name])
+        return rule
 
 
 KNOWN_SETTINGS = (
@@ -141,37 +144,37 @@ KNOWN_SETTINGS = (
 )  # fmt: skip
 """The names that `settings.QUOTA` may have."""
 
-conf = QuotaSettings()
-"""The one instance."""
 
-
-class _CompiledRules:
-    """Rules made of settings, kept for as long as the setting says the same."""
+class _Current:
+    """The settings as they stand, read anew whenever `settings.QUOTA` differs from what was read."""
 
     def __init__(self) -> None:
-        self._made: dict[str, tuple[object, Rule]] = {}
+        self._seen: tuple[object, QuotaSettings] = (None, QuotaSettings(None))
 
-    def rule(self, name: str, value: object) -> Rule:
-        made = self._made.get(name)
-        if made is None or made[0] != value:
-            # A copy, so that a dict that is changed in place is seen to differ.
-            kept = dict(value) if isinstance(value, Mapping) else value
-            made = self._made[name] = (kept, Rule.from_setting(name, value))
-        return made[1]
-
-    def clear(self) -> None:
-        self._made.clear()
-
-
-_rules = _CompiledRules()
+    def __call__(self) -> QuotaSettings:
+        given = getattr(settings, "QUOTA", None)
+        seen, known = self._seen
+        if given == seen:
+            return known
+        kept = copy.deepcopy(given)  # so that a dict that is changed in place is seen to differ
+        known = QuotaSettings(given)
+        self._seen = (kept, known)
+        return known
 
 
-def _forget(*, setting: str, **_: object) -> None:
-    if setting == "QUOTA":
-        _rules.clear()
+current = _Current()
+"""Return the settings as they stand: `current().prefix`."""
 
 
-setting_changed.connect(_forget, dispatch_uid="django_quota.conf")
+class _Live:
+    """Makes `conf.prefix` of `current().prefix`."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(current(), name)
+
+
+conf = cast("QuotaSettings", _Live())
+"""The live settings: each attribute is read when it is asked for."""
 
 
 @lru_cache(maxsize=8)
@@ -198,12 +201,13 @@ def rule_of(rule_or_rate: object, options: Mapping[str, object]) -> Rule:
     """
     if isinstance(rule_or_rate, Rule):
         return _with_options(rule_or_rate, options)
-    if isinstance(rule_or_rate, str) and rule_or_rate in conf.rules:
-        return _with_options(conf.rule(rule_or_rate), options)
+    settings = current()
+    if isinstance(rule_or_rate, str) and rule_or_rate in settings.rules:
+        return _with_options(settings.rule(rule_or_rate), options)
     try:
         return _rule_of_rate(rule_or_rate, tuple(sorted(options.items())) if options else ())
     except RateError as error:
-        known = did_you_mean(str(rule_or_rate), map(str, conf.rules))
+        known = did_you_mean(str(rule_or_rate), map(str, settings.rules))
         raise RateError(error.text, error.position, error.problem, f"{error.hint} Nor is it a rule.{known}") from None
 
 

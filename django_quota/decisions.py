@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from django_quota.algorithms import Step
+from django_quota.algorithms import Limit, Step
 from django_quota.clock import SECOND, in_words
 from django_quota.exceptions import QuotaExceeded
 from django_quota.rates import CALENDAR_ONLY, Rate
@@ -18,12 +18,10 @@ from django_quota.rates import CALENDAR_ONLY, Rate
 class Outcome(NamedTuple):
     """What one limit of a plan says."""
 
-    rule: str
-    """The name of the rule that the limit belongs to."""
+    of: Limit
+    """The limit itself."""
     subject: str
     """Who is limited: `"ip:203.0.113.9"`."""
-    rate: Rate
-    """The rate: `str(rate)` is `"10/m"`."""
     cost: int
     """How much the hit asked for."""
     allowed: bool
@@ -42,9 +40,19 @@ class Outcome(NamedTuple):
     """Whether its refusal answers the request; else (`block=False`, `shadow=True`) the view goes on."""
 
     @property
+    def rule(self) -> str:
+        """The name of the rule that the limit belongs to."""
+        return self.of.rule
+
+    @property
+    def rate(self) -> Rate:
+        """The rate: `str(rate)` is `"10/m"`."""
+        return self.of.rate
+
+    @property
     def limit(self) -> int:
         """The count of the rate."""
-        return self.rate.count
+        return self.of.rate.count
 
     @property
     def window(self) -> int | None:
@@ -181,9 +189,8 @@ def outcomes_of(reply: Sequence[int], steps: Sequence[Step]) -> tuple[Outcome, .
         retry_after = 0.0 if ok else None if wait < 0 else wait / SECOND
         outcomes.append(
             Outcome(
-                step.limit.rule,
+                step.limit,
                 step.subject,
-                step.limit.rate,
                 step.cost,
                 ok == 1,
                 remaining,

@@ -232,6 +232,8 @@ def _refuse_async_functions(source: RuleSource, view: Callable[..., Any]) -> Non
 
 def _request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HttpRequest:
     """Return the request of a call: the first argument of a view, the second of a method."""
+    if args and isinstance(args[0], HttpRequest):
+        return args[0]
     for candidate in (*args[:2], kwargs.get("request")):
         if isinstance(candidate, HttpRequest):
             return candidate

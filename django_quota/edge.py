@@ -20,6 +20,8 @@ if TYPE_CHECKING:
         quota: Decision
 
 
+_WRITTEN = "_django_quota_decision"
+
 R = TypeVar("R", bound=HttpResponseBase)
 
 
@@ -40,8 +42,10 @@ def refuse(request: HttpRequest, decision: Decision) -> HttpResponse:
 def leave(request: HttpRequest, response: R) -> R:
     """Write the headers of all that was decided for the request on its reply."""
     decision = decision_of(request)
-    if decision is not None and hasattr(response, "headers") and "RateLimit" not in response.headers:
+    # Decorators and middleware of one request pass here one after the other: what is written once is not again.
+    if decision is not None and getattr(response, _WRITTEN, None) is not decision:
         write_headers(response, decision)
+        setattr(response, _WRITTEN, decision)
     return response
 
 

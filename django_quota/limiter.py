@@ -16,7 +16,7 @@ from django.http import HttpRequest
 
 from django_quota.algorithms import Mode
 from django_quota.clock import frozen_now
-from django_quota.conf import conf, rule_of
+from django_quota.conf import conf, current, rule_of
 from django_quota.decisions import Decision
 from django_quota.exceptions import RuleError, StoreUnavailable
 from django_quota.plans import Plan
@@ -121,7 +121,8 @@ _limiters: dict[tuple[str, str], Limiter] = {}
 
 def get_limiter() -> Limiter:
     """Return the limiter of the settings, made when it is first needed."""
-    kind, alias = named = (conf.store, conf.cache)
+    settings = current()
+    kind, alias = named = (settings.store, settings.cache)
     limiter = _limiters.get(named)
     if limiter is None:
         store: Store = MemoryStore() if kind == "memory" else RedisStore(alias)
@@ -145,54 +146,59 @@ setting_changed.connect(_forget, dispatch_uid="django_quota.limiter")
 
 def request_plan(rules: Iterable[Rule], request: HttpRequest) -> Flow:
     """Return (as the flow's result) the plan of a request: the rules that hold for it, with their costs."""
-    plan = Plan(conf.prefix)
-    if not conf.enabled:
+    settings = current()
+    plan = Plan(settings.prefix)
+    if not settings.enabled:
         return plan
+    key: object = None
+    subject = ""
     for rule in rules:
         if rule.methods is not None and request.method not in rule.methods:
             continue
         if rule.skip is not None and (yield from call(rule.skip, request)):
             continue
-        subject = yield from subject_flow(rule.key, request)
+        if rule.key != key:  # stacked rules mostly share their key
+            key, subject = rule.key, (yield from subject_flow(rule.key, request))
         cost = check_cost((yield from call(rule.cost, request))) if callable(rule.cost) else rule.cost
-        plan.add((yield from _with_rates(rule, request)), subject, cost)
+        plan.add((yield from _with_rates(rule, request)) if rule.dynamic else rule, subject, cost)
     return plan
 
 
-def _plan(rule_or_rate: RuleOrRate, subject: Subject, cost: int | None, options: dict[str, object]) -> Flow:
-    """Return (as the flow's result) the plan of one rule for a subject as the verbs take it."""
+def _plan(rule_or_rate: RuleOrRate, subject: Subject, cost: int | None, options: dict[str, object]) -> Plan | Flow:
+    """Return the plan of one rule for a subject as the verbs take it; a flow of it where a request must be asked."""
     rule = rule_of(rule_or_rate, options)
-    plan = Plan(conf.prefix)
-    request = _request_of(subject)
     if isinstance(subject, str):
         name = named_subject(subject)
-    elif request is not None:
-        name = yield from subject_flow(rule.key, request)
-        rule = yield from _with_rates(rule, request)
+    elif (request := _request_of(subject)) is not None:
+        return _asked_plan(rule, request, cost)
     elif is_user(subject):
         name = user_subject(subject)
     else:
         raise RuleError(f"{subject!r} is no subject: a text such as 'ip:203.0.113.9', a user or a request would do.")
     if rule.dynamic:
         raise RuleError(f"The rates of rule {rule.name!r} are functions of the request: pass the request as subject.")
-    plan.add(rule, name, (yield from _cost(rule, cost, request)))
+    if cost is None and callable(rule.cost):
+        raise RuleError(f"The cost of rule {rule.name!r} is a function of the request: pass cost= here.")
+    plan = Plan(current().prefix)
+    plan.add(rule, name, check_cost(rule.cost if cost is None else cost))
     return plan
 
 
-def _cost(rule: Rule, cost: int | None, request: HttpRequest | None) -> Flow:
-    if cost is not None:
-        return check_cost(cost)
-    if not callable(rule.cost):
-        return rule.cost
-    if request is None:
-        raise RuleError(f"The cost of rule {rule.name!r} is a function of the request: pass cost= here.")
-    return check_cost((yield from call(rule.cost, request)))
+def _asked_plan(rule: Rule, request: HttpRequest, cost: int | None) -> Flow:
+    """Return (as the flow's result) the plan of one rule for a request."""
+    subject = yield from subject_flow(rule.key, request)
+    if rule.dynamic:
+        rule = yield from _with_rates(rule, request)
+    asked = cost
+    if asked is None:
+        asked = (yield from call(rule.cost, request)) if callable(rule.cost) else rule.cost
+    plan = Plan(current().prefix)
+    plan.add(rule, subject, check_cost(asked))
+    return plan
 
 
 def _with_rates(rule: Rule, request: HttpRequest) -> Flow:
-    """Return the rule itself, or, where its rates are functions of the request, with the rates they give."""
-    if not rule.dynamic:
-        return rule
+    """Return the rule with the rates that its functions of the request give."""
     rates: list[object] = list(rule.rates)
     for position, rate in enumerate(rule.rates):
         if callable(rate):
@@ -281,11 +287,11 @@ async def areset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: obj
 
 
 def _decide(plan: Plan, mode: Mode) -> Decision:
-    return get_limiter().decide(plan, mode) if conf.enabled else plan.unlimited()
+    return get_limiter().decide(plan, mode) if current().enabled else plan.unlimited()
 
 
 async def _adecide(plan: Plan, mode: Mode) -> Decision:
-    return await get_limiter().adecide(plan, mode) if conf.enabled else plan.unlimited()
+    return await get_limiter().adecide(plan, mode) if current().enabled else plan.unlimited()
 
 
 def decide_request(rules: Iterable[Rule], request: HttpRequest) -> Decision:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import lru_cache
 from http import HTTPStatus
 from urllib.parse import quote
@@ -18,9 +18,11 @@ from django.template.loader import render_to_string
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from django_quota.conf import conf
+from django_quota.algorithms import Limit
+from django_quota.clock import SECOND
+from django_quota.conf import conf, current
 from django_quota.decisions import Decision, Outcome
-from django_quota.rates import Rate
+from django_quota.rates import CALENDAR_ONLY, Rate
 
 PROBLEM_TYPES = "https://iana.org/assignments/http-problem-types"
 _BODIES = ("application/problem+json", "application/json", "text/html", "text/plain")
@@ -31,26 +33,33 @@ def write_headers(response: HttpResponseBase, decision: Decision) -> None:
     outcomes = [outcome for outcome in decision.outcomes if not outcome.shadow]
     if not outcomes:
         return
-    if conf.headers:
-        names = policy_names(outcomes)
-        response.headers["RateLimit-Policy"] = ", ".join(map(_policy, names, outcomes))
+    settings = current()
+    if settings.headers:
+        names, policy = _policies(tuple(outcome.of for outcome in outcomes))
+        response.headers["RateLimit-Policy"] = policy
         response.headers["RateLimit"] = ", ".join(map(_state, names, outcomes))
-    if conf.legacy_headers and decision.binding is not None:
+    if settings.legacy_headers and decision.binding is not None:
         response.headers["X-RateLimit-Limit"] = str(decision.limit)
         response.headers["X-RateLimit-Remaining"] = str(decision.remaining)
         response.headers["X-RateLimit-Reset"] = str(math.ceil(decision.reset_after))
 
 
-def policy_names(outcomes: Iterable[Outcome]) -> list[str]:
+@lru_cache(maxsize=1024)
+def _policies(limits: tuple[Limit, ...]) -> tuple[list[str], str]:
+    """Return the names of these limits, and the RateLimit-Policy that lists them."""
+    names = policy_names(limits)
+    return names, ", ".join(map(_policy, names, limits))
+
+
+def policy_names(limits: Sequence[Limit]) -> list[str]:
     """Return the public name of each limit: the last part of the rule's name, and the window where needed.
 
     A rule without a name of its own is called by its view's path, which is nobody else's business.
     """
     taken: dict[str, None] = {}
-    outcomes = list(outcomes)
-    rules = [outcome.rule for outcome in outcomes]
-    for outcome in outcomes:
-        name = base = _label(outcome.rule, outcome.rate if rules.count(outcome.rule) > 1 else None)
+    rules = [limit.rule for limit in limits]
+    for limit in limits:
+        name = base = _label(limit.rule, limit.rate if rules.count(limit.rule) > 1 else None)
         number = 1
         while name in taken:
             number += 1
@@ -59,15 +68,15 @@ def policy_names(outcomes: Iterable[Outcome]) -> list[str]:
     return list(taken)
 
 
-@lru_cache(maxsize=1024)
 def _label(rule: str, rate: Rate | None) -> str:
     name = quote(rule.rpartition(".")[2] or rule, safe=" !#$&'()*+,-./:;<=>?@[]^_`{|}~")
     return name if rate is None else f"{name}-{rate.window}"
 
 
-def _policy(name: str, outcome: Outcome) -> str:
-    window = "" if outcome.window is None else f";w={outcome.window}"
-    return f'"{name}";q={outcome.limit}{window}'
+def _policy(name: str, limit: Limit) -> str:
+    # The length of a month or a year varies: their window is left out, as the draft allows.
+    window = "" if limit.rate.unit in CALENDAR_ONLY else f";w={limit.rate.period // SECOND}"
+    return f'"{name}";q={limit.rate.count}{window}'
 
 
 def _state(name: str, outcome: Outcome) -> str:
@@ -101,14 +110,13 @@ def _body(request: HttpRequest, decision: Decision, status: HTTPStatus) -> tuple
         return f"{detail}\n", "text/plain; charset=utf-8"
     unavailable = status == HTTPStatus.SERVICE_UNAVAILABLE
     outcomes = [outcome for outcome in decision.outcomes if not outcome.shadow]
+    names = policy_names([outcome.of for outcome in outcomes])
     problem = {
         "type": f"{PROBLEM_TYPES}#{'temporary-reduced-capacity' if unavailable else 'quota-exceeded'}",
         "title": _title(status),
         "status": int(status),
         "detail": detail,
-        "violated-policies": [
-            name for name, outcome in zip(policy_names(outcomes), outcomes, strict=True) if not outcome.allowed
-        ],
+        "violated-policies": [name for name, outcome in zip(names, outcomes, strict=True) if not outcome.allowed],
     }
     return json.dumps(problem), "application/problem+json"
 

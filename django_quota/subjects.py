@@ -11,13 +11,14 @@ import inspect
 from collections.abc import Callable, Generator
 from functools import lru_cache, partial
 from ipaddress import IPv4Address, IPv6Network, ip_address
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 from django.utils.module_loading import import_string
 
-from django_quota.conf import UNIX, Network, conf
+from django_quota.conf import UNIX, Network, conf, current
 from django_quota.exceptions import ConfigurationError, RuleError, did_you_mean
 
 if TYPE_CHECKING:
@@ -46,8 +47,10 @@ FULL_IPV6 = 128
 """The bits of a whole IPv6 address."""
 
 
-def answer(flow: Flow) -> Any:
-    """Run a flow where blocking is allowed; return its result."""
+def answer(flow: Any) -> Any:
+    """Run a flow where blocking is allowed; return its result. What is no flow needs no waiting and is returned."""
+    if not isinstance(flow, GeneratorType):
+        return flow
     try:
         question = next(flow)
         while True:
@@ -56,8 +59,10 @@ def answer(flow: Flow) -> Any:
         return done.value
 
 
-async def aanswer(flow: Flow) -> Any:
-    """Run a flow where blocking is not allowed; return its result."""
+async def aanswer(flow: Any) -> Any:
+    """Run a flow where blocking is not allowed; see `answer`."""
+    if not isinstance(flow, GeneratorType):
+        return flow
     try:
         question = next(flow)
         while True:
@@ -245,15 +250,16 @@ def user_subject(user: Any) -> str:
 def named_subject(subject: str) -> str:
     """Return a subject that was given as text in its one spelling: addresses as `ip_subject` writes them."""
     if subject.startswith("ip:"):
-        return _named_address(subject)
+        return _named_address(subject, current().ipv6_prefix)
     if not subject:
         raise RuleError("An empty text is no subject; 'ip:203.0.113.9', 'user:42' or 'global' would do.")
     return subject
 
 
-def _named_address(subject: str) -> str:
+@lru_cache(maxsize=4096)
+def _named_address(subject: str, ipv6_prefix: int) -> str:
     network, slash, prefix = subject.removeprefix("ip:").partition("/")
-    address = _canonical(network, int(prefix) if slash and prefix.isdecimal() else conf.ipv6_prefix)
+    address = _canonical(network, int(prefix) if slash and prefix.isdecimal() else ipv6_prefix)
     if address is None or (slash and not prefix.isdecimal()):
         raise RuleError(f"{subject!r} does not hold an IP address; 'ip:203.0.113.9' would do.")
     return f"ip:{address}"
@@ -270,11 +276,11 @@ def client_ip(request: HttpRequest) -> str:
     client and is never looked at. Raises `ConfigurationError` where there is no address at all.
     """
     peer = request.META.get("REMOTE_ADDR") or ""
-    proxies = conf.trusted_proxies
-    prefix = conf.ipv6_prefix
+    settings = current()
+    proxies = settings.trusted_proxies
     if proxies and _is_trusted(peer, proxies):
         peer = _walk(peer, request.META.get("HTTP_X_FORWARDED_FOR", ""), proxies)
-    address = _canonical(peer, prefix)
+    address = _canonical(peer, settings.ipv6_prefix)
     if address is None:
         raise ConfigurationError(
             f"The client's IP is unknown: REMOTE_ADDR is {peer!r} and no trusted proxy names one. Behind a proxy that "

@@ -7,6 +7,8 @@ when the loop ends.
 from __future__ import annotations
 
 import asyncio
+import os
+from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
@@ -24,6 +26,7 @@ from redis import Redis, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
+from redis.sentinel import SentinelConnectionPool
 
 from django_quota.exceptions import ConfigurationError, did_you_mean
 
@@ -32,6 +35,9 @@ _SYNC_ONLY = frozenset({"url", "parser_class", "connection_class", "retry", "ret
 
 ASYNC_CONNECTIONS = 50
 """Connections an event loop, unless CONNECTION_POOL_KWARGS says `max_connections`; further calls wait for one."""
+
+KEPT_CONNECTIONS = 64
+"""Idle sync connections that a process keeps at most."""
 
 
 class AliasProblem(NamedTuple):
@@ -88,6 +94,60 @@ def sync_client(alias: str) -> Redis:
         return cast("Redis", get_redis_connection(alias, write=True))
     except (NotImplementedError, InvalidCacheBackendError) as error:
         raise ConfigurationError(f'CACHES["{alias}"] cannot be used: {error}. {_USE_DJANGO_REDIS}') from error
+
+
+class SyncConnections:
+    """Connections of one alias for sync calls, made as its pool would make them, and kept between calls.
+
+    Taking from a redis-py pool and giving back costs more than the decision itself. So a caller's connection stays
+    with us: as many are kept as were ever in use at once, up to `KEPT_CONNECTIONS`, beside those that the pool lends
+    to others.
+    """
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+        self._pool: Any = None
+        self._idle: deque[Any] = deque()
+        self._pid = os.getpid()
+
+    def take(self) -> Any:
+        """Return a connection that is ready to send. Raises redis-py's errors where none can be made."""
+        if self._pid != os.getpid():  # a forked worker must not write to its parent's sockets
+            self._idle, self._pool, self._pid = deque(), None, os.getpid()
+        if self._pool is None:
+            self._pool = sync_client(self._alias).connection_pool
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._pool.connection_class(**self._pool.connection_kwargs)
+        try:
+            connection.connect()
+            if connection.can_read():  # closed by the server, or not all of an answer was read
+                connection.disconnect()
+                connection.connect()
+        except BaseException:
+            connection.disconnect()
+            raise
+        return connection
+
+    def give_back(self, connection: Any) -> None:
+        """Keep a connection for the next call."""
+        # After a failover the pool of a Sentinel alias no longer owns what leads to the old primary.
+        pool = self._pool
+        is_stale = isinstance(pool, SentinelConnectionPool) and not cast("Any", pool).owns_connection(connection)
+        if is_stale or len(self._idle) >= KEPT_CONNECTIONS:
+            connection.disconnect()
+        else:
+            self._idle.append(connection)
+
+    def close(self) -> None:
+        """Close the connections that nobody uses; the next call makes new ones."""
+        while self._idle:
+            self._idle.pop().disconnect()
+        self._pool = None
+
+    def __len__(self) -> int:
+        return len(self._idle)
 
 
 class AsyncClients:
