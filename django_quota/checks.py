@@ -12,6 +12,8 @@ from django.apps import AppConfig
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, register
 from django.core.checks import Warning as CheckWarning
+from django.template import TemplateDoesNotExist
+from django.template.loader import get_template
 
 from django_quota.conf import KNOWN_SETTINGS, conf
 from django_quota.exceptions import ConfigurationError, RateError, RuleError, did_you_mean
@@ -38,12 +40,14 @@ _PROPERTIES: dict[str, Callable[[], object]] = {
 @register("django_quota")
 def check_settings(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> list[CheckMessage]:  # noqa: ARG001
     """Check `settings.QUOTA`, its rules, and the cache alias behind it."""
-    given = getattr(settings, "QUOTA", {})
+    given = getattr(settings, "QUOTA", None)
+    if given is None:
+        given = {}
     if not isinstance(given, Mapping):
         return [
             Error(f"QUOTA is {type(given).__name__}, not a dict.", hint="{'CACHE': 'default'}", id="django_quota.E001")
         ]
-    return [*_check_names(given), *_check_values(), *_check_rules(), *_check_store()]
+    return [*_check_names(given), *_check_values(), *_check_rules(), *_check_store(), *_check_template()]
 
 
 def _check_names(given: Mapping[str, object]) -> Iterator[CheckMessage]:
@@ -58,8 +62,7 @@ def _check_values() -> Iterator[CheckMessage]:
         try:
             read()
         except ConfigurationError as error:
-            problem, _, hint = str(error).partition("; ")
-            yield Error(problem, hint=hint or None, id="django_quota.E002")
+            yield Error(error.problem, hint=error.hint or None, id="django_quota.E002")
 
 
 def _check_rules() -> Iterator[CheckMessage]:
@@ -89,3 +92,19 @@ def _check_store() -> Iterator[CheckMessage]:
         return  # said by _check_values
     if problem is not None:
         yield Error(problem.message, hint=problem.hint, id=f"django_quota.{problem.code}")
+
+
+def _check_template() -> Iterator[CheckMessage]:
+    if not settings.TEMPLATES:
+        return  # a site without templates answers in JSON and text
+    try:
+        name = conf.template
+        get_template(name)
+    except ConfigurationError:
+        return  # said by _check_values
+    except (TemplateDoesNotExist, OSError):
+        yield CheckWarning(
+            f"The template {name!r} of the page for refused visitors is not found: they get plain text.",
+            hint='Add the template, or "django_quota" to INSTALLED_APPS with APP_DIRS on, which brings a 429.html.',
+            id="django_quota.W002",
+        )

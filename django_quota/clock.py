@@ -31,12 +31,23 @@ def freeze(now: int) -> Iterator[None]:
         _frozen.reset(token)
 
 
+_UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
+
+
 def in_words(microseconds: float) -> str:
-    """Return a span as people say it, rounded up to the second: `"1 minute"`, `"2 hours 5 minutes"`, `"1 second"`."""
+    """Return a span as people say it, never shorter than it is: `"1 minute"`, `"2 hours 5 minutes"`, `"1 second"`.
+
+    It is rounded up to the second, or, above an hour, to the second unit that is named.
+    """
     seconds = -int(-microseconds // SECOND)
+    first = next((index for index, (_, size) in enumerate(_UNITS) if seconds >= size), None)
+    if first is None:
+        return "now"
+    finest = _UNITS[min(first + 1, len(_UNITS) - 1)][1]
+    seconds = -(-seconds // finest) * finest
     parts = []
-    for name, size in (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1)):
+    for name, size in _UNITS:
         number, seconds = divmod(seconds, size)
         if number:
             parts.append(f"{number} {name}{'s' if number > 1 else ''}")
-    return " ".join(parts[:2]) or "now"
+    return " ".join(parts)

@@ -7,16 +7,15 @@ call the same properties at start.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from django.conf import settings
 
 from django_quota.exceptions import ConfigurationError, RateError, RuleError, did_you_mean
-from django_quota.rules import OnUnavailable, Rule
+from django_quota.rules import OnUnavailable, Rule, path_of
 
 T = TypeVar("T")
 
@@ -31,7 +30,7 @@ class QuotaSettings:
 
     def __init__(self, given: object) -> None:
         self._raw = given
-        self._made: dict[str, Rule] = {}
+        self._made: dict[str, tuple[object, Rule]] = {}
 
     @cached_property
     def _given(self) -> Mapping[str, Any]:
@@ -39,14 +38,14 @@ class QuotaSettings:
             return {}
         if not isinstance(self._raw, Mapping):
             raise ConfigurationError(
-                f"QUOTA is {type(self._raw).__name__}, not a dict; {{'CACHE': 'default'}} would do."
+                f"QUOTA is {type(self._raw).__name__}, not a dict.", "{'CACHE': 'default'} would do."
             )
         return self._raw
 
     def _get(self, name: str, kind: type[T], default: T, example: str) -> T:
         value = self._given.get(name, default)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ConfigurationError(f'QUOTA["{name}"] is {value!r}; {example} would do.')
+            raise ConfigurationError(f'QUOTA["{name}"] is {value!r}.', f"{example} would do.")
         return value
 
     @cached_property
@@ -59,7 +58,7 @@ class QuotaSettings:
         """`STORE`: "redis", or "memory" for tests and single processes."""
         store = self._get("STORE", str, "redis", "'redis'")
         if store not in ("redis", "memory"):
-            raise ConfigurationError(f"QUOTA[\"STORE\"] is {store!r}; 'redis' or 'memory' would do.")
+            raise ConfigurationError(f'QUOTA["STORE"] is {store!r}.', "'redis' or 'memory' would do.")
         return cast("Literal['redis', 'memory']", store)
 
     @cached_property
@@ -72,7 +71,7 @@ class QuotaSettings:
         """`PREFIX`: what every key in Redis begins with."""
         prefix = self._get("PREFIX", str, "quota", "'quota'")
         if not prefix or "{" in prefix or "}" in prefix:
-            raise ConfigurationError(f"QUOTA[\"PREFIX\"] is {prefix!r}; a text without braces, as 'quota', would do.")
+            raise ConfigurationError(f'QUOTA["PREFIX"] is {prefix!r}.', "a text without braces, as 'quota', would do.")
         return prefix
 
     @cached_property
@@ -80,15 +79,15 @@ class QuotaSettings:
         """`TRUSTED_PROXIES`: networks whose X-Forwarded-For is believed, and "unix" for a peer on a unix socket."""
         given = self._given.get("TRUSTED_PROXIES", ())
         if isinstance(given, str) or not isinstance(given, (list, tuple, set, frozenset)):
-            raise ConfigurationError(f"QUOTA[\"TRUSTED_PROXIES\"] is {given!r}; ['10.0.0.0/8', 'unix'] would do.")
-        return _networks(tuple(given))
+            raise ConfigurationError(f'QUOTA["TRUSTED_PROXIES"] is {given!r}.', "['10.0.0.0/8', 'unix'] would do.")
+        return _networks(given)
 
     @cached_property
     def ipv6_prefix(self) -> int:
         """`IPV6_PREFIX`: how many bits of an IPv6 address tell clients apart, 1 to 128."""
         prefix = self._get("IPV6_PREFIX", int, 64, "64")
         if not 1 <= prefix <= 128:  # noqa: PLR2004 — the bits of an address
-            raise ConfigurationError(f'QUOTA["IPV6_PREFIX"] is {prefix!r}; 1 to 128 would do, such as 64.')
+            raise ConfigurationError(f'QUOTA["IPV6_PREFIX"] is {prefix!r}.', "1 to 128 would do, such as 64.")
         return prefix
 
     @cached_property
@@ -96,7 +95,7 @@ class QuotaSettings:
         """`ON_UNAVAILABLE`: what a rule does while the store does not answer, where it does not say itself."""
         value = self._get("ON_UNAVAILABLE", str, "allow", "'allow'")
         if value not in get_args(OnUnavailable):
-            raise ConfigurationError(f"QUOTA[\"ON_UNAVAILABLE\"] is {value!r}; 'allow', 'deny' or 'local' would do.")
+            raise ConfigurationError(f'QUOTA["ON_UNAVAILABLE"] is {value!r}.', "'allow', 'deny' or 'local' would do.")
         return cast("OnUnavailable", value)
 
     @cached_property
@@ -112,11 +111,14 @@ class QuotaSettings:
     @cached_property
     def template(self) -> str:
         """`TEMPLATE`: the template of the page for people who are refused."""
-        return self._get("TEMPLATE", str, "429.html", "'429.html'")
+        template = self._get("TEMPLATE", str, "429.html", "'429.html'")
+        if not template.strip():
+            raise ConfigurationError(f'QUOTA["TEMPLATE"] is {template!r}.', "'429.html' would do.")
+        return template
 
-    @cached_property
-    def digest_key(self) -> str:
-        """`DIGEST_KEY`: the key of the digests that stand for secrets; SECRET_KEY where not set."""
+    @property
+    def digest_key(self) -> str | bytes:
+        """`DIGEST_KEY`: the key of the digests that stand for secrets; SECRET_KEY, as it stands, where not set."""
         return self._get("DIGEST_KEY", str, "", "a long random text") or settings.SECRET_KEY
 
     @cached_property
@@ -124,7 +126,7 @@ class QuotaSettings:
         """`RULES`: the named rules as they are written."""
         given = self._given.get("RULES", {})
         if not isinstance(given, Mapping):
-            raise ConfigurationError(f"QUOTA[\"RULES\"] is {given!r}; {{'search': '10/m'}} would do.")
+            raise ConfigurationError(f'QUOTA["RULES"] is {given!r}.', "{'search': '10/m'} would do.")
         return given
 
     def rule(self, name: str) -> Rule:
@@ -132,10 +134,10 @@ class QuotaSettings:
         rules = self.rules
         if name not in rules:
             raise RuleError(f'There is no rule {name!r} in QUOTA["RULES"].{did_you_mean(name, map(str, rules))}')
-        rule = self._made.get(name)
-        if rule is None:
-            rule = self._made[name] = Rule.from_setting(name, rules[name])
-        return rule
+        made = self._made.get(name)
+        if made is None or made[0] != rules[name]:
+            made = self._made[name] = (_copied(rules[name]), Rule.from_setting(name, rules[name]))
+        return made[1]
 
 
 KNOWN_SETTINGS = (
@@ -146,19 +148,21 @@ KNOWN_SETTINGS = (
 
 
 class _Current:
-    """The settings as they stand, read anew whenever `settings.QUOTA` differs from what was read."""
+    """The settings as they stand, read anew whenever `settings.QUOTA` differs from what was read.
+
+    What is put into the dict in place is seen too.
+    """
 
     def __init__(self) -> None:
-        self._seen: tuple[object, QuotaSettings] = (None, QuotaSettings(None))
+        self._seen: tuple[object, object, QuotaSettings] = (None, None, QuotaSettings(None))
 
     def __call__(self) -> QuotaSettings:
         given = getattr(settings, "QUOTA", None)
-        seen, known = self._seen
-        if given == seen:
+        seen, copied, known = self._seen
+        if given is seen and given == copied:
             return known
-        kept = copy.deepcopy(given)  # so that a dict that is changed in place is seen to differ
         known = QuotaSettings(given)
-        self._seen = (kept, known)
+        self._seen = (given, dict(given) if isinstance(given, Mapping) else given, known)
         return known
 
 
@@ -177,19 +181,27 @@ conf = cast("QuotaSettings", _Live())
 """The live settings: each attribute is read when it is asked for."""
 
 
-@lru_cache(maxsize=8)
-def _networks(given: tuple[object, ...]) -> tuple[Network | Literal["unix"], ...]:
+def _copied(value: object) -> object:
+    """Return a rule's setting with its dict and lists copied, so that a change in place is seen to differ."""
+    if isinstance(value, Mapping):
+        return {name: _copied(given) for name, given in value.items()}
+    return list(value) if isinstance(value, list) else value
+
+
+def _networks(given: Iterable[object]) -> tuple[Network | Literal["unix"], ...]:
     networks: list[Network | Literal["unix"]] = []
     for value in given:
         if value == UNIX:
             networks.append("unix")
             continue
         try:
-            networks.append(ip_network(cast("str", value)))
+            if not isinstance(value, (str, IPv4Network, IPv6Network, IPv4Address, IPv6Address)):
+                raise ValueError(f"it is {type(value).__name__}, not a text")  # noqa: TRY301, TRY004
+            networks.append(ip_network(value))
         except ValueError as error:
             raise ConfigurationError(
-                f"QUOTA[\"TRUSTED_PROXIES\"] holds {value!r}: {error}. A network as '10.0.0.0/8', an address or "
-                "'unix' would do."
+                f'QUOTA["TRUSTED_PROXIES"] holds {value!r}: {error}.',
+                "A network as '10.0.0.0/8', an address or 'unix' would do.",
             ) from None
     return tuple(networks)
 
@@ -207,8 +219,12 @@ def rule_of(rule_or_rate: object, options: Mapping[str, object]) -> Rule:
     try:
         return _rule_of_rate(rule_or_rate, tuple(sorted(options.items())) if options else ())
     except RateError as error:
+        if error.text != rule_or_rate:
+            raise
         known = did_you_mean(str(rule_or_rate), map(str, settings.rules))
         raise RateError(error.text, error.position, error.problem, f"{error.hint} Nor is it a rule.{known}") from None
+    except TypeError:  # an option or a list of rates that cannot be a key of the cache
+        return _make_rule(rule_or_rate, options)
 
 
 def _with_options(rule: Rule, options: Mapping[str, object]) -> Rule:
@@ -221,10 +237,15 @@ def _with_options(rule: Rule, options: Mapping[str, object]) -> Rule:
 
 @lru_cache(maxsize=1024)
 def _rule_of_rate(rate: object, options: tuple[tuple[str, object], ...]) -> Rule:
+    return _make_rule(rate, dict(options))
+
+
+def _make_rule(rate: object, options: Mapping[str, object]) -> Rule:
     given = dict(options)
     name = given.pop("name", None)
-    rule = Rule.make(str(name or rate), rate, **given)
-    if name is None and rule.limits:
-        # The same rate, however it is spelt, is the same rule: "10/m" and "10 per minute" share their state.
-        rule = rule.named("; ".join(str(limit.rate) for limit in rule.limits))
-    return rule
+    rule = Rule.make("unnamed" if name is None else cast("str", name), rate, **given)
+    if name is not None:
+        return rule
+    # The same rate, however it is spelt, is the same rule: "10/m" and "10 per minute" share their state.
+    spelt = [path_of(rate) if callable(rate) else str(rate) for rate in rule.rates]
+    return rule.named("; ".join(spelt) or "unlimited")

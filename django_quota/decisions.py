@@ -137,10 +137,14 @@ class Decision:
     def joined(self, other: Decision) -> Decision:
         """Return one decision of this and another of the same request: allowed where both are."""
         outcomes = self.outcomes + other.outcomes
-        if not self.outcomes or not other.outcomes:
-            top = other if self.allowed and (other.outcomes or not other.allowed) else self
-        else:
+        if self.blocked != other.blocked:
+            top = self if self.blocked else other
+        elif self.allowed != other.allowed:
+            top = other if self.allowed else self
+        elif self.outcomes and other.outcomes:
             top = Decision.of(outcomes)
+        else:
+            top = self if self.outcomes or not other.outcomes else other
         return replace(
             top,
             allowed=self.allowed and other.allowed,
@@ -151,12 +155,16 @@ class Decision:
 
     def explain(self) -> str:
         """Say in a sentence or two who was refused, by what, and until when."""
+        if self.allowed and self.binding is None:
+            return "Allowed: nothing limits this."
         if self.allowed:
             left = "" if self.remaining is None else f" {self.remaining} left."
             return f"Allowed by rule {self.rule!r} for {self.subject}.{left}"
         if self.binding is None:
             return f"Rule {self.rule!r} could not be checked and refuses while that is so; try again shortly."
         rate = self.binding.rate.in_words()
+        if self.limit == 0:
+            return f"Rule {self.rule!r} admits nothing ({rate})."
         if self.binding.retry_after is None:
             return (
                 f"A cost of {self.cost} is above what rule {self.rule!r} ({rate}) ever admits for {self.subject}; "

@@ -1,7 +1,7 @@
 """`@quota`: limits on views, sync, async and class-based. It makes rules of its arguments; deciding is the limiter's.
 
-Decorators that stand directly on each other are merged into one wrapper, so that their limits are decided in one
-call. One with another decorator in between is not: what stands between them must run first.
+Decorators that stand directly on each other are merged into one wrapper, so that their limits are decided in one call.
+One with another decorator in between is not: what stands between them must run first.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from functools import partial, wraps
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest, HttpResponseBase
 
-from django_quota.conf import conf
+from django_quota.conf import current
 from django_quota.edge import enter, leave, refuse
 from django_quota.exceptions import ConfigurationError, QuotaExceeded, RateError, RuleError
 from django_quota.limiter import adecide_request, decide_request
-from django_quota.rules import Rule
+from django_quota.rules import Rule, path_of, shared_count
 from django_quota.subjects import compile_key, is_async_callable
 
 if TYPE_CHECKING:
@@ -29,26 +28,27 @@ if TYPE_CHECKING:
 V = TypeVar("V", bound=Callable[..., Any])
 """A view function, a method of a view, or a class of views."""
 
-RuleSource = Callable[[], Rule]
-"""Where a rule comes from, each time it is needed: a decorator's own, or the settings."""
+RuleSource = Callable[[type | None], Rule]
+"""Where a rule comes from at each request: a decorator's own, or the settings. It is told the class of the view."""
 
-_ATTRIBUTE = "_django_quota"
+_MARK = "_django_quota"
 
 
 class Limited:
     """What `@quota` knows of a view: the view itself, and the sources of all rules that stand directly on it."""
 
-    __slots__ = ("sources", "view", "wrapper")
+    __slots__ = ("depth", "sources", "view", "wrapper")
 
-    def __init__(self, view: Callable[..., Any], sources: tuple[RuleSource, ...]) -> None:
+    def __init__(self, view: Callable[..., Any], sources: tuple[RuleSource, ...], depth: int) -> None:
         self.view = view
         self.sources = sources
+        self.depth = depth
+        """How many `@quota` there are up to here, those below other decorators included."""
         self.wrapper: Callable[..., Any] | None = None
 
-    @property
-    def rules(self) -> list[Rule]:
-        """The rules as they stand now."""
-        return [source() for source in self.sources]
+    def rules(self, owner: type | None) -> list[Rule]:
+        """Return the rules as they stand now, for a view of this class (None: a function)."""
+        return [source(owner) for source in self.sources]
 
 
 def quota(
@@ -61,9 +61,10 @@ def quota(
 
     `rates`: `"10/m"`, several (`"10/s", "500/h"`), or functions of the request that return one, sync or async; None is
     unlimited. `rule`: in their place, the name of a rule of the settings, read at each request. `name`: what the rule
-    is called in keys, logs and headers; by default the view's path. The options are those of `Rule`: `key`,
-    `algorithm`,
-    `cost`, `burst`, `precision`, `tz`, `count_refused`, `methods`, `block`, `shadow`, `skip`, `on_unavailable`.
+    is called in keys, logs and headers; by default the path of the view's function or class, so that no two views
+    share a limit. The options are those of `Rule`: `key`, `algorithm`, `cost`, `burst`, `precision`, `tz`,
+    `count_refused`,
+    `methods`, `block`, `shadow`, `skip`, `on_unavailable`.
 
     The Decision lies on `request.quota`. A refused request is answered with 429, and so is a `QuotaExceeded` raised
     inside the view.
@@ -73,59 +74,109 @@ def quota(
     if rule is not None:
         if rates or options or name is not None:
             raise RuleError("@quota(rule=...) takes its rates and options from the rule; give one or the other.")
-        return _Decorator(None, _named_source(rule))
+        if not isinstance(cast("object", rule), (str, Rule)):
+            raise RuleError(f"rule={rule!r} is not the name of a rule; @quota(rule='search') would do.")
+        return _Decorator(rule)
     if not rates:
         raise RateError("", 0, "@quota got none", "@quota('10/m') or @quota(rule='search') would do.")
-    template = Rule.make(name or "unnamed", *rates, **options)
+    if len(rates) == 1 and callable(rates[0]) and not options and name is None and _looks_like_a_view(rates[0]):
+        raise RateError(path_of(rates[0]), None, "it is a view", "Write @quota('10/m') with a rate.")
+    template = Rule.make("unnamed" if name is None else name, *rates, **options)
     compile_key(template.key)
-    return _Decorator(template, None, named=name is not None)
+    return _Decorator(template, named=name is not None)
+
+
+def _looks_like_a_view(value: object) -> bool:
+    """Say whether a bare `@quota`, without a call, has been handed the view as its rate."""
+    return isinstance(value, type) or limited(value) is not None
 
 
 class _Decorator:
     """One `@quota(...)`: callable on views, functions and classes alike."""
 
-    def __init__(self, template: Rule | None, source: RuleSource | None, *, named: bool = True) -> None:
-        self._template = template
-        self._source = source
+    def __init__(self, rule: str | Rule, *, named: bool = True) -> None:
+        self._rule = rule
         self._named = named
-        self._rules: dict[str, Rule] = {}  # method_decorator calls this once a request: a name is made once
+        self._made: dict[str, Rule] = {}  # by name: method_decorator calls this once a request
 
     def __call__(self, view: Any) -> Any:
         if isinstance(view, type):
             return self._limit_class(view)
-        return self._limit(view, _path(view))
+        if isinstance(view, HttpRequest) or not callable(view):
+            raise RuleError(f"@quota stands on {type(view).__name__}, not on a view; @quota('10/m') would do.")
+        return self._limit(view)
 
     def _limit_class(self, cls: type) -> type:
         dispatch = getattr(cls, "dispatch", None)
         if dispatch is None:
             raise ConfigurationError(f"@quota on {cls.__qualname__}: a class without dispatch() is not a view.")
-        cls.dispatch = self._limit(dispatch, f"{cls.__module__}.{cls.__qualname__}")  # type: ignore[attr-defined]
+        if not getattr(cls, "view_is_async", False):
+            self._refuse_async_functions()
+        cls.dispatch = self._limit(dispatch)  # type: ignore[attr-defined]
         return cls
 
-    def _limit(self, view: Callable[..., Any], path: str) -> Callable[..., Any]:
+    def _limit(self, view: Callable[..., Any]) -> Callable[..., Any]:
         inner = limited(view)
-        below = inner.sources if inner else ()
-        sources = (self._source_for(path, len(below) + 1), *below)
-        return _wrap(Limited(inner.view if inner else view, sources))
+        mark = inner or getattr(view, _MARK, None)  # functools.wraps copies it through what stands in between
+        depth = mark.depth + 1 if isinstance(mark, Limited) else 1
+        bare = inner.view if inner else view
+        if not (_is_async(bare) or _is_dispatch(bare) or _is_a_trial(bare)):
+            self._refuse_async_functions()
+        if inner and isinstance(self._rule, Rule) and self._named:
+            _refuse_shared_counts(self._rule, inner)
+        sources = (self._source(bare, depth), *(inner.sources if inner else ()))
+        return _wrap(Limited(bare, sources, depth))
 
-    def _source_for(self, path: str, position: int) -> RuleSource:
-        if self._template is None:
-            return cast("RuleSource", self._source)
+    def _source(self, view: Callable[..., Any], depth: int) -> RuleSource:
+        if isinstance(self._rule, str):
+            return partial(_rule_of_the_settings, self._rule)
         if self._named:
-            return partial(_itself, self._template)
-        name = path if position == 1 else f"{path}#{position}"
-        rule = self._rules.get(name)
+            return partial(_itself, self._rule)
+        suffix = "" if depth == 1 else f"#{depth}"
+        path = _path(view)
+        method = "" if _is_dispatch(view) else f".{getattr(view, '__name__', '')}"
+        return partial(self._named_by_view, path + suffix, method + suffix)
+
+    def _named_by_view(self, path: str, method: str, owner: type | None) -> Rule:
+        """Return the rule under the view's path; a method's is its class's, also where the method is inherited."""
+        name = path if owner is None else f"{owner.__module__}.{owner.__qualname__}{method}"
+        rule = self._made.get(name)
         if rule is None:
-            rule = self._rules[name] = self._template.named(name)
-        return partial(_itself, rule)
+            rule = self._made[name] = cast("Rule", self._rule).named(name)
+        return rule
+
+    def _refuse_async_functions(self) -> None:
+        """Fail at import where a sync view is given a function that it could not await."""
+        rule = self._rule
+        if isinstance(rule, str):
+            return
+        keys = rule.key if isinstance(rule.key, tuple) else (rule.key,)
+        functions = [("cost", rule.cost), ("skip", rule.skip)]
+        functions += [("key", key) for key in keys] + [("rate", rate) for rate in rule.rates]
+        for option, value in functions:
+            if is_async_callable(value):
+                raise RuleError(f"{option}={path_of(value)} is async, but the view is not; a sync function would do.")
 
 
-def _itself(rule: Rule) -> Rule:
+def _refuse_shared_counts(rule: Rule, inner: Limited) -> None:
+    """Fail at import where two stacked rules have one name and different limits."""
+    for source in inner.sources:
+        other = source.args[0] if isinstance(source, partial) and source.func is _itself else None
+        if not isinstance(other, Rule) or other.name != rule.name or other.key != rule.key:
+            continue
+        by_state = {limit.state_id: limit for limit in other.limits}
+        for limit in rule.limits:
+            twin = by_state.get(limit.state_id)
+            if twin is not None and twin != limit:
+                raise shared_count(limit, twin)
+
+
+def _itself(rule: Rule, owner: type | None) -> Rule:  # noqa: ARG001 — a RuleSource
     return rule
 
 
-def _named_source(rule: str | Rule) -> RuleSource:
-    return partial(_itself, rule) if isinstance(rule, Rule) else partial(conf.rule, rule)
+def _rule_of_the_settings(name: str, owner: type | None) -> Rule:  # noqa: ARG001 — a RuleSource
+    return current().rule(name)
 
 
 def limited(view: object) -> Limited | None:
@@ -133,35 +184,44 @@ def limited(view: object) -> Limited | None:
 
     `functools.wraps` copies attributes: a view under `@login_required` looks as if it were ours, and is not.
     """
-    found = getattr(view, _ATTRIBUTE, None)
+    found = getattr(view, _MARK, None)
     return found if isinstance(found, Limited) and found.wrapper is view else None
+
+
+def _bound_to(view: Any) -> Any:
+    """Return the view instance (or class) that a method is bound to; `method_decorator` hands over a partial of one."""
+    return getattr(view.func if isinstance(view, partial) else view, "__self__", None)
+
+
+def _is_dispatch(view: Any) -> bool:
+    return getattr(view, "__name__", "") == "dispatch"
+
+
+def _is_a_trial(view: Any) -> bool:
+    """Say whether this is the empty function on which `method_decorator` tries a decorator out."""
+    return getattr(view, "__module__", "") == "django.utils.decorators"
 
 
 def _path(view: Any) -> str:
     """Return the dotted path of a view: what its unnamed rules are called.
 
-    `method_decorator` hands over a partial of a bound method, which may be inherited: then the class of the view that
-    is bound counts, so that two views never share a limit because they share a `dispatch`.
+    For a bound method, which may be inherited, the class of the view that it is bound to counts.
     """
-    function = view.func if isinstance(view, partial) else view
-    bound_to = getattr(function, "__self__", None)
+    bound_to = _bound_to(view)
     if bound_to is not None:
-        method = getattr(function, "__name__", "dispatch")
-        owner = type(bound_to)
-        return f"{owner.__module__}.{owner.__qualname__}" + ("" if method == "dispatch" else f".{method}")
-    view_class = getattr(view, "view_class", None)  # what as_view() returns
-    named = view_class or (function if hasattr(function, "__qualname__") else type(function))
-    return f"{named.__module__}.{named.__qualname__}"
+        owner = bound_to if isinstance(bound_to, type) else type(bound_to)
+        path = f"{owner.__module__}.{owner.__qualname__}"
+        return path if _is_dispatch(view) else f"{path}.{getattr(view, '__name__', '')}"
+    view_class = getattr(view, "view_class", None)  # of what as_view() returns
+    return path_of(view_class or (view.func if isinstance(view, partial) else view))
 
 
 # --- wrappers ---------------------------------------------------------------------------------------------------------
 
 
 def _wrap(spec: Limited) -> Callable[..., Any]:
-    view = spec.view
-    make = _async_wrapper if _is_async(view) else _wrapper
-    spec.wrapper = make(spec)
-    setattr(spec.wrapper, _ATTRIBUTE, spec)
+    spec.wrapper = _async_wrapper(spec) if _is_async(spec.view) else _wrapper(spec)
+    setattr(spec.wrapper, _MARK, spec)
     return spec.wrapper
 
 
@@ -170,38 +230,47 @@ def _wrapper(spec: Limited) -> Callable[..., Any]:
 
     @wraps(view)
     def limited_view(*args: Any, **kwargs: Any) -> Any:
-        if getattr(args[0] if args else None, "view_is_async", False):
+        request, owner = _request(args, kwargs)
+        if owner is not None and getattr(owner, "view_is_async", False):
             # dispatch() of an async class-based view: a plain function that returns a coroutine.
-            return _acall(spec, args, kwargs)
-        request = _request(args, kwargs)
-        refused = enter(request, decide_request(spec.rules, request))
+            return _acall(spec, request, owner, args, kwargs)
+        refused = enter(request, decide_request(spec.rules(owner), request))
         if refused is not None:
             return refused
         try:
-            return leave(request, view(*args, **kwargs))
+            response = view(*args, **kwargs)
+            if isawaitable(response):  # an async view that does not say so
+                return _finish(request, response)
+            return leave(request, response)
         except QuotaExceeded as exceeded:
             return refuse(request, exceeded.decision)
 
-    for source in spec.sources:
-        _refuse_async_functions(source, view)
     return limited_view
 
 
 def _async_wrapper(spec: Limited) -> Callable[..., Any]:
     @wraps(spec.view)
     async def limited_view(*args: Any, **kwargs: Any) -> Any:
-        return await _acall(spec, args, kwargs)
+        request, owner = _request(args, kwargs)
+        return await _acall(spec, request, owner, args, kwargs)
 
     return limited_view
 
 
-async def _acall(spec: Limited, args: tuple[Any, ...], kwargs: dict[str, Any]) -> HttpResponseBase:
-    request = _request(args, kwargs)
-    refused = enter(request, await adecide_request(spec.rules, request))
+async def _acall(
+    spec: Limited, request: HttpRequest, owner: type | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> HttpResponseBase:
+    refused = enter(request, await adecide_request(spec.rules(owner), request))
     if refused is not None:
         return refused
     try:
-        response: Any = spec.view(*args, **kwargs)
+        return await _finish(request, spec.view(*args, **kwargs))
+    except QuotaExceeded as exceeded:
+        return refuse(request, exceeded.decision)
+
+
+async def _finish(request: HttpRequest, response: Any) -> HttpResponseBase:
+    try:
         if isawaitable(response):
             response = await response
         return leave(request, cast("HttpResponseBase", response))
@@ -209,35 +278,17 @@ async def _acall(spec: Limited, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return refuse(request, exceeded.decision)
 
 
-def _is_async(view: Callable[..., Any]) -> bool:
+def _is_async(view: Any) -> bool:
     """Say whether a view must be awaited; also one that `method_decorator` has bound to an async class-based view."""
-    bound_to = getattr(view.func if isinstance(view, partial) else view, "__self__", None)
-    return bool(iscoroutinefunction(view) or getattr(bound_to, "view_is_async", False))
+    return is_async_callable(view) or bool(getattr(_bound_to(view), "view_is_async", False))
 
 
-def _refuse_async_functions(source: RuleSource, view: Callable[..., Any]) -> None:
-    """Fail at import where a sync view is given a function that it could not await."""
-    if source.func is not _itself or getattr(view, "__name__", "") == "dispatch":  # type: ignore[attr-defined]
-        return
-    rule = source()
-    for option, value in (
-        ("key", rule.key),
-        ("cost", rule.cost),
-        ("skip", rule.skip),
-        *(("rate", r) for r in rule.rates),
-    ):
-        if is_async_callable(value):
-            raise RuleError(f"{option}= of {rule.name!r} is async, but the view is not; a sync function would do.")
-
-
-def _request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HttpRequest:
-    """Return the request of a call: the first argument of a view, the second of a method."""
+def _request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[HttpRequest, type | None]:
+    """Return the request of a call, and the class of the view where the first argument is a view instance."""
     if args and isinstance(args[0], HttpRequest):
-        return args[0]
-    for candidate in (*args[:2], kwargs.get("request")):
-        if isinstance(candidate, HttpRequest):
-            return candidate
-        wrapped = getattr(candidate, "_request", None)  # Django REST framework's request holds Django's
-        if isinstance(wrapped, HttpRequest):
-            return wrapped
+        return args[0], None
+    for position, candidate in enumerate((*args[:2], kwargs.get("request"))):
+        found = candidate if isinstance(candidate, HttpRequest) else getattr(candidate, "_request", None)
+        if isinstance(found, HttpRequest):  # Django REST framework's request holds Django's as _request
+            return found, type(args[0]) if position and args else None
     raise ConfigurationError("@quota stands on a function that got no request: it limits views.")

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
         quota: Decision
 
 
-_WRITTEN = "_django_quota_decision"
+LEFT_TO_MIDDLEWARE = "_django_quota_middleware"
+"""The mark of a request whose reply passes our middleware: then that one writes the headers, once for all."""
 
 R = TypeVar("R", bound=HttpResponseBase)
 
@@ -34,18 +35,16 @@ def enter(request: HttpRequest, decision: Decision) -> HttpResponse | None:
 def refuse(request: HttpRequest, decision: Decision) -> HttpResponse:
     """Return the answer to a `QuotaExceeded` that was raised inside a view."""
     earlier = decision_of(request)
-    if earlier is None or not set(decision.outcomes) <= set(earlier.outcomes):
-        _join(request, decision)
-    return refusal(request, decision)
+    known = earlier is not None and set(decision.outcomes) <= set(earlier.outcomes)
+    joined = earlier if earlier is not None and known else _join(request, decision)
+    return refusal(request, decision if joined.allowed else joined)
 
 
 def leave(request: HttpRequest, response: R) -> R:
     """Write the headers of all that was decided for the request on its reply."""
     decision = decision_of(request)
-    # Decorators and middleware of one request pass here one after the other: what is written once is not again.
-    if decision is not None and getattr(response, _WRITTEN, None) is not decision:
+    if decision is not None and not getattr(request, LEFT_TO_MIDDLEWARE, False):
         write_headers(response, decision)
-        setattr(response, _WRITTEN, decision)
     return response
 
 

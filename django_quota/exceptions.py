@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import reprlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from django_quota.decisions import Decision
@@ -20,7 +20,15 @@ class QuotaError(Exception):
 
 
 class ConfigurationError(QuotaError):
-    """A setting, an option or the deployment is wrong; the text says which and what would do."""
+    """A setting, an option or the deployment is wrong; the text says which, and `hint` what would do."""
+
+    def __init__(self, problem: str, hint: str = "") -> None:
+        self.problem = problem
+        self.hint = hint
+        super().__init__(f"{problem} {hint}".strip())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problem, self.hint)
 
 
 class RuleError(ConfigurationError, ValueError):
@@ -40,7 +48,10 @@ class RateError(RuleError):
         self.problem = problem
         self.hint = hint
         place = "" if position is None else f" at position {position}"
-        super().__init__(f"{reprlib.repr(text)} is not a rate: {problem}{place}. {hint}")
+        QuotaError.__init__(self, f"{reprlib.repr(text)} is not a rate: {problem}{place}. {hint}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.text, self.position, self.problem, self.hint)
 
 
 class StoreUnavailable(QuotaError):  # noqa: N818 — a public name of the design
@@ -53,6 +64,9 @@ class StoreUnavailable(QuotaError):  # noqa: N818 — a public name of the desig
         self.reason = reason
         super().__init__(f"The quota store is unavailable: {reason}")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.reason,)
+
 
 class QuotaExceeded(QuotaError):  # noqa: N818 — a public name of the design
     """A limit was reached. Raised inside a view it becomes the 429 that the decorators send.
@@ -63,6 +77,9 @@ class QuotaExceeded(QuotaError):  # noqa: N818 — a public name of the design
     def __init__(self, decision: Decision) -> None:
         self.decision = decision
         super().__init__(decision.explain())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.decision,)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -102,16 +102,24 @@ class Limiter:
             self._is_down = True
             logger.error("%s. Rules decide by on_unavailable until it answers again.", error)
         default = conf.on_unavailable
-        for rule in plan.rules:
-            if (rule.on_unavailable or default) == "deny" and not rule.shadow:
+        binding = [rule for rule in plan.rules if rule.limits and not rule.shadow]
+        denying = [rule for rule in binding if (rule.on_unavailable or default) == "deny"]
+        for rule in denying:
+            if rule.block:
                 return plan.denied(rule)
-        local = plan.only([rule for rule in plan.rules if (rule.on_unavailable or default) == "local"])
-        if not local:
+        decision = self._local(
+            plan.only([rule for rule in plan.rules if (rule.on_unavailable or default) == "local"]), mode
+        )
+        return decision.joined(plan.denied(denying[0])) if denying else decision
+
+    def _local(self, plan: Plan, mode: Mode) -> Decision:
+        """Decide in this process's memory."""
+        if not plan:
             return plan.unlimited(degraded=True)
         now = frozen_now()
         moment = MemoryStore.now() if now is None else now
-        reply = self.local.decide(local.steps(moment), mode, moment)
-        return local.read(reply, degraded=True) or plan.unlimited(degraded=True)
+        decision = plan.read(self.local.decide(plan.steps(moment), mode, moment), degraded=True)
+        return plan.unlimited(degraded=True) if decision is None else decision
 
 
 # --- the limiter of the settings --------------------------------------------------------------------------------------
@@ -159,7 +167,7 @@ def request_plan(rules: Iterable[Rule], request: HttpRequest) -> Flow:
             continue
         if rule.key != key:  # stacked rules mostly share their key
             key, subject = rule.key, (yield from subject_flow(rule.key, request))
-        cost = check_cost((yield from call(rule.cost, request))) if callable(rule.cost) else rule.cost
+        cost = check_cost((yield from call(rule.cost, request)), rule.name) if callable(rule.cost) else rule.cost
         plan.add((yield from _with_rates(rule, request)) if rule.dynamic else rule, subject, cost)
     return plan
 
@@ -180,7 +188,7 @@ def _plan(rule_or_rate: RuleOrRate, subject: Subject, cost: int | None, options:
     if cost is None and callable(rule.cost):
         raise RuleError(f"The cost of rule {rule.name!r} is a function of the request: pass cost= here.")
     plan = Plan(current().prefix)
-    plan.add(rule, name, check_cost(rule.cost if cost is None else cost))
+    plan.add(rule, name, check_cost(rule.cost if cost is None else cost, rule.name))
     return plan
 
 
@@ -193,7 +201,7 @@ def _asked_plan(rule: Rule, request: HttpRequest, cost: int | None) -> Flow:
     if asked is None:
         asked = (yield from call(rule.cost, request)) if callable(rule.cost) else rule.cost
     plan = Plan(current().prefix)
-    plan.add(rule, subject, check_cost(asked))
+    plan.add(rule, subject, check_cost(asked, rule.name))
     return plan
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
-from django_quota.edge import leave, refuse
+from django_quota.edge import LEFT_TO_MIDDLEWARE, leave, refuse
 from django_quota.exceptions import QuotaExceeded
 
 
@@ -28,11 +28,17 @@ class QuotaMiddleware:
         """Answer a request."""
         if self.is_async:
             return self.__acall__(request)
-        return leave(request, cast("HttpResponseBase", self.get_response(request)))
+        setattr(request, LEFT_TO_MIDDLEWARE, True)
+        response = self.get_response(request)
+        delattr(request, LEFT_TO_MIDDLEWARE)
+        return leave(request, cast("HttpResponseBase", response))
 
     async def __acall__(self, request: HttpRequest) -> HttpResponseBase:
         """Answer a request without blocking the event loop."""
-        return leave(request, cast("HttpResponseBase", await self.get_response(request)))
+        setattr(request, LEFT_TO_MIDDLEWARE, True)
+        response = await self.get_response(request)
+        delattr(request, LEFT_TO_MIDDLEWARE)
+        return leave(request, cast("HttpResponseBase", response))
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         """Answer a `QuotaExceeded` that left a view."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from django_quota.algorithms import STALE, Step
 from django_quota.decisions import Decision, outcomes_of
 from django_quota.keys import state_key
-from django_quota.rules import Rule
+from django_quota.rules import Rule, shared_count
 
 
 class Plan:
@@ -37,9 +37,12 @@ class Plan:
             group = self._groups
         for limit in rule.limits:
             key = state_key(self._prefix, subject, limit)
-            if key not in self._steps:
+            twin = self._steps.get(key)
+            if twin is None:
                 self._steps[key] = Step.of(key, limit, subject, cost, group, rule.shadow, 0)
                 self.timeless = self.timeless and limit.fixed is not None
+            elif twin.limit != limit:
+                raise shared_count(limit, twin.limit)
 
     @property
     def keys(self) -> list[str]:

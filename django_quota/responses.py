@@ -14,6 +14,7 @@ from http import HTTPStatus
 from urllib.parse import quote
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -69,7 +70,7 @@ def policy_names(limits: Sequence[Limit]) -> list[str]:
 
 
 def _label(rule: str, rate: Rate | None) -> str:
-    name = quote(rule.rpartition(".")[2] or rule, safe=" !#$&'()*+,-./:;<=>?@[]^_`{|}~")
+    name = quote(rule.rpartition(".")[2] or rule, safe=" !#$&'()*+,-./:;<=>?@[]^_`{|}~", errors="surrogatepass")
     return name if rate is None else f"{name}-{rate.window}"
 
 
@@ -105,7 +106,10 @@ def _body(request: HttpRequest, decision: Decision, status: HTTPStatus) -> tuple
     detail = message(decision)
     if accepted == "text/html":
         context = {"decision": decision, "detail": detail, "status": int(status), "title": _title(status)}
-        return render_to_string(conf.template, context, request), "text/html; charset=utf-8"
+        try:
+            return render_to_string(conf.template, context, request), "text/html; charset=utf-8"
+        except TemplateDoesNotExist:  # a system check says so; a refusal must not become an error page
+            accepted = "text/plain"
     if accepted == "text/plain":
         return f"{detail}\n", "text/plain; charset=utf-8"
     unavailable = status == HTTPStatus.SERVICE_UNAVAILABLE
@@ -130,6 +134,8 @@ def message(decision: Decision) -> str:
     if decision.binding is None:
         return _("This cannot be served right now. Please try again shortly.")
     limit = _("The limit is %(rate)s.") % {"rate": decision.binding.rate.in_words()}
+    if decision.limit == 0:
+        return _("This is closed at the moment.")
     if decision.retry_after is None:
         return limit + " " + _("This request is larger than that, so trying again will not help.")
     seconds = max(1, math.ceil(decision.retry_after))

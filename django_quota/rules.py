@@ -44,10 +44,10 @@ class Rule:
 
     `rates`: several must all have room; none at all means unlimited. `key`: how a request tells who is limited.
     `cost`: units a hit takes, a whole number or a function of the request. `burst`, `precision`, `tz`, `count_refused`:
-    see `algorithms.Options`. `methods`: the HTTP methods it holds for; None for all. `block`: whether a refusal answers
-    the request, or only shows on `request.quota`. `shadow`: decide and report, never refuse. `skip`: a function of the
-    request; where it returns true, the rule does not hold. `on_unavailable`: what holds while the store does not
-    answer:
+    see `algorithms.Options`. `methods`: the HTTP methods it holds for (GET means HEAD too); None for all. `block`:
+    whether a refusal answers the request, or only shows on `request.quota`. `shadow`: decide and report, never
+    refuse. `skip`: a function of the request; where it returns true, the rule does not hold. `on_unavailable`: what
+    holds while the store does not answer:
     `"allow"`, `"deny"` or `"local"`; None for the setting's.
 
     Raises `RuleError` (of which `RateError` is one) where anything does not fit.
@@ -72,6 +72,7 @@ class Rule:
     """Whether any rate is a function of the request: then `limits` is empty and `with_rates` makes the real rule."""
 
     def __post_init__(self) -> None:
+        _normalize(self)
         _check_options(self)
         dynamic = any(callable(rate) for rate in self.rates)
         object.__setattr__(self, "dynamic", dynamic)
@@ -87,15 +88,7 @@ class Rule:
         for option in options:
             if option not in known:
                 raise RuleError(f"{option!r} is not an option of a rule.{did_you_mean(option, known)}")
-        methods = options.get("methods")
-        if methods is not None:
-            options["methods"] = _methods(methods)
-        if isinstance(options.get("key"), list):
-            options["key"] = tuple(cast("list[object]", options["key"]))
-        parsed: list[Rate | DynamicRate] = []
-        for rate in rates:
-            parsed += (cast("DynamicRate", rate),) if callable(rate) else parse_rates(rate)
-        return cls(name, tuple(parsed), **cast("dict[str, Any]", options))
+        return cls(name, cast("tuple[Rate | DynamicRate, ...]", rates), **cast("dict[str, Any]", options))
 
     @classmethod
     def from_setting(cls, name: str, value: object) -> Rule:
@@ -116,7 +109,11 @@ class Rule:
 
     def with_rates(self, *rates: object) -> Rule:
         """Return the rule with rates as people write them in the place of its own; None means unlimited."""
-        return _with_rates(self, parse_rates(*rates))
+        parsed = parse_rates(*rates)
+        try:
+            return _with_rates(self, parsed)
+        except TypeError:  # an option that cannot be a key of the cache
+            return replace(self, rates=parsed)
 
     def named(self, name: str) -> Rule:
         """Return the rule under another name."""
@@ -134,11 +131,39 @@ def option_names() -> frozenset[str]:
     return frozenset(f.name for f in fields(Rule) if f.init) - {"name", "rates"}
 
 
-def check_cost(cost: object) -> int:
-    """Return a cost as it stands, or raise `RuleError`: it must be a whole number from 0 to 10^12."""
+def check_cost(cost: object, rule: str) -> int:
+    """Return the cost of a hit under a rule, or raise `RuleError`: it must be a whole number from 0 to 10^12."""
     if not isinstance(cost, int) or isinstance(cost, bool) or not 0 <= cost <= MAX_COUNT:
-        raise RuleError(f"cost={cost!r} is not a whole number from 0 to {MAX_COUNT}; 1 would do.")
+        raise RuleError(f"cost={cost!r} of rule {rule!r} is not a whole number from 0 to {MAX_COUNT}; 1 would do.")
     return cost
+
+
+def shared_count(limit: Limit, other: Limit) -> RuleError:
+    """Return the error of two limits that differ but would count in the same place."""
+    return RuleError(
+        f"Two rules are named {limit.rule!r}, with different limits over the same window ({other.rate} and "
+        f"{limit.rate}): they would share one count. Give one of them a name of its own."
+    )
+
+
+def path_of(function: Any) -> str:
+    """Return the dotted path that a function is known by; a lambda's has its line, to tell it from its neighbours."""
+    owner = function if hasattr(function, "__qualname__") else type(function)
+    path = f"{owner.__module__}.{owner.__qualname__}"
+    code = getattr(function, "__code__", None)
+    return f"{path}:{code.co_firstlineno}" if path.endswith("<lambda>") and code else path
+
+
+def _normalize(rule: Rule) -> None:
+    """Bring rates, key and methods, as people write them, into their one form."""
+    rates: list[Rate | DynamicRate] = []
+    for rate in rule.rates:
+        rates += (rate,) if callable(rate) else parse_rates(rate)
+    object.__setattr__(rule, "rates", tuple(rates))
+    if isinstance(rule.key, list):
+        object.__setattr__(rule, "key", tuple(rule.key))
+    if rule.methods is not None:
+        object.__setattr__(rule, "methods", _methods(rule.methods))
 
 
 def _check_options(rule: Rule) -> None:
@@ -173,7 +198,7 @@ def _check_behaviour(rule: Rule) -> None:
     if rule.on_unavailable not in (None, *get_args(OnUnavailable)):
         raise RuleError(f"on_unavailable={rule.on_unavailable!r} is not 'allow', 'deny' or 'local'.")
     if not callable(rule.cost):
-        check_cost(rule.cost)
+        check_cost(rule.cost, rule.name)
 
 
 def _limits(rule: Rule) -> tuple[Limit, ...]:
@@ -202,7 +227,8 @@ def _methods(given: object) -> frozenset[str]:
         methods = frozenset()
     if not methods or not all(isinstance(name, str) and name.isalpha() for name in methods):
         raise RuleError(f"methods={given!r} are no HTTP methods; ['POST', 'PUT'] would do.")
-    return frozenset(str(name).upper() for name in methods)
+    upper = frozenset(str(name).upper() for name in methods)
+    return upper | {"HEAD"} if "GET" in upper else upper  # a HEAD runs the same view
 
 
 def _listed(value: object) -> Iterable[object]:

@@ -10,19 +10,22 @@ import hashlib
 import inspect
 from collections.abc import Callable, Generator
 from functools import lru_cache, partial
-from ipaddress import IPv4Address, IPv6Network, ip_address
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
+from django.utils.encoding import force_bytes
+from django.utils.functional import LazyObject
 from django.utils.module_loading import import_string
 
-from django_quota.conf import UNIX, Network, conf, current
+from django_quota.addresses import canonical_part, client_ip
+from django_quota.conf import conf, current
 from django_quota.exceptions import ConfigurationError, RuleError, did_you_mean
+from django_quota.rules import path_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable
+    from collections.abc import Awaitable
 
 
 class Ask:
@@ -42,9 +45,6 @@ Resolver: TypeAlias = Callable[[HttpRequest], "str | Flow | None"]
 """From a request to a part of a subject; None where the request does not have it."""
 
 GLOBAL = "global"
-
-FULL_IPV6 = 128
-"""The bits of a whole IPv6 address."""
 
 
 def answer(flow: Any) -> Any:
@@ -110,6 +110,14 @@ def subject_flow(key: object, request: HttpRequest) -> Flow:
 
 def compile_key(key: object) -> tuple[Resolver, ...]:
     """Return the resolvers of a key's parts. Raises `RuleError` where it is not a key."""
+    try:
+        return _compile(key)
+    except TypeError:  # a function that cannot be a key of the cache
+        return _compile.__wrapped__(key)
+
+
+@lru_cache(maxsize=256)
+def _compile(key: object) -> tuple[Resolver, ...]:
     if isinstance(key, str):
         return _compile_text(key)
     if isinstance(key, tuple):
@@ -121,7 +129,6 @@ def compile_key(key: object) -> tuple[Resolver, ...]:
     raise RuleError(f"key={key!r} is not a key; 'ip', 'user', 'header:X-Api-Key' or a function would do.")
 
 
-@lru_cache(maxsize=256)
 def _compile_text(key: str) -> tuple[Resolver, ...]:
     if key in _PLAIN:
         return (_PLAIN[key],)
@@ -139,28 +146,29 @@ def _compile_text(key: str) -> tuple[Resolver, ...]:
 def _imported(path: str) -> Callable[[HttpRequest], Any]:
     try:
         function = import_string(path)
-    except ImportError as error:
+    except (ImportError, ValueError, TypeError) as error:
         raise RuleError(f"key={path!r} cannot be imported: {error}.") from error
     if not callable(function):
         raise RuleError(f"key={path!r} is {type(function).__name__}, not a function of the request.")
     return function  # type: ignore[no-any-return]
 
 
-def _user(request: HttpRequest) -> Flow | None:
-    if not hasattr(request, "user"):
-        return None
-    return _user_flow(request)
+def _user(request: HttpRequest) -> Flow | str | None:
+    user = getattr(request, "user", None)
+    if isinstance(user, LazyObject):
+        return _lazy_user(user, request)
+    return _known_user(user)
 
 
-def _user_flow(request: HttpRequest) -> Flow:
-    # request.user loads lazily, by SQL: under async it must be awaited.
-    later = getattr(request, "auser", None)
-    if later is None:
+def _lazy_user(user: Any, request: HttpRequest) -> Flow:
+    # It loads by SQL when it is first looked at: under async that must be awaited.
+    async def without_auser() -> Any:
+        return user
 
-        async def later() -> Any:
-            return request.user
+    return _known_user((yield Ask(lambda: user, getattr(request, "auser", without_auser))))
 
-    user = yield Ask(lambda: request.user, later)
+
+def _known_user(user: Any) -> str | None:
     return user_subject(user) if getattr(user, "is_authenticated", False) else None
 
 
@@ -184,9 +192,11 @@ def _from_callable(function: Callable[[HttpRequest], Any], request: HttpRequest)
     value = yield from call(function, request)
     if value is None or value == "":
         return None
+    if value is getattr(request, "user", None) and isinstance(value, LazyObject):
+        return (yield from _lazy_user(value, request))
     if is_user(value):
-        return user_subject(value)
-    return f"key.{_escape(getattr(function, '__qualname__', type(function).__qualname__))}:{_escape(str(value))}"
+        return _known_user(value)
+    return f"key.{_escape(path_of(function))}:{_escape(str(value))}"
 
 
 def ip_subject(request: HttpRequest) -> str:
@@ -228,8 +238,8 @@ def _secret(kind: str, name: str, value: str | None) -> str | None:
 
 
 @lru_cache(maxsize=4)
-def _digest_key(secret: str) -> bytes:
-    return hashlib.sha256(b"django_quota.subjects" + secret.encode()).digest()
+def _digest_key(secret: str | bytes) -> bytes:
+    return hashlib.sha256(b"django_quota.subjects" + force_bytes(secret)).digest()
 
 
 def is_user(value: object) -> bool:
@@ -249,95 +259,12 @@ def user_subject(user: Any) -> str:
 
 def named_subject(subject: str) -> str:
     """Return a subject that was given as text in its one spelling: addresses as `ip_subject` writes them."""
-    if subject.startswith("ip:"):
-        return _named_address(subject, current().ipv6_prefix)
+    if subject.startswith("ip:") or "+ip:" in subject:
+        prefix = current().ipv6_prefix
+        return "+".join(canonical_part(part, prefix) for part in subject.split("+"))
     if not subject:
         raise RuleError("An empty text is no subject; 'ip:203.0.113.9', 'user:42' or 'global' would do.")
     return subject
-
-
-@lru_cache(maxsize=4096)
-def _named_address(subject: str, ipv6_prefix: int) -> str:
-    network, slash, prefix = subject.removeprefix("ip:").partition("/")
-    address = _canonical(network, int(prefix) if slash and prefix.isdecimal() else ipv6_prefix)
-    if address is None or (slash and not prefix.isdecimal()):
-        raise RuleError(f"{subject!r} does not hold an IP address; 'ip:203.0.113.9' would do.")
-    return f"ip:{address}"
-
-
-# --- the client's address ---------------------------------------------------------------------------------------------
-
-
-def client_ip(request: HttpRequest) -> str:
-    """Return the address of the client; IPv6 as its network (/64 unless set).
-
-    It is the peer's own, unless the peer is one of `TRUSTED_PROXIES`: then X-Forwarded-For is walked from the right,
-    past the proxies that are trusted too, to the first address that is not. What stands left of it was written by the
-    client and is never looked at. Raises `ConfigurationError` where there is no address at all.
-    """
-    peer = request.META.get("REMOTE_ADDR") or ""
-    settings = current()
-    proxies = settings.trusted_proxies
-    if proxies and _is_trusted(peer, proxies):
-        peer = _walk(peer, request.META.get("HTTP_X_FORWARDED_FOR", ""), proxies)
-    address = _canonical(peer, settings.ipv6_prefix)
-    if address is None:
-        raise ConfigurationError(
-            f"The client's IP is unknown: REMOTE_ADDR is {peer!r} and no trusted proxy names one. Behind a proxy that "
-            'connects by a unix socket, QUOTA["TRUSTED_PROXIES"] = ["unix"] would do, and the proxy must set '
-            "X-Forwarded-For."
-        )
-    return address
-
-
-def _walk(peer: str, forwarded: str, proxies: Iterable[Network | str]) -> str:
-    nearest = peer
-    for hop in reversed(forwarded.split(",")):
-        address = _bare(hop.strip())
-        if _canonical(address, FULL_IPV6) is None:
-            break  # not an address: the proxy that passed it on is the last one that can be believed
-        nearest = address
-        if not _is_trusted(address, proxies):
-            break
-    return nearest
-
-
-def _bare(hop: str) -> str:
-    """Strip the port that some proxies add: `1.2.3.4:567`, `[2001:db8::1]:567`."""
-    if hop.startswith("["):
-        return hop[1:].partition("]")[0]
-    host, colon, _ = hop.partition(":")
-    return host if colon and "." in host else hop
-
-
-@lru_cache(maxsize=4096)
-def _canonical(text: str, ipv6_prefix: int) -> str | None:
-    try:
-        address = ip_address(text.partition("%")[0])
-    except ValueError:
-        return None
-    if isinstance(address, IPv4Address):
-        return str(address)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    if ipv6_prefix == FULL_IPV6:
-        return str(address)
-    return str(IPv6Network((int(address), ipv6_prefix), strict=False))
-
-
-@lru_cache(maxsize=4096)
-def _trusted_by(peer: str, proxies: tuple[Network | str, ...]) -> bool:
-    if not peer:
-        return UNIX in proxies
-    canonical = _canonical(peer, FULL_IPV6)
-    if canonical is None:
-        return False
-    address = ip_address(canonical)
-    return any(not isinstance(network, str) and address in network for network in proxies)
-
-
-def _is_trusted(peer: str, proxies: Iterable[Network | str]) -> bool:
-    return _trusted_by(peer, tuple(proxies))
 
 
 def is_async_callable(value: object) -> bool:

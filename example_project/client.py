@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +31,16 @@ class Reply:
     def admitted(self) -> bool:
         """Whether the view ran."""
         return self.status == HTTPStatus.OK
+
+    @property
+    def retry_after(self) -> int:
+        """The seconds of Retry-After; 0 where there is none."""
+        return int(self.headers.get("Retry-After", "0"))
+
+    @property
+    def left(self) -> list[int]:
+        """What each limit has left, as RateLimit says."""
+        return [int(left) for left in re.findall(r";r=(\d+)", self.headers.get("RateLimit", ""))]
 
 
 class Visitor:

@@ -14,9 +14,9 @@ _CLASSES = {token.STRING: "string", token.NUMBER: "number", tokenize.COMMENT: "c
 
 
 def highlighted(source: str) -> SafeString:
-    """Return source as HTML: strings, numbers, comments, keywords and decorators in a span each."""
+    """Return source as HTML: a span for each line, and in it one for each string, number, keyword, decorator."""
     lines = source.splitlines(keepends=True)
-    html = []
+    html: list[str] = []
     row, column = 1, 0
     decorates = False
     for kind, text, start, end, _ in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -28,7 +28,8 @@ def highlighted(source: str) -> SafeString:
             decorates = False
         name = "decorator" if decorates else "keyword" if keyword.iskeyword(text) else _CLASSES.get(kind)
         html.append(f'<span class="{name}">{escape(text)}</span>' if name else escape(text))
-    return mark_safe("".join(html))  # every piece of text went through escape()
+    # Every piece of text went through escape(), and no span reaches over the end of a line.
+    return mark_safe("".join(f'<span class="line">{line}</span>' for line in "".join(html).splitlines()))
 
 
 def _between(lines: list[str], start: tuple[int, int], end: tuple[int, int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -41,8 +42,9 @@ class Scene:
 
     @property
     def source(self) -> str:
-        """The view as it is written, decorators and all."""
-        return inspect.getsource(inspect.unwrap(self.view)).rstrip()
+        """The view as it is written, decorators and all, but for the types in its head."""
+        source = inspect.getsource(inspect.unwrap(self.view)).rstrip()
+        return re.sub(r"\(request: \w+\) -> \w+:", "(request):", source)
 
     @property
     def button(self) -> str:
@@ -62,7 +64,7 @@ SCENES = (
     Scene(
         slug="download",
         title="Five downloads in 30 minutes",
-        shows="The window is whatever you write. The refusal says to the second when the oldest download stops counting.",
+        shows="The window is whatever you write. A refusal says when the oldest download stops counting.",
         view=views.download,
         sends=7,
         admits=5,
@@ -110,8 +112,8 @@ SCENES = (
     Scene(
         slug="queue",
         title="A queue that drains evenly",
-        shows="A leaky bucket does not turn the next ones away, it says how long to hold them back: two leave a second, "
-        "five may wait.",
+        shows="A leaky bucket does not turn the next ones away, it says how long to hold them back: two leave "
+        "a second, five may wait.",
         view=views.queue,
         sends=8,
         admits=5,
@@ -121,7 +123,7 @@ SCENES = (
     Scene(
         slug="stacked",
         title="Three limits, one call",
-        shows="Three decorators, decided together in one round trip. Who is refused by one has used nothing of the others.",
+        shows="Three decorators, decided together in one round trip. Whom one refuses has used nothing of the others.",
         view=views.stacked,
         sends=12,
         admits=3,

@@ -71,3 +71,12 @@ TEMPLATES = [
     }
 ]
 USE_TZ = True
+
+# All to stderr. Django warns of every 4xx; here, where many are refused on purpose, only where DEBUG asks for it.
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "handlers": {"stderr": {"class": "logging.StreamHandler"}},
+    "root": {"handlers": ["stderr"], "level": "WARNING"},
+    "loggers": {"django": {"handlers": [], "level": "INFO" if DEBUG else "ERROR"}},
+}

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from errno import EADDRINUSE
 from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
@@ -36,6 +37,8 @@ START_TIMEOUT = 20.0
 """Seconds the server may take to answer its first request."""
 STOP_TIMEOUT = 5.0
 """Seconds the server may take to end when asked to."""
+
+_OTHER_PORT = "PORT=8001 make serve, or python -m example_project.serve --port 8001"
 
 
 class StageError(RuntimeError):
@@ -69,8 +72,8 @@ class Site:
 def running_site(*, prefix: str, port: int = 0, keep_log: bool = False) -> Iterator[Site]:
     """Run the example site for as long as the block lasts. Raises `StageError`.
 
-    `prefix`: what its keys in Redis begin with. `port`: 0 is any free one. `keep_log`: whether what the server writes goes
-    to a file, and not to the terminal.
+    `prefix`: what its keys in Redis begin with. `port`: 0 is any free one. `keep_log`: whether what the server writes
+    goes to a file, and not to the terminal.
     """
     with (
         _listener(port) as listener,
@@ -123,11 +126,9 @@ def _listener(port: int) -> Iterator[socket.socket]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((HOST, port))
-        except OSError as error:
-            raise StageError(
-                f"Port {port} cannot be used: {error.strerror}. Another one would do: "
-                f"PORT={port + 1} make serve, or python -m example_project.serve --port {port + 1}."
-            ) from error
+        except (OSError, OverflowError) as error:
+            why = "it is taken" if getattr(error, "errno", None) == EADDRINUSE else str(error).rstrip(".")
+            raise StageError(f"Port {port} cannot be used: {why}. Another would do, such as: {_OTHER_PORT}") from error
         yield listener
 
 
@@ -152,7 +153,9 @@ def _prepare() -> None:
     try:
         forget_all()
     except RedisError as error:
-        raise StageError(f"Redis does not answer: {error}. Without REDIS_URL a private one would be started.") from error
+        raise StageError(
+            f"Redis does not answer ({error}). Without REDIS_URL a private one would be started."
+        ) from error
 
 
 @contextmanager

@@ -21,14 +21,13 @@ def hello(request: QuotaRequest) -> JsonResponse:
 
 @quota("5/30m", key="ip")
 def download(request: QuotaRequest) -> HttpResponse:
-    left = request.quota.remaining
-    return HttpResponse(f"A file. {left} more to go.\n", content_type="text/plain")
+    return HttpResponse(f"{request.quota.remaining} left")
 
 
 @require_POST
 @quota("1/m", "5/d", key="post:phone")
 def sms_code(request: QuotaRequest) -> JsonResponse:
-    return JsonResponse({"sent to": request.POST.get("phone")})
+    return JsonResponse({"to": request.POST.get("phone")})
 
 
 @quota(
@@ -59,4 +58,4 @@ async def queue(request: QuotaRequest) -> JsonResponse:
 @quota("8/m", key="ip")
 @quota("100/d", key="global")
 def stacked(request: QuotaRequest) -> JsonResponse:
-    return JsonResponse({"limits": len(request.quota.outcomes)})
+    return JsonResponse({"left": request.quota.remaining})

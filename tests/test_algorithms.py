@@ -203,7 +203,7 @@ def test_whoever_waits_the_delay_of_a_leaky_bucket_is_spaced_evenly(arrivals: li
 
 
 def test_a_rate_that_a_bucket_cannot_space_is_refused() -> None:
-    with pytest.raises(RuleError, match="sliding_window would do"):
+    with pytest.raises(RuleError, match="algorithm='sliding_window' would do"):
         Rule.make("rule", "2000000/s", algorithm="token_bucket")
 
 

@@ -6,16 +6,23 @@ import dataclasses
 import pickle
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
-from django_quota import QuotaExceeded
+from django_quota import QuotaExceeded, Rule
+from django_quota.algorithms import Limit
 from django_quota.decisions import Decision, Outcome
-from django_quota.rates import Rate
 
+
+def limit(rule: str = "r", rate: str = "10/m", **options: object) -> Limit:
+    return Rule.make(rule, rate, **options).limits[0]
+
+
+LIMIT = limit()
 outcomes = st.builds(
     lambda ok, remaining, wait, reset, shadow, blocks: Outcome(
-        "r", "ip:192.0.2.1", Rate(10, "minute"), 1, ok, remaining, 0.0 if ok else wait, reset, 0.0, shadow,
-        blocks and not shadow,
+        of=LIMIT, subject="ip:192.0.2.1", cost=1, allowed=ok, remaining=remaining, retry_after=0.0 if ok else wait,
+        reset_after=reset, shadow=shadow, blocks=blocks and not shadow,
     ),
     st.booleans(), st.integers(0, 10), st.none() | st.floats(0.001, 1e6), st.floats(0, 1e6), st.booleans(),
     st.booleans(),
@@ -26,10 +33,10 @@ def outcome(
     rule: str = "r", *, ok: bool = True, remaining: int = 5, wait: float | None = 3.0, shadow: bool = False,
     blocks: bool = True, cost: int = 1, delay: float = 0.0,
 ) -> Outcome:  # fmt: skip
-    retry_after = 0.0 if ok else wait
     return Outcome(
-        rule, "user:1", Rate(10, "minute"), cost, ok, remaining, retry_after, 9.0, delay, shadow, blocks and not shadow
-    )
+        of=limit(rule), subject="user:1", cost=cost, allowed=ok, remaining=remaining,
+        retry_after=0.0 if ok else wait, reset_after=9.0, delay=delay, shadow=shadow, blocks=blocks and not shadow,
+    )  # fmt: skip
 
 
 def test_where_all_have_room_the_one_with_the_fewest_hits_left_is_on_top() -> None:
@@ -168,11 +175,14 @@ def test_the_wait_in_words_is_never_shorter_than_the_wait(wait: float, least: in
 
 def test_the_window_of_an_outcome_is_whole_seconds_and_none_for_months() -> None:
     assert outcome().window == 60
-    assert outcome()._replace(rate=Rate(1, "month")).window is None
+    monthly = limit(rate="1/month", algorithm="calendar")
+    assert outcome()._replace(of=monthly).window is None
 
 
 def test_a_decision_cannot_be_changed_and_survives_pickling() -> None:
-    decision = Decision.of((outcome(),))
+    decision = Decision.of((outcome("a", ok=False),))
     with pytest.raises(dataclasses.FrozenInstanceError):
         decision.allowed = False  # type: ignore[misc]
-    assert pickle.loads(pickle.dumps(decision)) == decision
+    back = pickle.loads(pickle.dumps(decision))
+    assert (back.explain(), back.limit, back.retry_after) == (decision.explain(), 10, 3.0)
+    assert back == decision

@@ -6,10 +6,11 @@ import fnmatch
 import re
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from django_quota import Rule
-from django_quota.algorithms import Limit
+from django_quota.algorithms import ALGORITHMS, Limit
 from django_quota.keys import MAX_PART, escape, pattern, read, state_key
 from django_quota.rates import MAX_PERIOD, UNITS, Rate
 
@@ -86,7 +87,7 @@ def test_limits_of_a_rule_with_different_windows_never_share_a_key(unit: str, da
 
 def test_each_algorithm_and_zone_keeps_a_state_of_its_own() -> None:
     options: list[dict[str, object]] = [
-        *({"algorithm": a} for a in ("sliding_window", "fixed_window", "token_bucket", "leaky_bucket", "calendar")),
+        *[dict[str, object](algorithm=name) for name in ALGORITHMS],
         {"algorithm": "calendar", "tz": "Europe/Berlin"},
         {"algorithm": "calendar", "tz": "Europe/Paris"},
     ]

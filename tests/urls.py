@@ -34,6 +34,11 @@ async def limited_async(request: QuotaRequest) -> HttpResponse:
     return HttpResponse(str(request.quota.remaining))
 
 
+@quota("9/m", key="user", name="whoami-async")
+async def whoami_async(request: QuotaRequest) -> HttpResponse:
+    return HttpResponse(request.quota.subject)
+
+
 def free(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok")
 
@@ -43,5 +48,6 @@ urlpatterns = [
     path("by-hand-async/", by_hand_async),
     path("limited/", limited),
     path("limited-async/", limited_async),
+    path("whoami-async/", whoami_async),
     path("free/", free),
 ]

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from django_quota.exceptions import RuleError
+from django_quota.exceptions import RateError
 from django_quota.rates import CALENDAR_ONLY, Rate
 
 State = TypeVar("State")
@@ -72,9 +72,11 @@ class Algorithm(ABC, Generic[State]):
     def validate(self, rate: Rate, options: Options) -> None:
         """Raise `RuleError` where the algorithm cannot serve this rate with these options."""
         if rate.unit in CALENDAR_ONLY:
-            raise RuleError(
-                f"{str(rate)!r} counts in {rate.unit}s, which only algorithm='calendar' does; {self.name!r} takes "
-                f"seconds to weeks, such as '{rate.count}/30d'."
+            raise RateError(
+                str(rate),
+                str(rate).index("/") + 1,
+                f"{self.name!r} does not count in {rate.unit}s",
+                f"algorithm='calendar' does; here seconds to weeks would do, such as '{rate.count}/30d'.",
             )
 
     def state_id(self, rate: Rate, options: Options) -> str:
@@ -117,6 +119,19 @@ class Limit:
     """Its parameters where they hold at any time; None for the calendar."""
     wire: str
     """The fixed parameters as the script takes them; empty for the calendar."""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Limit):
+            return NotImplemented
+        return (self.rule, self.rate, self.algorithm.name, self.options) == (
+            other.rule,
+            other.rate,
+            other.algorithm.name,
+            other.options,
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.rule)  # quick: limits are the keys of caches on the hot path
 
     @classmethod
     def of(cls, rule: str, rate: Rate, algorithm: Algorithm[Any], options: Options) -> Limit:

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from django_quota.algorithms.base import Options, Parameters
 from django_quota.algorithms.fixed_window import FixedWindow
 from django_quota.clock import SECOND
-from django_quota.exceptions import RuleError
+from django_quota.exceptions import RateError, RuleError
 from django_quota.rates import UNITS, Rate
 
 Edge = Callable[[int], datetime]
@@ -43,10 +43,12 @@ class Calendar(FixedWindow):
         elif rate.unit == "month":
             fits = 12 % rate.multiple == 0
         if not fits:
-            raise RuleError(
-                f"{str(rate)!r} has no place in the calendar: seconds must divide a minute, minutes an hour, hours a "
-                "day and months a year; days, weeks and years come one at a time. '10/15m', '100/6h', '1000/day' or "
-                "'5000/month' would do."
+            raise RateError(
+                str(rate),
+                str(rate).index("/") + 1,
+                "its window has no place in the calendar",
+                "Seconds must divide a minute, minutes an hour, hours a day and months a year; days, weeks and years "
+                "come one at a time. '10/15m', '100/6h', '1000/day' or '5000/month' would do.",
             )
         _zone(options.tz)
 

@@ -9,7 +9,7 @@ within
 from __future__ import annotations
 
 from django_quota.algorithms.base import NEVER, Algorithm, Options, Parameters, Verdict
-from django_quota.exceptions import RuleError
+from django_quota.exceptions import RateError, RuleError
 from django_quota.rates import MAX_COUNT, MAX_PERIOD, Rate
 
 
@@ -25,9 +25,11 @@ class TokenBucket(Algorithm[int]):
         """Check the burst, and that an interval is at least a microsecond."""
         super().validate(rate, options)
         if rate.count > rate.period:
-            raise RuleError(
-                f"{str(rate)!r} is more than one a microsecond, the finest that {self.name!r} spaces; "
-                "sliding_window would do."
+            raise RateError(
+                str(rate),
+                0,
+                f"it is more than one a microsecond, the finest that {self.name!r} spaces",
+                "algorithm='sliding_window' would do.",
             )
         if options.burst is None:
             return

@@ -52,17 +52,18 @@ algorithms.sliding_window = {
   spend = function(limit, now)
     local expiry = now + limit.a
     if limit.b > 0 then expiry = (math.floor(now / limit.b) + 1) * limit.b - 1 + limit.a end
-    redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now))
     local merged = 0
     if limit.used > 0 and limit.expiry >= expiry then
       -- The same slice, or a clock that stepped back: entries must stay in the order of their totals.
       expiry, merged = limit.expiry, limit.last_cost
-      redis.call('ZREM', limit.key, limit.last)
     end
     -- An entry of the whole limit refuses all: more says nothing.
     local cost = math.min(limit.cost, math.max(0, limit.capacity - merged))
     local member = integer((limit.total + cost) % SLIDING_WRAP) .. ':' .. integer(merged + cost)
+    -- Adding comes first: a full server refuses a script's first write, and lets it finish later ones.
     redis.call('ZADD', limit.key, integer(expiry), member)
+    if merged > 0 and member ~= limit.last then redis.call('ZREM', limit.key, limit.last) end
+    redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now))
     expire(limit.key, expiry - now)
     return math.max(0, limit.capacity - limit.used - cost), 0, expiry - now
   end,

@@ -26,6 +26,7 @@ from redis import Redis, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.sentinel import SentinelConnectionPool
 
 from django_quota.exceptions import ConfigurationError, did_you_mean
@@ -65,8 +66,17 @@ def alias_problem(alias: str) -> AliasProblem | None:
         return AliasProblem("E004", f"{place} cannot be imported: {error}.", _USE_DJANGO_REDIS)
     if not issubclass(backend, RedisCache):
         return AliasProblem("E004", f"{place} is {path}, which cannot run scripts in Redis.", _USE_DJANGO_REDIS)
-    client_class = config.get("OPTIONS", {}).get("CLIENT_CLASS")
-    if client_class is not None and issubclass(import_string(client_class), ShardClient):
+    return _client_problem(place, config.get("OPTIONS", {}).get("CLIENT_CLASS", "django_redis.client.DefaultClient"))
+
+
+def _client_problem(place: str, path: str) -> AliasProblem | None:
+    try:
+        client = import_string(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        return AliasProblem("E004", f"The CLIENT_CLASS of {place} cannot be imported: {error}.", _USE_DJANGO_REDIS)
+    if not isinstance(client, type):
+        return AliasProblem("E004", f"The CLIENT_CLASS of {place} is no class: {path}.", _USE_DJANGO_REDIS)
+    if issubclass(client, ShardClient):
         return AliasProblem(
             "E005",
             f"{place} uses the ShardClient, which spreads keys over servers by itself: a script has no single home.",
@@ -89,11 +99,11 @@ def sync_client(alias: str) -> Redis:
     """Return django-redis' client of the alias. Raises `ConfigurationError` where the alias cannot serve."""
     problem = alias_problem(alias)
     if problem is not None:
-        raise ConfigurationError(f"{problem.message} {problem.hint}")
+        raise ConfigurationError(problem.message, problem.hint)
     try:
         return cast("Redis", get_redis_connection(alias, write=True))
     except (NotImplementedError, InvalidCacheBackendError) as error:
-        raise ConfigurationError(f'CACHES["{alias}"] cannot be used: {error}. {_USE_DJANGO_REDIS}') from error
+        raise ConfigurationError(f'CACHES["{alias}"] cannot be used: {error}.', _USE_DJANGO_REDIS) from error
 
 
 class SyncConnections:
@@ -122,7 +132,7 @@ class SyncConnections:
             connection = self._pool.connection_class(**self._pool.connection_kwargs)
         try:
             connection.connect()
-            if connection.can_read():  # closed by the server, or not all of an answer was read
+            if _is_spoilt(connection):
                 connection.disconnect()
                 connection.connect()
         except BaseException:
@@ -150,15 +160,30 @@ class SyncConnections:
         return len(self._idle)
 
 
+def _is_spoilt(connection: Any) -> bool:
+    """Say whether an idle connection was closed by the server, or holds what nobody asked for."""
+    try:
+        return bool(connection.can_read())
+    except (RedisConnectionError, OSError):
+        return True
+
+
+class AsyncClient(NamedTuple):
+    """A client of one event loop, and a slot for each connection that it may open: who finds none waits."""
+
+    client: aioredis.Redis
+    slots: asyncio.Semaphore
+
+
 class AsyncClients:
     """The async clients of one alias: one an event loop, closed with it."""
 
     def __init__(self, alias: str) -> None:
         self._alias = alias
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, aioredis.Redis] = WeakKeyDictionary()
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncClient] = WeakKeyDictionary()
         self._closers: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = WeakKeyDictionary()
 
-    async def get(self) -> aioredis.Redis:
+    async def get(self) -> AsyncClient:
         """Return the client of the running loop, making it where there is none."""
         loop = asyncio.get_running_loop()
         client = self._clients.get(loop)
@@ -169,20 +194,18 @@ class AsyncClients:
             await anext(closer)
         return client
 
-    async def _close_at_end(
-        self, loop: asyncio.AbstractEventLoop, client: aioredis.Redis
-    ) -> AsyncGenerator[None, None]:
+    async def _close_at_end(self, loop: asyncio.AbstractEventLoop, client: AsyncClient) -> AsyncGenerator[None, None]:
         try:
             yield
         finally:
             self._clients.pop(loop, None)
-            await client.aclose(close_connection_pool=True)
+            await client.client.aclose(close_connection_pool=True)
 
     def __len__(self) -> int:
         return len(self._clients)
 
 
-def async_client(alias: str) -> aioredis.Redis:
+def async_client(alias: str) -> AsyncClient:
     """Return a new async client on the settings of a cache alias, Sentinel included.
 
     It never repeats a command by itself: a decision whose reply got lost may have been taken, and is not taken twice.
@@ -195,20 +218,21 @@ def async_client(alias: str) -> aioredis.Redis:
     given = {**factory.make_connection_params(url), **options.get("CONNECTION_POOL_KWARGS", {})}
     max_connections = int(given.pop("max_connections", ASYNC_CONNECTIONS))
     kwargs: dict[str, Any] = {name: value for name, value in given.items() if name not in _SYNC_ONLY}
+    slots = asyncio.Semaphore(max_connections)
     kwargs["retry"] = Retry(NoBackoff(), 0)
     if isinstance(factory, SentinelConnectionFactory):
-        return _sentinel_client(url, options, kwargs, max_connections)
+        return AsyncClient(_sentinel_client(url, options, kwargs, max_connections), slots)
     connection_class = given.get("connection_class")
     if isinstance(connection_class, type) and issubclass(connection_class, SSLConnection):
         kwargs["connection_class"] = aioredis.SSLConnection
-    pool = aioredis.BlockingConnectionPool.from_url(url, max_connections=max_connections, **kwargs)
-    return aioredis.Redis(connection_pool=pool)
+    pool = aioredis.ConnectionPool.from_url(url, max_connections=max_connections, **kwargs)
+    return AsyncClient(aioredis.Redis(connection_pool=pool), slots)
 
 
 def _sentinel_client(url: str, options: dict[str, Any], kwargs: dict[str, Any], max_connections: int) -> aioredis.Redis:
     parts = urlsplit(url)
     if parts.hostname is None:
-        raise ConfigurationError(f"{url!r} names no Sentinel service; 'redis://mymaster/0' would do.")
+        raise ConfigurationError(f"{url!r} names no Sentinel service.", "'redis://mymaster/0' would do.")
     database = parts.path.strip("/")
     if database.isdecimal():
         kwargs["db"] = int(database)

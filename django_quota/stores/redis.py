@@ -17,7 +17,7 @@ from redis.exceptions import NoScriptError, ResponseError
 from django_quota.algorithms import Mode, Step
 from django_quota.exceptions import StoreUnavailable
 from django_quota.scripts import DECIDE, decide_arguments
-from django_quota.stores.connections import AsyncClients, SyncConnections
+from django_quota.stores.connections import AsyncClient, AsyncClients, SyncConnections
 
 # redis-py 5.0 to 5.2 want the name of the command that the connection is for; later ones warn when they get it.
 _WANTS_COMMAND = inspect.signature(aioredis.ConnectionPool.get_connection).parameters["command_name"].default is (
@@ -97,20 +97,21 @@ class RedisStore:
         self._connections.close()
 
 
-async def _aexchange(client: aioredis.Redis, command: Sequence[str | int]) -> Any:
+async def _aexchange(client: AsyncClient, command: Sequence[str | int]) -> Any:
     """Send one command and read its reply: one round trip, never repeated."""
-    pool: Any = client.connection_pool
-    connection = await pool.get_connection(*_FOR_COMMAND)
-    try:
-        await connection.send_packed_command((packed(command),))
-        return await connection.read_response()
-    except ResponseError:
-        raise
-    except BaseException:
-        await connection.disconnect(nowait=True)  # a reply may still be under way: nobody else must read it
-        raise
-    finally:
-        await pool.release(connection)
+    pool: Any = client.client.connection_pool
+    async with client.slots:
+        connection = await pool.get_connection(*_FOR_COMMAND)
+        try:
+            await connection.send_packed_command((packed(command),))
+            return await connection.read_response()
+        except ResponseError:
+            raise
+        except BaseException:
+            await connection.disconnect(nowait=True)  # a reply may still be under way: nobody else must read it
+            raise
+        finally:
+            await pool.release(connection)
 
 
 def packed(command: Sequence[str | int]) -> bytes:

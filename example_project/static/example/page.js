@@ -47,18 +47,18 @@ class Scene {
     this.section = section;
     this.options = section.dataset;
     this.find = (selector) => section.querySelector(selector);
-    this.find(".send").addEventListener("click", () => this.run(Number(this.options.sends)));
-    this.find(".one").addEventListener("click", () => this.run(1));
+    this.find(".send").addEventListener("click", ({ target }) => this.run(Number(this.options.sends), target));
+    this.find(".one").addEventListener("click", ({ target }) => this.run(1, target));
     this.clear();
   }
 
   clear() {
     this.limits = new Map();
-    this.waitUntil = this.fullAt = null;
+    this.waitUntil = null;
     this.find(".limits").replaceChildren();
     this.find(".wait").hidden = true;
     this.find(".runs").replaceChildren(this.newRow(Number(this.options.sends)).row);
-    this.unused = true;
+    this.current = null;
   }
 
   // A row of marks, still empty: they are filled as the replies come.
@@ -66,32 +66,46 @@ class Scene {
     const row = element("div", "run");
     const marks = element("ol", "marks");
     const tally = element("p", "tally");
-    for (let index = 0; index < count; index += 1) {
-      const item = element("li", "dot");
-      item.append(element("span", "unseen", `Request ${index + 1}: not sent yet`));
-      marks.append(item);
-    }
     row.append(marks, tally);
-    return { row, dots: [...marks.children], tally, admitted: 0, refused: 0, failed: 0 };
+    const made = { row, marks, tally, dots: [], single: count === 1, admitted: 0, refused: 0, failed: 0 };
+    for (let index = 0; index < count; index += 1) this.addDot(made);
+    return made;
   }
 
-  async run(count) {
-    const buttons = this.section.querySelectorAll(".actions button");
+  addDot({ marks, dots }) {
+    const dot = element("li", "dot");
+    dot.append(element("span", "unseen", `Request ${dots.length + 1}: not sent yet`));
+    marks.append(dot);
+    dots.push(dot);
+  }
+
+  // The row that a run fills: a new one, but that single requests go on with theirs.
+  rowFor(count) {
+    if (count === 1 && this.current?.single) {
+      this.addDot(this.current);
+      return this.current;
+    }
     const runs = this.find(".runs");
-    if (this.unused) runs.replaceChildren();
-    this.unused = false;
+    if (!this.current) runs.replaceChildren();
     for (const past of runs.children) past.classList.add("past");
-    const current = this.newRow(count);
-    runs.append(current.row);
+    const made = this.newRow(count);
+    runs.append(made.row);
     while (runs.children.length > ROWS_KEPT) runs.firstChild.remove();
+    return made;
+  }
+
+  async run(count, pressed) {
+    const buttons = this.section.querySelectorAll(".actions button");
+    const current = this.current = this.rowFor(count);
     for (const button of buttons) button.disabled = true;
     this.waitUntil = null;
     this.find(".wait").hidden = true;
 
     const fresh = crypto.getRandomValues(new Uint32Array(2)).join("-");
     const pending = [];
-    for (const dot of current.dots) {
-      const sent = this.send(fresh).then((reply) => this.show(current, dot, reply), () => this.fail(current, dot));
+    for (const dot of current.dots.slice(-count)) {
+      const sentAt = performance.now();
+      const sent = this.send(fresh).then((reply) => this.show(current, dot, reply, sentAt), () => this.fail(current, dot));
       pending.push(sent);
       if ("atOnce" in this.options) continue;
       await sent;
@@ -99,9 +113,9 @@ class Scene {
     }
     await Promise.all(pending);
 
-    const focused = document.activeElement === document.body;
+    const lostFocus = document.activeElement === document.body; // a disabled button cannot keep it
     for (const button of buttons) button.disabled = false;
-    if (focused && count > 1) this.find(".send").focus({ preventScroll: true });
+    if (lostFocus) pressed.focus({ preventScroll: true });
     this.announce(current);
   }
 
@@ -113,13 +127,13 @@ class Scene {
     return fetch(url, { headers, cache: "no-store" });
   }
 
-  show(current, dot, reply) {
+  show(current, dot, reply, sentAt) {
     const { ok, status } = reply;
     if (!ok && status !== 429) return this.fail(current, dot, status);
     current[ok ? "admitted" : "refused"] += 1;
     const wait = ok ? null : Number(reply.headers.get("Retry-After"));
     this.mark(current, dot, ok ? "admitted" : "refused", ok ? "admitted" : `refused, try again in ${wait} seconds`);
-    for (const limit of readLimits(reply.headers)) this.showLimit(limit);
+    for (const limit of readLimits(reply.headers)) this.showLimit(limit, current, sentAt);
     if (!ok) this.waitUntil = performance.now() + wait * 1000;
   }
 
@@ -138,7 +152,7 @@ class Scene {
     current.tally.replaceChildren(...parts);
   }
 
-  showLimit({ name, quota, seconds, left, reset }) {
+  showLimit({ name, quota, seconds, left, reset }, run, sentAt) {
     let shown = this.limits.get(name);
     if (!shown || shown.quota !== quota) {
       shown?.box.remove();
@@ -149,14 +163,20 @@ class Scene {
       bar.setAttribute("aria-hidden", "true"); // the text above it says the same
       box.append(element("span", "", `${quota} per ${window_(seconds)}`), text, bar);
       this.find(".limits").append(box);
-      shown = { box, text, fill: bar.firstChild, quota, full: Number(this.options.full) || quota };
+      shown = { box, text, fill: bar.firstChild, quota, full: Number(this.options.full) || quota, asOf: 0 };
       this.limits.set(name, shown);
     }
-    shown.fullAt = performance.now() + reset * 1000;
+    if (sentAt < shown.asOf) return; // held back so long that what it says is no longer so
+    // Of those that were sent at once, the one that found least is the last to have been decided.
+    const overtaken = shown.run === run && "atOnce" in this.options && left >= shown.left;
+    if (overtaken) return;
+    shown.run = run;
+    shown.fullAt = sentAt + reset * 1000;
     this.fill(shown, left);
   }
 
   fill(shown, left) {
+    shown.left = left;
     shown.text.textContent = `${left} left`;
     shown.fill.style.width = `${Math.min(100, (100 * left) / shown.full)}%`;
   }
@@ -166,6 +186,7 @@ class Scene {
     for (const shown of this.limits.values()) {
       if (shown.fullAt !== null && now >= shown.fullAt) {
         shown.fullAt = null;
+        shown.asOf = now;
         this.fill(shown, shown.full);
       }
     }
@@ -175,14 +196,20 @@ class Scene {
     wait.hidden = false;
     wait.classList.toggle("over", left <= 0);
     wait.replaceChildren(...(left > 0 ? ["Room again in ", element("b", "", inWords(left))] : ["There is room again."]));
-    if (left <= 0) this.waitUntil = null;
+    if (left > 0) return;
+    this.waitUntil = null;
+    for (const shown of this.limits.values()) {
+      if (shown.left > 0) continue;
+      shown.asOf = now;
+      this.fill(shown, 1); // as Retry-After promised
+    }
   }
 
   // Said once, when all replies are there: a voice that counts along is no help.
   announce({ dots, admitted, refused, failed }) {
     const wait = this.waitUntil === null ? "" : ` Room again in ${Math.ceil((this.waitUntil - performance.now()) / 1000)} seconds.`;
     const failures = failed ? `, ${failed} failed` : "";
-    this.find("[role=status]").textContent = `${dots.length} sent: ${admitted} admitted, ${refused} refused${failures}.${wait}`;
+    this.find(".unseen[role=status]").textContent = `${dots.length} sent: ${admitted} admitted, ${refused} refused${failures}.${wait}`;
   }
 }
 
@@ -190,7 +217,10 @@ const scenes = [...document.querySelectorAll(".scene")].map((section) => new Sce
 setInterval(() => { for (const scene of scenes) scene.tick(performance.now()); }, 200);
 
 const after = {
-  "start-over": () => { for (const scene of scenes) scene.clear(); },
+  "start-over": () => {
+    for (const scene of scenes) scene.clear();
+    document.querySelector("#said").textContent = "Forgotten: every limit has all its room again.";
+  },
   "sign-in": () => showUser(true),
   "sign-out": () => showUser(false),
 };
@@ -208,6 +238,6 @@ for (const form of document.querySelectorAll("[data-form]")) {
     event.preventDefault();
     const reply = await post(form.action).catch(() => null);
     if (reply?.ok) after[form.dataset.form]();
-    else form.submit(); // the plain way then, which shows what is wrong
+    else form.submit(); // then the plain way, which shows what is wrong
   });
 }

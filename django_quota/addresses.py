@@ -1,0 +1,106 @@
+"""Who a request comes from: the client's address behind proxies, and its one spelling. It knows no rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Network, ip_address
+
+from django.http import HttpRequest
+
+from django_quota.conf import UNIX, Network, current
+from django_quota.exceptions import ConfigurationError, RuleError
+
+FULL_IPV6 = 128
+"""The bits of a whole IPv6 address."""
+
+
+def client_ip(request: HttpRequest) -> str:
+    """Return the address of the client; IPv6 as its network (/64 unless set).
+
+    It is the peer's own, unless the peer is one of `TRUSTED_PROXIES`: then X-Forwarded-For is walked from the right,
+    past the proxies that are trusted too, to the first address that is not. What stands left of it was written by the
+    client and is never looked at. Raises `ConfigurationError` where there is no address at all.
+    """
+    peer = request.META.get("REMOTE_ADDR") or ""
+    settings = current()
+    proxies = settings.trusted_proxies
+    if proxies and _is_trusted(peer, proxies):
+        peer = _walk(peer, request.META.get("HTTP_X_FORWARDED_FOR", ""), proxies)
+    address = canonical(peer, settings.ipv6_prefix)
+    if address is None:
+        raise ConfigurationError(
+            f"The client's IP is unknown: REMOTE_ADDR is {peer!r} and no trusted proxy names one.",
+            'Behind a proxy that connects by a unix socket, QUOTA["TRUSTED_PROXIES"] = ["unix"] would do; that proxy '
+            "must set X-Forwarded-For.",
+        )
+    return address
+
+
+def _walk(peer: str, forwarded: str, proxies: Iterable[Network | str]) -> str:
+    nearest = peer
+    for hop in reversed(forwarded.split(",")):
+        address = _bare(hop.strip())
+        if canonical(address, FULL_IPV6) is None:
+            break  # not an address: the proxy that passed it on is the last one that can be believed
+        nearest = address
+        if not _is_trusted(address, proxies):
+            break
+    return nearest
+
+
+def _bare(hop: str) -> str:
+    """Strip the port that some proxies add: `1.2.3.4:567`, `[2001:db8::1]:567`."""
+    if hop.startswith("["):
+        return hop[1:].partition("]")[0]
+    host, colon, _ = hop.partition(":")
+    return host if colon and "." in host else hop
+
+
+@lru_cache(maxsize=4096)
+def canonical(text: str, ipv6_prefix: int) -> str | None:
+    """Return an address in its one spelling, IPv6 as its network; None where the text is no address."""
+    try:
+        address = ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    if isinstance(address, IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    if ipv6_prefix == FULL_IPV6:
+        return str(address)
+    return str(IPv6Network((int(address), ipv6_prefix), strict=False))
+
+
+@lru_cache(maxsize=4096)
+def _trusted_by(peer: str, proxies: tuple[Network | str, ...]) -> bool:
+    if not peer:
+        return UNIX in proxies
+    spelt = canonical(peer, FULL_IPV6)
+    if spelt is None:
+        return False
+    address = ip_address(spelt)
+    return any(not isinstance(network, str) and address in network for network in proxies)
+
+
+def _is_trusted(peer: str, proxies: Iterable[Network | str]) -> bool:
+    return _trusted_by(peer, tuple(proxies))
+
+
+@lru_cache(maxsize=4096)
+def canonical_part(part: str, ipv6_prefix: int) -> str:
+    """Return a part of a subject with its address, where it is one, in the one spelling."""
+    kind, _, value = part.partition(":")
+    if kind != "ip":
+        return part
+    text, slash, prefix = value.partition("/")
+    address = canonical(text, ipv6_prefix)
+    if slash and address is not None:
+        try:
+            address = canonical(str(IPv6Network((text, int(prefix)), strict=False).network_address), int(prefix))
+        except ValueError:  # an IPv4 network, or no prefix at all: subjects are single addresses there
+            address = None
+    if address is None:
+        raise RuleError(f"{part!r} does not hold an IP address; 'ip:203.0.113.9' would do.")
+    return f"ip:{address}"

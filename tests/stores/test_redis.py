@@ -1,0 +1,274 @@
+"""The Redis store: one round trip, one reload, one set of errors; sync and async."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django_redis import get_redis_connection
+
+from django_quota import acheck, check, peek
+from django_quota.algorithms import Step
+from django_quota.clock import SECOND
+from django_quota.exceptions import ConfigurationError, StoreUnavailable
+from django_quota.limiter import get_limiter
+from django_quota.rules import Rule
+from django_quota.stores.connections import alias_problem
+from django_quota.stores.redis import RedisStore, packed
+from django_quota.testing import RedisServer, running_redis
+from tests.conftest import caches
+from tests.steps import START, answers, steps_of
+
+RULE = Rule.make("rule", "50/m")
+pytestmark = pytest.mark.usefixtures("redis_cache")
+
+
+@pytest.fixture
+def store() -> Any:
+    store = RedisStore("default")
+    yield store
+    store.close()
+
+
+def calls(raw: redis.Redis) -> dict[str, int]:
+    """Return how often clients (not scripts) sent each command that we may send."""
+    stats = raw.info("commandstats")
+    return {
+        name: stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "eval", "script", "script|load")
+    }
+
+
+def reads(raw: redis.Redis) -> int:
+    """Return how many times the server has read from a client."""
+    return int(raw.info("stats")["total_reads_processed"])
+
+
+def test_racing_threads_are_admitted_exactly_up_to_the_limit() -> None:
+    with ThreadPoolExecutor(16) as threads:
+        admitted = sum(map(bool, threads.map(lambda _: check("50/m", "ip:192.0.2.1"), range(16 * 400))))
+    assert admitted == 50
+
+
+def test_concurrent_tasks_are_admitted_exactly_up_to_the_limit() -> None:
+    async def race() -> int:
+        return sum(map(bool, await asyncio.gather(*(acheck("50/m", "ip:192.0.2.1") for _ in range(200)))))
+
+    assert asyncio.run(race()) == 50
+
+
+def test_sync_and_async_share_their_state() -> None:
+    assert check("3/m", "ip:192.0.2.1")
+    assert asyncio.run(acheck("3/m", "ip:192.0.2.1")).remaining == 1
+    assert peek("3/m", "ip:192.0.2.1").remaining == 1
+
+
+def test_a_plan_of_many_limits_is_one_round_trip(raw: redis.Redis, store: RedisStore) -> None:
+    steps = steps_of(RULE, Rule.make("b", "5/s; 9/h"), Rule.make("c", "7/m", algorithm="token_bucket"))
+    store.decide(steps, "check", None)  # connects, and loads the script
+    before = reads(raw)
+    store.decide(steps, "check", None)
+    assert reads(raw) - before == 2  # the other one is the INFO itself
+
+
+def test_a_script_that_redis_forgot_is_loaded_again_once(raw: redis.Redis, store: RedisStore) -> None:
+    for _ in range(2):
+        raw.script_flush()
+        raw.config_resetstat()
+        assert [answers(store.decide(steps_of(RULE), "check", None))[0].ok for _ in range(3)] == [True] * 3
+        counted = calls(raw)
+        assert counted["script"] + counted["script|load"] == 1
+        assert (counted["evalsha"], counted["eval"]) == (4, 0)
+
+
+def test_a_script_that_redis_forgot_is_loaded_again_under_async(raw: redis.Redis, store: RedisStore) -> None:
+    raw.script_flush()
+    assert answers(asyncio.run(store.adecide(steps_of(RULE), "check", None)))[0].remaining == 49
+
+
+def test_redis_own_clock_decides(raw: redis.Redis, store: RedisStore) -> None:
+    seconds, microseconds = raw.time()
+    now = store.decide(steps_of(RULE), "check", None)[0]
+    assert 0 <= now - (seconds * SECOND + microseconds) < 20 * SECOND
+
+
+def test_every_key_has_a_ttl_that_is_not_much_longer_than_its_content(raw: redis.Redis, store: RedisStore) -> None:
+    for algorithm in ("sliding_window", "fixed_window", "token_bucket", "leaky_bucket"):
+        store.decide(steps_of(Rule.make(algorithm, "1/m", algorithm=algorithm)), "check", None)
+    ttls = [raw.pttl(key) for key in raw.scan_iter()]
+    assert len(ttls) == 4
+    assert all(50_000 < ttl <= 60_001 for ttl in ttls)
+
+
+@pytest.mark.parametrize("rate", ["100/m", "5000/m", "1000000000/d", "1000000000000/366d"])
+def test_a_subject_of_a_sliding_limit_takes_little_memory_whatever_the_limit(
+    rate: str, raw: redis.Redis, store: RedisStore
+) -> None:
+    rule = Rule.make("memory", rate)
+    limit = rule.limits[0].rate
+    for tick in range(600):  # three windows long, as full as it gets
+        steps = steps_of(rule, cost=max(1, limit.count // 200 - 1))
+        store.decide(steps, "check", START + tick * limit.period // 200)
+    assert raw.memory_usage(steps[0].key, samples=0) <= 3.2 * 1024
+
+
+# --- connections ------------------------------------------------------------------------------------------------------
+
+
+def test_a_connection_that_the_server_closed_is_replaced_unnoticed(raw: redis.Redis, store: RedisStore) -> None:
+    store.decide(steps_of(RULE), "check", None)
+    raw.client_kill_filter(_type="normal", skipme=True)
+    assert answers(store.decide(steps_of(RULE), "check", None))[0].remaining == 48
+
+
+def test_threads_keep_no_more_connections_than_were_in_use_at_once(raw: redis.Redis, store: RedisStore) -> None:
+    barrier = threading.Barrier(4)
+
+    def work(_: int) -> None:
+        barrier.wait()
+        for _ in range(50):
+            store.decide(steps_of(RULE), "check", None)
+
+    for _ in range(3):
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(work, range(4)))
+    assert 1 <= len(store._connections) <= 4
+    store.close()
+    assert len(store._connections) == 0
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_worker_uses_connections_of_its_own(store: RedisStore) -> None:
+    store.decide(steps_of(RULE), "check", None)
+    child = os.fork()
+    if child == 0:
+        answer = answers(store.decide(steps_of(RULE), "check", None))[0]
+        os._exit(0 if answer.remaining == 48 and len(store._connections) == 1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert answers(store.decide(steps_of(RULE), "check", None))[0].remaining == 47
+
+
+def test_an_event_loop_that_ends_leaves_no_connection_behind(raw: redis.Redis, store: RedisStore) -> None:
+    before = len(raw.client_list())
+
+    async def many() -> None:
+        await asyncio.gather(*(store.adecide(steps_of(RULE), "check", None) for _ in range(20)))
+
+    for _ in range(3):
+        asyncio.run(many())
+    assert len(store._async_clients) == 0
+    assert len(raw.client_list()) == before
+
+
+def test_a_task_that_is_cancelled_leaves_no_answer_for_the_next_one(store: RedisStore) -> None:
+    async def cancel_some() -> list[int]:
+        await store.adecide(steps_of(RULE, subject="first"), "check", None)
+        for number in range(30):
+            task = asyncio.create_task(store.adecide(steps_of(RULE, subject=f"cut:{number}"), "check", START + number))
+            for _ in range(number % 7):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        return [(await store.adecide(steps_of(RULE), "peek", START + n))[0] for n in range(100, 110)]
+
+    assert asyncio.run(cancel_some()) == [START + n for n in range(100, 110)]
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def both(store: RedisStore, steps: list[Step]) -> list[Callable[[], Any]]:
+    def run(coroutine: Callable[[], Coroutine[Any, Any, Any]]) -> Callable[[], Any]:
+        return lambda: asyncio.run(coroutine())
+
+    keys = [step.key for step in steps]
+    return [
+        lambda: store.decide(steps, "check", None),
+        run(lambda: store.adecide(steps, "check", None)),
+        lambda: store.delete(keys),
+        run(lambda: store.adelete(keys)),
+    ]
+
+
+def test_a_server_that_is_gone_is_our_error_and_not_redis_py_s(settings: Any, tmp_path: Path) -> None:
+    with running_redis() as server:
+        settings.CACHES = caches(server)
+        store = RedisStore("default")
+        for call in both(store, steps_of(RULE)):
+            call()
+    for call in both(store, steps_of(RULE)):
+        with pytest.raises(StoreUnavailable, match="unavailable"):
+            call()
+    store.close()
+
+
+def test_a_key_of_ours_that_holds_something_else_is_our_error(raw: redis.Redis, store: RedisStore) -> None:
+    steps = steps_of(RULE)
+    raw.lpush(steps[0].key, "not a sorted set")
+    for call in both(store, steps)[:2]:
+        with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
+            call()
+    assert get_limiter().decide is not None
+
+
+def test_a_server_that_is_full_or_read_only_is_our_error(redis_server: RedisServer, settings: Any) -> None:
+    with running_redis(redis_server.program, "--maxmemory", "1mb", "--maxmemory-policy", "noeviction") as server:
+        settings.CACHES = caches(server)
+        store = RedisStore("default")
+        with redis.Redis.from_url(server.url) as client:
+            client.config_set("maxmemory", 1)
+            with pytest.raises(StoreUnavailable, match="OOM|used memory"):
+                store.decide(steps_of(RULE), "check", None)
+            client.config_set("maxmemory", 0)
+            client.config_set("min-replicas-to-write", 1)
+            with pytest.raises(StoreUnavailable, match="NOREPLICAS|replicas"):
+                store.decide(steps_of(RULE), "check", None)
+        store.close()
+
+
+# --- which alias ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("alias", "config", "words"),
+    [
+        ("nowhere", {}, "no such alias"),
+        ("default", {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}, "cannot run scripts"),
+        ("default", {"BACKEND": "django.core.cache.backends.dummy.DummyCache"}, "cannot run scripts"),
+        ("default", {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": "redis://x"}, "cannot run"),
+        ("default", {"BACKEND": "nowhere.Cache"}, "cannot be imported"),
+        (
+            "default",
+            {
+                "BACKEND": "django_redis.cache.RedisCache",
+                "LOCATION": ["redis://x", "redis://y"],
+                "OPTIONS": {"CLIENT_CLASS": "django_redis.client.ShardClient"},
+            },
+            "ShardClient",
+        ),
+    ],
+)
+def test_an_alias_that_cannot_serve_is_refused_with_what_would_do(
+    alias: str, config: dict[str, Any], words: str, settings: Any
+) -> None:
+    settings.CACHES = {"default": config or settings.CACHES["default"]}
+    assert alias_problem(alias) is not None
+    for call in both(RedisStore(alias), steps_of(RULE)):
+        with pytest.raises(ConfigurationError, match=words):
+            call()
+
+
+def test_a_command_is_packed_as_the_protocol_has_it() -> None:
+    assert packed(["GET", "ü", 12]) == b"*3\r\n$3\r\nGET\r\n$2\r\n\xc3\xbc\r\n$2\r\n12\r\n"
+
+
+def test_django_redis_own_pool_is_left_to_others(raw: redis.Redis, store: RedisStore) -> None:
+    store.decide(steps_of(RULE), "check", None)
+    pool: Any = get_redis_connection("default").connection_pool
+    assert len(pool._in_use_connections) == 0

@@ -1,0 +1,189 @@
+"""The system checks: what is wrong with the settings is said at start, each with an id and a hint."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from django.core.checks import CheckMessage, run_checks
+from django.core.management import call_command
+from django.core.management.base import SystemCheckError
+from django.test import override_settings
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_quota.conf import KNOWN_SETTINGS
+
+REDIS: dict[str, Any] = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
+
+
+def findings(quota: object = None, caches: dict[str, Any] | None = None) -> list[CheckMessage]:
+    with override_settings(QUOTA={} if quota is None else quota, CACHES=caches or {"default": REDIS}):
+        return run_checks(tags=["django_quota"])
+
+
+def ids(quota: object = None, caches: dict[str, Any] | None = None) -> list[str | None]:
+    return [str(found.id).removeprefix("django_quota.") for found in findings(quota, caches)]
+
+
+@pytest.mark.parametrize(
+    "quota",
+    [
+        {},
+        MappingProxyType({"PREFIX": "p"}),
+        {
+            "CACHE": "default", "DIGEST_KEY": "x", "ENABLED": True, "HEADERS": False, "IPV6_PREFIX": 56,
+            "LEGACY_HEADERS": True, "ON_UNAVAILABLE": "deny", "PREFIX": "p", "STORE": "redis",
+            "TEMPLATE": "429.html", "TRUSTED_PROXIES": ["10.0.0.0/8", "unix"],
+            "RULES": {"a": "10/m", "b": {"rate": ["1/s", "5/m"], "key": ["user", "path"], "block": False}},
+        },
+    ],
+    ids=["empty", "mapping", "full"],
+)  # fmt: skip
+def test_a_good_configuration_has_no_findings(quota: object) -> None:
+    assert findings(quota) == []
+
+
+def test_no_setting_at_all_has_no_findings() -> None:
+    with override_settings(QUOTA=None, CACHES={"default": REDIS}):
+        assert run_checks(tags=["django_quota"]) == []
+
+
+@pytest.mark.parametrize("client", ["DefaultClient", "SentinelClient", "HerdClient"])
+def test_the_clients_that_can_run_scripts_have_no_findings(client: str) -> None:
+    options = {"CLIENT_CLASS": f"django_redis.client.{client}"}
+    assert ids(caches={"default": {**REDIS, "OPTIONS": options}}) == []
+
+
+@pytest.mark.parametrize("quota", [[], "x", 5])
+def test_e001_the_setting_is_no_dict(quota: object) -> None:
+    (found,) = findings(quota)
+    assert (found.id, found.hint) == ("django_quota.E001", "{'CACHE': 'default'}")
+    assert type(quota).__name__ in found.msg
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("ENABLED", 1, "True would do."), ("PREFIX", "{", "a text without braces"), ("STORE", "x", None),
+        ("PREFIX", "a; {b", "a text without braces"), ("IPV6_PREFIX", 0, "1 to 128 would do"),
+        ("TRUSTED_PROXIES", ["10.0.0.1/8"], "would do"), ("TRUSTED_PROXIES", "10.0.0.1", "would do"),
+        ("TRUSTED_PROXIES", [["10.0.0.0/8"]], "would do"), ("RULES", "a; b", "{'search': '10/m'} would do"),
+        ("CACHE", None, "'default' would do"), ("TEMPLATE", 5, "would do"), ("DIGEST_KEY", 5, "a long random text"),
+    ],
+)  # fmt: skip
+def test_e002_a_value_is_of_no_use(name: str, value: object, hint: str | None) -> None:
+    (found,) = findings({name: value})
+    assert found.id == "django_quota.E002"
+    assert f'QUOTA["{name}"]' in found.msg
+    assert repr(value) in found.msg or name == "TRUSTED_PROXIES"
+    if hint:
+        assert found.hint is not None
+        assert found.hint.startswith(hint) or hint in found.hint
+        assert "; " not in found.hint
+
+
+def test_e002_every_wrong_value_is_said_at_once() -> None:
+    assert ids({"ENABLED": 1, "HEADERS": 1, "PREFIX": ""}) == ["E002"] * 3
+
+
+def test_e003_the_alias_does_not_exist_and_the_nearest_is_named() -> None:
+    (found,) = findings({"CACHE": "defualt"})
+    assert found.id == "django_quota.E003"
+    assert "'defualt'" in found.msg
+    assert str(found.hint).endswith("Did you mean 'default'?")
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "django.core.cache.backends.locmem.LocMemCache", "django.core.cache.backends.dummy.DummyCache",
+        "django.core.cache.backends.redis.RedisCache", "nowhere.Cache", "nodots", "", "django_redis.cache.logger",
+        "django_redis.cache.Nothing",
+    ],
+)  # fmt: skip
+def test_e004_the_backend_cannot_run_scripts(backend: str) -> None:
+    (found,) = findings(caches={"default": {"BACKEND": backend, "LOCATION": "redis://127.0.0.1:1"}})
+    assert found.id == "django_quota.E004"
+    assert 'CACHES["default"]' in found.msg
+    assert "django_redis.cache.RedisCache" in str(found.hint)
+
+
+def test_e005_the_shard_client_gives_a_script_no_home() -> None:
+    caches = {"default": {**REDIS, "OPTIONS": {"CLIENT_CLASS": "django_redis.client.ShardClient"}}}
+    (found,) = findings(caches=caches)
+    assert (found.id, found.hint) == (
+        "django_quota.E005",
+        "Use an alias with the DefaultClient or the SentinelClient.",
+    )
+
+
+@pytest.mark.parametrize("client", ["nowhere.Client", "django_redis.client.Nothing", "django_redis.client.default.re"])
+def test_a_client_class_that_is_none_is_a_finding_not_a_traceback(client: str) -> None:
+    found = findings(caches={"default": {**REDIS, "OPTIONS": {"CLIENT_CLASS": client}}})
+    assert len(found) == 1
+    assert found[0].hint
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        ({"key": "ip"}, "it has no 'rate'"), ({"rate": "1/m", "bloc": True}, "Did you mean 'block'"),
+        ({"rate": "1/m", "key": "usr"}, "Did you mean 'user'"), ({"rate": "1/m", "algorithm": "x"}, "not an algorithm"),
+        ({"rate": "1/m", "key": "nowhere.key"}, "cannot be imported"), ({"rate": "1/m", "key": ".a"}, "'.a'"),
+        ({"rate": "1/m", "methods": 5}, "no HTTP methods"), ({"rate": "1/m", "cost": -1}, "cost=-1"),
+    ],
+)  # fmt: skip
+def test_e006_a_rule_is_wrong(rule: dict[str, Any], text: str) -> None:
+    (found,) = findings({"RULES": {"search": rule}})
+    assert found.id == "django_quota.E006"
+    assert found.msg.startswith("QUOTA[\"RULES\"]['search']: ")
+    assert text in found.msg
+    assert found.hint
+
+
+def test_e006_a_rule_has_a_name_that_is_a_text() -> None:
+    assert ids({"RULES": {5: "1/m", "": "1/m"}}) == ["E006", "E006"]
+
+
+@pytest.mark.parametrize("value", ["5/mx", ["5/m", "6/m"], {"rate": 5}, {"rate": "5/month"}, ["5/m", ["x"]]])
+def test_e007_a_rate_cannot_be_read(value: object) -> None:
+    (found,) = findings({"RULES": {"search": value}})
+    assert found.id == "django_quota.E007"
+    assert found.msg.startswith("QUOTA[\"RULES\"]['search']: ")
+    assert found.hint
+    assert found.hint in found.msg
+
+
+def test_every_wrong_rule_is_said_at_once() -> None:
+    assert ids({"RULES": {"a": "5/mx", "b": "5/m", "c": {"rate": "5/m", "key": "x"}}}) == ["E007", "E006"]
+
+
+def test_w001_an_unknown_setting_is_a_warning_with_the_nearest_one() -> None:
+    found, other = findings({"PREFXI": "p", 5: 5})
+    assert (found.id, other.id) == ("django_quota.W001", "django_quota.W001")
+    assert found.is_serious() is False
+    assert found.hint == "Remove it. Did you mean 'PREFIX'?"
+
+
+def test_the_memory_store_needs_no_redis() -> None:
+    caches = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+    assert ids({"STORE": "memory"}, caches) == []
+
+
+def test_manage_check_fails_with_the_findings() -> None:
+    with override_settings(QUOTA={"RULES": {"a": "5/mx"}}), pytest.raises(SystemCheckError, match="E007"):
+        call_command("check", tags=["django_quota"])
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(KNOWN_SETTINGS) | st.text(),
+        st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text() | st.lists(st.text(), max_size=1))
+        | st.dictionaries(st.text(), st.none() | st.lists(st.text()) | st.dictionaries(st.text(), st.text())),
+    )
+)  # fmt: skip
+def test_whatever_the_setting_holds_the_checks_find_and_never_fail(quota: dict[str, Any]) -> None:
+    for found in findings(quota):
+        assert str(found.id).startswith("django_quota.")

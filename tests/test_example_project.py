@@ -1,0 +1,230 @@
+"""The example site, as its readers meet it: real processes, a real Redis, real HTTP."""
+
+import html
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.message import Message
+from pathlib import Path
+
+import pytest
+
+from example_project.act import Act, promised_by_bucket
+from example_project.client import Reply, Visitor
+from example_project.highlight import highlighted
+from example_project.scenes import SCENES, Scene
+from example_project.serve import main as serve
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A temporary folder that processes are to leave empty; of a short name, for a Redis socket's path is bounded."""
+    with tempfile.TemporaryDirectory(prefix="q-") as folder:
+        yield Path(folder)
+        assert not list(Path(folder).iterdir())
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    with scratch_folder() as folder:
+        yield folder
+
+
+def started(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(folder), "COLUMNS": "120", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run(folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
+    with started(folder, *arguments, **environment) as process:
+        said, _ = process.communicate(timeout=60)
+    return process.returncode, said
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """The port of a running `make serve`; ended as a service manager would."""
+    with scratch_folder() as folder, started(folder, "-m", "example_project.serve", "--port", "0") as process:
+        assert process.stdout
+        try:
+            said = process.stdout.readline()
+            found = re.search(r"http://127\.0\.0\.1:(\d+)/", said)
+            assert found, said
+            yield int(found[1])
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=20)
+        assert process.returncode == 0
+
+
+@pytest.fixture
+def visitor(port: int) -> Iterator[Visitor]:
+    with Visitor(port) as someone:
+        yield someone
+
+
+def text_of(page: str) -> str:
+    return html.unescape(re.sub(r"<[^>]*>", "", page))
+
+
+# --- make demo --------------------------------------------------------------------------------------------------------
+
+
+def test_the_demo_plays_every_scene_and_all_is_as_promised(scratch: Path) -> None:
+    status, said = run(scratch, "-m", "example_project.demo")
+    assert status == 0, said
+    for scene in SCENES:
+        assert scene.title in said
+    assert "✗" not in said
+    assert re.search(r"all at once +40 +10 +30 +429, Retry-After: (60|5\d)", said)
+
+
+def test_the_demo_shows_why_the_server_does_not_start(scratch: Path, tmp_path: Path) -> None:
+    (tmp_path / "uvicorn.py").write_text("raise RuntimeError('out of order')")
+    status, said = run(scratch, "-m", "example_project.demo", PYTHONPATH=str(tmp_path))
+    assert status == 1
+    assert "The server did not start" in said
+    assert "RuntimeError: out of order" in said
+
+
+def test_the_demo_says_that_the_named_redis_is_away(scratch: Path) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"redis://127.0.0.1:{nobody.getsockname()[1]}/0"
+        status, said = run(scratch, "-m", "example_project.demo", REDIS_URL=url)
+    assert status == 1
+    assert "Redis does not answer" in said
+
+
+def test_the_demo_ends_all_on_ctrl_c(scratch: Path) -> None:
+    with started(scratch, "-m", "example_project.demo") as demo:
+        assert demo.stdout
+        assert "is a real server" in demo.stdout.readline()
+        demo.send_signal(signal.SIGINT)
+        demo.send_signal(signal.SIGINT)
+        said, _ = demo.communicate(timeout=20)
+    assert demo.returncode == 130
+    assert "Stopped" in said
+
+
+def replies(*statuses: int) -> list[Reply]:
+    headers = Message()
+    for name, value in (("RateLimit", '"a";r=0;t=9'), ("RateLimit-Policy", '"a";q=1;w=60'), ("Retry-After", "9")):
+        headers[name] = value
+    body = '{"type": "https://iana.org/assignments/http-problem-types#quota-exceeded"}'
+    return [Reply(status, headers, body, time.monotonic()) for status in statuses]
+
+
+def test_an_act_tells_what_is_not_as_promised() -> None:
+    scene = SCENES[0]
+    assert Act(scene, "x", replies(200, 200, 429), 2).differences == []
+    assert Act(scene, "x", replies(200, 200, 200), 2).differences == ["x: admitted of 3: 3, promised 2"]
+    assert "admitted after a refusal" in Act(scene, "x", replies(429, 200), 1).differences[0]
+    assert "other answers: [500]" in Act(scene, "x", replies(200, 500), 1).differences[0]
+    bare = Reply(429, Message(), "", 0.0)
+    assert len(Act(scene, "x", [bare], 0).differences) == 3
+    assert Act(scene, "x", replies(200, 200), promised_by_bucket(1, 0.5, 2.1)).differences == []
+
+
+# --- make serve -------------------------------------------------------------------------------------------------------
+
+
+def test_the_front_page_lists_every_scene(visitor: Visitor) -> None:
+    page = visitor.get("/").body
+    text = text_of(page)
+    for scene in SCENES:
+        assert f'data-url="{scene.url}"' in page
+        assert scene.source.replace("\n", "") in text
+        for words in (scene.title, scene.shows, scene.button):
+            assert words in text
+
+
+def test_the_front_page_needs_nothing_from_elsewhere(visitor: Visitor) -> None:
+    page = visitor.get("/").body
+    linked = re.findall(r'(?:src|href)="([^"]*)"', page)
+    assert all(link.startswith(("/", "data:", "#")) for link in linked)
+    for asset in (link for link in linked if link.startswith("/static/")):
+        reply = visitor.get(asset)
+        assert reply.admitted
+        assert "//" not in re.sub(r"(?m)(^|\s)//.*$", "", reply.body)
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.slug)
+def test_every_scene_is_there(visitor: Visitor, scene: Scene) -> None:
+    if scene.method == "POST":
+        assert visitor.get(scene.url).status == 405
+        assert (
+            visitor.post(scene.url, {scene.field: "1"}).status == 403
+        )  # no page was opened, so there is no CSRF token
+        visitor.get("/")
+        assert visitor.post(scene.url, {scene.field: "1"}).admitted
+    else:
+        assert visitor.get(scene.url).admitted
+
+
+def test_signing_in_and_out(visitor: Visitor) -> None:
+    assert visitor.post("/sign-in/").status == 403
+    assert 'data-form="sign-in" hidden' not in visitor.get("/").body
+    assert visitor.post("/sign-in/").status == 302
+    assert 'data-form="sign-in" hidden' in visitor.get("/").body
+    assert visitor.post("/sign-out/").status == 302
+    assert 'data-form="sign-out" hidden' in visitor.get("/").body
+
+
+def test_a_browser_sees_the_429_page_each_time(visitor: Visitor) -> None:
+    for _ in range(2):
+        reply = visitor.get("/refused/", {"Accept": "text/html"})
+        assert reply.status == 429
+        assert reply.headers.get_content_type() == "text/html"
+        assert reply.retry_after in range(50, 61)
+
+
+def test_starting_over_gives_all_back(visitor: Visitor) -> None:
+    visitor.get("/")
+    visitor.post("/start-over/")
+    download = next(scene for scene in SCENES if scene.slug == "download")
+    assert [visitor.get(download.url).status for _ in range(download.sends)] == [200] * 5 + [429] * 2
+    visitor.post("/start-over/")
+    assert visitor.get(download.url).admitted
+
+
+def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert serve(["--port", str(port)]) == 1
+    assert f"Port {port} cannot be used: it is taken" in capsys.readouterr().err
+    assert serve(["--port", "99999"]) == 1
+
+
+# --- the rest ---------------------------------------------------------------------------------------------------------
+
+
+def test_manage_py_works_from_anywhere(scratch: Path) -> None:
+    status, said = run(scratch, str(ROOT / "example_project" / "manage.py"), "check")
+    assert status == 0, said
+
+
+def test_source_keeps_its_text_when_coloured() -> None:
+    source = '@quota("1/m", x=[1 < 2])\nasync def view(request):\n    # why & how\n    return {\n        "a": None}'
+    coloured = str(highlighted(source))
+    assert [
+        text_of(line) for line in re.findall(r'<span class="line">(.*?)</span>(?=<span class="line">|$)', coloured)
+    ] == (source.split("\n"))
+    assert "1 &lt; 2" in text_of(coloured.replace("&lt;", "&amp;lt;"))

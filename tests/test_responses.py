@@ -1,0 +1,255 @@
+"""What a Decision looks like over HTTP: headers by an independent parser, bodies by Accept, and what must not leak."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import http_sf
+import pytest
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.test import RequestFactory, override_settings
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_quota import Decision, Rule, check, quota
+from django_quota.responses import message, policy_names, refusal, write_headers
+from django_quota.testing import freeze
+
+NOW = 1_790_000_000_123_457
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
+SECRET = "s3cret-value"
+
+pytestmark = pytest.mark.usefixtures("memory_store")
+
+
+def get(accept: str | None = None, **meta: Any) -> HttpRequest:
+    given = {} if accept is None else {"HTTP_ACCEPT": accept}
+    return RequestFactory().get("/", **{"REMOTE_ADDR": "192.0.2.1", **given, **meta})
+
+
+def parsed(response: HttpResponseBase, name: str) -> list[tuple[str, dict[str, Any]]]:
+    found = http_sf.parse(response.headers[name].encode("ascii"), tltype="list")
+    assert isinstance(found, list)
+    return found  # type: ignore[return-value]
+
+
+def view(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+def refused(accept: str | None = None, rate: str = "0/m", **options: Any) -> HttpResponse:
+    request = get(accept)
+    with freeze(NOW):
+        check("1/m", request, **options)
+        return refusal(request, check(rate, request, **options))
+
+
+class TestHeaders:
+    def test_they_parse_as_rfc_9651_lists_and_agree_with_the_decision(self) -> None:
+        request: Any = get()
+        with freeze(NOW):
+            response = quota("10/s", "500/30m", name="burst", cost=3)(quota("5/d", name="daily")(view))(request)
+        decision: Decision = request.quota
+        policy, state = parsed(response, "RateLimit-Policy"), parsed(response, "RateLimit")
+        assert [name for name, _ in policy] == [name for name, _ in state] == ["burst-s", "burst-30m", "daily"]
+        assert [parameters for _, parameters in policy] == [
+            {"q": 10, "w": 1}, {"q": 500, "w": 1_800}, {"q": 5, "w": 86_400},
+        ]  # fmt: skip
+        for (_, parameters), outcome in zip(state, decision.outcomes, strict=True):
+            assert parameters == {"r": outcome.remaining, "t": math.ceil(outcome.reset_after)}
+
+    def test_a_month_has_no_window_in_seconds(self) -> None:
+        response: Any = quota("5/month", algorithm="calendar", name="m")(view)(get())
+        assert parsed(response, "RateLimit-Policy") == [("m", {"q": 5})]
+
+    @given(st.lists(st.text(st.characters(), min_size=1), min_size=1, max_size=4))
+    def test_rules_of_any_name_give_headers_that_parse_with_names_all_different(self, rules: list[str]) -> None:
+        limits = [Rule.make(name, "10/m").limits[0] for name in rules]
+        outcomes = [check(Rule.make(name, "10/m"), "global").outcomes[0] for name in rules]
+        response = HttpResponse()
+        write_headers(response, Decision.of(tuple(outcomes)))
+        names = [name for name, _ in parsed(response, "RateLimit")]
+        assert names == [name for name, _ in parsed(response, "RateLimit-Policy")] == policy_names(limits)
+        assert len(set(names)) == len(rules)
+
+    @pytest.mark.parametrize(
+        ("rule", "name"),
+        [
+            ("search", "search"), ('a"b', "a%22b"), ("a\\b", "a%5Cb"), ("größe", "gr%C3%B6%C3%9Fe"),
+            ("a\r\nb", "a%0D%0Ab"),
+            ("shop.views.buy", "buy"), ("shop.views.Buy#2", "Buy#2"), ("10/m", "10/m"), ("end.", "end."),
+            ("a\ud800", "a%ED%A0%80"),
+        ],
+    )  # fmt: skip
+    def test_a_name_is_quoted_and_no_module_path_leaks(self, rule: str, name: str) -> None:
+        assert policy_names(Rule.make(rule, "10/m").limits) == [name]
+
+    def test_the_settings_turn_them_off_and_the_legacy_ones_on(self, settings: Any) -> None:
+        legacy = ["X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"]
+        for headers, old in ((True, False), (False, True), (False, False), (True, True)):
+            settings.QUOTA = {"STORE": "memory", "HEADERS": headers, "LEGACY_HEADERS": old}
+            with freeze(NOW):
+                response = quota("9/h", "5/m")(view)(get())
+            assert ("RateLimit" in response.headers, "RateLimit-Policy" in response.headers) == (headers, headers)
+            found = [response.headers.get(name) for name in legacy]
+            assert found == (["5", "4", "60"] if old else [None] * 3)
+
+    def test_a_reply_that_is_put_into_a_cache_does_not_carry_whom_it_was_made_for(self) -> None:
+        """`cache_page` above `@quota` pickles the reply with all its attributes."""
+        assert b"192.0.2.1" not in pickle.dumps(quota("1/m")(view)(get()))
+
+    def test_the_headers_of_a_view_in_a_stream_are_written_too(self) -> None:
+        from django.http import StreamingHttpResponse
+
+        assert "RateLimit" in quota("1/m")(lambda request: StreamingHttpResponse([]))(get()).headers
+
+
+class TestRetryAfter:
+    @pytest.mark.parametrize("rates", [("3/m",), ("7/30s",), ("1/s", "3/m"), ("250/m",)])
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {}, {"algorithm": "fixed_window"}, {"algorithm": "token_bucket", "burst": 4},
+            {"algorithm": "leaky_bucket"}, {"algorithm": "calendar"}, {"precision": 2}, {"cost": 3},
+        ],
+    )  # fmt: skip
+    def test_it_is_whole_seconds_and_true(self, rates: tuple[str, ...], options: dict[str, Any]) -> None:
+        limited = quota(*rates, name="r", **options)(view)
+        now = NOW
+        seen = 0
+        for step in range(1_000):
+            with freeze(now):
+                response = limited(get())
+            if response.status_code == 200:
+                now += 1 + step % 7 * 1_003
+                continue
+            if "Retry-After" not in response.headers:
+                assert options.get("cost", 1) > 1
+                return
+            after = response.headers["Retry-After"]
+            assert after.isascii()
+            assert after.isdecimal()
+            assert int(after) >= 1
+            now += int(after) * 1_000_000
+            with freeze(now):
+                assert limited(get()).status_code == 200, (step, after)
+            seen += 1
+            if seen == 3:
+                return
+        pytest.fail("too little was refused")
+
+    def test_it_is_not_longer_than_rounding_up_makes_it(self) -> None:
+        with freeze(NOW):
+            check("1/m", "ip:192.0.2.1")
+        for later, seconds in ((0, 60), (1, 60), (999_999, 60), (1_000_000, 59), (59_000_001, 1), (59_999_999, 1)):
+            with freeze(NOW + later):
+                decision = check("1/m", "ip:192.0.2.1")
+                assert refusal(get(), decision).headers["Retry-After"] == str(seconds)
+
+    def test_where_no_time_helps_there_is_none(self) -> None:
+        response = refused()
+        assert "Retry-After" not in response.headers
+        assert "closed at the moment" in json.loads(response.content)["detail"]
+
+
+def test_what_refuses_everybody_does_not_tell_people_that_their_request_is_too_large() -> None:
+    assert "larger" not in message(check("0/m", "global"))
+
+
+class TestBodies:
+    @pytest.mark.parametrize(
+        ("accept", "kind"),
+        [
+            (None, "application/problem+json"), ("*/*", "application/problem+json"),
+            ("application/json", "application/problem+json"), ("application/problem+json", "application/problem+json"),
+            ("application/*", "application/problem+json"), (BROWSER, "text/html; charset=utf-8"),
+            ("text/html", "text/html; charset=utf-8"), ("text/plain", "text/plain; charset=utf-8"),
+            ("text/html;q=0.1, text/plain", "text/plain; charset=utf-8"), ("image/png", "application/problem+json"),
+            ("", "application/problem+json"), ("text/html;q=0, */*", "application/problem+json"),
+        ],
+    )  # fmt: skip
+    def test_the_body_is_what_is_accepted(self, accept: str | None, kind: str) -> None:
+        response = refused(accept)
+        assert (response.status_code, response.headers["Content-Type"]) == (429, kind)
+        assert response.headers["Cache-Control"] == "no-store"
+        assert response.headers["Vary"] == "Accept"
+
+    @given(st.text(st.characters(codec="latin-1")) | st.text("text/html;q=0.19,* \"'", max_size=30))
+    def test_any_accept_header_gets_an_answer(self, accept: str) -> None:
+        assert refused(accept).status_code == 429
+
+    def test_problem_json_has_the_members_of_its_type(self) -> None:
+        request: Any = get("application/json")
+        with freeze(NOW):
+            limited = quota("5/m", name="wide")(quota("1/m", name='na"rrow')(quota("0/h", shadow=True)(view)))
+            assert limited(request).status_code == 200
+            response: Any = limited(get("application/json"))
+        assert json.loads(response.content) == {
+            "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+            "title": "Too many requests",
+            "status": 429,
+            "detail": "The limit is 1 per minute. Please try again in 60 seconds.",
+            "violated-policies": ["na%22rrow"],
+        }
+        assert response.headers["RateLimit-Policy"].startswith('"wide";q=5;w=60, "na%22rrow"')
+
+    def test_a_denial_while_the_store_is_away_is_a_503_of_another_type(self) -> None:
+        denied = Decision(allowed=False, rule="r", subject="user:1", degraded=True, blocked=True)
+        response = refusal(get(), denied)
+        problem = json.loads(response.content)
+        assert (response.status_code, problem["status"], problem["violated-policies"]) == (503, 503, [])
+        assert problem["type"].endswith("#temporary-reduced-capacity")
+        assert "RateLimit" not in response.headers
+
+    def test_the_page_is_the_template_of_the_setting_and_escapes(self) -> None:
+        loaders: Any = [
+            ("django.template.loaders.locmem.Loader", {"mine.html": "{{ status }} {{ title }} {{ detail }}"})
+        ]
+        templates = [
+            {"BACKEND": "django.template.backends.django.DjangoTemplates", "OPTIONS": {"loaders": loaders}},
+        ]
+        with override_settings(QUOTA={"STORE": "memory", "TEMPLATE": "mine.html"}, TEMPLATES=templates):
+            assert refused("text/html").text.startswith("429 Too many requests This is closed at the moment.")
+
+    def test_the_page_of_the_package_says_status_title_and_wait_and_escapes(self, monkeypatch: Any) -> None:
+        monkeypatch.setattr("django_quota.responses.message", lambda decision: "<script>alert(1)</script>")
+        text = refused(BROWSER).text
+        assert "<script>" not in text
+        assert "&lt;script&gt;" in text
+        assert "429" in text
+        assert "<title>Too many requests</title>" in text
+
+    @pytest.mark.parametrize(
+        ("wait", "words"),
+        [(1, "1 second"), (119, "119 seconds"), (121, "3 minutes"), (7_199, "120 minutes"), (7_201, "3 hours")],
+    )
+    def test_the_wait_is_in_words_and_never_too_short(self, wait: int, words: str) -> None:
+        with freeze(NOW):
+            check("1/d", "global")
+        with freeze(NOW + (86_400 - wait) * 1_000_000):
+            assert message(check("1/d", "global")) == f"The limit is 1 per day. Please try again in {words}."
+
+    @pytest.mark.parametrize("accept", [None, BROWSER, "text/plain"])
+    @pytest.mark.parametrize("wrap", [quota("1/m", key="header:X-Api-Key"), quota("1/m", key=lambda r: SECRET)])
+    def test_no_subject_secret_or_module_path_leaks(self, accept: str, wrap: Callable[[Any], Any]) -> None:
+        limited = wrap(view)
+        meta = {"HTTP_X_API_KEY": SECRET, "REMOTE_ADDR": "203.0.113.77"}
+        limited(get(accept, **meta))
+        request: Any = get(accept, **meta)
+        response = limited(request)
+        assert response.status_code == 429
+        sent = response.text + str(response.headers)
+        for word in (
+            SECRET,
+            "203.0.113.77",
+            "x-api-key:",
+            request.quota.subject,
+            "tests.",
+            "test_responses",
+            "quota:1:",
+        ):
+            assert word not in sent

@@ -1,0 +1,267 @@
+"""Who is limited: keys, secrets, users, addresses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from asgiref.sync import async_to_sync
+from django.contrib.auth.models import AnonymousUser, User
+from django.http import HttpRequest
+from django.test import AsyncClient, RequestFactory
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_quota import RateError, check, reset
+from django_quota.exceptions import ConfigurationError, RuleError
+from django_quota.subjects import aanswer, answer, compile_key, named_subject, subject_flow
+
+IP = "ip:192.0.2.1"
+SECRET = "s3cret-value"
+
+
+def request(**meta: Any) -> HttpRequest:
+    return RequestFactory().get("/a+b%/", **{"REMOTE_ADDR": "192.0.2.1", **meta})
+
+
+def subject(key: object, of: HttpRequest | None = None) -> str:
+    """Return the subject as both drivers find it."""
+    asked = of or request()
+    found = answer(subject_flow(key, asked))
+    assert asyncio.run(aanswer(subject_flow(key, asked))) == found
+    return str(found)
+
+
+def with_user(user: object, **meta: Any) -> HttpRequest:
+    made = request(**meta)
+    made.user = user  # type: ignore[assignment]
+    return made
+
+
+@pytest.mark.parametrize(("key", "found"), [("ip", IP), ("global", "global"), ("path", "path:/a%2Bb%25/")])
+def test_a_plain_key_names_its_subject(key: str, found: str) -> None:
+    assert subject(key) == found
+
+
+@pytest.mark.parametrize("key", ["user", "user_or_ip"])
+class TestUsers:
+    def test_a_user_is_named_by_the_primary_key(self, key: str) -> None:
+        assert subject(key, with_user(User(pk=42))) == "user:42"
+
+    def test_an_anonymous_visitor_falls_back_to_the_ip(self, key: str) -> None:
+        assert subject(key, with_user(AnonymousUser())) == IP
+
+    def test_a_site_without_users_falls_back_to_the_ip(self, key: str) -> None:
+        assert subject(key) == IP
+
+    def test_a_primary_key_with_signs_in_it_stays_one_part(self, key: str) -> None:
+        odd = SimpleNamespace(is_authenticated=True, pk="a+ip:1%")
+        assert subject(key, with_user(odd)) == "user:a%2Bip:1%25"
+
+    def test_a_user_that_another_middleware_set_counts_under_async_too(self, key: str) -> None:
+        made = with_user(User(pk=7))  # token authentication: sets request.user, knows nothing of auser
+
+        async def session_user() -> AnonymousUser:
+            return AnonymousUser()
+
+        made.auser = session_user
+        assert asyncio.run(aanswer(subject_flow(key, made))) == "user:7"
+
+
+@pytest.mark.django_db
+def test_the_user_of_a_real_session_is_found_under_async(memory_store: None) -> None:
+    user = User.objects.create_user("peter")
+
+    async def ask() -> str:
+        client = AsyncClient()
+        await client.aforce_login(user)
+        return (await client.get("/whoami-async/")).content.decode()
+
+    assert async_to_sync(ask)() == f"user:{user.pk}"
+
+
+class TestSecrets:
+    KEYS: tuple[tuple[str, Callable[[str], HttpRequest]], ...] = (
+        ("header:X-Api-Key", lambda value: request(HTTP_X_API_KEY=value)),
+        ("cookie:device", lambda value: request(HTTP_COOKIE=f"device={value}")),
+        ("get:token", lambda value: RequestFactory().get("/", {"token": value}, REMOTE_ADDR="192.0.2.1")),
+        ("post:phone", lambda value: RequestFactory().post("/", {"phone": value}, REMOTE_ADDR="192.0.2.1")),
+    )
+
+    @pytest.mark.parametrize(("key", "make"), KEYS)
+    def test_what_a_client_sent_is_a_digest_of_its_own(self, key: str, make: Callable[[str], HttpRequest]) -> None:
+        found = subject(key, make(SECRET))
+        assert SECRET not in found
+        assert found == subject(key, make(SECRET))
+        assert found != subject(key, make(SECRET + "x"))
+
+    @pytest.mark.parametrize(("key", "make"), KEYS)
+    def test_what_is_missing_or_empty_falls_back_to_the_ip(self, key: str, make: Callable[[str], HttpRequest]) -> None:
+        assert subject(key, request()) == IP
+        assert subject(key, make("")) == IP
+
+    def test_the_same_value_from_two_places_or_names_is_two_subjects(self) -> None:
+        found = {subject(key, make(SECRET)) for key, make in self.KEYS}
+        found.add(subject("get:other", RequestFactory().get("/", {"other": SECRET})))
+        assert len(found) == 5
+
+    def test_the_name_of_a_header_has_no_case(self) -> None:
+        one = request(HTTP_X_API_KEY=SECRET)
+        assert subject("header:x-api-KEY", one) == subject("header: X-Api-Key ", one)
+
+    def test_another_digest_key_gives_other_digests(self, settings: Any) -> None:
+        one = request(HTTP_X_API_KEY=SECRET)
+        before = subject("header:X-Api-Key", one)
+        settings.QUOTA = {"DIGEST_KEY": "another"}
+        assert subject("header:X-Api-Key", one) != before
+
+    def test_another_secret_key_gives_other_digests_at_once(self, settings: Any) -> None:
+        one = request(HTTP_X_API_KEY=SECRET)
+        before = subject("header:X-Api-Key", one)
+        settings.SECRET_KEY = "another"
+        assert subject("header:X-Api-Key", one) != before
+
+    def test_a_secret_key_of_bytes_works_as_everywhere_in_django(self, settings: Any) -> None:
+        settings.SECRET_KEY = b"bytes-are-allowed"
+        assert subject("header:X-Api-Key", request(HTTP_X_API_KEY=SECRET)).startswith("header.x-api-key:")
+
+    @pytest.mark.parametrize(("key", "make"), KEYS)
+    def test_no_secret_lies_in_redis(
+        self, key: str, make: Callable[[str], HttpRequest], redis_cache: object, raw: redis.Redis
+    ) -> None:
+        assert check("10/m", make(SECRET), key=key).subject != IP
+        stored = str(raw.keys("*"))
+        assert "quota:1:" in stored
+        assert SECRET not in stored
+
+    @given(st.text(st.characters(), min_size=1))
+    def test_any_header_value_has_a_subject(self, value: str) -> None:
+        found = answer(subject_flow("header:X-Api-Key", request(HTTP_X_API_KEY=value)))
+        assert len(found) == len("header.x-api-key:") + 32
+
+
+class TestTuples:
+    def test_the_parts_are_joined_and_each_falls_back_by_itself(self) -> None:
+        assert subject(("ip", "path")) == f"{IP}+path:/a%2Bb%25/"
+        assert subject(("user", "global")) == f"{IP}+global"
+        assert subject(("ip", ("global",))) == f"{IP}+global"
+
+    @given(*[st.text("ab:+%.", max_size=4)] * 4)
+    def test_a_moved_boundary_between_parts_gives_another_subject(self, a: str, b: str, c: str, d: str) -> None:
+        def of(one: str, other: str) -> str:
+            return str(answer(subject_flow((lambda r: one or None, lambda r: other or None), request())))
+
+        assert (of(a, b) == of(c, d)) == ((a, b) == (c, d))
+
+    def test_an_empty_tuple_is_no_key(self) -> None:
+        with pytest.raises(RuleError, match="names nothing"):
+            compile_key(())
+
+    def test_a_subject_of_several_parts_can_be_named_as_its_decision_shows_it(self, memory_store: None) -> None:
+        decision = check("1/m", request(), key=("ip", "path"))
+        assert reset("1/m", decision.subject, key=("ip", "path"))
+
+
+def tenant(of: HttpRequest) -> str:
+    return "tenant-1"
+
+
+NOT_CALLABLE = 5
+
+
+class TestFunctions:
+    @pytest.mark.parametrize("empty", [None, ""])
+    def test_none_falls_back_to_the_ip(self, empty: str | None) -> None:
+        assert subject(lambda r: empty) == IP
+
+    @pytest.mark.parametrize("value", [0, False, "x", 3.5])
+    def test_any_other_value_is_a_subject(self, value: object) -> None:
+        assert subject(lambda r: value).endswith(f":{value}")
+
+    def test_a_user_that_it_returns_is_that_user(self) -> None:
+        assert subject(lambda r: User(pk=42)) == "user:42"
+
+    def test_an_anonymous_visitor_that_it_returns_falls_back_to_the_ip(self) -> None:
+        assert subject(lambda r: r.user, with_user(AnonymousUser())) == IP
+
+    def test_a_dotted_path_is_the_function_it_names(self) -> None:
+        assert subject("tests.test_subjects.tenant") == subject(tenant)
+
+    def test_two_functions_that_give_the_same_value_do_not_share_a_limit(self, memory_store: None) -> None:
+        by_tenant = lambda r: 5  # noqa: E731
+        by_order = lambda r: 5  # noqa: E731
+        assert check("1/m", request(), key=by_tenant)
+        assert check("1/m", request(), key=by_order)
+
+    def test_an_async_function_is_awaited_and_refused_where_it_cannot_be(self) -> None:
+        async def key(of: HttpRequest) -> str:
+            return "x"
+
+        assert asyncio.run(aanswer(subject_flow(key, request()))).endswith(":x")
+        with pytest.raises(ConfigurationError, match="is async and cannot be awaited in a sync view"):
+            answer(subject_flow(key, request()))
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("header:", "does not say which; 'header:X-Api-Key'"), ("usr", "Did you mean 'user'"),
+        ("headers:X", "is not a key"), ("", "is not a key"), (None, "is not a key"), (5, "is not a key"),
+        (("ip", 5), "is not a key"), ("ip:", "is not a key"), ({"anonymous": "ip"}, "is not a key"),
+        ("tests.nowhere.key", "cannot be imported"), ("tests.test_subjects.nothing", "cannot be imported"),
+        ("tests.test_subjects.NOT_CALLABLE", "int, not a function"), (".a", "cannot be imported"),
+        ("..a", "cannot be imported"),
+    ],
+)  # fmt: skip
+def test_what_is_no_key_is_refused_with_what_would_do(key: object, text: str) -> None:
+    with pytest.raises(RuleError, match=text):
+        compile_key(key)
+
+
+class TestNamedSubjects:
+    @pytest.mark.parametrize(
+        ("text", "found"),
+        [
+            ("ip:192.0.2.1", IP), ("ip:::ffff:192.0.2.1", IP), ("ip:2001:DB8::1", "ip:2001:db8::/64"),
+            ("ip:2001:db8::/64", "ip:2001:db8::/64"), ("ip:2001:db8::1/128", "ip:2001:db8::1"),
+            ("user:1", "user:1"), ("global", "global"),
+        ],
+    )  # fmt: skip
+    def test_an_address_has_one_spelling(self, text: str, found: str) -> None:
+        assert named_subject(text) == found
+
+    @pytest.mark.parametrize(
+        "text", ["", "ip:", "ip:x", "ip:1.2.3", "ip:2001:db8::/999", "ip:::/x", "ip:192.0.2.1/24", "ip:1.2.3.4/99"]
+    )
+    def test_what_holds_no_address_is_refused(self, text: str) -> None:
+        with pytest.raises(RuleError):
+            named_subject(text)
+
+    @given(st.text("0123456789abcdef:./%+", max_size=20) | st.just("::/" + "9" * 5000))
+    def test_any_text_behind_ip_is_an_address_or_a_rule_error(self, text: str) -> None:
+        try:
+            named_subject("ip:" + text)
+        except RuleError as error:
+            problem = str(error)
+        else:
+            return
+        assert "IP address" in problem
+
+    def test_an_anonymous_user_is_no_subject(self, memory_store: None) -> None:
+        with pytest.raises(RuleError, match="has no primary key"):
+            check("1/m", AnonymousUser())
+        with pytest.raises(RuleError, match="is no subject"):
+            check("1/m", None)
+
+    @pytest.mark.parametrize("options", [{"methods": ["POST"]}, {"key": ["ip", "path"]}])
+    def test_a_rate_takes_its_options_as_lists_too(self, options: dict[str, Any], memory_store: None) -> None:
+        assert check("1/m", request(), **options)
+
+    @pytest.mark.parametrize("rate", [["10/m"], {}, {"10/m"}, 10, b"10/m"])
+    def test_what_is_neither_a_rate_nor_a_rule_is_a_rate_error(self, rate: Any, memory_store: None) -> None:
+        with pytest.raises(RateError):
+            check(rate, IP)
