@@ -28,7 +28,7 @@ from django.core.management import call_command
 from django.core.management.utils import get_random_secret_key
 from redis import RedisError
 
-from django_quota.testing import NoRedisServerError, running_redis
+from django_quota.testing import running_redis
 from example_project.client import Visitor
 from example_project.forget import forget_all
 
@@ -139,11 +139,14 @@ def _redis() -> Iterator[tuple[str, str]]:
     if given:
         yield given, "the Redis of REDIS_URL"
         return
-    try:
-        with running_redis() as server:
-            yield server.url, f"a private Redis of its own ({server.program})"
-    except NoRedisServerError as error:
-        raise StageError(str(error)) from error
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(running_redis())
+        except (
+            RuntimeError
+        ) as error:  # there is none on this machine, or it does not start: its words say what would do
+            raise StageError(str(error)) from error
+        yield server.url, f"a private Redis of its own ({server.program})"
 
 
 def _prepare() -> None:
