@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from django_quota.decisions import Decision, Outcome
 from django_quota.decorators import quota
+from django_quota.edge import QuotaRequest
 from django_quota.exceptions import QuotaError, QuotaExceeded, RateError, StoreUnavailable
 from django_quota.limiter import acheck, apeek, arefund, areset, check, peek, refund, reset
 from django_quota.rules import Rule
@@ -17,6 +18,7 @@ __all__ = [
     "Outcome",
     "QuotaError",
     "QuotaExceeded",
+    "QuotaRequest",
     "RateError",
     "Rule",
     "StoreUnavailable",

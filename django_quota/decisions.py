@@ -12,7 +12,7 @@ from typing import NamedTuple
 from django_quota.algorithms import Limit, Step
 from django_quota.clock import SECOND, in_words
 from django_quota.exceptions import QuotaExceeded
-from django_quota.rates import CALENDAR_ONLY, Rate
+from django_quota.rates import Rate
 
 
 class Outcome(NamedTuple):
@@ -51,13 +51,13 @@ class Outcome(NamedTuple):
 
     @property
     def limit(self) -> int:
-        """The count of the rate."""
-        return self.of.rate.count
+        """The most that can be left: the count of the rate, or the burst of a bucket."""
+        return self.of.capacity
 
     @property
     def window(self) -> int | None:
-        """The window in whole seconds; None for months and years, whose length varies."""
-        return None if self.rate.unit in CALENDAR_ONLY else self.rate.period // SECOND
+        """The whole seconds in which the limit comes back; None for months and years, whose length varies."""
+        return self.of.window
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Decision:
 
     @property
     def limit(self) -> int | None:
-        """The binding rate's count; None where nothing limits."""
+        """The most that the binding limit can have left; None where nothing limits."""
         return self.binding.limit if self.binding else None
 
     @property

@@ -5,19 +5,19 @@ Decorators and middleware call these three; none of them decides or renders by i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from django_quota.decisions import Decision
 from django_quota.responses import refusal, write_headers
 
-if TYPE_CHECKING:
 
-    class QuotaRequest(HttpRequest):
-        """A request that a limiter has seen."""
+class QuotaRequest(HttpRequest):
+    """For annotations: a request that a limiter has seen."""
 
-        quota: Decision
+    quota: Decision
+    """All that was decided for the request."""
 
 
 LEFT_TO_MIDDLEWARE = "_django_quota_middleware"

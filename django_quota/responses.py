@@ -20,10 +20,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_quota.algorithms import Limit
-from django_quota.clock import SECOND
 from django_quota.conf import conf, current
 from django_quota.decisions import Decision, Outcome
-from django_quota.rates import CALENDAR_ONLY, Rate
+from django_quota.rates import Rate
 
 PROBLEM_TYPES = "https://iana.org/assignments/http-problem-types"
 _BODIES = ("application/problem+json", "application/json", "text/html", "text/plain")
@@ -76,8 +75,8 @@ def _label(rule: str, rate: Rate | None) -> str:
 
 def _policy(name: str, limit: Limit) -> str:
     # The length of a month or a year varies: their window is left out, as the draft allows.
-    window = "" if limit.rate.unit in CALENDAR_ONLY else f";w={limit.rate.period // SECOND}"
-    return f'"{name}";q={limit.rate.count}{window}'
+    window = "" if limit.window is None else f";w={limit.window}"
+    return f'"{name}";q={limit.capacity}{window}'
 
 
 def _state(name: str, outcome: Outcome) -> str:

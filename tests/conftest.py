@@ -42,6 +42,19 @@ def caches(server: RedisServer, **pool_options: Any) -> dict[str, Any]:
     }
 
 
+@pytest.fixture(autouse=True)
+def no_connection_is_left_to_the_next_test() -> Iterator[None]:
+    """django-redis keeps its pools for as long as the process lives, one a URL, whatever the options."""
+    yield
+    from django_redis.pool import ConnectionFactory
+
+    for pool in ConnectionFactory._pools.values():
+        pool.disconnect()
+        for sentinel in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):
+            sentinel.close()
+    ConnectionFactory._pools.clear()
+
+
 @pytest.fixture
 def raw(redis_server: RedisServer) -> Iterator[redis.Redis]:
     """A plain client on the emptied server, to look at what lies there."""
@@ -56,9 +69,6 @@ def redis_cache(
     request: pytest.FixtureRequest, redis_server: RedisServer, raw: redis.Redis, settings: Any
 ) -> RedisServer:
     """Django's default cache on an emptied Redis, in both `decode_responses` modes."""
-    from django_redis.pool import ConnectionFactory
-
-    ConnectionFactory._pools.clear()  # django-redis keeps one pool a URL, whatever its options
     settings.CACHES = caches(redis_server, decode_responses=request.param)
     return redis_server
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -110,7 +111,7 @@ def test_who_retries_all_the_time_gets_back_in_on_time(algorithm: str) -> None:
         if limit.run().ok:
             admitted.append(tick)
     assert len(admitted) >= 6
-    assert all(later - earlier <= 20 for earlier, later in zip(admitted, admitted[1:], strict=False))
+    assert all(later - earlier <= 20 for earlier, later in itertools.pairwise(admitted))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -199,7 +200,7 @@ def test_whoever_waits_the_delay_of_a_leaky_bucket_is_spaced_evenly(arrivals: li
         answer = limit.run()
         if answer.ok:
             starts.append(limit.now + answer.wait)
-    assert all(later - earlier >= MINUTE // count for earlier, later in zip(starts, starts[1:], strict=False))
+    assert all(later - earlier >= MINUTE // count for earlier, later in itertools.pairwise(starts))
 
 
 def test_a_rate_that_a_bucket_cannot_space_is_refused() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import accumulate
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, target
@@ -39,18 +40,18 @@ def play(limit: Spec, hits: Hits, *, wait: bool = False) -> list[tuple[int, int]
     return admitted
 
 
-CASES = {
-    "sliding-exact": (dict(rate="7/m"), 7),
-    "sliding-at-precision": (dict(rate="100/m"), 100),
-    "sliding-slices": (dict(rate="23/m", precision=5), 23),
-    "sliding-one-slice": (dict(rate="23/m", precision=1), 23),
-    "sliding-many": (dict(rate="1000/m"), 1_000),
-    "sliding-counted": (dict(rate="7/m", count_refused=True), 7),
-    "fixed": (dict(rate="7/m", algorithm="fixed_window"), 14),
-    "calendar": (dict(rate="7/m", algorithm="calendar"), 14),  # a window may straddle two periods of 7 each
-    "token-bucket": (dict(rate="7/m", algorithm="token_bucket"), 14),
-    "token-bucket-burst": (dict(rate="7/m", algorithm="token_bucket", burst=3), 10),
-    "leaky-bucket": (dict(rate="7/m", algorithm="leaky_bucket"), 7),
+CASES: dict[str, tuple[dict[str, Any], int]] = {
+    "sliding-exact": ({"rate": "7/m"}, 7),
+    "sliding-at-precision": ({"rate": "100/m"}, 100),
+    "sliding-slices": ({"rate": "23/m", "precision": 5}, 23),
+    "sliding-one-slice": ({"rate": "23/m", "precision": 1}, 23),
+    "sliding-many": ({"rate": "1000/m"}, 1_000),
+    "sliding-counted": ({"rate": "7/m", "count_refused": True}, 7),
+    "fixed": ({"rate": "7/m", "algorithm": "fixed_window"}, 14),
+    "calendar": ({"rate": "7/m", "algorithm": "calendar"}, 14),  # a window may straddle two periods of 7 each
+    "token-bucket": ({"rate": "7/m", "algorithm": "token_bucket"}, 14),
+    "token-bucket-burst": ({"rate": "7/m", "algorithm": "token_bucket", "burst": 3}, 10),
+    "leaky-bucket": ({"rate": "7/m", "algorithm": "leaky_bucket"}, 7),
 }
 GAPS = st.one_of(
     st.integers(0, 3),
@@ -64,7 +65,7 @@ GAPS = st.one_of(
 @given(data=st.data())
 def test_no_arrivals_get_more_than_the_bound(case: str, data: st.DataObject) -> None:
     options, bound = CASES[case]
-    limit = Spec(**options)  # type: ignore[arg-type] — the options differ by case
+    limit = Spec(**options)
     limit.now += data.draw(st.integers(0, MINUTE), label="phase")
     costs = st.integers(1, max(1, limit.rule.limits[0].rate.count // 3))
     hits = data.draw(st.lists(st.tuples(GAPS, costs), max_size=60), label="hits")
@@ -79,7 +80,7 @@ def test_no_arrivals_get_more_than_the_bound(case: str, data: st.DataObject) -> 
 @pytest.mark.parametrize("step", [SECOND // 7, SECOND, 59 * SECOND // 10])
 def test_hammering_gets_no_more_than_the_bound(case: str, step: int) -> None:
     options, bound = CASES[case]
-    limit = Spec(**options)  # type: ignore[arg-type] — the options differ by case
+    limit = Spec(**options)
     hits = [(step, 1)] * (4 * MINUTE // step)
     assert most_in_a_window(play(limit, hits, wait=case == "leaky-bucket")) <= bound
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import redis
 
 import django_quota
-from django_quota.algorithms import ALGORITHMS
+from django_quota.algorithms import ALGORITHMS, Step
 from django_quota.rules import Rule
 from django_quota.scripts import DECIDE, decide_arguments, lua_source
 from tests.steps import steps_of
 
 FILES = sorted(path.stem for path in (Path(django_quota.__file__).parent / "lua").glob("*.lua"))
+
+
+def evaluate(raw: redis.Redis, steps: list[Step], now: int | None) -> Any:
+    """Run the decision as its caller would."""
+    return cast("Any", raw).eval(DECIDE.text, *decide_arguments(steps, "check", now)[1:])
 
 
 def head(name: str) -> str:
@@ -56,7 +62,7 @@ def test_the_head_of_the_decision_is_what_the_caller_sends() -> None:
 
 def test_the_head_of_the_decision_is_what_it_replies(raw: redis.Redis) -> None:
     steps = steps_of(Rule.make("a", "5/m; 7/h"))
-    reply = raw.eval(DECIDE.text, *decide_arguments(steps, "check", None)[1:])
+    reply = evaluate(raw, steps, None)
     assert isinstance(reply, list)
     assert len(reply) == 2 + 4 * len(steps)
     assert all(isinstance(number, int) for number in reply)
@@ -82,6 +88,6 @@ def test_a_time_survives_the_way_through_lua_to_the_microsecond(raw: redis.Redis
     rule = Rule.make("a", "1/366d", algorithm="fixed_window")
     now = 4_102_444_799_999_999  # the last microsecond of 2099
     steps = steps_of(rule)
-    reply = raw.eval(DECIDE.text, *decide_arguments(steps, "check", now)[1:])
+    reply = evaluate(raw, steps, now)
     assert reply == [now, 1, 1, 0, 0, 366 * 86_400 * 1_000_000]
     assert raw.get(steps[0].key) == f"1 {now + 366 * 86_400 * 1_000_000}".encode()

@@ -121,6 +121,7 @@ def test_lua_and_specification_never_differ(raw: redis.Redis, redis_server: Redi
     run_state_machine_as_test(
         Twins,
         settings=settings(
-            max_examples=300, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=200, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
+    Twins.store.close()

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
+from django_quota.clock import SECOND
 from django_quota.exceptions import RateError
 from django_quota.rates import CALENDAR_ONLY, Rate
 
@@ -83,6 +84,10 @@ class Algorithm(ABC, Generic[State]):
         """Return what tells this limit's state from the other limits of the rule; the count may change, this stays."""
         return f"{self.code}.{rate.period // 1_000_000}s"
 
+    def refill(self, rate: Rate, capacity: int) -> int:
+        """Return how long it takes for the whole capacity to come back, in microseconds."""
+        return rate.period
+
     @abstractmethod
     def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:
         """Return the limit as integers; `now` matters to the calendar alone."""
@@ -119,6 +124,18 @@ class Limit:
     """Its parameters where they hold at any time; None for the calendar."""
     wire: str
     """The fixed parameters as the script takes them; empty for the calendar."""
+
+    @property
+    def capacity(self) -> int:
+        """The most that can be left: the burst of a bucket, else the count of the rate."""
+        return self.rate.count if self.fixed is None else self.fixed.capacity
+
+    @property
+    def window(self) -> int | None:
+        """The whole seconds in which the capacity comes back; None for months and years, whose length varies."""
+        if self.rate.unit in CALENDAR_ONLY:
+            return None
+        return -(-self.algorithm.refill(self.rate, self.capacity) // SECOND)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Limit):

@@ -46,6 +46,10 @@ class TokenBucket(Algorithm[int]):
         capacity = 0 if rate.count == 0 else options.burst or rate.count
         return Parameters(capacity, _interval(rate))
 
+    def refill(self, rate: Rate, capacity: int) -> int:
+        """Return how long an empty bucket takes to be full."""
+        return rate.period if capacity == rate.count else capacity * _interval(rate)
+
     def held_back(self, backlog: int) -> int:
         """Return how long an admitted hit should be held back, in microseconds."""
         return 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
@@ -173,6 +173,13 @@ class AsyncClient(NamedTuple):
 
     client: aioredis.Redis
     slots: asyncio.Semaphore
+    sentinels: Sequence[aioredis.Redis] = ()
+    """The clients that ask the sentinels where the primary is."""
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        for client in (self.client, *self.sentinels):
+            await client.aclose(close_connection_pool=True)
 
 
 class AsyncClients:
@@ -199,7 +206,7 @@ class AsyncClients:
             yield
         finally:
             self._clients.pop(loop, None)
-            await client.client.aclose(close_connection_pool=True)
+            await client.aclose()
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -221,7 +228,7 @@ def async_client(alias: str) -> AsyncClient:
     slots = asyncio.Semaphore(max_connections)
     kwargs["retry"] = Retry(NoBackoff(), 0)
     if isinstance(factory, SentinelConnectionFactory):
-        return AsyncClient(_sentinel_client(url, options, kwargs, max_connections), slots)
+        return _sentinel_client(url, options, kwargs, slots, max_connections)
     connection_class = given.get("connection_class")
     if isinstance(connection_class, type) and issubclass(connection_class, SSLConnection):
         kwargs["connection_class"] = aioredis.SSLConnection
@@ -229,7 +236,9 @@ def async_client(alias: str) -> AsyncClient:
     return AsyncClient(aioredis.Redis(connection_pool=pool), slots)
 
 
-def _sentinel_client(url: str, options: dict[str, Any], kwargs: dict[str, Any], max_connections: int) -> aioredis.Redis:
+def _sentinel_client(
+    url: str, options: dict[str, Any], kwargs: dict[str, Any], slots: asyncio.Semaphore, max_connections: int
+) -> AsyncClient:
     parts = urlsplit(url)
     if parts.hostname is None:
         raise ConfigurationError(f"{url!r} names no Sentinel service.", "'redis://mymaster/0' would do.")
@@ -238,7 +247,8 @@ def _sentinel_client(url: str, options: dict[str, Any], kwargs: dict[str, Any], 
         kwargs["db"] = int(database)
     make_sentinel = cast("Any", Sentinel)  # redis-py leaves it untyped
     sentinel = make_sentinel(options["SENTINELS"], sentinel_kwargs=options.get("SENTINEL_KWARGS"), **kwargs)
-    return cast("aioredis.Redis", sentinel.master_for(parts.hostname, max_connections=max_connections))
+    client = sentinel.master_for(parts.hostname, max_connections=max_connections)
+    return AsyncClient(client, slots, tuple(sentinel.sentinels))
 
 
 def _primary_location(location: object) -> str:

@@ -79,8 +79,9 @@ def running_redis(program: Path | None = None, *options: str) -> Iterator[RedisS
         socket = Path(folder) / "redis.sock"
         log = Path(folder) / "redis.log"
         command = [str(program), "--port", "0", "--unixsocket", str(socket), "--dir", folder, "--save", ""]
-        command += ["--appendonly", "no", "--logfile", str(log), *options]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # noqa: S603 — the program found above
+        command += ["--appendonly", "no", *options]
+        with log.open("wb") as words:  # what it says before it opens its log, it says to stderr
+            process = subprocess.Popen(command, stdout=words, stderr=words)  # noqa: S603 — the program found above
         try:
             url = f"unix://{socket}"
             _wait_until_answering(url, process, log)

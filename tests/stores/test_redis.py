@@ -115,7 +115,7 @@ def test_a_subject_of_a_sliding_limit_takes_little_memory_whatever_the_limit(
     for tick in range(600):  # three windows long, as full as it gets
         steps = steps_of(rule, cost=max(1, limit.count // 200 - 1))
         store.decide(steps, "check", START + tick * limit.period // 200)
-    assert raw.memory_usage(steps[0].key, samples=0) <= 3.2 * 1024
+    assert 0 < (raw.memory_usage(steps[0].key, samples=0) or 0) <= 3.2 * 1024
 
 
 # --- connections ------------------------------------------------------------------------------------------------------
@@ -223,11 +223,11 @@ def test_a_server_that_is_full_or_read_only_is_our_error(redis_server: RedisServ
         store = RedisStore("default")
         with redis.Redis.from_url(server.url) as client:
             client.config_set("maxmemory", 1)
-            with pytest.raises(StoreUnavailable, match="OOM|used memory"):
+            with pytest.raises(StoreUnavailable, match=r"OOM|used memory"):
                 store.decide(steps_of(RULE), "check", None)
             client.config_set("maxmemory", 0)
             client.config_set("min-replicas-to-write", 1)
-            with pytest.raises(StoreUnavailable, match="NOREPLICAS|replicas"):
+            with pytest.raises(StoreUnavailable, match=r"NOREPLICAS|replicas"):
                 store.decide(steps_of(RULE), "check", None)
         store.close()
 

@@ -1,0 +1,245 @@
+"""The verbs: rules, subjects and stores put together; what users type, and what they get."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import AnonymousUser, User
+from django.test import RequestFactory
+
+from django_quota import (
+    Decision,
+    QuotaExceeded,
+    RateError,
+    Rule,
+    StoreUnavailable,
+    acheck,
+    apeek,
+    arefund,
+    areset,
+    check,
+    peek,
+    refund,
+    reset,
+)
+from django_quota.clock import SECOND
+from django_quota.exceptions import RuleError
+from django_quota.limiter import get_limiter
+from django_quota.testing import RedisServer, freeze
+from tests.conftest import caches
+from tests.steps import ALGORITHMS, START
+
+SUBJECT = "ip:203.0.113.9"
+REDIS = pytest.mark.usefixtures("redis_cache")
+
+
+def bools(decisions: list[Decision]) -> list[bool]:
+    return [bool(decision) for decision in decisions]
+
+
+@REDIS
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_verbs_on_a_real_redis(algorithm: str) -> None:
+    options: dict[str, Any] = {"algorithm": algorithm}
+    assert peek("3/m", SUBJECT, **options).remaining == 3
+    assert bools([check("3/m", SUBJECT, **options) for _ in range(4)]) == [True, True, True, False]
+    assert refund("3/m", SUBJECT, 2, **options).remaining == 2
+    assert peek("3/m", SUBJECT, 3, **options).allowed is False
+    assert reset("3/m", SUBJECT, **options) is True
+    assert reset("3/m", SUBJECT, **options) is False
+    assert peek("3/m", SUBJECT, **options).remaining == 3
+
+
+@REDIS
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_async_verbs_answer_as_the_sync_ones(algorithm: str) -> None:
+    options: dict[str, Any] = {"algorithm": algorithm}
+
+    async def verbs() -> None:
+        assert (await apeek("3/m", SUBJECT, **options)).remaining == 3
+        assert bools([await acheck("3/m", SUBJECT, **options) for _ in range(4)]) == [True, True, True, False]
+        assert (await arefund("3/m", SUBJECT, 2, **options)).remaining == 2
+        assert await areset("3/m", SUBJECT, **options)
+        assert not await areset("3/m", SUBJECT, **options)
+
+    asyncio.run(verbs())
+
+
+@REDIS
+def test_refusals_by_one_limit_do_not_use_up_another() -> None:
+    with freeze(START):
+        decisions = [check("1/s; 5/day", SUBJECT) for _ in range(8)]
+    assert bools(decisions) == [True] + [False] * 7
+    assert [outcome.remaining for outcome in decisions[-1].outcomes] == [0, 4]
+
+
+@REDIS
+def test_who_retries_all_the_time_gets_back_in_on_time() -> None:
+    admitted = []
+    for tick in range(80):
+        with freeze(START + tick * SECOND // 20):
+            if check("2/2s", SUBJECT):
+                admitted.append(tick)
+    assert admitted == [0, 1, 40, 41]
+
+
+@REDIS
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("rate", ["7/m", "250/m"])
+def test_retry_after_is_true_to_the_microsecond(algorithm: str, rate: str) -> None:
+    """The wait is added up in whole microseconds: a float of seconds would round it."""
+    options: dict[str, Any] = {"algorithm": algorithm}
+    now = START + 17
+    for _ in range(300):
+        now += 12_345
+        with freeze(now):
+            decision = check(rate, SUBJECT, **options)
+        if not decision:
+            break
+    assert decision.retry_after
+    wait = round(decision.retry_after * SECOND)
+    with freeze(now + wait - 1):
+        assert not check(rate, SUBJECT, **options)
+    with freeze(now + wait):
+        assert check(rate, SUBJECT, **options)
+
+
+def test_a_cost_above_the_limit_promises_no_retry(memory_store: None) -> None:
+    decision = check("3/m", SUBJECT, 4)
+    assert (decision.allowed, decision.retry_after) == (False, None)
+    assert "waiting does not help" in decision.explain()
+
+
+@REDIS
+def test_peeking_and_being_refused_write_nothing(raw: redis.Redis) -> None:
+    check("1/m", SUBJECT)
+    before = {key: raw.dump(key) for key in raw.scan_iter()}
+    for _ in range(5):
+        assert not check("1/m", SUBJECT)
+        assert not peek("1/m", SUBJECT)
+    assert {key: raw.dump(key) for key in raw.scan_iter()} == before
+
+
+@REDIS
+def test_a_calendar_limit_is_asked_again_where_our_clock_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    yesterday = START - 3 * 86_400 * SECOND
+    monkeypatch.setattr("django_quota.limiter.time.time_ns", lambda: yesterday * 1_000)
+    limiter = get_limiter()
+    asked = []
+    decide = limiter.store.decide
+
+    def counted(*arguments: Any) -> list[int]:
+        asked.append(1)
+        return decide(*arguments)
+
+    monkeypatch.setattr(limiter.store, "decide", counted)
+    assert bools([check("2/d", SUBJECT, algorithm="calendar") for _ in range(3)]) == [True, True, False]
+    assert len(asked) == 4  # the first was asked twice, and taught us how far off we are
+
+
+def test_a_user_is_a_subject_and_so_is_a_request(memory_store: None) -> None:
+    request = RequestFactory().get("/", REMOTE_ADDR="203.0.113.9")
+    assert check("2/m", User(pk=42)).subject == "user:42"
+    assert check("2/m", request).subject == SUBJECT
+    request.user = User(pk=42)
+    assert check("2/m", request, key="user").subject == "user:42"
+
+
+def test_an_anonymous_user_alone_is_nobody_to_limit(memory_store: None) -> None:
+    with pytest.raises(RuleError, match="pass the request"):
+        check("2/m", AnonymousUser())
+
+
+@pytest.mark.parametrize("subject", [None, 42, b"ip:1.2.3.4", object()])
+def test_anything_else_is_no_subject(subject: object, memory_store: None) -> None:
+    with pytest.raises(RuleError, match="no subject"):
+        check("2/m", subject)
+
+
+@pytest.mark.parametrize("cost", [-1, 1.5, "1", True, 10**13])
+def test_a_cost_is_a_whole_number(cost: Any, memory_store: None) -> None:
+    with pytest.raises(RuleError, match="whole number"):
+        check("2/m", SUBJECT, cost)
+
+
+def test_the_same_rate_in_another_spelling_is_the_same_rule(memory_store: None) -> None:
+    check("2/m", SUBJECT)
+    assert check("2 per minute", SUBJECT).remaining == 0
+
+
+def test_a_name_parts_callers_that_use_the_same_rate(memory_store: None) -> None:
+    check("1/m", SUBJECT, name="search")
+    assert check("1/m", SUBJECT, name="login")
+    assert not check("1/m", SUBJECT, name="login")
+
+
+def test_a_rule_of_the_settings_goes_by_its_name(memory_store: None, settings: Any) -> None:
+    settings.QUOTA = {"STORE": "memory", "RULES": {"search": {"rate": "2/m", "algorithm": "token_bucket"}}}
+    assert check("search", SUBJECT).rule == "search"
+    with pytest.raises(RateError, match=r"Nor is it a rule. Did you mean 'search'"):
+        check("serach", SUBJECT)
+    with pytest.raises(RuleError, match="has its own options"):
+        check("search", SUBJECT, burst=3)
+
+
+def test_a_rule_object_will_do_too(memory_store: None) -> None:
+    rule = Rule.make("mine", "1/m", key="user")
+    assert bools([check(rule, User(pk=1)), check(rule, User(pk=1)), check(rule, User(pk=2))]) == [True, False, True]
+
+
+def test_unlimited_is_allowed_without_asking(memory_store: None) -> None:
+    decision = check(Rule.make("free", None), SUBJECT)
+    assert (decision.allowed, decision.limit, decision.remaining, decision.outcomes) == (True, None, None, ())
+    assert len(get_limiter().store) == 0  # type: ignore[arg-type]
+
+
+def test_nothing_is_limited_where_quotas_are_switched_off(settings: Any) -> None:
+    settings.QUOTA = {"ENABLED": False, "CACHE": "no such alias"}
+    assert bools([check("1/m", SUBJECT) for _ in range(3)]) == [True] * 3
+
+
+def test_a_refusal_can_be_raised(memory_store: None) -> None:
+    assert check("1/m", SUBJECT).raise_if_refused().remaining == 0
+    with pytest.raises(QuotaExceeded, match="admits 1 per minute") as caught:
+        check("1/m", SUBJECT).raise_if_refused()
+    assert caught.value.decision.subject == SUBJECT
+
+
+# --- while Redis does not answer --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dead_redis(settings: Any, tmp_path: Path) -> None:
+    settings.CACHES = caches(RedisServer(f"unix://{tmp_path}/nobody.sock", 0, Path()))
+
+
+@pytest.mark.usefixtures("dead_redis")
+def test_a_rule_allows_while_redis_is_away_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "django_quota"):
+        decisions = [check("1/m", SUBJECT) for _ in range(5)]
+        decisions.append(asyncio.run(acheck("1/m", SUBJECT)))
+    assert bools(decisions) == [True] * 6
+    assert all(decision.degraded and decision.remaining is None for decision in decisions)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.usefixtures("dead_redis")
+def test_a_rule_may_deny_or_count_by_itself_while_redis_is_away() -> None:
+    denied = check("9/m", SUBJECT, on_unavailable="deny")
+    assert (denied.allowed, denied.degraded, denied.retry_after) == (False, True, 1.0)
+    local = [check("2/m", SUBJECT, on_unavailable="local") for _ in range(3)]
+    assert bools(local) == [True, True, False]
+    assert all(decision.degraded for decision in local)
+
+
+@pytest.mark.usefixtures("dead_redis")
+def test_a_reset_that_cannot_be_done_is_an_error() -> None:
+    with pytest.raises(StoreUnavailable):
+        reset("1/m", SUBJECT)
+    with pytest.raises(StoreUnavailable):
+        asyncio.run(areset("1/m", SUBJECT))
