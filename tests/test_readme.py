@@ -87,7 +87,8 @@ def test_the_refusal_that_it_shows_is_what_a_client_gets(redis_cache: Any, setti
     shown = next(text for _, _, language, text in BLOCKS if language == "console" and text.startswith("HTTP/1.1 429"))
     head, _, body = shown.partition("\n\n")
     lines = dict(line.split(": ", 1) for line in head.splitlines()[1:])
-    view = quota("10/s; 500/h", key="global", name="search", algorithm="fixed_window")(lambda request: None)
+    limit_it: Any = quota("10/s; 500/h", key="global", name="search", algorithm="fixed_window")
+    view = limit_it(lambda request: None)
     with freeze(1_800_000_000_000_000 - 3_558 * 1_000_000):
         limit = limited(view)
         assert limit is not None

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import redis
-from redis.connection import AbstractConnection
 
 import django_quota
 from django_quota import check, quota
 from django_quota.clock import SECOND, freeze
 from django_quota.middleware import QuotaMiddleware
+from django_quota.stores import redis as redis_store
 from tests.benchmarks.measure import Contender, Row, Work
 from tests.benchmarks.shared import (
     MANY,
@@ -41,20 +41,20 @@ SLICES = 100
 
 
 def arguments_of_evalsha(act: Callable[[], object]) -> Sequence[Any]:
-    """Return what the store gives to redis-py's EVALSHA within `act`: the same objects, not yet encoded."""
-    sent: list[tuple[Any, ...]] = []
-    send: Any = AbstractConnection.send_command
+    """Return the arguments of the EVALSHA that our store sends within `act`, before it packs them."""
+    sent: list[Sequence[Any]] = []
+    pack = redis_store.packed
 
-    def record(self: Any, *arguments: Any, **options: Any) -> Any:
-        sent.append(arguments)
-        return send(self, *arguments, **options)
+    def record(command: Sequence[Any]) -> bytes:
+        sent.append(command)
+        return pack(command)
 
-    with mock.patch.object(AbstractConnection, "send_command", record):
+    with mock.patch.object(redis_store, "packed", record):
         act()
-    calls = [arguments for command, *arguments in sent if command == "EVALSHA"]
+    calls = [command[1:] for command in sent if command[0] == "EVALSHA"]
     # The very first is sent twice: the server did not know the script yet.
     if not calls or any(arguments != calls[0] for arguments in calls):
-        raise RuntimeError(f"expected one EVALSHA, the store sent {[command for command, *_ in sent]}")
+        raise RuntimeError(f"expected one EVALSHA, the store sent {[command[0] for command in sent]}")
     return calls[0]
 
 
