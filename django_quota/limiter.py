@@ -16,7 +16,7 @@ from django.http import HttpRequest
 
 from django_quota.algorithms import Mode
 from django_quota.clock import frozen_now
-from django_quota.conf import conf, current, rule_of
+from django_quota.conf import QuotaSettings, conf, current, rule_of
 from django_quota.decisions import Decision
 from django_quota.exceptions import RuleError, StoreUnavailable
 from django_quota.plans import Plan
@@ -129,7 +129,10 @@ _limiters: dict[tuple[str, str], Limiter] = {}
 
 def get_limiter() -> Limiter:
     """Return the limiter of the settings, made when it is first needed."""
-    settings = current()
+    return _limiter_of(current())
+
+
+def _limiter_of(settings: QuotaSettings) -> Limiter:
     kind, alias = named = (settings.store, settings.cache)
     limiter = _limiters.get(named)
     if limiter is None:
@@ -295,11 +298,13 @@ async def areset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: obj
 
 
 def _decide(plan: Plan, mode: Mode) -> Decision:
-    return get_limiter().decide(plan, mode) if current().enabled else plan.unlimited()
+    settings = current()
+    return _limiter_of(settings).decide(plan, mode) if settings.enabled else plan.unlimited()
 
 
 async def _adecide(plan: Plan, mode: Mode) -> Decision:
-    return await get_limiter().adecide(plan, mode) if current().enabled else plan.unlimited()
+    settings = current()
+    return await _limiter_of(settings).adecide(plan, mode) if settings.enabled else plan.unlimited()
 
 
 def decide_request(rules: Iterable[Rule], request: HttpRequest) -> Decision:

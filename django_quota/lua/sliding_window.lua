@@ -12,8 +12,14 @@ local SLIDING_WRAP = 4503599627370496
 local function sliding_read(limit, now)
   limit.used, limit.total, limit.expiry = 0, 0, now
   local last = redis.call('ZRANGE', limit.key, -1, -1, 'WITHSCORES')
-  if not last[1] or tonumber(last[2]) <= now then return end
-  local first = redis.call('ZRANGEBYSCORE', limit.key, '(' .. integer(now), '+inf', 'LIMIT', 0, 1, 'WITHSCORES')
+  if not last[1] then return end
+  limit.stale = tonumber(last[2]) <= now
+  if limit.stale then return end
+  local first = redis.call('ZRANGE', limit.key, 0, 0, 'WITHSCORES')
+  if tonumber(first[2]) <= now then
+    limit.stale = true
+    first = redis.call('ZRANGEBYSCORE', limit.key, '(' .. integer(now), '+inf', 'LIMIT', 0, 1, 'WITHSCORES')
+  end
   local first_total, first_cost = string.match(first[1], '^(%d+):(%d+)$')
   local last_total, last_cost = string.match(last[1], '^(%d+):(%d+)$')
   limit.first_expiry = tonumber(first[2])
@@ -62,9 +68,12 @@ algorithms.sliding_window = {
     local member = integer((limit.total + cost) % SLIDING_WRAP) .. ':' .. integer(merged + cost)
     -- Adding comes first: a full server refuses a script's first write, and lets it finish later ones.
     redis.call('ZADD', limit.key, integer(expiry), member)
-    if merged > 0 and member ~= limit.last then redis.call('ZREM', limit.key, limit.last) end
-    redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now))
-    expire(limit.key, expiry - now)
+    if merged > 0 then
+      if member ~= limit.last then redis.call('ZREM', limit.key, limit.last) end
+    else
+      expire(limit.key, expiry - now)
+    end
+    if limit.stale then redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now)) end
     return math.max(0, limit.capacity - limit.used - cost), 0, expiry - now
   end,
 
