@@ -56,6 +56,18 @@ def test_racing_threads_are_admitted_exactly_up_to_the_limit() -> None:
     assert admitted == 50
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_racing_processes_are_admitted_exactly_up_to_the_limit() -> None:
+    children = []
+    for _ in range(4):
+        child = os.fork()
+        if child == 0:
+            os._exit(sum(bool(check("50/m", "ip:192.0.2.1")) for _ in range(100)))
+        children.append(child)
+    admitted = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert sum(admitted) == 50
+
+
 def test_concurrent_tasks_are_admitted_exactly_up_to_the_limit() -> None:
     async def race() -> int:
         return sum(map(bool, await asyncio.gather(*(acheck("50/m", "ip:192.0.2.1") for _ in range(200)))))
