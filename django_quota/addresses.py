@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Network, ip_address
 
@@ -37,7 +36,7 @@ def client_ip(request: HttpRequest) -> str:
     return address
 
 
-def _walk(peer: str, forwarded: str, proxies: Iterable[Network | str]) -> str:
+def _walk(peer: str, forwarded: str, proxies: tuple[Network | str, ...]) -> str:
     nearest = peer
     for hop in reversed(forwarded.split(",")):
         address = _bare(hop.strip())
@@ -74,7 +73,7 @@ def canonical(text: str, ipv6_prefix: int) -> str | None:
 
 
 @lru_cache(maxsize=4096)
-def _trusted_by(peer: str, proxies: tuple[Network | str, ...]) -> bool:
+def _is_trusted(peer: str, proxies: tuple[Network | str, ...]) -> bool:
     if not peer:
         return UNIX in proxies
     spelt = canonical(peer, FULL_IPV6)
@@ -82,10 +81,6 @@ def _trusted_by(peer: str, proxies: tuple[Network | str, ...]) -> bool:
         return False
     address = ip_address(spelt)
     return any(not isinstance(network, str) and address in network for network in proxies)
-
-
-def _is_trusted(peer: str, proxies: Iterable[Network | str]) -> bool:
-    return _trusted_by(peer, tuple(proxies))
 
 
 @lru_cache(maxsize=4096)

@@ -5,7 +5,7 @@ Each finding has an id of its own. The checks call the same properties and parse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from django.apps import AppConfig
@@ -14,10 +14,19 @@ from django.core.checks import CheckMessage, Error, register
 from django.core.checks import Warning as CheckWarning
 from django.template import TemplateDoesNotExist
 from django.template.loader import get_template
+from django.urls import get_resolver
 
 from django_quota.conf import KNOWN_SETTINGS, conf
-from django_quota.exceptions import ConfigurationError, RateError, RuleError, did_you_mean
-from django_quota.rules import Rule
+from django_quota.decorators import Limited, marked
+from django_quota.exceptions import (
+    AlgorithmError,
+    ConfigurationError,
+    RateError,
+    RuleError,
+    SubjectKeyError,
+    did_you_mean,
+)
+from django_quota.rules import Rule, path_of
 from django_quota.stores.connections import alias_problem
 from django_quota.subjects import compile_key
 
@@ -47,7 +56,14 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> 
         return [
             Error(f"QUOTA is {type(given).__name__}, not a dict.", hint="{'CACHE': 'default'}", id="django_quota.E001")
         ]
-    return [*_check_names(given), *_check_values(), *_check_rules(), *_check_store(), *_check_template()]
+    return [
+        *_check_names(given),
+        *_check_values(),
+        *_check_rules(),
+        *_check_store(),
+        *_check_template(),
+        *_check_decorators(),
+    ]
 
 
 def _check_names(given: Mapping[str, object]) -> Iterator[CheckMessage]:
@@ -71,16 +87,50 @@ def _check_rules() -> Iterator[CheckMessage]:
     except ConfigurationError:
         return  # said by _check_values
     for name, value in rules.items():
+        place = f'QUOTA["RULES"][{name!r}]'
         try:
             compile_key(Rule.from_setting(name, value).key)
         except RuleError as error:
-            place = f'QUOTA["RULES"][{name!r}]'
-            text = str(error) if str(error).startswith(place) else f"{place}: {error}"
-            cause = error.__cause__
-            if isinstance(cause, RateError):
-                yield Error(text, hint=cause.hint, id="django_quota.E007")
-            else:
-                yield Error(text, hint="See the docstring of django_quota.Rule.", id="django_quota.E006")
+            cause = error.__cause__ if isinstance(error.__cause__, RuleError) else error
+            text = str(cause) if isinstance(cause, RateError) else cause.problem
+            yield Error(f"{place}: {text}", hint=cause.hint or _RULE_HINT, id=_id_of(cause))
+
+
+_RULE_HINT = "See the docstring of django_quota.Rule."
+
+
+def _id_of(error: RuleError) -> str:
+    codes = {RateError: "E007", AlgorithmError: "E008", SubjectKeyError: "E009"}
+    return f"django_quota.{codes.get(type(error), 'E006')}"
+
+
+def _check_decorators() -> Iterator[CheckMessage]:
+    """Find `@quota(rule="...")` that names no rule, on the views that the URLs lead to."""
+    if not getattr(settings, "ROOT_URLCONF", None):
+        return
+    try:
+        rules = conf.rules
+    except ConfigurationError:
+        return  # said by _check_values
+    for path, view in _views(get_resolver().url_patterns):
+        for name in view.names:
+            if name not in rules:
+                hint = f'Add it to QUOTA["RULES"].{did_you_mean(name, map(str, rules))}'
+                yield Error(f"@quota(rule={name!r}) on {path} names no rule.", hint=hint, id="django_quota.E010")
+
+
+def _views(patterns: Iterable[Any]) -> Iterator[tuple[str, Limited]]:
+    """Find what `@quota` stands on: functions, classes, and methods of classes."""
+    for pattern in patterns:
+        if hasattr(pattern, "url_patterns"):
+            yield from _views(pattern.url_patterns)
+            continue
+        view_class = getattr(pattern.callback, "view_class", None)
+        methods = [getattr(view_class, name, None) for name in getattr(view_class, "http_method_names", ())]
+        for view in (pattern.callback, *methods):
+            mark = marked(view)
+            if mark is not None:
+                yield path_of(view), mark
 
 
 def _check_store() -> Iterator[CheckMessage]:

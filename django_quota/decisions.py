@@ -118,7 +118,7 @@ class Decision:
     @property
     def delay(self) -> float:
         """Seconds to hold an admitted hit back: the longest of all `leaky_bucket` limits, else 0.0."""
-        return max((outcome.delay for outcome in self.outcomes), default=0.0)
+        return max((outcome.delay for outcome in self.outcomes), default=0.0) if self.allowed else 0.0
 
     @property
     def would_refuse(self) -> bool:

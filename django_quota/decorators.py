@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from django.http import HttpRequest, HttpResponseBase
 
 from django_quota.conf import current
-from django_quota.edge import enter, leave, refuse
+from django_quota.edge import enter, leave, refuse_in_view
 from django_quota.exceptions import ConfigurationError, QuotaExceeded, RateError, RuleError
 from django_quota.limiter import adecide_request, decide_request
 from django_quota.rules import Rule, path_of, shared_count
@@ -46,6 +46,12 @@ class Limited:
         """How many `@quota` there are up to here, those below other decorators included."""
         self.wrapper: Callable[..., Any] | None = None
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the rules that it takes from the settings."""
+        sources = [source for source in self.sources if isinstance(source, partial)]
+        return [source.args[0] for source in sources if source.func is _rule_of_the_settings]
+
     def rules(self, owner: type | None) -> list[Rule]:
         """Return the rules as they stand now, for a view of this class (None: a function)."""
         return [source(owner) for source in self.sources]
@@ -59,7 +65,7 @@ def quota(
 ) -> Callable[[V], V]:
     """Limit a view.
 
-    `rates`: `"10/m"`, several (`"10/s", "500/h"`), or functions of the request that return one, sync or async; None is
+    `rates`: `"10/m"`, several (`"10/s", "500/h"`), or functions of the request that return them, sync or async; None is
     unlimited. `rule`: in their place, the name of a rule of the settings, read at each request. `name`: what the rule
     is called in keys, logs and headers; by default the path of the view's function or class, so that no two views
     share a limit. The options are those of `Rule`: `key`, `algorithm`, `cost`, `burst`, `precision`, `tz`,
@@ -117,8 +123,8 @@ class _Decorator:
 
     def _limit(self, view: Callable[..., Any]) -> Callable[..., Any]:
         inner = limited(view)
-        mark = inner or getattr(view, _MARK, None)  # functools.wraps copies it through what stands in between
-        depth = mark.depth + 1 if isinstance(mark, Limited) else 1
+        mark = marked(view)  # functools.wraps copies it through what stands in between
+        depth = 1 if mark is None else mark.depth + 1
         bare = inner.view if inner else view
         if not (_is_async(bare) or _is_dispatch(bare) or _is_a_trial(bare)):
             self._refuse_async_functions()
@@ -167,7 +173,7 @@ def _refuse_shared_counts(rule: Rule, inner: Limited) -> None:
         by_state = {limit.state_id: limit for limit in other.limits}
         for limit in rule.limits:
             twin = by_state.get(limit.state_id)
-            if twin is not None and twin != limit:
+            if twin is not None and (twin, other.shadow, other.block) != (limit, rule.shadow, rule.block):
                 raise shared_count(limit, twin)
 
 
@@ -179,13 +185,19 @@ def _rule_of_the_settings(name: str, owner: type | None) -> Rule:  # noqa: ARG00
     return current().rule(name)
 
 
+def marked(view: object) -> Limited | None:
+    """Return what `@quota` knows of a view or of one that it is wrapped around, as far as the mark was copied."""
+    found = getattr(view, _MARK, None)
+    return found if isinstance(found, Limited) else None
+
+
 def limited(view: object) -> Limited | None:
     """Return what `@quota` knows of a view that it wraps itself; None for others, though they may carry its mark.
 
     `functools.wraps` copies attributes: a view under `@login_required` looks as if it were ours, and is not.
     """
-    found = getattr(view, _MARK, None)
-    return found if isinstance(found, Limited) and found.wrapper is view else None
+    found = marked(view)
+    return found if found is not None and found.wrapper is view else None
 
 
 def _bound_to(view: Any) -> Any:
@@ -243,7 +255,7 @@ def _wrapper(spec: Limited) -> Callable[..., Any]:
                 return _finish(request, response)
             return leave(request, response)
         except QuotaExceeded as exceeded:
-            return refuse(request, exceeded.decision)
+            return refuse_in_view(request, exceeded.decision)
 
     return limited_view
 
@@ -266,7 +278,7 @@ async def _acall(
     try:
         return await _finish(request, spec.view(*args, **kwargs))
     except QuotaExceeded as exceeded:
-        return refuse(request, exceeded.decision)
+        return refuse_in_view(request, exceeded.decision)
 
 
 async def _finish(request: HttpRequest, response: Any) -> HttpResponseBase:
@@ -275,7 +287,7 @@ async def _finish(request: HttpRequest, response: Any) -> HttpResponseBase:
             response = await response
         return leave(request, cast("HttpResponseBase", response))
     except QuotaExceeded as exceeded:
-        return refuse(request, exceeded.decision)
+        return refuse_in_view(request, exceeded.decision)
 
 
 def _is_async(view: Any) -> bool:

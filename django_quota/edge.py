@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TypeVar, cast
 
+from django.db import connections
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from django_quota.decisions import Decision
@@ -32,6 +33,14 @@ def enter(request: HttpRequest, decision: Decision) -> HttpResponse | None:
     return refusal(request, joined) if decision.blocked else None
 
 
+def refuse_in_view(request: HttpRequest, decision: Decision) -> HttpResponse:
+    """Return the answer to a `QuotaExceeded` that a decorator caught; the view's transaction is rolled back."""
+    for connection in connections.all(initialized_only=True):
+        if connection.settings_dict["ATOMIC_REQUESTS"] and connection.in_atomic_block:
+            connection.set_rollback(True)  # as if the exception had left the view
+    return refuse(request, decision)
+
+
 def refuse(request: HttpRequest, decision: Decision) -> HttpResponse:
     """Return the answer to a `QuotaExceeded` that was raised inside a view."""
     earlier = decision_of(request)
@@ -43,7 +52,9 @@ def refuse(request: HttpRequest, decision: Decision) -> HttpResponse:
 def leave(request: HttpRequest, response: R) -> R:
     """Write the headers of all that was decided for the request on its reply."""
     decision = decision_of(request)
-    if decision is not None and not getattr(request, LEFT_TO_MIDDLEWARE, False):
+    if decision is None or getattr(request, LEFT_TO_MIDDLEWARE, False):
+        return response
+    if isinstance(cast("object", response), HttpResponseBase):  # Django says itself what else a view may not return
         write_headers(response, decision)
     return response
 

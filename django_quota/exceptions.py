@@ -35,6 +35,14 @@ class RuleError(ConfigurationError, ValueError):
     """A rule's option is wrong: an unknown algorithm, an option that the algorithm does not take, a bad value."""
 
 
+class AlgorithmError(RuleError):
+    """There is no algorithm of this name."""
+
+
+class SubjectKeyError(RuleError):
+    """A rule's key tells no subject: an unknown kind, a function that cannot be imported, or no key at all."""
+
+
 class RateError(RuleError):
     """A rate cannot be read.
 

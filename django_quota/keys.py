@@ -30,13 +30,19 @@ class Key(NamedTuple):
     what: str
 
 
-@lru_cache(maxsize=8192)
 def escape(part: str) -> str:
     """Return a part with all but letters, digits and a few signs percent-encoded; past a bound, its digest."""
+    return _cached_escape(part) if len(part) <= MAX_PART else _escape(part)  # what is long must not fill the cache
+
+
+def _escape(part: str) -> str:
     escaped = quote(part, safe=_SAFE, errors="surrogatepass").replace("~", "%7E")
     if len(escaped) > MAX_PART:
         return _DIGESTED + hashlib.sha256(escaped.encode()).hexdigest()
     return escaped
+
+
+_cached_escape = lru_cache(maxsize=8192)(_escape)
 
 
 @lru_cache(maxsize=4096)

@@ -28,6 +28,11 @@ from django_quota.subjects import Flow, aanswer, answer, call, is_user, named_su
 
 logger = logging.getLogger("django_quota")
 
+MAX_GUESSES = 5
+"""How often the store is asked for one plan, where its clock leaves the edges of a calendar limit each time."""
+
+_SLOW = "its answers take longer than the periods of a calendar limit last"
+
 RuleOrRate = str | Rule
 Subject = Any
 """A text such as "ip:203.0.113.9", a user, or a request."""
@@ -50,12 +55,13 @@ class Limiter:
         now = frozen_now()
         guess = self._guess(plan, now)
         try:
-            while True:
+            for _ in range(MAX_GUESSES):
                 reply = self.store.decide(plan.steps(guess), mode, now)
                 decision = plan.read(reply)
                 if decision is not None:
                     return self._answered(decision, mode)
                 guess = self._learn(reply[0])
+            raise StoreUnavailable(_SLOW)  # noqa: TRY301 — degrades like any other failure
         except StoreUnavailable as error:
             return self._degraded(plan, mode, error)
 
@@ -66,12 +72,13 @@ class Limiter:
         now = frozen_now()
         guess = self._guess(plan, now)
         try:
-            while True:
+            for _ in range(MAX_GUESSES):
                 reply = await self.store.adecide(plan.steps(guess), mode, now)
                 decision = plan.read(reply)
                 if decision is not None:
                     return self._answered(decision, mode)
                 guess = self._learn(reply[0])
+            raise StoreUnavailable(_SLOW)  # noqa: TRY301 — degrades like any other failure
         except StoreUnavailable as error:
             return self._degraded(plan, mode, error)
 
@@ -93,7 +100,7 @@ class Limiter:
         if mode == "check":
             for outcome in decision.outcomes:
                 if outcome.shadow and not outcome.allowed:
-                    logger.info("Shadow rule %s would have refused %s.", outcome.rule, outcome.subject)
+                    logger.info("Shadow rule %r would have refused %r.", outcome.rule, outcome.subject)
         return decision
 
     def _degraded(self, plan: Plan, mode: Mode, error: StoreUnavailable) -> Decision:
@@ -210,10 +217,10 @@ def _asked_plan(rule: Rule, request: HttpRequest, cost: int | None) -> Flow:
 
 def _with_rates(rule: Rule, request: HttpRequest) -> Flow:
     """Return the rule with the rates that its functions of the request give."""
-    rates: list[object] = list(rule.rates)
-    for position, rate in enumerate(rule.rates):
-        if callable(rate):
-            rates[position] = yield from call(rate, request)
+    rates: list[object] = []
+    for rate in rule.rates:
+        given = (yield from call(rate, request)) if callable(rate) else rate
+        rates += given if isinstance(given, (list, tuple)) else (given,)
     return rule.with_rates(*rates)
 
 
@@ -267,8 +274,8 @@ async def apeek(
 def refund(rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, **rule_options: object) -> Decision:
     """Give a cost back, never more than is used; return what `peek` says afterwards.
 
-    A sliding window gives back its oldest hits: room comes back at once, and never more than the limit is admitted in
-    any window, whichever hit was meant.
+    Refund a hit that still counts. A sliding window gives back its oldest hits: so room comes back at once, and what
+    stays expires no earlier than the hits that are kept. A hit whose window is over has given its room back already.
     """
     plan = answer(_plan(rule_or_rate, subject, cost, rule_options))
     return _decide(plan, "refund")

@@ -16,7 +16,7 @@ from django_quota.rules import Rule, shared_count
 class Plan:
     """The limits of one hit, in order. A limit that is added twice counts once."""
 
-    __slots__ = ("_groups", "_prefix", "_steps", "rules", "subjects", "timeless")
+    __slots__ = ("_groups", "_prefix", "_steps", "costs", "rules", "subjects", "timeless")
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -24,6 +24,7 @@ class Plan:
         self._steps: dict[str, Step] = {}
         self.rules: list[Rule] = []
         self.subjects: list[str] = []
+        self.costs: list[int] = []
         self.timeless = True
         """Whether the steps are the same at any time: there is no calendar limit in it."""
 
@@ -31,6 +32,7 @@ class Plan:
         """Ask all limits of a rule for a subject; `cost` is what the hit takes of each."""
         self.rules.append(rule)
         self.subjects.append(subject)
+        self.costs.append(cost)
         group = 0
         if rule.shadow or not rule.block:
             self._groups += 1
@@ -41,7 +43,7 @@ class Plan:
             if twin is None:
                 self._steps[key] = Step.of(key, limit, subject, cost, group, rule.shadow, 0)
                 self.timeless = self.timeless and limit.fixed is not None
-            elif twin.limit != limit:
+            elif (twin.limit, twin.cost, twin.shadow, twin.group > 0) != (limit, cost, rule.shadow, group > 0):
                 raise shared_count(limit, twin.limit)
 
     @property
@@ -78,8 +80,7 @@ class Plan:
     def only(self, rules: Sequence[Rule]) -> Plan:
         """Return the plan with no other rules than these."""
         plan = Plan(self._prefix)
-        costs = {(step.limit.rule, step.subject): step.cost for step in self._steps.values()}
-        for rule, subject in zip(self.rules, self.subjects, strict=True):
+        for rule, subject, cost in zip(self.rules, self.subjects, self.costs, strict=True):
             if rule in rules:
-                plan.add(rule, subject, costs.get((rule.name, subject), 1))
+                plan.add(rule, subject, cost)
         return plan

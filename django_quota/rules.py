@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, Literal, TypedDict, cast, get_args
 
 from django_quota.algorithms import ALGORITHMS, Limit, Options
-from django_quota.exceptions import RateError, RuleError, did_you_mean
+from django_quota.exceptions import AlgorithmError, RateError, RuleError, did_you_mean
 from django_quota.rates import MAX_COUNT, Rate, parse_rates
 
 OnUnavailable = Literal["allow", "deny", "local"]
@@ -141,8 +141,8 @@ def check_cost(cost: object, rule: str) -> int:
 def shared_count(limit: Limit, other: Limit) -> RuleError:
     """Return the error of two limits that differ but would count in the same place."""
     return RuleError(
-        f"Two rules are named {limit.rule!r}, with different limits over the same window ({other.rate} and "
-        f"{limit.rate}): they would share one count. Give one of them a name of its own."
+        f"Two rules are named {limit.rule!r} and count over the same window ({other.rate} and {limit.rate}), but their "
+        "limits, costs or options differ: they would share one count. Give one of them a name of its own."
     )
 
 
@@ -171,8 +171,9 @@ def _check_options(rule: Rule) -> None:
         raise RuleError(f"{rule.name!r} is not a rule's name: a text of at least one character would do.")
     algorithm = ALGORITHMS.get(rule.algorithm) if isinstance(cast("object", rule.algorithm), str) else None
     if algorithm is None:
-        raise RuleError(
-            f"algorithm={rule.algorithm!r} is not an algorithm.{did_you_mean(str(rule.algorithm), ALGORITHMS)}"
+        raise AlgorithmError(
+            f"algorithm={rule.algorithm!r} is not an algorithm.",
+            did_you_mean(str(rule.algorithm), ALGORITHMS).strip(),
         )
     for option, kind, article in _ALGORITHM_OPTIONS:
         given = getattr(rule, option)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import re
 from collections.abc import Callable, Generator
 from functools import lru_cache, partial
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from asgiref.sync import iscoroutinefunction
+from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.http import HttpRequest
 from django.utils.encoding import force_bytes
 from django.utils.functional import LazyObject
@@ -21,7 +22,7 @@ from django.utils.module_loading import import_string
 
 from django_quota.addresses import canonical_part, client_ip
 from django_quota.conf import conf, current
-from django_quota.exceptions import ConfigurationError, RuleError, did_you_mean
+from django_quota.exceptions import ConfigurationError, RuleError, SubjectKeyError, did_you_mean
 from django_quota.rules import path_of
 
 if TYPE_CHECKING:
@@ -122,11 +123,11 @@ def _compile(key: object) -> tuple[Resolver, ...]:
         return _compile_text(key)
     if isinstance(key, tuple):
         if not key:
-            raise RuleError("key=() names nothing; 'ip' would do.")
+            raise SubjectKeyError("key=() names nothing.", "'ip' would do.")
         return tuple(resolver for part in key for resolver in compile_key(part))
     if callable(key):
         return (partial(_from_callable, key),)
-    raise RuleError(f"key={key!r} is not a key; 'ip', 'user', 'header:X-Api-Key' or a function would do.")
+    raise SubjectKeyError(f"key={key!r} is not a key.", "'ip', 'user', 'header:X-Api-Key' or a function would do.")
 
 
 def _compile_text(key: str) -> tuple[Resolver, ...]:
@@ -136,20 +137,22 @@ def _compile_text(key: str) -> tuple[Resolver, ...]:
     if kind in _NAMED and name.strip():
         return (partial(_NAMED[kind], name.strip()),)
     if kind in _NAMED:
-        raise RuleError(f"key={key!r} does not say which; {kind + ':' + _EXAMPLES[kind]!r} would do.")
+        raise SubjectKeyError(f"key={key!r} does not say which.", f"{kind + ':' + _EXAMPLES[kind]!r} would do.")
     if not colon and "." in key:
         return (partial(_from_callable, _imported(key)),)
     known = [*_PLAIN, *(f"{kind}:{name}" for kind, name in _EXAMPLES.items())]
-    raise RuleError(f"key={key!r} is not a key.{did_you_mean(key, known)}")
+    raise SubjectKeyError(f"key={key!r} is not a key.", did_you_mean(key, known).strip())
 
 
 def _imported(path: str) -> Callable[[HttpRequest], Any]:
     try:
         function = import_string(path)
     except (ImportError, ValueError, TypeError) as error:
-        raise RuleError(f"key={path!r} cannot be imported: {error}.") from error
+        raise SubjectKeyError(
+            f"key={path!r} cannot be imported: {error}.", "The path of a function would do."
+        ) from error
     if not callable(function):
-        raise RuleError(f"key={path!r} is {type(function).__name__}, not a function of the request.")
+        raise SubjectKeyError(f"key={path!r} is {type(function).__name__}.", "A function of the request would do.")
     return function  # type: ignore[no-any-return]
 
 
@@ -160,12 +163,19 @@ def _user(request: HttpRequest) -> Flow | str | None:
     return _known_user(user)
 
 
-def _lazy_user(user: Any, request: HttpRequest) -> Flow:
-    # It loads by SQL when it is first looked at: under async that must be awaited.
-    async def without_auser() -> Any:
-        return user
+_DJANGOS_OWN = "django.contrib.auth.middleware"
 
-    return _known_user((yield Ask(lambda: user, getattr(request, "auser", without_auser))))
+
+def _lazy_user(user: Any, request: HttpRequest) -> Flow:
+    # It loads, mostly by SQL, when it is first looked at: under async that must be awaited. What a middleware other
+    # than Django's own has put there, request.auser does not know.
+    load: Any = sync_to_async(partial(_known_user, user))
+    if getattr(user.__dict__.get("_setupfunc"), "__module__", "") == _DJANGOS_OWN:
+
+        async def load() -> str | None:
+            return _known_user(await request.auser())
+
+    return (yield Ask(partial(_known_user, user), load))
 
 
 def _known_user(user: Any) -> str | None:
@@ -224,8 +234,17 @@ _EXAMPLES = {"header": "X-Api-Key", "cookie": "device", "get": "token", "post": 
 
 
 def _escape(value: str) -> str:
-    """Keep a part from running into the next: parts of a tuple are joined by a plus sign."""
-    return value.replace("%", "%25").replace("+", "%2B")
+    """Keep a part from running into the next (parts of a tuple are joined by a plus sign) or out of its line."""
+    return _UNSAFE.sub(_percent, value)
+
+
+_CONTROL = r"\x00-\x1f\x7f-\x9f\u2028\u2029"
+_UNSAFE = re.compile(f"[%+{_CONTROL}]")
+_UNPRINTABLE = re.compile(f"[{_CONTROL}]")
+
+
+def _percent(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match[0].encode())
 
 
 def _secret(kind: str, name: str, value: str | None) -> str | None:
@@ -261,10 +280,10 @@ def named_subject(subject: str) -> str:
     """Return a subject that was given as text in its one spelling: addresses as `ip_subject` writes them."""
     if subject.startswith("ip:") or "+ip:" in subject:
         prefix = current().ipv6_prefix
-        return "+".join(canonical_part(part, prefix) for part in subject.split("+"))
+        return _UNPRINTABLE.sub(_percent, "+".join(canonical_part(part, prefix) for part in subject.split("+")))
     if not subject:
         raise RuleError("An empty text is no subject; 'ip:203.0.113.9', 'user:42' or 'global' would do.")
-    return subject
+    return _UNPRINTABLE.sub(_percent, subject)
 
 
 def is_async_callable(value: object) -> bool:

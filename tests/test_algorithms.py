@@ -227,6 +227,38 @@ def test_periods_hold_the_moment_and_follow_on_each_other(unit: tuple[str, int],
         assert edges(*unit, zone, end)[:2] == (end, following)
 
 
+def jumps(zone: str) -> list[int]:
+    """Return when the clock of a zone is put on or back, from 2015 to 2035, to the second."""
+    tz, found = ZoneInfo(zone), []
+    day, end = 1_420_070_400, 2_051_222_400
+    while day < end:
+        low, high = day, day + 86_400
+        if datetime.fromtimestamp(low, tz).utcoffset() != datetime.fromtimestamp(high, tz).utcoffset():
+            while high - low > 1:
+                middle = (low + high) // 2
+                same = datetime.fromtimestamp(middle, tz).utcoffset() == datetime.fromtimestamp(low, tz).utcoffset()
+                low, high = (middle, high) if same else (low, middle)
+            found.append(high)
+        day += 86_400
+    return found
+
+
+@pytest.mark.parametrize(
+    "zone",
+    ["Antarctica/Troll", "Pacific/Chatham", "Australia/Lord_Howe", "Europe/Berlin", "Africa/Cairo", "America/Havana"],
+)
+def test_periods_hold_the_moment_around_every_jump_of_the_clock(zone: str) -> None:
+    """Troll jumps by two hours, Chatham at 2:45, Lord Howe by half an hour, Cairo and Havana at midnight."""
+    found = jumps(zone)
+    assert len(found) >= 6
+    for jump in found:
+        for minutes in range(-240, 241, 15):
+            now = (jump + minutes * 60) * SECOND
+            for unit in [*CALENDAR_UNITS, ("hour", 2), ("hour", 3), ("hour", 12)]:
+                start, end, following = edges(*unit, zone, now)
+                assert start <= now < end <= following, (unit, jump, minutes)
+
+
 def local(year: int, month: int, day: int, hour: int = 0, *, zone: str) -> int:
     return int(datetime(year, month, day, hour, tzinfo=ZoneInfo(zone)).timestamp()) * SECOND
 

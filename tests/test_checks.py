@@ -127,20 +127,34 @@ def test_a_client_class_that_is_none_is_a_finding_not_a_traceback(client: str) -
 
 
 @pytest.mark.parametrize(
-    ("rule", "text"),
+    ("rule", "code", "text"),
     [
-        ({"key": "ip"}, "it has no 'rate'"), ({"rate": "1/m", "bloc": True}, "Did you mean 'block'"),
-        ({"rate": "1/m", "key": "usr"}, "Did you mean 'user'"), ({"rate": "1/m", "algorithm": "x"}, "not an algorithm"),
-        ({"rate": "1/m", "key": "nowhere.key"}, "cannot be imported"), ({"rate": "1/m", "key": ".a"}, "'.a'"),
-        ({"rate": "1/m", "methods": 5}, "no HTTP methods"), ({"rate": "1/m", "cost": -1}, "cost=-1"),
+        ({"key": "ip"}, "E006", "it has no 'rate'"),
+        ({"rate": "1/m", "bloc": True}, "E006", "Did you mean 'block'"),
+        ({"rate": "1/m", "methods": 5}, "E006", "no HTTP methods"),
+        ({"rate": "1/m", "cost": -1}, "E006", "cost=-1"),
+        ({"rate": "1/mx"}, "E007", "Did you mean 'm'"),
+        ({"rate": "1/m", "algorithm": "token_buket"}, "E008", "Did you mean 'token_bucket'"),
+        ({"rate": "1/m", "key": "usr"}, "E009", "Did you mean 'user'"),
+        ({"rate": "1/m", "key": "nowhere.key"}, "E009", "cannot be imported"),
+        ({"rate": "1/m", "key": ".a"}, "E009", "'.a'"),
     ],
-)  # fmt: skip
-def test_e006_a_rule_is_wrong(rule: dict[str, Any], text: str) -> None:
+)
+def test_what_is_wrong_with_a_rule_has_an_id_and_a_hint_of_its_own(rule: dict[str, Any], code: str, text: str) -> None:
     (found,) = findings({"RULES": {"search": rule}})
-    assert found.id == "django_quota.E006"
+    assert found.id == f"django_quota.{code}"
     assert found.msg.startswith("QUOTA[\"RULES\"]['search']: ")
-    assert text in found.msg
+    assert text in f"{found.msg} {found.hint}"
     assert found.hint
+
+
+def test_e010_a_decorator_names_a_rule_that_there_is_not(settings: Any) -> None:
+    settings.ROOT_URLCONF = "tests.urls_by_name"
+    (one, other) = findings({"RULES": {"search": "1/m", "login": "2/m"}})
+    assert (one.id, other.id) == ("django_quota.E010", "django_quota.E010")
+    assert "serach" in one.msg
+    assert "Did you mean 'search'" in (one.hint or "")
+    assert "logn" in other.msg
 
 
 def test_e006_a_rule_has_a_name_that_is_a_text() -> None:
@@ -157,7 +171,7 @@ def test_e007_a_rate_cannot_be_read(value: object) -> None:
 
 
 def test_every_wrong_rule_is_said_at_once() -> None:
-    assert ids({"RULES": {"a": "5/mx", "b": "5/m", "c": {"rate": "5/m", "key": "x"}}}) == ["E007", "E006"]
+    assert ids({"RULES": {"a": "5/mx", "b": "5/m", "c": {"rate": "5/m", "key": "x"}}}) == ["E007", "E009"]
 
 
 def test_w001_an_unknown_setting_is_a_warning_with_the_nearest_one() -> None:

@@ -243,3 +243,73 @@ def test_a_reset_that_cannot_be_done_is_an_error() -> None:
         reset("1/m", SUBJECT)
     with pytest.raises(StoreUnavailable):
         asyncio.run(areset("1/m", SUBJECT))
+
+
+# --- what a review found ----------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_never_asks_to_be_held_back(memory_store: None) -> None:
+    rule = Rule.make("both", "1/s; 5/d", shadow=True, count_refused=True)
+    decisions = [check(rule, SUBJECT) for _ in range(6)]
+    assert [decision.delay for decision in decisions] == [0.0] * 6
+
+
+def test_a_blocking_rule_is_not_swallowed_by_a_shadow_of_its_name(memory_store: None) -> None:
+    from django_quota.limiter import decide_request
+
+    rules = [Rule.make("x", "2/m", shadow=True), Rule.make("x", "2/m")]
+    with pytest.raises(RuleError, match="share one count"):
+        decide_request(rules, RequestFactory().get("/"))
+
+
+def test_a_store_whose_clock_never_fits_is_given_up_and_not_asked_for_ever(
+    memory_store: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def stale(*arguments: object) -> list[int]:
+        asked.append(1)
+        return [START, -1]
+
+    monkeypatch.setattr(get_limiter().store, "decide", stale)
+    assert check("1/s", SUBJECT, algorithm="calendar").degraded
+    assert len(asked) == 5
+
+
+def test_distinct_rates_of_one_rule_do_not_share_a_hash() -> None:
+    rule = Rule.make("rule", lambda request: "1/m")
+    hashes = {hash(rule.with_rates(f"{count}/m").limits[0]) for count in range(1, 200)}
+    assert len(hashes) == 199
+
+
+@pytest.mark.parametrize("subject", ["user:1\nERROR forged", "path:/a\x1b[31m", "path:/\u2028b"])
+def test_a_subject_never_breaks_a_line(subject: str, memory_store: None) -> None:
+    decision = check("1/m", subject)
+    assert decision.subject.isprintable()
+    assert not check("1/m", subject)
+
+
+def test_several_subjects_on_a_cluster_are_a_clear_error_and_not_a_free_pass(
+    redis_server: RedisServer, settings: Any, tmp_path: Path
+) -> None:
+    from django_quota.exceptions import ConfigurationError
+    from django_quota.limiter import decide_request
+    from django_quota.testing import running_redis
+
+    with running_redis(redis_server.program, "--cluster-enabled", "yes") as server:
+        with redis.Redis.from_url(server.url) as client:
+            client.execute_command(
+                "CLUSTER", "ADDSLOTSRANGE" if redis_major(client) >= 7 else "ADDSLOTS", *slots(client)
+            )
+        settings.CACHES = caches(server)
+        rules = [Rule.make("a", "1/m"), Rule.make("b", "1/m", key="global")]
+        with pytest.raises(ConfigurationError, match="several slots"):
+            decide_request(rules, RequestFactory().get("/"))
+
+
+def redis_major(client: redis.Redis) -> int:
+    return int(client.info("server")["redis_version"].partition(".")[0])
+
+
+def slots(client: redis.Redis) -> list[int]:
+    return [0, 16383] if redis_major(client) >= 7 else list(range(16384))

@@ -175,7 +175,7 @@ class TestOptions:
             replies = [run(view) for _ in range(3)]
         assert [reply.status_code for reply in replies] == [200, 200, 429]
         assert [reply.headers["RateLimit-Policy"] for reply in replies] == ['"hard";q=2;w=60'] * 3
-        assert caplog.messages[0] == "Shadow rule shade would have refused ip:192.0.2.1."
+        assert caplog.messages[0] == "Shadow rule 'shade' would have refused 'ip:192.0.2.1'."
         alone = quota("0/m", shadow=True)(made(kind))
         assert "RateLimit" not in run(alone).headers
 

@@ -209,11 +209,11 @@ class TestFunctions:
 @pytest.mark.parametrize(
     ("key", "text"),
     [
-        ("header:", "does not say which; 'header:X-Api-Key'"), ("usr", "Did you mean 'user'"),
+        ("header:", "does not say which. 'header:X-Api-Key'"), ("usr", "Did you mean 'user'"),
         ("headers:X", "is not a key"), ("", "is not a key"), (None, "is not a key"), (5, "is not a key"),
         (("ip", 5), "is not a key"), ("ip:", "is not a key"), ({"anonymous": "ip"}, "is not a key"),
         ("tests.nowhere.key", "cannot be imported"), ("tests.test_subjects.nothing", "cannot be imported"),
-        ("tests.test_subjects.NOT_CALLABLE", "int, not a function"), (".a", "cannot be imported"),
+        ("tests.test_subjects.NOT_CALLABLE", "is int. A function of the request"), (".a", "cannot be imported"),
         ("..a", "cannot be imported"),
     ],
 )  # fmt: skip

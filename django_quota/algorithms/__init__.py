@@ -68,7 +68,7 @@ def _take(states: States, step: Step, verdict: Verdict, refused: set[int], now: 
     elif step.limit.options.count_refused and step.parameters.capacity > 0 and step.group in refused:
         states[step.key], _ = step.limit.algorithm.spend(states.get(step.key), step.parameters, step.cost, now)
         after = step.limit.algorithm.inspect(states[step.key], step.parameters, step.cost, now)
-        verdict = after._replace(ok=verdict.ok)
+        verdict = after._replace(ok=verdict.ok, wait=0 if verdict.ok else after.wait)
     return verdict
 
 

@@ -124,6 +124,8 @@ class Limit:
     """Its parameters where they hold at any time; None for the calendar."""
     wire: str
     """The fixed parameters as the script takes them; empty for the calendar."""
+    digest: int
+    """Its hash, worked out once: limits are the keys of caches on the hot path."""
 
     @property
     def capacity(self) -> int:
@@ -148,7 +150,7 @@ class Limit:
         )
 
     def __hash__(self) -> int:
-        return hash(self.rule)  # quick: limits are the keys of caches on the hot path
+        return self.digest
 
     @classmethod
     def of(cls, rule: str, rate: Rate, algorithm: Algorithm[Any], options: Options) -> Limit:
@@ -156,7 +158,11 @@ class Limit:
         algorithm.validate(rate, options)
         fixed = algorithm.parameters(rate, options, 0) if algorithm.timeless else None
         wire = "" if fixed is None else wire_text(algorithm, fixed, options, group=0)
-        return cls(rule, rate, algorithm, options, algorithm.state_id(rate, options), fixed, wire)
+        digest = hash((rule, rate, algorithm.name, options))
+        return cls(rule, rate, algorithm, options, algorithm.state_id(rate, options), fixed, wire, digest)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Limit.of, (self.rule, self.rate, self.algorithm, self.options)  # a hash of texts differs by process
 
 
 def wire_text(algorithm: Algorithm[Any], parameters: Parameters, options: Options, group: int) -> str:

@@ -98,11 +98,12 @@ def _wall_edges(unit: str, multiple: int, zone: ZoneInfo, local: datetime, now: 
         # fold=0: the first of two midnights; a midnight that the clock skips is the moment of the jump.
         return int(wall(number).replace(tzinfo=zone).astimezone(UTC).timestamp()) * SECOND
 
-    # Where the clock is set back over an edge, the wall clock's own date is one period behind.
+    # A clock that jumps over an edge shows a period that has not begun; one that is set back, one that has ended.
+    while edge(index) > now:
+        index -= 1
     while edge(index + 1) <= now:
         index += 1
-    start, end, following = edge(index), edge(index + 1), edge(index + 2)
-    return start, end, following
+    return edge(index), edge(index + 1), edge(index + 2)
 
 
 def _index(unit: str, multiple: int, local: datetime) -> tuple[int, Edge]:

@@ -64,6 +64,7 @@ if mode == 'check' then
         limit.algorithm.spend(limit, now)
         local _
         _, limit.remaining, limit.wait, limit.reset = limit.algorithm.inspect(limit, now)
+        if limit.ok then limit.wait = 0 end
       end
     end
   end

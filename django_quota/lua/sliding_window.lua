@@ -13,11 +13,11 @@ local function sliding_read(limit, now)
   limit.used, limit.total, limit.expiry = 0, 0, now
   local last = redis.call('ZRANGE', limit.key, -1, -1, 'WITHSCORES')
   if not last[1] then return end
-  limit.stale = tonumber(last[2]) <= now
-  if limit.stale then return end
+  limit.has_expired = tonumber(last[2]) <= now
+  if limit.has_expired then return end
   local first = redis.call('ZRANGE', limit.key, 0, 0, 'WITHSCORES')
   if tonumber(first[2]) <= now then
-    limit.stale = true
+    limit.has_expired = true
     first = redis.call('ZRANGEBYSCORE', limit.key, '(' .. integer(now), '+inf', 'LIMIT', 0, 1, 'WITHSCORES')
   end
   local first_total, first_cost = string.match(first[1], '^(%d+):(%d+)$')
@@ -73,7 +73,7 @@ algorithms.sliding_window = {
     else
       expire(limit.key, expiry - now)
     end
-    if limit.stale then redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now)) end
+    if limit.has_expired then redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now)) end
     return math.max(0, limit.capacity - limit.used - cost), 0, expiry - now
   end,
 

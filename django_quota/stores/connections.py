@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
+import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, NamedTuple, cast
@@ -31,7 +33,9 @@ from redis.sentinel import SentinelConnectionPool
 
 from django_quota.exceptions import ConfigurationError, did_you_mean
 
-_SYNC_ONLY = frozenset({"url", "parser_class", "connection_class", "retry", "retry_on_error", "retry_on_timeout"})
+_SYNC_ONLY = frozenset(
+    {"url", "parser_class", "connection_class", "retry", "retry_on_error", "retry_on_timeout", "timeout", "queue_class"}
+)
 """Connection options that the async client takes in another form, or not at all."""
 
 ASYNC_CONNECTIONS = 50
@@ -39,6 +43,9 @@ ASYNC_CONNECTIONS = 50
 
 KEPT_CONNECTIONS = 64
 """Idle sync connections that a process keeps at most."""
+
+SLOT_TIMEOUT = 1.0
+"""Seconds that a sync call waits for a connection where all are in use and the pool has no timeout of its own."""
 
 
 class AliasProblem(NamedTuple):
@@ -107,29 +114,51 @@ def sync_client(alias: str) -> Redis:
 
 
 class SyncConnections:
-    """Connections of one alias for sync calls, made as its pool would make them, and kept between calls.
+    """Connections of one alias for sync calls, made as its pool makes them, and kept between calls.
 
-    Taking from a redis-py pool and giving back costs more than the decision itself. So a caller's connection stays
-    with us: as many are kept as were ever in use at once, up to `KEPT_CONNECTIONS`, beside those that the pool lends
-    to others.
+    Taking from a redis-py pool and giving back costs more than the decision itself. So a caller's connection stays with
+    us: as many are kept as were ever in use at once, up to `KEPT_CONNECTIONS`. They stand beside those that the pool
+    lends to others; of ours, too, there are never more than the pool's `max_connections`, and who finds none waits.
     """
 
     def __init__(self, alias: str) -> None:
         self._alias = alias
-        self._pool: Any = None
-        self._idle: deque[Any] = deque()
+        self._begin()
+
+    def _begin(self) -> None:
         self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._idle: deque[Any] = deque()
+        self._pool: Any = None
+        self._slots: Any = None
 
     def take(self) -> Any:
-        """Return a connection that is ready to send. Raises redis-py's errors where none can be made."""
+        """Return a connection that is ready to send. Raises redis-py's errors where none can be made in time."""
         if self._pid != os.getpid():  # a forked worker must not write to its parent's sockets
-            self._idle, self._pool, self._pid = deque(), None, os.getpid()
-        if self._pool is None:
-            self._pool = sync_client(self._alias).connection_pool
+            self._begin()
+        pool = self._pool or self._open()
+        if not self._slots.acquire(timeout=getattr(pool, "timeout", None) or SLOT_TIMEOUT):
+            raise RedisConnectionError(f"all {pool.max_connections} connections are in use")
+        try:
+            return self._ready(pool)
+        except BaseException:
+            self._slots.release()
+            raise
+
+    def _open(self) -> Any:
+        with self._lock:
+            if self._pool is None:
+                pool = sync_client(self._alias).connection_pool
+                if self._slots is None:  # not again after close(): who is out still gives back
+                    self._slots = threading.Semaphore(pool.max_connections)
+                self._pool = pool
+            return self._pool
+
+    def _ready(self, pool: Any) -> Any:
         try:
             connection = self._idle.pop()
         except IndexError:
-            connection = self._pool.connection_class(**self._pool.connection_kwargs)
+            connection = pool.connection_class(**pool.connection_kwargs)
         try:
             connection.connect()
             if _is_spoilt(connection):
@@ -141,20 +170,28 @@ class SyncConnections:
         return connection
 
     def give_back(self, connection: Any) -> None:
-        """Keep a connection for the next call."""
-        # After a failover the pool of a Sentinel alias no longer owns what leads to the old primary.
+        """Keep a connection, whose last reply has been read, for the next call."""
         pool = self._pool
+        # After a failover the pool of a Sentinel alias no longer owns what leads to the old primary.
         is_stale = isinstance(pool, SentinelConnectionPool) and not cast("Any", pool).owns_connection(connection)
-        if is_stale or len(self._idle) >= KEPT_CONNECTIONS:
-            connection.disconnect()
+        if pool is None or is_stale or len(self._idle) >= KEPT_CONNECTIONS:
+            self.drop(connection)
         else:
             self._idle.append(connection)
+            self._slots.release()
+
+    def drop(self, connection: Any) -> None:
+        """Close a connection, whose reply may still be under way."""
+        try:
+            connection.disconnect()
+        finally:
+            self._slots.release()
 
     def close(self) -> None:
         """Close the connections that nobody uses; the next call makes new ones."""
+        self._pool = None
         while self._idle:
             self._idle.pop().disconnect()
-        self._pool = None
 
     def __len__(self) -> int:
         return len(self._idle)
@@ -195,18 +232,30 @@ class AsyncClients:
         loop = asyncio.get_running_loop()
         client = self._clients.get(loop)
         if client is None:
+            self._forget_closed_loops()
             client = self._clients[loop] = async_client(self._alias)
             # A loop that ends closes its async generators: so this one's end is where the client is closed.
-            closer = self._closers[loop] = self._close_at_end(loop, client)
+            closer = self._closers[loop] = self._close_at_end(weakref.ref(loop), client)
             await anext(closer)
         return client
 
-    async def _close_at_end(self, loop: asyncio.AbstractEventLoop, client: AsyncClient) -> AsyncGenerator[None, None]:
+    async def _close_at_end(
+        self, of: weakref.ref[asyncio.AbstractEventLoop], client: AsyncClient
+    ) -> AsyncGenerator[None, None]:
         try:
             yield
         finally:
-            self._clients.pop(loop, None)
+            loop = of()
+            if loop is not None:
+                self._clients.pop(loop, None)
             await client.aclose()
+
+    def _forget_closed_loops(self) -> None:
+        """Let go of loops that were closed without ending their generators, which `asyncio.run` never does."""
+        for loop in list(self._clients):
+            if loop.is_closed():
+                self._clients.pop(loop, None)
+                self._closers.pop(loop, None)
 
     def __len__(self) -> int:
         return len(self._clients)

@@ -75,8 +75,8 @@ class MemoryStore:
         self._sweep_every = sweep_every
         self._starting = threading.Lock()
         self._sweeper: threading.Thread | None = None
-        self._sweeper_pid = 0
         self._stop = threading.Event()
+        _stores.add(self)
 
     def decide(self, steps: Sequence[Step], mode: Mode, now: int | None) -> list[int]:
         """Decide a plan; see `Store.decide`."""
@@ -113,7 +113,7 @@ class MemoryStore:
         with self._starting:
             sweeper, self._sweeper = self._sweeper, None
             self._stop.set()
-        if sweeper is not None and self._sweeper_pid == os.getpid():
+        if sweeper is not None:
             sweeper.join()
 
     def __len__(self) -> int:
@@ -127,22 +127,43 @@ class MemoryStore:
     def _shard(self, key: str) -> _Shard:
         return self._shards[zlib.crc32(key.encode()) % len(self._shards)]
 
+    def _forget_parent(self) -> None:
+        """Begin anew in a forked worker: a lock that another thread held at the fork would never come free."""
+        self._shards = [_Shard() for _ in self._shards]
+        self._starting = threading.Lock()
+        self._sweeper = None
+
     def _ensure_sweeper(self) -> None:
-        # A forked worker inherits the object, not the thread.
-        if self._sweeper is not None and self._sweeper_pid == os.getpid():
-            return
+        if self._sweeper is None:
+            self._start_sweeper()
+
+    def _start_sweeper(self) -> None:
         with self._starting:
-            if self._sweeper is not None and self._sweeper_pid == os.getpid():
-                return
-            self._stop = threading.Event()
-            self._sweeper = threading.Thread(
-                target=_sweep_rounds,
-                args=(weakref.ref(self), self._stop, self._sweep_every),
-                name="django-quota-sweeper",
-                daemon=True,
-            )
-            self._sweeper_pid = os.getpid()
-            self._sweeper.start()
+            if self._sweeper is None:
+                self._sweeper = self._new_sweeper()
+
+    def _new_sweeper(self) -> threading.Thread:
+        self._stop = threading.Event()
+        sweeper = threading.Thread(
+            target=_sweep_rounds,
+            args=(weakref.ref(self), self._stop, self._sweep_every),
+            name="django-quota-sweeper",
+            daemon=True,
+        )
+        sweeper.start()
+        return sweeper
+
+
+_stores: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for store in list(_stores):
+        store._forget_parent()  # noqa: SLF001 — of the same module
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _sweep_rounds(store_ref: weakref.ref[MemoryStore], stop: threading.Event, every: float) -> None:

@@ -12,10 +12,10 @@ from typing import Any, cast
 
 import redis.asyncio as aioredis
 from redis import RedisError
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import ClusterCrossSlotError, NoScriptError, ReadOnlyError, ResponseError
 
 from django_quota.algorithms import Mode, Step
-from django_quota.exceptions import StoreUnavailable
+from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
 from django_quota.scripts import DECIDE, decide_arguments
 from django_quota.stores.connections import AsyncClient, AsyncClients, SyncConnections
 
@@ -46,28 +46,32 @@ class RedisStore:
                 self._exchange(("SCRIPT", "LOAD", DECIDE.text))
                 return cast("list[int]", self._exchange(command))
         except (RedisError, OSError) as error:
-            raise unavailable(error) from error
+            raise ours(error) from error
 
     def delete(self, keys: Sequence[str]) -> int:
         """Drop states; see `Store.delete`."""
         try:
             return int(self._exchange(("DEL", *keys)))
         except (RedisError, OSError) as error:
-            raise unavailable(error) from error
+            raise ours(error) from error
 
     def _exchange(self, command: Sequence[str | int]) -> Any:
         """Send one command and read its reply: one round trip, never repeated."""
         connection = self._connections.take()
         try:
             connection.send_packed_command((packed(command),))
-            return connection.read_response()
-        except ResponseError:
+            reply = connection.read_response()
+        except ResponseError as error:
+            if _is_read_only(error):
+                self._connections.drop(connection)
+            else:
+                self._connections.give_back(connection)
             raise
         except BaseException:
-            connection.disconnect()  # a reply may still be under way: nobody else must read it
+            self._connections.drop(connection)  # a reply may still be under way: nobody else must read it
             raise
-        finally:
-            self._connections.give_back(connection)
+        self._connections.give_back(connection)
+        return reply
 
     # --- async --------------------------------------------------------------------------------------------------------
 
@@ -82,7 +86,7 @@ class RedisStore:
                 await _aexchange(client, ("SCRIPT", "LOAD", DECIDE.text))
                 return cast("list[int]", await _aexchange(client, command))
         except (RedisError, OSError) as error:
-            raise unavailable(error) from error
+            raise ours(error) from error
 
     async def adelete(self, keys: Sequence[str]) -> int:
         """Drop states; see `Store.delete`."""
@@ -90,7 +94,7 @@ class RedisStore:
         try:
             return int(await _aexchange(client, ("DEL", *keys)))
         except (RedisError, OSError) as error:
-            raise unavailable(error) from error
+            raise ours(error) from error
 
     def close(self) -> None:
         """Close idle connections; an event loop closes its own client."""
@@ -105,7 +109,9 @@ async def _aexchange(client: AsyncClient, command: Sequence[str | int]) -> Any:
         try:
             await connection.send_packed_command((packed(command),))
             return await connection.read_response()
-        except ResponseError:
+        except ResponseError as error:
+            if _is_read_only(error):
+                await connection.disconnect(nowait=True)
             raise
         except BaseException:
             await connection.disconnect(nowait=True)  # a reply may still be under way: nobody else must read it
@@ -126,6 +132,16 @@ def packed(command: Sequence[str | int]) -> bytes:
     return b"".join(parts)
 
 
-def unavailable(error: Exception) -> StoreUnavailable:
+def _is_read_only(error: ResponseError) -> bool:
+    """Say whether this server has become a replica: its connection must lead to the new primary next time."""
+    return isinstance(error, ReadOnlyError) or "READONLY" in str(error)  # Redis 6 wraps what a script ran into
+
+
+def ours(error: Exception) -> QuotaError:
     """Return our error for one of redis-py or of the socket."""
+    if isinstance(error, ClusterCrossSlotError):
+        return ConfigurationError(
+            "This plan counts several subjects, which lie in several slots of a Redis Cluster; one script cannot.",
+            "Limits of one subject, or a Redis without Cluster (with Sentinel, if need be), would do.",
+        )
     return StoreUnavailable(f"{type(error).__name__}: {error}")

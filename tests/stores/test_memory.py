@@ -120,3 +120,16 @@ def test_without_a_time_passed_in_the_machine_s_clock_counts() -> None:
     now = store.decide(steps_of(RULE), "check", None)[0]
     assert before <= now <= MemoryStore.now()
     store.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_lock_that_is_held_while_the_process_forks_does_not_hold_the_child() -> None:
+    store = MemoryStore(shards=1)
+    hit(store, steps_of(RULE))
+    with store._shards[0].lock:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if hit(store, steps_of(RULE)) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    store.close()
