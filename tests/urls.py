@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 
@@ -43,7 +44,16 @@ def free(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok")
 
 
+@quota("9/m", name="writes")
+def writes(request: HttpRequest) -> HttpResponse:
+    """Write a row, then run into a limit."""
+    User.objects.create(username="written")
+    check("0/m", request).raise_if_refused()
+    return HttpResponse("ok")
+
+
 urlpatterns = [
+    path("writes/", writes),
     path("by-hand/", by_hand),
     path("by-hand-async/", by_hand_async),
     path("limited/", limited),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
@@ -44,7 +45,7 @@ ASYNC_CONNECTIONS = 50
 KEPT_CONNECTIONS = 64
 """Idle sync connections that a process keeps at most."""
 
-SLOT_TIMEOUT = 1.0
+WAIT_FOR_CONNECTION = 1.0
 """Seconds that a sync call waits for a connection where all are in use and the pool has no timeout of its own."""
 
 
@@ -127,47 +128,54 @@ class SyncConnections:
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()
         self._idle: deque[Any] = deque()
         self._pool: Any = None
-        self._slots: Any = None
+        self._changed = threading.Condition()
+        """Guards the two counts below, and is told when a connection comes free for one who waits."""
+        self._open = 0
+        self._waiting = 0
 
     def take(self) -> Any:
-        """Return a connection that is ready to send. Raises redis-py's errors where none can be made in time."""
+        """Return a connection that is ready to send. Raises redis-py's errors where none can be had in time."""
         if self._pid != os.getpid():  # a forked worker must not write to its parent's sockets
             self._begin()
-        pool = self._pool or self._open()
-        if not self._slots.acquire(timeout=getattr(pool, "timeout", None) or SLOT_TIMEOUT):
-            raise RedisConnectionError(f"all {pool.max_connections} connections are in use")
-        try:
-            return self._ready(pool)
-        except BaseException:
-            self._slots.release()
-            raise
-
-    def _open(self) -> Any:
-        with self._lock:
-            if self._pool is None:
-                pool = sync_client(self._alias).connection_pool
-                if self._slots is None:  # not again after close(): who is out still gives back
-                    self._slots = threading.Semaphore(pool.max_connections)
-                self._pool = pool
-            return self._pool
-
-    def _ready(self, pool: Any) -> Any:
+        pool = self._pool
+        if pool is None:
+            pool = self._pool = sync_client(self._alias).connection_pool
         try:
             connection = self._idle.pop()
         except IndexError:
-            connection = pool.connection_class(**pool.connection_kwargs)
+            connection = self._make_or_wait(pool)
         try:
             connection.connect()
             if _is_spoilt(connection):
                 connection.disconnect()
                 connection.connect()
         except BaseException:
-            connection.disconnect()
+            self.drop(connection)
             raise
         return connection
+
+    def _make_or_wait(self, pool: Any) -> Any:
+        deadline = time.monotonic() + (getattr(pool, "timeout", None) or WAIT_FOR_CONNECTION)
+        with self._changed:
+            self._waiting += 1  # before the look at the idle ones: who gives back after it will tell
+            try:
+                while not self._idle and self._open >= pool.max_connections:
+                    if not self._changed.wait(deadline - time.monotonic()) and not self._idle:
+                        raise RedisConnectionError(f"all {pool.max_connections} connections are in use")
+                if self._idle:
+                    return self._idle.pop()
+                self._open += 1
+            except IndexError:  # taken in between by one who did not have to wait
+                return self._make_or_wait(pool)
+            finally:
+                self._waiting -= 1
+        try:
+            return pool.connection_class(**pool.connection_kwargs)
+        except BaseException:
+            self._one_less()
+            raise
 
     def give_back(self, connection: Any) -> None:
         """Keep a connection, whose last reply has been read, for the next call."""
@@ -176,22 +184,29 @@ class SyncConnections:
         is_stale = isinstance(pool, SentinelConnectionPool) and not cast("Any", pool).owns_connection(connection)
         if pool is None or is_stale or len(self._idle) >= KEPT_CONNECTIONS:
             self.drop(connection)
-        else:
-            self._idle.append(connection)
-            self._slots.release()
+            return
+        self._idle.append(connection)
+        if self._waiting:
+            with self._changed:
+                self._changed.notify()
 
     def drop(self, connection: Any) -> None:
         """Close a connection, whose reply may still be under way."""
         try:
             connection.disconnect()
         finally:
-            self._slots.release()
+            self._one_less()
+
+    def _one_less(self) -> None:
+        with self._changed:
+            self._open -= 1
+            self._changed.notify()
 
     def close(self) -> None:
         """Close the connections that nobody uses; the next call makes new ones."""
         self._pool = None
         while self._idle:
-            self._idle.pop().disconnect()
+            self.drop(self._idle.pop())
 
     def __len__(self) -> int:
         return len(self._idle)
