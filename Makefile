@@ -25,7 +25,7 @@ serve: $(VENV)/.installed-demo ## Leave the example site up at http://127.0.0.1:
 test: $(VENV)/.installed-dev ## Run the whole test suite
 	@$(BIN)/python -m pytest $(ARGS)
 
-lint: $(VENV)/.installed-dev ## ruff (format and lint) and mypy strict
+lint: $(VENV)/.installed-bench ## ruff (format and lint) and mypy strict; of the benchmark too
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy

@@ -10,6 +10,9 @@ from django.http import HttpRequest
 from django_quota.conf import UNIX, Network, current
 from django_quota.exceptions import ConfigurationError, RuleError
 
+_UNIX_PEERS = ("", "unix:", "unix")
+"""What servers put into REMOTE_ADDR for a peer on a unix socket."""
+
 FULL_IPV6 = 128
 """The bits of a whole IPv6 address."""
 
@@ -28,12 +31,19 @@ def client_ip(request: HttpRequest) -> str:
         peer = _walk(peer, request.META.get("HTTP_X_FORWARDED_FOR", ""), proxies)
     address = canonical(peer, settings.ipv6_prefix)
     if address is None:
-        raise ConfigurationError(
-            f"The client's IP is unknown: REMOTE_ADDR is {peer!r} and no trusted proxy names one.",
-            'Behind a proxy that connects by a unix socket, QUOTA["TRUSTED_PROXIES"] = ["unix"] would do; that proxy '
-            "must set X-Forwarded-For.",
-        )
+        raise _unknown(peer, proxies)
     return address
+
+
+def _unknown(peer: str, proxies: tuple[Network | str, ...]) -> ConfigurationError:
+    problem = f"The client's IP is unknown: REMOTE_ADDR is {peer!r} and no trusted proxy names one."
+    if peer not in _UNIX_PEERS:
+        return ConfigurationError(problem, "The server must put the peer's address into REMOTE_ADDR.")
+    if UNIX in proxies:
+        return ConfigurationError(problem, "The proxy that connects by a unix socket must set X-Forwarded-For.")
+    return ConfigurationError(
+        problem, 'Behind a proxy that connects by a unix socket, QUOTA["TRUSTED_PROXIES"] = ["unix"] would do.'
+    )
 
 
 def _walk(peer: str, forwarded: str, proxies: tuple[Network | str, ...]) -> str:
@@ -74,7 +84,7 @@ def canonical(text: str, ipv6_prefix: int) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _is_trusted(peer: str, proxies: tuple[Network | str, ...]) -> bool:
-    if not peer:
+    if peer in _UNIX_PEERS:
         return UNIX in proxies
     spelt = canonical(peer, FULL_IPV6)
     if spelt is None:

@@ -92,7 +92,7 @@ def _check_rules() -> Iterator[CheckMessage]:
             compile_key(Rule.from_setting(name, value).key)
         except RuleError as error:
             cause = error.__cause__ if isinstance(error.__cause__, RuleError) else error
-            text = str(cause) if isinstance(cause, RateError) else cause.problem
+            text = str(cause).removesuffix(cause.hint).strip()
             yield Error(f"{place}: {text}", hint=cause.hint or _RULE_HINT, id=_id_of(cause))
 
 

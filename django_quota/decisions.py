@@ -156,7 +156,7 @@ class Decision:
     def explain(self) -> str:
         """Say in a sentence or two who was refused, by what, and until when."""
         if self.allowed and self.binding is None:
-            return "Allowed: nothing limits this."
+            return "Allowed unseen: the store did not answer." if self.degraded else "Allowed: nothing limits this."
         if self.allowed:
             left = "" if self.remaining is None else f" {self.remaining} left."
             return f"Allowed by rule {self.rule!r} for {self.subject}.{left}"

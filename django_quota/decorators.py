@@ -108,6 +108,9 @@ class _Decorator:
     def __call__(self, view: Any) -> Any:
         if isinstance(view, type):
             return self._limit_class(view)
+        rates = self._rule.rates if isinstance(self._rule, Rule) else ()
+        if isinstance(view, HttpRequest) and rates and callable(rates[0]):
+            raise RuleError(f"@quota stands bare on {path_of(rates[0])}.", "Write it with a rate: @quota('10/m').")
         if isinstance(view, HttpRequest) or not callable(view):
             raise RuleError(f"@quota stands on {type(view).__name__}, not on a view; @quota('10/m') would do.")
         return self._limit(view)

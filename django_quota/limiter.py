@@ -18,9 +18,9 @@ from django_quota.algorithms import Mode
 from django_quota.clock import frozen_now
 from django_quota.conf import QuotaSettings, conf, current, rule_of
 from django_quota.decisions import Decision
-from django_quota.exceptions import RuleError, StoreUnavailable
+from django_quota.exceptions import RateError, RuleError, StoreUnavailable
 from django_quota.plans import Plan
-from django_quota.rules import Rule, check_cost
+from django_quota.rules import Rule, check_cost, path_of
 from django_quota.stores.base import Store
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis import RedisStore
@@ -114,15 +114,12 @@ class Limiter:
         for rule in denying:
             if rule.block:
                 return plan.denied(rule)
-        decision = self._local(
-            plan.only([rule for rule in plan.rules if (rule.on_unavailable or default) == "local"]), mode
-        )
+        local = [rule for rule in plan.rules if rule.limits and (rule.on_unavailable or default) == "local"]
+        decision = self._local(plan.only(local), mode) if local else plan.unlimited(degraded=True)
         return decision.joined(plan.denied(denying[0])) if denying else decision
 
     def _local(self, plan: Plan, mode: Mode) -> Decision:
         """Decide in this process's memory."""
-        if not plan:
-            return plan.unlimited(degraded=True)
         now = frozen_now()
         moment = MemoryStore.now() if now is None else now
         decision = plan.read(self.local.decide(plan.steps(moment), mode, moment), degraded=True)
@@ -221,7 +218,12 @@ def _with_rates(rule: Rule, request: HttpRequest) -> Flow:
     for rate in rule.rates:
         given = (yield from call(rate, request)) if callable(rate) else rate
         rates += given if isinstance(given, (list, tuple)) else (given,)
-    return rule.with_rates(*rates)
+    try:
+        return rule.with_rates(*rates)
+    except RateError as error:
+        functions = ", ".join(path_of(rate) for rate in rule.rates if callable(rate))
+        hint = f"{error.hint} It came from {functions}, for rule {rule.name!r}."
+        raise RateError(error.text, error.position, error.problem, hint) from error
 
 
 def _request_of(subject: Subject) -> HttpRequest | None:

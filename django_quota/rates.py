@@ -6,13 +6,14 @@ nothing of rules or algorithms; which units an algorithm takes is the rule's bus
 
 from __future__ import annotations
 
+import difflib
 import re
 import reprlib
 from dataclasses import dataclass
 from functools import lru_cache
 
 from django_quota.clock import SECOND
-from django_quota.exceptions import RateError, did_you_mean
+from django_quota.exceptions import RateError
 
 MAX_COUNT = 10**12
 """The largest count of a rate, and the largest cost of a hit: sums of it stay exact in a double."""
@@ -129,13 +130,21 @@ def _read_window(text: str, start: int, count: int) -> tuple[Rate, int]:
         raise RateError(text, start, "the unit is missing", _HINT)
     unit = _SPELLINGS.get(match[2])
     if unit is None:
-        hint = f"Units: s, m, h, d, w (or in full), month, year.{did_you_mean(match[2].lower(), _SPELLINGS)}"
+        hint = f"Units: s, m, h, d, w (or in full), month, year.{_nearest_unit(match[2].lower())}"
         raise RateError(text, match.start(2), f"{reprlib.repr(match[2])} is no unit", hint)
     digits = match[1] or "1"
     longest = MAX_PERIOD // UNITS[unit]
     if len(digits) > len(str(MAX_PERIOD)) or not 1 <= int(digits) <= longest:
         raise RateError(text, start, f"a window is 1 to {longest} {unit}s long", _HINT)
     return Rate(count, unit, int(digits)), match.end()
+
+
+def _nearest_unit(word: str) -> str:
+    # Never a single letter: "10/mo" is not to be talked into ten a minute.
+    names = [name for name in _SPELLINGS if len(name) > 1]
+    begun = [name for name in UNITS if len(word) > 1 and name.startswith(word)]
+    near = begun or difflib.get_close_matches(word, names, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def parse_rate(value: object) -> Rate:

@@ -17,6 +17,12 @@ from django_quota.rates import MAX_COUNT, Rate, parse_rates
 
 OnUnavailable = Literal["allow", "deny", "local"]
 
+HTTP_METHODS = frozenset(
+    "CONNECT COPY DELETE GET HEAD LINK LOCK MKCOL MOVE OPTIONS PATCH POST PROPFIND PROPPATCH PURGE PUT QUERY REPORT "  # noqa: SIM905
+    "SEARCH TRACE UNLINK UNLOCK".split()
+)
+"""The methods that a rule may name: those of HTTP, WebDAV and caches."""
+
 DynamicRate = Callable[[Any], Any]
 """A function of the request that returns a rate (`"10/m"`, several, or None for unlimited); may be async."""
 
@@ -102,10 +108,19 @@ class Rule:
                 options = {str(option): given for option, given in value.items()}
                 if "rate" not in options:
                     raise RuleError("it has no 'rate'; {'rate': '10/m', 'key': 'ip'} would do.")  # noqa: TRY301
-                return cls.make(name, *_listed(options.pop("rate")), **options)
-            return cls.make(name, *_listed(value))
+                return cls._of_setting(name, options.pop("rate"), options)
+            return cls._of_setting(name, value, {})
         except RuleError as error:
             raise RuleError(f"{place}: {error}") from error
+
+    @classmethod
+    def _of_setting(cls, name: str, rate: object, options: dict[str, object]) -> Rule:
+        if "name" in options:
+            raise RuleError("'name' is not an option here.", "The rule is called by its key in RULES.")
+        rates = rate if isinstance(rate, (list, tuple)) else (rate,)
+        if not rates:
+            raise RuleError("it lists no rate.", "'10/m' would do, or None for unlimited.")
+        return cls.make(name, *rates, **options)
 
     def with_rates(self, *rates: object) -> Rule:
         """Return the rule with rates as people write them in the place of its own; None means unlimited."""
@@ -229,8 +244,6 @@ def _methods(given: object) -> frozenset[str]:
     if not methods or not all(isinstance(name, str) and name.isalpha() for name in methods):
         raise RuleError(f"methods={given!r} are no HTTP methods; ['POST', 'PUT'] would do.")
     upper = frozenset(str(name).upper() for name in methods)
+    for name in sorted(upper - HTTP_METHODS):
+        raise RuleError(f"methods={given!r}: {name!r} is no HTTP method.", did_you_mean(name, HTTP_METHODS).strip())
     return upper | {"HEAD"} if "GET" in upper else upper  # a HEAD runs the same view
-
-
-def _listed(value: object) -> Iterable[object]:
-    return value if isinstance(value, (list, tuple)) else (value,)

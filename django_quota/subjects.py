@@ -206,7 +206,18 @@ def _from_callable(function: Callable[[HttpRequest], Any], request: HttpRequest)
         return (yield from _lazy_user(value, request))
     if is_user(value):
         return _known_user(value)
+    if isinstance(value, (dict, list, set, tuple)) or _is_shown_by_address(value):
+        raise RuleError(
+            f"{path_of(function)} returned {type(value).__name__}, which names nobody.",
+            "A text, a number or a user would do, such as str(value.pk).",
+        )
     return f"key.{_escape(path_of(function))}:{_escape(str(value))}"
+
+
+def _is_shown_by_address(value: object) -> bool:
+    """Say whether the text of a value is its place in memory: another one for each request."""
+    shown = type(value)
+    return shown.__str__ is object.__str__ and shown.__repr__ is object.__repr__
 
 
 def ip_subject(request: HttpRequest) -> str:

@@ -139,6 +139,9 @@ class Limit:
             return None
         return -(-self.algorithm.refill(self.rate, self.capacity) // SECOND)
 
+    def __repr__(self) -> str:
+        return f"<Limit {self.rate} by {self.algorithm.name} of {self.rule!r}>"
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Limit):
             return NotImplemented

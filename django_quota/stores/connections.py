@@ -74,7 +74,14 @@ def alias_problem(alias: str) -> AliasProblem | None:
         return AliasProblem("E004", f"{place} cannot be imported: {error}.", _USE_DJANGO_REDIS)
     if not issubclass(backend, RedisCache):
         return AliasProblem("E004", f"{place} is {path}, which cannot run scripts in Redis.", _USE_DJANGO_REDIS)
-    return _client_problem(place, config.get("OPTIONS", {}).get("CLIENT_CLASS", "django_redis.client.DefaultClient"))
+    url = _primary_location(config.get("LOCATION") or "")
+    if not url.startswith(_SCHEMES):
+        return AliasProblem("E004", f"The LOCATION of {place} is {url!r}, which is no Redis URL.", _USE_DJANGO_REDIS)
+    options = config.get("OPTIONS") or {}
+    return _client_problem(place, options.get("CLIENT_CLASS", "django_redis.client.DefaultClient"))
+
+
+_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 def _client_problem(place: str, path: str) -> AliasProblem | None:
@@ -283,9 +290,9 @@ def async_client(alias: str) -> AsyncClient:
     """
     sync_client(alias)  # refuses what cannot serve, with a clear error
     config = _config(alias)
-    options: dict[str, Any] = dict(config.get("OPTIONS", {}))
+    options: dict[str, Any] = dict(config.get("OPTIONS") or {})
     url = _primary_location(config.get("LOCATION", ""))
-    factory = get_connection_factory(options)
+    factory = get_connection_factory(options=options)  # before django-redis 7 it is not the first argument
     given = {**factory.make_connection_params(url), **options.get("CONNECTION_POOL_KWARGS", {})}
     max_connections = int(given.pop("max_connections", ASYNC_CONNECTIONS))
     kwargs: dict[str, Any] = {name: value for name, value in given.items() if name not in _SYNC_ONLY}
