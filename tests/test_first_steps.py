@@ -1,0 +1,103 @@
+"""What a newcomer gets wrong: each mistake is said clearly, with the place and what would do; none passes in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.test import RequestFactory
+
+from django_quota import RateError, Rule, check, quota
+from django_quota.exceptions import RuleError
+from django_quota.testing import RedisServer
+from tests.conftest import caches
+
+
+class Organisation:
+    """A plain object: its text is its place in memory."""
+
+
+def by_organisation(request: object) -> Any:
+    return Organisation()
+
+
+def bad_rate(request: object) -> str:
+    return "5/x"
+
+
+@pytest.mark.parametrize("value", [Organisation(), {"a": 1}, ["a"], object()])
+def test_a_key_function_that_names_nobody_is_an_error_and_not_a_new_limit_each_time(
+    value: object, memory_store: None
+) -> None:
+    with pytest.raises(RuleError, match="names nobody"):
+        check("1/m", RequestFactory().get("/"), key=lambda request: value)
+
+
+def test_a_misspelt_method_does_not_switch_a_rule_off() -> None:
+    with pytest.raises(RuleError, match=r"'POTS' is no HTTP method. Did you mean 'POST'"):
+        quota("1/m", methods="POTS")
+
+
+def test_an_empty_list_of_rates_is_not_unlimited() -> None:
+    with pytest.raises(RuleError, match="lists no rate"):
+        Rule.from_setting("a", [])
+
+
+def test_a_rule_of_the_settings_is_named_by_its_key_alone() -> None:
+    with pytest.raises(RuleError, match="called by its key"):
+        Rule.from_setting("a", {"rate": "1/m", "name": "b"})
+
+
+@pytest.mark.parametrize("given", ["10/mo", "10/Mo", "10/mon"])
+def test_nobody_who_means_a_month_is_talked_into_a_minute(given: str) -> None:
+    with pytest.raises(RateError, match="Did you mean 'month'"):
+        quota(given)
+
+
+def test_a_rate_that_a_function_returned_is_traced_to_it(memory_store: None) -> None:
+    view: Any = quota(bad_rate, name="dynamic")(lambda request: None)
+    with pytest.raises(RateError, match=r"It came from tests\.test_first_steps\.bad_rate, for rule 'dynamic'"):
+        view(RequestFactory().get("/"))
+
+
+def test_a_bare_decorator_says_how_to_write_it() -> None:
+    bare: Any = quota(by_organisation)  # what `@quota` without a call amounts to
+    with pytest.raises(RuleError, match=r"stands bare on tests\.test_first_steps\.by_organisation"):
+        bare(RequestFactory().get("/"))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"LOCATION": "127.0.0.1:6399"}, "is no Redis URL"),
+        ({"LOCATION": ""}, "is no Redis URL"),
+        ({}, "is no Redis URL"),
+        ({"LOCATION": "redis://127.0.0.1", "OPTIONS": {"CLIENT_CLASS": "nowhere.Client"}}, "cannot be imported"),
+    ],
+)
+def test_a_cache_that_cannot_be_reached_as_it_is_written_is_a_finding(
+    config: dict[str, Any], words: str, settings: Any
+) -> None:
+    settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", **config}}
+    found = [finding for finding in run_checks(tags=["django_quota"]) if finding.id == "django_quota.E004"]
+    assert len(found) == 1
+    assert words in found[0].msg
+
+
+def test_no_options_at_all_are_none(settings: Any) -> None:
+    cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1", "OPTIONS": None}
+    settings.CACHES = {"default": cache}
+    assert run_checks(tags=["django_quota"]) == []
+
+
+def test_a_decision_without_redis_says_that_it_is_one(settings: Any, tmp_path: Path) -> None:
+    settings.CACHES = caches(RedisServer(f"unix://{tmp_path}/nobody.sock", 0, Path()))
+    decision = check("1/m", "user:1")
+    assert (decision.rule, decision.subject, decision.degraded) == ("1/m", "user:1", True)
+    assert "did not answer" in decision.explain()
+
+
+def test_a_decision_is_short_enough_to_be_printed() -> None:
+    assert repr(Rule.make("search", "10/m").limits[0]) == "<Limit 10/m by sliding_window of 'search'>"
