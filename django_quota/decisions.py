@@ -180,8 +180,7 @@ DEGRADED_RETRY_AFTER = 1.0
 
 def _strictness(outcome: Outcome) -> tuple[bool, bool, float, float]:
     """Sort what binds most to the front: refusals that block, other refusals, the rest; longest or fewest first."""
-    refuses = not outcome.allowed and not outcome.shadow
-    if refuses:
+    if not outcome.allowed and not outcome.shadow:
         wait = float("inf") if outcome.retry_after is None else outcome.retry_after
         return (False, not outcome.blocks, -wait, 0.0)
     return (True, outcome.shadow, outcome.remaining / max(outcome.cost, 1), -outcome.reset_after)

@@ -50,9 +50,14 @@ def _state_suffix(limit: Limit) -> str:
     return f"}}:r:{escape(limit.rule).replace(':', '%3A')}:{limit.state_id}"
 
 
-def state_key(prefix: str, subject: str, limit: Limit) -> str:
-    """Return the key that a limit's state of a subject lies in."""
-    return f"{prefix}:{VERSION}:{{{escape(subject)}{_state_suffix(limit)}"
+def subject_base(prefix: str, subject: str) -> str:
+    """Return what all keys of a subject begin with, up to the closing brace."""
+    return f"{prefix}:{VERSION}:{{{escape(subject)}"
+
+
+def state_key(base: str, limit: Limit) -> str:
+    """Return the key that a limit's state lies in; `base` is its subject's `subject_base`."""
+    return base + _state_suffix(limit)
 
 
 def read(prefix: str, key: str) -> Key | None:

@@ -9,17 +9,18 @@ from collections.abc import Sequence
 
 from django_quota.algorithms import STALE, Step
 from django_quota.decisions import Decision, outcomes_of
-from django_quota.keys import state_key
+from django_quota.keys import state_key, subject_base
 from django_quota.rules import Rule, shared_count
 
 
 class Plan:
     """The limits of one hit, in order. A limit that is added twice counts once."""
 
-    __slots__ = ("_groups", "_prefix", "_steps", "costs", "rules", "subjects", "timeless")
+    __slots__ = ("_base", "_groups", "_prefix", "_steps", "_subject", "costs", "rules", "subjects", "timeless")
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
+        self._subject = self._base = ""
         self._groups = 0
         self._steps: dict[str, Step] = {}
         self.rules: list[Rule] = []
@@ -37,8 +38,10 @@ class Plan:
         if rule.shadow or not rule.block:
             self._groups += 1
             group = self._groups
+        if subject != self._subject:
+            self._subject, self._base = subject, subject_base(self._prefix, subject)
         for limit in rule.limits:
-            key = state_key(self._prefix, subject, limit)
+            key = state_key(self._base, limit)
             twin = self._steps.get(key)
             if twin is None:
                 self._steps[key] = Step.of(key, limit, subject, cost, group, rule.shadow, 0)

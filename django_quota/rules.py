@@ -223,8 +223,8 @@ def _limits(rule: Rule) -> tuple[Limit, ...]:
     limits: dict[str, Limit] = {}
     for rate in cast("tuple[Rate, ...]", rule.rates):
         limit = Limit.of(rule.name, rate, algorithm, options)
-        twin = limits.setdefault(limit.state_id, limit)
-        if twin is not limit:
+        twin = limits.get(limit.state_id)
+        if twin is not None:
             low, high = sorted((twin.rate, rate), key=lambda r: r.count)
             raise RateError(
                 f"{twin.rate}; {rate}",
@@ -232,6 +232,7 @@ def _limits(rule: Rule) -> tuple[Limit, ...]:
                 "both rates have the same window",
                 f"{str(low)!r} alone would do: it refuses all that {str(high)!r} does.",
             )
+        limits[limit.state_id] = limit
     return tuple(limits.values())
 
 

@@ -1,4 +1,4 @@
-"""What a newcomer gets wrong: each mistake is said clearly, with the place and what would do; none passes in silence."""
+"""What a newcomer gets wrong: each mistake is said with the place and with what would do; none passes in silence."""
 
 from __future__ import annotations
 

@@ -10,12 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota import Rule
+from django_quota import keys as our_keys
 from django_quota.algorithms import ALGORITHMS, Limit
-from django_quota.keys import MAX_PART, escape, pattern, read, state_key
+from django_quota.keys import MAX_PART, escape, pattern, read, subject_base
 from django_quota.rates import MAX_PERIOD, UNITS, Rate
 
 anything = st.text(st.characters(), min_size=1) | st.text("ab:+%{}~/\\ \n\ud800é", min_size=1, max_size=8)
 prefixes = st.text("quota:*?[]\\-_.", min_size=1, max_size=6)
+
+
+def state_key(prefix: str, subject: str, of: Limit) -> str:
+    return our_keys.state_key(subject_base(prefix, subject), of)
 
 
 def limit(rule: str, rate: str = "10/m", **options: object) -> Limit:

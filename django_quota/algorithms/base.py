@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from django_quota.clock import SECOND
@@ -84,6 +85,9 @@ class Algorithm(ABC, Generic[State]):
         """Return what tells this limit's state from the other limits of the rule; the count may change, this stays."""
         return f"{self.code}.{rate.period // 1_000_000}s"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _algorithm, (self.name,)
+
     def refill(self, rate: Rate, capacity: int) -> int:
         """Return how long it takes for the whole capacity to come back, in microseconds."""
         return rate.period
@@ -124,8 +128,6 @@ class Limit:
     """Its parameters where they hold at any time; None for the calendar."""
     wire: str
     """The fixed parameters as the script takes them; empty for the calendar."""
-    digest: int
-    """Its hash, worked out once: limits are the keys of caches on the hot path."""
 
     @property
     def capacity(self) -> int:
@@ -142,30 +144,29 @@ class Limit:
     def __repr__(self) -> str:
         return f"<Limit {self.rate} by {self.algorithm.name} of {self.rule!r}>"
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Limit):
-            return NotImplemented
-        return (self.rule, self.rate, self.algorithm.name, self.options) == (
-            other.rule,
-            other.rate,
-            other.algorithm.name,
-            other.options,
-        )
-
-    def __hash__(self) -> int:
-        return self.digest
-
     @classmethod
     def of(cls, rule: str, rate: Rate, algorithm: Algorithm[Any], options: Options) -> Limit:
-        """Make a limit. Raises `RuleError` where the algorithm cannot serve the rate with these options."""
-        algorithm.validate(rate, options)
-        fixed = algorithm.parameters(rate, options, 0) if algorithm.timeless else None
-        wire = "" if fixed is None else wire_text(algorithm, fixed, options, group=0)
-        digest = hash((rule, rate, algorithm.name, options))
-        return cls(rule, rate, algorithm, options, algorithm.state_id(rate, options), fixed, wire, digest)
+        """Return the limit of these, the same object each time. Raises `RuleError` where they do not go together."""
+        return _limit(rule, rate, algorithm, options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Limit.of, (self.rule, self.rate, self.algorithm, self.options)  # a hash of texts differs by process
+        return _limit, (self.rule, self.rate, self.algorithm, self.options)
+
+
+@lru_cache(maxsize=4096)
+def _limit(rule: str, rate: Rate, algorithm: Algorithm[Any], options: Options) -> Limit:
+    # One object for equal limits: then they compare and hash by identity, which the hot path does many times.
+    algorithm.validate(rate, options)
+    fixed = algorithm.parameters(rate, options, 0) if algorithm.timeless else None
+    wire = "" if fixed is None else wire_text(algorithm, fixed, options, group=0)
+    return Limit(rule, rate, algorithm, options, algorithm.state_id(rate, options), fixed, wire)
+
+
+def _algorithm(name: str) -> Algorithm[Any]:
+    """Return the one instance of an algorithm, for what was pickled."""
+    from django_quota.algorithms import ALGORITHMS  # noqa: PLC0415 — it imports this module
+
+    return ALGORITHMS[name]
 
 
 def wire_text(algorithm: Algorithm[Any], parameters: Parameters, options: Options, group: int) -> str:
