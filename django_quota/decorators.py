@@ -69,8 +69,7 @@ def quota(
     unlimited. `rule`: in their place, the name of a rule of the settings, read at each request. `name`: what the rule
     is called in keys, logs and headers; by default the path of the view's function or class, so that no two views
     share a limit. The options are those of `Rule`: `key`, `algorithm`, `cost`, `burst`, `precision`, `tz`,
-    `count_refused`,
-    `methods`, `block`, `shadow`, `skip`, `on_unavailable`.
+    `count_refused`, `methods`, `block`, `shadow`, `skip`, `on_unavailable`.
 
     The Decision lies on `request.quota`. A refused request is answered with 429, and so is a `QuotaExceeded` raised
     inside the view.

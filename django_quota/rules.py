@@ -53,8 +53,8 @@ class Rule:
     see `algorithms.Options`. `methods`: the HTTP methods it holds for (GET means HEAD too); None for all. `block`:
     whether a refusal answers the request, or only shows on `request.quota`. `shadow`: decide and report, never
     refuse. `skip`: a function of the request; where it returns true, the rule does not hold. `on_unavailable`: what
-    holds while the store does not answer:
-    `"allow"`, `"deny"` or `"local"`; None for the setting's.
+    holds while the store does not answer: `"allow"`, `"deny"` or `"local"` (each process counts by itself, the full
+    limit); None for the setting's.
 
     Raises `RuleError` (of which `RateError` is one) where anything does not fit.
     """

@@ -2,8 +2,7 @@
 
 The same integer as the token bucket's, read the other way round: the backlog is a queue, a hit is admitted where the
 queue has room for it, and leaves when the hits before it have. Whoever waits the delay never exceeds the rate. Its
-twin is
-`lua/leaky_bucket.lua`.
+twin is `lua/leaky_bucket.lua`.
 """
 
 from __future__ import annotations

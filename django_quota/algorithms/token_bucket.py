@@ -2,8 +2,8 @@
 
 The state is one integer, the theoretical arrival time (TAT): the moment at which the bucket is full again. Each hit
 moves it on by `interval = window / count`, rounded up to a whole microsecond; a hit is admitted where the TAT stays
-within
-`burst` intervals of now. Source: ITU-T I.371 annex A, the Generic Cell Rate Algorithm in its virtual scheduling form.
+within `burst` intervals of now. Source: ITU-T I.371 annex A, the Generic Cell Rate Algorithm in its virtual scheduling
+form.
 """
 
 from __future__ import annotations
