@@ -139,7 +139,7 @@ def _is_read_only(error: ResponseError) -> bool:
 
 def ours(error: Exception) -> QuotaError:
     """Return our error for one of redis-py or of the socket."""
-    if isinstance(error, ClusterCrossSlotError):
+    if isinstance(error, ClusterCrossSlotError) or "CROSSSLOT" in str(error):  # by its name before redis-py 6
         return ConfigurationError(
             "This plan counts several subjects, which lie in several slots of a Redis Cluster; one script cannot.",
             "Limits of one subject, or a Redis without Cluster (with Sentinel, if need be), would do.",
