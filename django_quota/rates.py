@@ -57,6 +57,9 @@ _SYMBOLS = {
     "month": "month",
     "year": "year",
 }
+LONGEST_UNIT = 12
+"""Characters of a wrong unit that are looked at for what was meant."""
+
 _HINT = "Write a count, a slash and a window, such as '10/m', '5/30s' or '1000 per day'."
 _COUNT = re.compile(r"[0-9]+")
 _SEPARATOR = re.compile(r" */ *| +per +")
@@ -143,7 +146,7 @@ def _nearest_unit(word: str) -> str:
     # Never a single letter: "10/mo" is not to be talked into ten a minute.
     names = [name for name in _SPELLINGS if len(name) > 1]
     begun = [name for name in UNITS if len(word) > 1 and name.startswith(word)]
-    near = begun or difflib.get_close_matches(word, names, n=1)
+    near = begun or difflib.get_close_matches(word[:LONGEST_UNIT], names, n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
