@@ -152,7 +152,7 @@ def _check_template() -> Iterator[CheckMessage]:
         get_template(name)
     except ConfigurationError:
         return  # said by _check_values
-    except (TemplateDoesNotExist, OSError):
+    except (TemplateDoesNotExist, OSError, ValueError):  # the last two where the name is no file's
         yield CheckWarning(
             f"The template {name!r} of the page for refused visitors is not found: they get plain text.",
             hint='Add the template, or "django_quota" to INSTALLED_APPS with APP_DIRS on, which brings a 429.html.',

@@ -112,7 +112,7 @@ class QuotaSettings:
     def template(self) -> str:
         """`TEMPLATE`: the template of the page for people who are refused."""
         template = self._get("TEMPLATE", str, "429.html", "'429.html'")
-        if not template.strip():
+        if not template.strip() or not template.isprintable():
             raise ConfigurationError(f'QUOTA["TEMPLATE"] is {template!r}.', "'429.html' would do.")
         return template
 
