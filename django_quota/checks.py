@@ -5,7 +5,7 @@ Each finding has an id of its own. The checks call the same properties and parse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from django.apps import AppConfig
@@ -29,21 +29,6 @@ from django_quota.exceptions import (
 from django_quota.rules import Rule, path_of
 from django_quota.stores.connections import alias_problem
 from django_quota.subjects import compile_key
-
-_PROPERTIES: dict[str, Callable[[], object]] = {
-    "CACHE": lambda: conf.cache,
-    "DIGEST_KEY": lambda: conf.digest_key,
-    "ENABLED": lambda: conf.enabled,
-    "HEADERS": lambda: conf.headers,
-    "IPV6_PREFIX": lambda: conf.ipv6_prefix,
-    "LEGACY_HEADERS": lambda: conf.legacy_headers,
-    "ON_UNAVAILABLE": lambda: conf.on_unavailable,
-    "PREFIX": lambda: conf.prefix,
-    "RULES": lambda: conf.rules,
-    "STORE": lambda: conf.store,
-    "TEMPLATE": lambda: conf.template,
-    "TRUSTED_PROXIES": lambda: conf.trusted_proxies,
-}
 
 
 @register("django_quota")
@@ -74,9 +59,9 @@ def _check_names(given: Mapping[str, object]) -> Iterator[CheckMessage]:
 
 
 def _check_values() -> Iterator[CheckMessage]:
-    for read in _PROPERTIES.values():
+    for name in KNOWN_SETTINGS:
         try:
-            read()
+            getattr(conf, name.lower())
         except ConfigurationError as error:
             yield Error(error.problem, hint=error.hint or None, id="django_quota.E002")
 

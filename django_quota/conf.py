@@ -1,8 +1,8 @@
 """The settings: typed, live properties over `settings.QUOTA`. It must not know requests or stores.
 
-Nothing is bound at import: `override_settings(QUOTA=...)` holds from the next line on, and so does a change of the dict
-in place. A property reads one setting and raises `ConfigurationError` where its value is of no use; the system checks
-call the same properties at start.
+Nothing is bound at import: `override_settings(QUOTA=...)` holds from the next line on, and so does a setting or a rule
+that is changed in place (a list of proxies is not looked into again). A property reads one setting and raises
+`ConfigurationError` where its value is of no use; the system checks read the same properties at start.
 """
 
 from __future__ import annotations
@@ -144,13 +144,13 @@ KNOWN_SETTINGS = (
     "CACHE", "DIGEST_KEY", "ENABLED", "HEADERS", "IPV6_PREFIX", "LEGACY_HEADERS", "ON_UNAVAILABLE", "PREFIX", "RULES",
     "STORE", "TEMPLATE", "TRUSTED_PROXIES",
 )  # fmt: skip
-"""The names that `settings.QUOTA` may have."""
+"""The names that `settings.QUOTA` may have; in lower case, the properties that read them."""
 
 
 class _Current:
     """The settings as they stand, read anew whenever `settings.QUOTA` differs from what was read.
 
-    What is put into the dict in place is seen too.
+    What is put into the dict in place is seen too; what is changed inside a value only where it is a rule.
     """
 
     def __init__(self) -> None:

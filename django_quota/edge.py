@@ -1,6 +1,6 @@
 """What every Django edge does around a view: put the Decision on the request, answer a refusal, write the headers.
 
-Decorators and middleware call these three; none of them decides or renders by itself.
+Decorators and middleware call these functions; none of them decides or renders by itself.
 """
 
 from __future__ import annotations

@@ -132,9 +132,9 @@ def message(decision: Decision) -> str:
     """Say to whoever is refused what the limit is and when to try again; no names of rules, views or subjects."""
     if decision.binding is None:
         return _("This cannot be served right now. Please try again shortly.")
-    limit = _("The limit is %(rate)s.") % {"rate": decision.binding.rate.in_words()}
     if decision.limit == 0:
         return _("This is closed at the moment.")
+    limit = _("The limit is %(rate)s.") % {"rate": decision.binding.rate.in_words()}
     if decision.retry_after is None:
         return limit + " " + _("This request is larger than that, so trying again will not help.")
     seconds = max(1, math.ceil(decision.retry_after))

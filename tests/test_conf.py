@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from functools import cached_property
 from ipaddress import ip_network
 from types import MappingProxyType
 from typing import Any
@@ -14,8 +15,7 @@ from hypothesis import strategies as st
 
 from django_quota import RateError, Rule, check
 from django_quota.addresses import client_ip
-from django_quota.checks import _PROPERTIES
-from django_quota.conf import KNOWN_SETTINGS, conf, rule_of
+from django_quota.conf import KNOWN_SETTINGS, QuotaSettings, conf, rule_of
 from django_quota.exceptions import ConfigurationError, QuotaError, RuleError
 
 PEER = "192.0.2.1"
@@ -40,9 +40,12 @@ def address(peer: str | None = PEER, forwarded: str | None = None) -> str:
 class TestSettings:
     def test_every_setting_has_a_default_that_is_fine(self, settings: Any) -> None:
         for settings.QUOTA in ({}, None):
-            for read in _PROPERTIES.values():
-                read()
-        assert set(_PROPERTIES) == set(KNOWN_SETTINGS)
+            for name in KNOWN_SETTINGS:
+                getattr(conf, name.lower())
+        properties = {
+            name for name, value in vars(QuotaSettings).items() if isinstance(value, (property, cached_property))
+        }
+        assert {name.upper() for name in properties if not name.startswith("_")} == set(KNOWN_SETTINGS)
 
     def test_an_override_holds_at_once_and_ends_with_its_block(self) -> None:
         with override_settings(QUOTA={"PREFIX": "other"}):
@@ -81,7 +84,7 @@ class TestSettings:
     ) -> None:
         settings.QUOTA = {name: value}
         with pytest.raises(ConfigurationError, match=text) as caught:
-            _PROPERTIES[name]()
+            getattr(conf, name.lower())
         assert f'QUOTA["{name}"]' in str(caught.value)
 
     @given(
@@ -92,7 +95,7 @@ class TestSettings:
     def test_any_value_is_fine_or_a_configuration_error(self, name: str, value: object) -> None:
         with override_settings(QUOTA={name: value}):
             try:
-                _PROPERTIES[name]()
+                getattr(conf, name.lower())
             except ConfigurationError as error:
                 text = str(error)
             else:

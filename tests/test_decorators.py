@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Callable
-from inspect import isawaitable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
-from django.test import RequestFactory, override_settings
+from django.http import HttpRequest, HttpResponse
+from django.test import override_settings
 from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_quota import RateError, check, quota
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.stores.memory import MemoryStore
+from tests.calls import get, run
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
 Make = Callable[[Any], Any]
-
-
-def get(method: str = "get", **meta: Any) -> Any:
-    return getattr(RequestFactory(), method)("/", **{"REMOTE_ADDR": "192.0.2.1", **meta})
-
-
-def run(view: Callable[..., Any], request: Any = None) -> HttpResponseBase:
-    """Call a view, sync or async."""
-
-    async def wait() -> HttpResponseBase:
-        answer = view(get() if request is None else request)
-        return await answer if isawaitable(answer) else answer  # type: ignore[no-any-return]
-
-    return asyncio.run(wait())
 
 
 def statuses(view: Callable[..., Any], times: int = 3) -> list[int]:

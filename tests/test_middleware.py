@@ -5,31 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from inspect import isawaitable
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
-from django.test import AsyncClient, Client, RequestFactory, override_settings
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client, override_settings
 
 from django_quota import Decision, QuotaExceeded, acheck, check, quota
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.middleware import QuotaMiddleware
+from tests.calls import get, run
 
 MEMORY = {"STORE": "memory"}
-
-
-def get(method: str = "get", **meta: Any) -> Any:
-    return getattr(RequestFactory(), method)("/", **{"REMOTE_ADDR": "192.0.2.1", **meta})
-
-
-def run(view: Callable[..., Any], request: Any = None) -> HttpResponseBase:
-    async def wait() -> HttpResponseBase:
-        answer = view(get() if request is None else request)
-        return await answer if isawaitable(answer) else answer  # type: ignore[no-any-return]
-
-    return asyncio.run(wait())
 
 
 def fetch(kind: str, path: str, times: int = 1, **headers: str) -> list[Any]:

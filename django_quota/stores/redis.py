@@ -19,7 +19,7 @@ from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavail
 from django_quota.scripts import DECIDE, decide_arguments
 from django_quota.stores.connections import AsyncClient, AsyncClients, SyncConnections
 
-# redis-py 5.0 to 5.2 want the name of the command that the connection is for; later ones warn when they get it.
+# redis-py up to 5.2 wants the name of the command that the connection is for; later ones warn when they get it.
 _WANTS_COMMAND = inspect.signature(aioredis.ConnectionPool.get_connection).parameters["command_name"].default is (
     inspect.Parameter.empty
 )
