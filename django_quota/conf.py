@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, cast, get_args
 
 from django.conf import settings
 
+from django_quota.algorithms.calendar import is_zone
 from django_quota.exceptions import ConfigurationError, RateError, RuleError, did_you_mean
 from django_quota.rules import OnUnavailable, Rule, path_of
 
@@ -98,6 +99,14 @@ class QuotaSettings:
             raise ConfigurationError(f'QUOTA["ON_UNAVAILABLE"] is {value!r}.', "'allow', 'deny' or 'local' would do.")
         return cast("OnUnavailable", value)
 
+    @property
+    def time_zone(self) -> str:
+        """`TIME_ZONE`: the IANA time zone whose midnights part the days of counters; Django's where not set."""
+        name = self._get("TIME_ZONE", str, "", "'Europe/Berlin'") or settings.TIME_ZONE
+        if not is_zone(name):
+            raise ConfigurationError(f'QUOTA["TIME_ZONE"] is {name!r}.', "A zone as 'UTC' or 'Europe/Berlin' would do.")
+        return name
+
     @cached_property
     def headers(self) -> bool:
         """`HEADERS`: whether replies carry RateLimit-Policy and RateLimit."""
@@ -142,7 +151,7 @@ class QuotaSettings:
 
 KNOWN_SETTINGS = (
     "CACHE", "DIGEST_KEY", "ENABLED", "HEADERS", "IPV6_PREFIX", "LEGACY_HEADERS", "ON_UNAVAILABLE", "PREFIX", "RULES",
-    "STORE", "TEMPLATE", "TRUSTED_PROXIES",
+    "STORE", "TEMPLATE", "TIME_ZONE", "TRUSTED_PROXIES",
 )  # fmt: skip
 """The names that `settings.QUOTA` may have; in lower case, the properties that read them."""
 

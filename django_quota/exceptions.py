@@ -76,6 +76,40 @@ class StoreUnavailable(QuotaError):  # noqa: N818 — a public name of the desig
         return type(self), (self.reason,)
 
 
+class CounterError(QuotaError):
+    """A counter cannot do what was asked: past 64 bits, or its key holds something that is no counter.
+
+    Nothing was changed. `counter` and `subject` say which, `problem` what is wrong.
+    """
+
+    def __init__(self, counter: str, subject: str, problem: str) -> None:
+        self.counter = counter
+        self.subject = subject
+        self.problem = problem
+        super().__init__(f"Counter {counter!r} of {subject}: {problem}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.counter, self.subject, self.problem)
+
+
+class LeaseLost(QuotaError):  # noqa: N818 — a public name of the design
+    """A lease ended before it was released or renewed: somebody else may hold the slot by now.
+
+    `slot` and `subject` say which.
+    """
+
+    def __init__(self, slot: str, subject: str) -> None:
+        self.slot = slot
+        self.subject = subject
+        super().__init__(
+            f"The lease of slot {slot!r} for {subject} was lost: it ended, or was taken away, before it was released. "
+            "A longer lease=, or renew=True, would keep it."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.slot, self.subject)
+
+
 class QuotaExceeded(QuotaError):  # noqa: N818 — a public name of the design
     """A limit was reached. Raised inside a view it becomes the 429 that the decorators send.
 

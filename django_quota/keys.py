@@ -22,6 +22,22 @@ MAX_PART = 200
 _SAFE = ":/@+=,.-_"
 _DIGESTED = "~"  # `quote` leaves it alone, so it is escaped by hand: no other part begins with it
 
+KINDS = {
+    "r": "the state of a limit: r:<rule>:<window>",
+    "s": "how the subject stands: overrides, bans, what was told last; a hash",
+    "b": "refusals on the way to a ban: b:<rule>; a sorted set",
+    "h": "holds that are not settled: h:<rule>; a sorted set",
+    "day": "checks of a day, by rule: day:<date>; a hash",
+    "c": "a counter: c:<name>; its days: c:<name>:<month>, a hash",
+    "u": "different values: u:<name>, and of a day u:<name>:<date>; a HyperLogLog",
+    "l": "leases: l:<name>; a sorted set",
+    "q": "who waits for a lease, in order: q:<name>; a list",
+    "a": "who of them is alive: a:<name>; a sorted set",
+    "w": "the bell of one who waits: w:<name>:<token>; a list",
+    "once": "a value was seen: once:<name>; a string",
+}
+"""What a key of a subject holds, by the first part behind it."""
+
 
 class Key(NamedTuple):
     """A key taken apart; `subject` is None where its digest stands for it."""
@@ -45,9 +61,19 @@ def _escape(part: str) -> str:
 _cached_escape = lru_cache(maxsize=8192)(_escape)
 
 
+def field(name: str) -> str:
+    """Return the name of a rule or a counter as a part of a key or the name of a hash's field: without colons."""
+    return escape(name).replace(":", "%3A")
+
+
+def named(part: str) -> str | None:
+    """Return the name that `field` made this of; None where a digest stands for it."""
+    return None if part.startswith(_DIGESTED) else unquote(part, errors="surrogatepass")
+
+
 @lru_cache(maxsize=4096)
 def _state_suffix(limit: Limit) -> str:
-    return f"}}:r:{escape(limit.rule).replace(':', '%3A')}:{limit.state_id}"
+    return f"}}:r:{field(limit.rule)}:{limit.state_id}"
 
 
 def subject_base(prefix: str, subject: str) -> str:
@@ -60,13 +86,22 @@ def state_key(base: str, limit: Limit) -> str:
     return base + _state_suffix(limit)
 
 
+def key_of(base: str, kind: str, *parts: str) -> str:
+    """Return another key of a subject, such as `...:day:2026-11-21`; `base` is its `subject_base`, `kind` a `KINDS`."""
+    return f"{base}}}:{':'.join((kind, *map(field, parts)))}"
+
+
+def system_key(prefix: str, what: str) -> str:
+    """Return a key that belongs to no subject: all of them lie in one slot, under a name that no subject can have."""
+    return f"{prefix}:{VERSION}:{{!}}:{what}"
+
+
 def read(prefix: str, key: str) -> Key | None:
     """Take one of our keys apart; None where it is not ours."""
     match = re.fullmatch(rf"{re.escape(prefix)}:{VERSION}:\{{([^{{}}]*)\}}:(.+)", key)
     if match is None:
         return None
-    subject = match[1]
-    return Key(None if subject.startswith(_DIGESTED) else unquote(subject, errors="surrogatepass"), match[2])
+    return Key(named(match[1]), match[2])
 
 
 def pattern(prefix: str) -> str:

@@ -14,11 +14,12 @@ from typing import Any
 from django.core.signals import setting_changed
 from django.http import HttpRequest
 
-from django_quota.algorithms import Mode
 from django_quota.clock import frozen_now
 from django_quota.conf import QuotaSettings, conf, current, rule_of
 from django_quota.decisions import Decision
 from django_quota.exceptions import RateError, RuleError, StoreUnavailable
+from django_quota.operations.decide import Decide, Mode
+from django_quota.operations.forget import Forget
 from django_quota.plans import Plan
 from django_quota.rules import Rule, check_cost, path_of
 from django_quota.stores.base import Store
@@ -56,7 +57,7 @@ class Limiter:
         guess = self._guess(plan, now)
         try:
             for _ in range(MAX_GUESSES):
-                reply = self.store.decide(plan.steps(guess), mode, now)
+                reply = self.store.run(Decide(plan.steps(guess), mode), now)
                 decision = plan.read(reply)
                 if decision is not None:
                     return self._answered(decision, mode)
@@ -73,7 +74,7 @@ class Limiter:
         guess = self._guess(plan, now)
         try:
             for _ in range(MAX_GUESSES):
-                reply = await self.store.adecide(plan.steps(guess), mode, now)
+                reply = await self.store.arun(Decide(plan.steps(guess), mode), now)
                 decision = plan.read(reply)
                 if decision is not None:
                     return self._answered(decision, mode)
@@ -122,7 +123,7 @@ class Limiter:
         """Decide in this process's memory."""
         now = frozen_now()
         moment = MemoryStore.now() if now is None else now
-        decision = plan.read(self.local.decide(plan.steps(moment), mode, moment), degraded=True)
+        decision = plan.read(self.local.run(Decide(plan.steps(moment), mode), moment), degraded=True)
         return plan.unlimited(degraded=True) if decision is None else decision
 
 
@@ -297,13 +298,13 @@ def reset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: object) ->
     Raises `StoreUnavailable` where the store does not answer.
     """
     plan = answer(_plan(rule_or_rate, subject, 0, rule_options))
-    return bool(plan) and get_limiter().store.delete(plan.keys) > 0
+    return bool(plan) and get_limiter().store.run(Forget(plan.keys)) > 0
 
 
 async def areset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: object) -> bool:
     """Forget all that a rule has counted for a subject; see `reset`."""
     plan = await aanswer(_plan(rule_or_rate, subject, 0, rule_options))
-    return bool(plan) and await get_limiter().store.adelete(plan.keys) > 0
+    return bool(plan) and await get_limiter().store.arun(Forget(plan.keys)) > 0
 
 
 def _decide(plan: Plan, mode: Mode) -> Decision:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from django_quota.algorithms import STALE, Step
+from django_quota.algorithms import Step
 from django_quota.decisions import Decision, outcomes_of
 from django_quota.keys import state_key, subject_base
+from django_quota.operations.decide import STALE
 from django_quota.rules import Rule, shared_count
 
 

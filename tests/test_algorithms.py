@@ -63,7 +63,7 @@ def test_a_refund_of_more_than_was_used_mints_nothing(algorithm: str) -> None:
 def test_a_cost_of_nothing_spends_nothing(algorithm: str) -> None:
     limit = Spec("3/m", algorithm)
     assert limit.run(cost=0).ok
-    assert limit.states == {}
+    assert limit.states.kept == {}
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -134,7 +134,7 @@ def test_a_sliding_window_keeps_at_most_one_entry_more_than_its_precision(count:
     for _ in range(1_000):
         limit.now += MINUTE // 333
         limit.run(cost=max(1, count // 500))
-    (state,) = limit.states.values()
+    ((state, _),) = limit.states.kept.values()
     assert len(state) <= 101
 
 
@@ -143,15 +143,15 @@ def test_a_counted_refusal_never_makes_a_sliding_window_grow() -> None:
     for _ in range(5_000):
         limit.now += MINUTE // 1_000
         limit.run()
-    (state,) = limit.states.values()
+    ((state, _),) = limit.states.kept.values()
     assert len(state) <= 101
 
 
 def test_running_totals_may_wrap_around() -> None:
     limit = Spec("10/m")
     limit.run()
-    ((key, _),) = limit.states.items()
-    limit.states[key] = (Entry(WRAP - 2, 1, START + MINUTE),)
+    ((key, (_, expiry)),) = limit.states.kept.items()
+    limit.states.put(key, (Entry(WRAP - 2, 1, START + MINUTE),), expiry)
     limit.now += 1
     assert [limit.run().remaining for _ in range(4)] == [8, 7, 6, 5]
     assert limit.run("peek", cost=6).wait == MINUTE - 1

@@ -79,13 +79,13 @@ WAYS: dict[str, Callable[[type[View], Any], Callable[..., Any]]] = {
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many limits each call to the store decided."""
     counted: list[int] = []
-    decide = MemoryStore.decide
+    run = MemoryStore.run
 
-    def spy(self: MemoryStore, steps: Any, mode: Any, now: Any) -> list[int]:
-        counted.append(len(steps))
-        return decide(self, steps, mode, now)
+    def spy(self: MemoryStore, operation: Any, now: Any) -> Any:
+        counted.append(len(operation.steps))
+        return run(self, operation, now)
 
-    monkeypatch.setattr(MemoryStore, "decide", spy)
+    monkeypatch.setattr(MemoryStore, "run", spy)
     return counted
 
 

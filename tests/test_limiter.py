@@ -131,13 +131,13 @@ def test_a_calendar_limit_is_asked_again_where_our_clock_is_off(monkeypatch: pyt
     monkeypatch.setattr("django_quota.limiter.time.time_ns", lambda: yesterday * 1_000)
     limiter = get_limiter()
     asked = []
-    decide = limiter.store.decide
+    run = limiter.store.run
 
-    def counted(*arguments: Any) -> list[int]:
+    def counted(*arguments: Any) -> Any:
         asked.append(1)
-        return decide(*arguments)
+        return run(*arguments)
 
-    monkeypatch.setattr(limiter.store, "decide", counted)
+    monkeypatch.setattr(limiter.store, "run", counted)
     assert bools([check("2/d", SUBJECT, algorithm="calendar") for _ in range(3)]) == [True, True, False]
     assert len(asked) == 4  # the first was asked twice, and taught us how far off we are
 
@@ -271,7 +271,7 @@ def test_a_store_whose_clock_never_fits_is_given_up_and_not_asked_for_ever(
         asked.append(1)
         return [START, -1]
 
-    monkeypatch.setattr(get_limiter().store, "decide", stale)
+    monkeypatch.setattr(get_limiter().store, "run", stale)
     assert check("1/s", SUBJECT, algorithm="calendar").degraded
     assert len(asked) == 5
 

@@ -5,22 +5,22 @@ After every step the laws hold: every key has a TTL, and a refused or peeked ope
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import redis
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from django_quota.algorithms import ALLOWED, Mode, decide
 from django_quota.clock import SECOND
+from django_quota.operations.base import DictStates
+from django_quota.operations.decide import ALLOWED, Decide, Mode
+from django_quota.operations.forget import Forget
 from django_quota.plans import Plan
 from django_quota.rules import Rule
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis import RedisStore
 from django_quota.testing import RedisServer
-from tests.steps import START, answers
+from tests.steps import START, answers, decided
 
 RULES = [
     Rule.make("exact", "5/m"),
@@ -55,7 +55,7 @@ class Twins(RuleBasedStateMachine):
     def begin(self, phase: int) -> None:
         self.raw.flushall()
         self.memory = MemoryStore(shards=3, sweep_every=3_600)
-        self.states: dict[str, Any] = {}
+        self.states = DictStates()
         self.now = START + phase
 
     def teardown(self) -> None:
@@ -91,9 +91,9 @@ class Twins(RuleBasedStateMachine):
             plan.add(its_rule, subject, cost)
         steps = plan.steps(self.now - (0 if stale else 3 * 86_400 * SECOND))
         before = self.dump()
-        reply = self.store.decide(steps, mode, self.now)
-        assert reply == decide(self.states, steps, mode, self.now)
-        assert reply == self.memory.decide(steps, mode, self.now)
+        reply = decided(self.store, steps, mode, self.now)
+        assert reply == Decide(steps, mode).run(self.states, self.now)
+        assert reply == decided(self.memory, steps, mode, self.now)
         self.every_key_has_a_ttl()
         for step, answer in zip(steps, answers(reply), strict=False):
             assert not answer.ok or answer.wait == 0 or step.limit.algorithm.name == "leaky_bucket"
@@ -109,10 +109,10 @@ class Twins(RuleBasedStateMachine):
         plan = Plan("quota")
         plan.add(its_rule, subject, 0)
         there = self.raw.exists(*plan.keys)
-        assert self.store.delete(plan.keys) == there
-        self.memory.delete(plan.keys)
+        assert self.store.run(Forget(plan.keys)) == there
+        self.memory.run(Forget(plan.keys))
         for key in plan.keys:
-            self.states.pop(key, None)
+            self.states.drop(key)
 
     def dump(self) -> dict[bytes, bytes | None]:
         return {key: self.raw.dump(key) for key in self.raw.scan_iter()}

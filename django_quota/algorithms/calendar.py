@@ -78,6 +78,15 @@ def _zone(name: str | None) -> ZoneInfo:
         raise RuleError(f"tz={name!r} is no time zone known here; 'UTC' or 'Europe/Berlin' would do.") from None
 
 
+def is_zone(name: str) -> bool:
+    """Say whether a time zone of this name is known here."""
+    try:
+        _zone(name)
+    except RuleError:
+        return False
+    return True
+
+
 def edges(unit: str, multiple: int, tz: str | None, now: int) -> tuple[int, int, int]:
     """Return where the period around `now` begins, where it ends, and where the next one ends (microseconds)."""
     zone = _zone(tz)

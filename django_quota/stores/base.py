@@ -1,11 +1,10 @@
-"""What a store is: it keeps states and decides plans over them. It must not know rules, requests or Decisions."""
+"""What a store is: it keeps states and runs operations over them. It must not know rules, requests or Decisions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from django_quota.algorithms import Mode, Step
+from django_quota.operations.base import Operation
 
 
 class Store(Protocol):
@@ -14,20 +13,12 @@ class Store(Protocol):
     Each raises `StoreUnavailable` where the store does not answer, and `ConfigurationError` where it is set up wrong.
     """
 
-    def decide(self, steps: Sequence[Step], mode: Mode, now: int | None) -> list[int]:
-        """Decide a plan as `algorithms.decide` does, at once; `now` None is the store's own clock (microseconds)."""
+    def run(self, operation: Operation, now: int | None = None) -> Any:
+        """Do an operation, undivided, and return its reply; `now` None is the store's own clock (microseconds)."""
         ...
 
-    async def adecide(self, steps: Sequence[Step], mode: Mode, now: int | None) -> list[int]:
-        """Decide a plan; see `decide`."""
-        ...
-
-    def delete(self, keys: Sequence[str]) -> int:
-        """Drop the states under these keys; return how many there were."""
-        ...
-
-    async def adelete(self, keys: Sequence[str]) -> int:
-        """Drop states; see `delete`."""
+    async def arun(self, operation: Operation, now: int | None = None) -> Any:
+        """Do an operation; see `run`."""
         ...
 
     def close(self) -> None:

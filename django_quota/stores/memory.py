@@ -1,4 +1,4 @@
-"""The memory store: one process, no Redis. Runs the executable specification in shards with a lock each.
+"""The memory store: one process, no Redis. Runs the executable specifications in shards with a lock each.
 
 It serves tests, single processes, and the fallback while Redis is away. A sweeper thread goes from shard to shard and
 drops what has expired, so that memory follows the subjects that are active; it holds one shard's lock at a time, and
@@ -12,59 +12,51 @@ import threading
 import time
 import weakref
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from django_quota.algorithms import Algorithm, Mode, Step, decide
+from django_quota.operations.base import DictStates, Operation
 
 SHARDS = 16
 SWEEP_EVERY = 5.0
 """Seconds between two rounds of the sweeper."""
 
 
-class _Shard:
-    """A part of all keys: states, the moment each expires, and the lock that guards both."""
+class _Shard(DictStates):
+    """A part of all keys, and the lock that guards them."""
 
-    __slots__ = ("algorithms", "lock", "states")
+    __slots__ = ("lock",)
 
     def __init__(self) -> None:
+        super().__init__()
         self.lock = threading.Lock()
-        self.states: dict[str, Any] = {}
-        self.algorithms: dict[str, Algorithm[Any]] = {}
 
     def sweep(self, now: int) -> int:
         """Drop what has expired by `now` (microseconds); return how many keys that were."""
         with self.lock:
-            expired = [key for key, state in self.states.items() if self.algorithms[key].expiry(state) <= now]
+            expired = [key for key, (_, expiry) in self.kept.items() if expiry <= now]
             for key in expired:
-                del self.states[key], self.algorithms[key]
+                del self.kept[key]
         return len(expired)
 
 
 class _Joined:
-    """The states of a plan, which may lie in several shards, as the one mapping that `decide` works on."""
+    """The states of an operation, whose keys may lie in several shards."""
 
     __slots__ = ("_shards",)
 
-    def __init__(self, shards: dict[str, tuple[_Shard, Algorithm[Any]]]) -> None:
+    def __init__(self, shards: dict[str, _Shard]) -> None:
         self._shards = shards
 
-    def get(self, key: str) -> Any:
-        return self._shards[key][0].states.get(key)
+    def get(self, key: str, now: int | None = None) -> Any:
+        return self._shards[key].get(key, now)
 
-    def __getitem__(self, key: str) -> Any:
-        return self._shards[key][0].states[key]
+    def put(self, key: str, value: Any, expiry: int) -> None:
+        self._shards[key].put(key, value, expiry)
 
-    def __setitem__(self, key: str, state: Any) -> None:
-        shard, algorithm = self._shards[key]
-        shard.states[key] = state
-        shard.algorithms[key] = algorithm
-
-    def pop(self, key: str, default: None) -> None:
-        shard = self._shards[key][0]
-        shard.states.pop(key, default)
-        shard.algorithms.pop(key, default)
+    def drop(self, key: str) -> bool:
+        return self._shards[key].drop(key)
 
 
 class MemoryStore:
@@ -78,30 +70,16 @@ class MemoryStore:
         self._stop = threading.Event()
         _stores.add(self)
 
-    def decide(self, steps: Sequence[Step], mode: Mode, now: int | None) -> list[int]:
-        """Decide a plan; see `Store.decide`."""
-        placed = {step.key: (self._shard(step.key), step.limit.algorithm) for step in steps}
+    def run(self, operation: Operation, now: int | None = None) -> Any:
+        """Do an operation; see `Store.run`."""
+        placed = {key: self._shard(key) for key in operation.keys}
         self._ensure_sweeper()
-        with _locked([shard for shard, _ in placed.values()]):
-            return decide(_Joined(placed), steps, mode, self.now() if now is None else now)
+        with _locked(list(placed.values())):
+            return operation.run(_Joined(placed), self.now() if now is None else now)
 
-    async def adecide(self, steps: Sequence[Step], mode: Mode, now: int | None) -> list[int]:
-        """Decide a plan; it takes microseconds, so that it does not leave the event loop."""
-        return self.decide(steps, mode, now)
-
-    def delete(self, keys: Sequence[str]) -> int:
-        """Drop states; see `Store.delete`."""
-        dropped = 0
-        for key in keys:
-            shard = self._shard(key)
-            with shard.lock:
-                dropped += shard.states.pop(key, None) is not None
-                shard.algorithms.pop(key, None)
-        return dropped
-
-    async def adelete(self, keys: Sequence[str]) -> int:
-        """Drop states; see `Store.delete`."""
-        return self.delete(keys)
+    async def arun(self, operation: Operation, now: int | None = None) -> Any:
+        """Do an operation; it takes microseconds, so that it does not leave the event loop."""
+        return self.run(operation, now)
 
     def sweep(self, now: int | None = None) -> int:
         """Drop all that has expired by `now` (microseconds; None: the clock's); return how many keys that were."""
@@ -117,7 +95,7 @@ class MemoryStore:
             sweeper.join()
 
     def __len__(self) -> int:
-        return sum(len(shard.states) for shard in self._shards)
+        return sum(len(shard.kept) for shard in self._shards)
 
     @staticmethod
     def now() -> int:

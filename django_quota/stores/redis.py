@@ -1,4 +1,4 @@
-"""The Redis store: a plan is one EVALSHA. The one place where redis-py's errors are caught and turned into ours.
+"""The Redis store: an operation is one EVALSHA. The one place where redis-py's errors are caught and turned into ours.
 
 It talks over connections itself rather than through `execute_command`: that one repeats a command whose reply got lost,
 and a hit must not count twice.
@@ -7,17 +7,17 @@ and a hit must not count twice.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import redis.asyncio as aioredis
-from redis import RedisError
+from redis import Redis, RedisError
 from redis.exceptions import ClusterCrossSlotError, NoScriptError, ReadOnlyError, ResponseError
 
-from django_quota.algorithms import Mode, Step
 from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
-from django_quota.scripts import DECIDE, decide_arguments
-from django_quota.stores.connections import AsyncClient, AsyncClients, SyncConnections
+from django_quota.operations.base import Operation
+from django_quota.stores.connections import AsyncClient, AsyncClients, SyncConnections, sync_client
 
 # redis-py up to 5.2 wants the name of the command that the connection is for; later ones warn when they get it.
 _WANTS_COMMAND = inspect.signature(aioredis.ConnectionPool.get_connection).parameters["command_name"].default is (
@@ -36,24 +36,23 @@ class RedisStore:
 
     # --- sync ---------------------------------------------------------------------------------------------------------
 
-    def decide(self, steps: Sequence[Step], mode: Mode, now: int | None) -> list[int]:
-        """Decide a plan; see `Store.decide`."""
-        command = ("EVALSHA", *decide_arguments(steps, mode, now))
+    def run(self, operation: Operation, now: int | None = None) -> Any:
+        """Do an operation; see `Store.run`."""
+        command = _command(operation, now)
         try:
             try:
-                return cast("list[int]", self._exchange(command))
+                return self._exchange(command)
             except NoScriptError:
-                self._exchange(("SCRIPT", "LOAD", DECIDE.text))
-                return cast("list[int]", self._exchange(command))
+                self._exchange(("SCRIPT", "LOAD", operation.script.text))
+                return self._exchange(command)
         except (RedisError, OSError) as error:
             raise ours(error) from error
 
-    def delete(self, keys: Sequence[str]) -> int:
-        """Drop states; see `Store.delete`."""
-        try:
-            return int(self._exchange(("DEL", *keys)))
-        except (RedisError, OSError) as error:
-            raise ours(error) from error
+    @contextmanager
+    def commands(self) -> Iterator[Redis]:
+        """Lend the alias' client for plain commands; its errors leave the block as ours."""
+        with commands(self.alias) as client:
+            yield client
 
     def _exchange(self, command: Sequence[str | int]) -> Any:
         """Send one command and read its reply: one round trip, never repeated."""
@@ -75,30 +74,39 @@ class RedisStore:
 
     # --- async --------------------------------------------------------------------------------------------------------
 
-    async def adecide(self, steps: Sequence[Step], mode: Mode, now: int | None) -> list[int]:
-        """Decide a plan; see `Store.decide`."""
-        command = ("EVALSHA", *decide_arguments(steps, mode, now))
+    async def arun(self, operation: Operation, now: int | None = None) -> Any:
+        """Do an operation; see `Store.run`."""
+        command = _command(operation, now)
         client = await self._async_clients.get()
         try:
             try:
-                return cast("list[int]", await _aexchange(client, command))
+                return await _aexchange(client, command)
             except NoScriptError:
-                await _aexchange(client, ("SCRIPT", "LOAD", DECIDE.text))
-                return cast("list[int]", await _aexchange(client, command))
-        except (RedisError, OSError) as error:
-            raise ours(error) from error
-
-    async def adelete(self, keys: Sequence[str]) -> int:
-        """Drop states; see `Store.delete`."""
-        client = await self._async_clients.get()
-        try:
-            return int(await _aexchange(client, ("DEL", *keys)))
+                await _aexchange(client, ("SCRIPT", "LOAD", operation.script.text))
+                return await _aexchange(client, command)
         except (RedisError, OSError) as error:
             raise ours(error) from error
 
     def close(self) -> None:
         """Close idle connections; an event loop closes its own client."""
         self._connections.close()
+
+
+def _command(operation: Operation, now: int | None) -> list[str | int]:
+    keys = operation.keys
+    return [
+        "EVALSHA", operation.script.sha, len(keys), *keys, "" if now is None else now, *operation.arguments()
+    ]  # fmt: skip
+
+
+@contextmanager
+def commands(alias: str) -> Iterator[Redis]:
+    """Lend the client of a cache alias for plain commands; its errors leave the block as ours."""
+    client = sync_client(alias)
+    try:
+        yield client
+    except (RedisError, OSError) as error:
+        raise ours(error) from error
 
 
 async def _aexchange(client: AsyncClient, command: Sequence[str | int]) -> Any:

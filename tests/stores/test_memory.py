@@ -12,15 +12,16 @@ import pytest
 
 from django_quota.algorithms import Step
 from django_quota.clock import SECOND
+from django_quota.operations.forget import Forget
 from django_quota.rules import Rule
 from django_quota.stores.memory import MemoryStore
-from tests.steps import START, answers, steps_of
+from tests.steps import START, adecided, answers, decided, steps_of
 
 RULE = Rule.make("rule", "50/m")
 
 
 def hit(store: MemoryStore, steps: list[Step], now: int = START) -> bool:
-    return answers(store.decide(steps, "check", now))[0].ok
+    return answers(decided(store, steps, "check", now))[0].ok
 
 
 def test_racing_threads_are_admitted_exactly_up_to_the_limit() -> None:
@@ -39,7 +40,7 @@ def test_plans_over_several_shards_race_without_a_deadlock_and_all_or_nothing() 
     with ThreadPoolExecutor(8) as threads:
         admitted = sum(threads.map(lambda n: hit(store, other if n % 2 else one), range(400)))
     assert admitted == 50
-    assert [answers(store.decide([step], "peek", START))[0].remaining for step in one] == [0, 0]
+    assert [answers(decided(store, [step], "peek", START))[0].remaining for step in one] == [0, 0]
     store.close()
 
 
@@ -107,17 +108,17 @@ def test_a_forked_worker_starts_a_sweeper_of_its_own() -> None:
 def test_the_async_verbs_answer_alike() -> None:
     store = MemoryStore()
     steps = steps_of(RULE)
-    reply = asyncio.run(store.adecide(steps, "check", START))
+    reply = asyncio.run(adecided(store, steps, "check", START))
     assert answers(reply)[0].remaining == 49
-    assert asyncio.run(store.adelete([steps[0].key])) == 1
-    assert store.delete([steps[0].key]) == 0
+    assert asyncio.run(store.arun(Forget([steps[0].key]))) == 1
+    assert store.run(Forget([steps[0].key])) == 0
     store.close()
 
 
 def test_without_a_time_passed_in_the_machine_s_clock_counts() -> None:
     store = MemoryStore()
     before = MemoryStore.now()
-    now = store.decide(steps_of(RULE), "check", None)[0]
+    now = decided(store, steps_of(RULE), "check", None)[0]
     assert before <= now <= MemoryStore.now()
     store.close()
 

@@ -19,12 +19,13 @@ from django_quota import acheck, check, peek
 from django_quota.algorithms import Step
 from django_quota.clock import SECOND
 from django_quota.exceptions import ConfigurationError, StoreUnavailable
+from django_quota.operations.forget import Forget
 from django_quota.rules import Rule
 from django_quota.stores.connections import alias_problem
 from django_quota.stores.redis import RedisStore, packed
 from django_quota.testing import RedisServer, running_redis
 from tests.conftest import caches
-from tests.steps import START, answers, steps_of
+from tests.steps import START, adecided, answers, decided, steps_of
 
 RULE = Rule.make("rule", "50/m")
 pytestmark = pytest.mark.usefixtures("redis_cache")
@@ -83,9 +84,9 @@ def test_sync_and_async_share_their_state() -> None:
 
 def test_a_plan_of_many_limits_is_one_round_trip(raw: redis.Redis, store: RedisStore) -> None:
     steps = steps_of(RULE, Rule.make("b", "5/s; 9/h"), Rule.make("c", "7/m", algorithm="token_bucket"))
-    store.decide(steps, "check", None)  # connects, and loads the script
+    decided(store, steps, "check", None)  # connects, and loads the script
     before = reads(raw)
-    store.decide(steps, "check", None)
+    decided(store, steps, "check", None)
     assert reads(raw) - before == 2  # the other one is the INFO itself
 
 
@@ -93,7 +94,7 @@ def test_a_script_that_redis_forgot_is_loaded_again_once(raw: redis.Redis, store
     for _ in range(2):
         raw.script_flush()
         raw.config_resetstat()
-        assert [answers(store.decide(steps_of(RULE), "check", None))[0].ok for _ in range(3)] == [True] * 3
+        assert [answers(decided(store, steps_of(RULE), "check", None))[0].ok for _ in range(3)] == [True] * 3
         counted = calls(raw)
         assert counted["script"] + counted["script|load"] == 1
         assert (counted["evalsha"], counted["eval"]) == (4, 0)
@@ -101,18 +102,18 @@ def test_a_script_that_redis_forgot_is_loaded_again_once(raw: redis.Redis, store
 
 def test_a_script_that_redis_forgot_is_loaded_again_under_async(raw: redis.Redis, store: RedisStore) -> None:
     raw.script_flush()
-    assert answers(asyncio.run(store.adecide(steps_of(RULE), "check", None)))[0].remaining == 49
+    assert answers(asyncio.run(adecided(store, steps_of(RULE), "check", None)))[0].remaining == 49
 
 
 def test_redis_own_clock_decides(raw: redis.Redis, store: RedisStore) -> None:
     seconds, microseconds = raw.time()
-    now = store.decide(steps_of(RULE), "check", None)[0]
+    now = decided(store, steps_of(RULE), "check", None)[0]
     assert 0 <= now - (seconds * SECOND + microseconds) < 20 * SECOND
 
 
 def test_every_key_has_a_ttl_that_is_not_much_longer_than_its_content(raw: redis.Redis, store: RedisStore) -> None:
     for algorithm in ("sliding_window", "fixed_window", "token_bucket", "leaky_bucket"):
-        store.decide(steps_of(Rule.make(algorithm, "1/m", algorithm=algorithm)), "check", None)
+        decided(store, steps_of(Rule.make(algorithm, "1/m", algorithm=algorithm)), "check", None)
     ttls = [raw.pttl(key) for key in raw.scan_iter()]
     assert len(ttls) == 4
     assert all(50_000 < ttl <= 60_001 for ttl in ttls)
@@ -126,7 +127,7 @@ def test_a_subject_of_a_sliding_limit_takes_little_memory_whatever_the_limit(
     limit = rule.limits[0].rate
     for tick in range(600):  # three windows long, as full as it gets
         steps = steps_of(rule, cost=max(1, limit.count // 200 - 1))
-        store.decide(steps, "check", START + tick * limit.period // 200)
+        decided(store, steps, "check", START + tick * limit.period // 200)
     assert 0 < (raw.memory_usage(steps[0].key, samples=0) or 0) <= 3.2 * 1024
 
 
@@ -134,9 +135,9 @@ def test_a_subject_of_a_sliding_limit_takes_little_memory_whatever_the_limit(
 
 
 def test_a_connection_that_the_server_closed_is_replaced_unnoticed(raw: redis.Redis, store: RedisStore) -> None:
-    store.decide(steps_of(RULE), "check", None)
+    decided(store, steps_of(RULE), "check", None)
     raw.client_kill_filter(_type="normal", skipme=True)
-    assert answers(store.decide(steps_of(RULE), "check", None))[0].remaining == 48
+    assert answers(decided(store, steps_of(RULE), "check", None))[0].remaining == 48
 
 
 def test_threads_keep_no_more_connections_than_were_in_use_at_once(raw: redis.Redis, store: RedisStore) -> None:
@@ -145,7 +146,7 @@ def test_threads_keep_no_more_connections_than_were_in_use_at_once(raw: redis.Re
     def work(_: int) -> None:
         barrier.wait()
         for _ in range(50):
-            store.decide(steps_of(RULE), "check", None)
+            decided(store, steps_of(RULE), "check", None)
 
     for _ in range(3):
         with ThreadPoolExecutor(4) as threads:
@@ -157,20 +158,20 @@ def test_threads_keep_no_more_connections_than_were_in_use_at_once(raw: redis.Re
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_worker_uses_connections_of_its_own(store: RedisStore) -> None:
-    store.decide(steps_of(RULE), "check", None)
+    decided(store, steps_of(RULE), "check", None)
     child = os.fork()
     if child == 0:
-        answer = answers(store.decide(steps_of(RULE), "check", None))[0]
+        answer = answers(decided(store, steps_of(RULE), "check", None))[0]
         os._exit(0 if answer.remaining == 48 and len(store._connections) == 1 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert answers(store.decide(steps_of(RULE), "check", None))[0].remaining == 47
+    assert answers(decided(store, steps_of(RULE), "check", None))[0].remaining == 47
 
 
 def test_an_event_loop_that_ends_leaves_no_connection_behind(raw: redis.Redis, store: RedisStore) -> None:
     before = len(raw.client_list())
 
     async def many() -> None:
-        await asyncio.gather(*(store.adecide(steps_of(RULE), "check", None) for _ in range(20)))
+        await asyncio.gather(*(adecided(store, steps_of(RULE), "check", None) for _ in range(20)))
 
     for _ in range(3):
         asyncio.run(many())
@@ -182,14 +183,16 @@ def test_an_event_loop_that_ends_leaves_no_connection_behind(raw: redis.Redis, s
 
 def test_a_task_that_is_cancelled_leaves_no_answer_for_the_next_one(store: RedisStore) -> None:
     async def cancel_some() -> list[int]:
-        await store.adecide(steps_of(RULE, subject="first"), "check", None)
+        await adecided(store, steps_of(RULE, subject="first"), "check", None)
         for number in range(30):
-            task = asyncio.create_task(store.adecide(steps_of(RULE, subject=f"cut:{number}"), "check", START + number))
+            task = asyncio.create_task(
+                adecided(store, steps_of(RULE, subject=f"cut:{number}"), "check", START + number)
+            )
             for _ in range(number % 7):
                 await asyncio.sleep(0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        return [(await store.adecide(steps_of(RULE), "peek", START + n))[0] for n in range(100, 110)]
+        return [(await adecided(store, steps_of(RULE), "peek", START + n))[0] for n in range(100, 110)]
 
     assert asyncio.run(cancel_some()) == [START + n for n in range(100, 110)]
 
@@ -203,10 +206,10 @@ def both(store: RedisStore, steps: list[Step]) -> list[Callable[[], Any]]:
 
     keys = [step.key for step in steps]
     return [
-        lambda: store.decide(steps, "check", None),
-        run(lambda: store.adecide(steps, "check", None)),
-        lambda: store.delete(keys),
-        run(lambda: store.adelete(keys)),
+        lambda: decided(store, steps, "check", None),
+        run(lambda: adecided(store, steps, "check", None)),
+        lambda: store.run(Forget(keys)),
+        run(lambda: store.arun(Forget(keys))),
     ]
 
 
@@ -238,11 +241,11 @@ def test_a_server_that_is_full_or_read_only_is_our_error(redis_server: RedisServ
         with redis.Redis.from_url(server.url) as client:
             client.config_set("maxmemory", 1)
             with pytest.raises(StoreUnavailable, match=r"OOM|used memory"):
-                store.decide(steps_of(RULE), "check", None)
+                decided(store, steps_of(RULE), "check", None)
             client.config_set("maxmemory", 0)
             client.config_set("min-replicas-to-write", 1)
             with pytest.raises(StoreUnavailable, match=r"NOREPLICAS|replicas"):
-                store.decide(steps_of(RULE), "check", None)
+                decided(store, steps_of(RULE), "check", None)
         store.close()
 
 
@@ -283,25 +286,25 @@ def test_a_command_is_packed_as_the_protocol_has_it() -> None:
 
 
 def test_django_redis_own_pool_is_left_to_others(raw: redis.Redis, store: RedisStore) -> None:
-    store.decide(steps_of(RULE), "check", None)
+    decided(store, steps_of(RULE), "check", None)
     pool: Any = get_redis_connection("default").connection_pool
     assert len(pool._in_use_connections) == 0
 
 
 def test_a_primary_that_became_a_replica_is_asked_on_a_new_connection(raw: redis.Redis, store: RedisStore) -> None:
     """Its sockets stay open: behind Sentinel, a new connection is what leads to the new primary."""
-    store.decide(steps_of(RULE), "check", None)
+    decided(store, steps_of(RULE), "check", None)
     kept = store._connections._idle[0]
     raw.replicaof("127.0.0.1", 1)
     try:
         with pytest.raises(StoreUnavailable, match=r"READONLY|read only"):
-            store.decide(steps_of(RULE), "check", None)
+            decided(store, steps_of(RULE), "check", None)
         assert kept not in store._connections._idle
         with pytest.raises(StoreUnavailable, match=r"READONLY|read only"):
-            asyncio.run(store.adecide(steps_of(RULE), "check", None))
+            asyncio.run(adecided(store, steps_of(RULE), "check", None))
     finally:
         raw.replicaof("NO", "ONE")
-    assert answers(store.decide(steps_of(RULE), "check", None))[0].ok
+    assert answers(decided(store, steps_of(RULE), "check", None))[0].ok
 
 
 def test_no_more_connections_are_opened_than_the_pool_may(
@@ -315,13 +318,13 @@ def test_no_more_connections_are_opened_than_the_pool_may(
     steps = steps_of(RULE)
     with ThreadPoolExecutor(20) as threads:
         admitted = sum(
-            answers(reply)[0].ok for reply in threads.map(lambda _: store.decide(steps, "check", None), range(200))
+            answers(reply)[0].ok for reply in threads.map(lambda _: decided(store, steps, "check", None), range(200))
         )
     assert admitted == 50
     assert len(raw.client_list()) - before <= 3
 
     async def race() -> int:
-        await asyncio.gather(*(store.adecide(steps, "peek", None) for _ in range(40)))
+        await asyncio.gather(*(adecided(store, steps, "peek", None) for _ in range(40)))
         return len(raw.client_list()) - before
 
     assert asyncio.run(race()) <= 6
@@ -331,10 +334,10 @@ def test_no_more_connections_are_opened_than_the_pool_may(
 def test_a_loop_that_was_closed_without_its_generators_is_let_go(store: RedisStore) -> None:
     for _ in range(3):
         loop = asyncio.new_event_loop()
-        loop.run_until_complete(store.adecide(steps_of(RULE), "check", None))
+        loop.run_until_complete(adecided(store, steps_of(RULE), "check", None))
         held = store._async_clients._clients.get(loop)
         assert held is not None
         loop.run_until_complete(held.aclose())  # so that no socket is left to the collector
         loop.close()
-    asyncio.run(store.adecide(steps_of(RULE), "check", None))
+    asyncio.run(adecided(store, steps_of(RULE), "check", None))
     assert len(store._async_clients) == 0
