@@ -11,10 +11,12 @@ from django_quota.decorators import quota
 from django_quota.edge import QuotaRequest
 from django_quota.exceptions import QuotaError, QuotaExceeded, RateError, StoreUnavailable
 from django_quota.limiter import acheck, apeek, arefund, areset, check, peek, refund, reset
+from django_quota.reservations import Hold, areserve, reserve
 from django_quota.rules import Rule
 
 __all__ = [
     "Decision",
+    "Hold",
     "Outcome",
     "QuotaError",
     "QuotaExceeded",
@@ -25,11 +27,13 @@ __all__ = [
     "acheck",
     "apeek",
     "arefund",
+    "areserve",
     "areset",
     "check",
     "peek",
     "quota",
     "refund",
+    "reserve",
     "reset",
 ]
 

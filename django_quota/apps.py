@@ -7,11 +7,14 @@ from django.utils.translation import gettext_lazy as _
 
 
 class QuotaConfig(AppConfig):
-    """Registers the system checks."""
+    """Registers the system checks, and has overrides published when they change or when Redis has lost them."""
 
     name = "django_quota"
     verbose_name = _("Quotas")
+    default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the checks; importing is all it takes."""
-        from django_quota import checks  # noqa: F401, PLC0415 — apps must be loaded first
+        """Register the checks, which importing does, and connect the publishing."""
+        from django_quota import checks, publishing  # noqa: F401, PLC0415 — apps must be loaded first
+
+        publishing.connect()

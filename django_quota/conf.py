@@ -26,6 +26,9 @@ UNIX = "unix"
 """The name in `TRUSTED_PROXIES` for a peer on a unix socket."""
 
 
+MOST_EVENTS = 10_000_000
+
+
 class QuotaSettings:
     """Every setting of one `settings.QUOTA`, with its default; each is read once, when it is first needed."""
 
@@ -125,6 +128,14 @@ class QuotaSettings:
             raise ConfigurationError(f'QUOTA["TEMPLATE"] is {template!r}.', "'429.html' would do.")
         return template
 
+    @cached_property
+    def events(self) -> int:
+        """`EVENTS`: how many refusals, bans and warnings the stream in Redis keeps, about; 0: nothing is told."""
+        events = self._get("EVENTS", int, 10_000, "10000")
+        if not 0 <= events <= MOST_EVENTS:
+            raise ConfigurationError(f'QUOTA["EVENTS"] is {events!r}.', f"0 to {MOST_EVENTS} would do, such as 10000.")
+        return events
+
     @property
     def digest_key(self) -> str | bytes:
         """`DIGEST_KEY`: the key of the digests that stand for secrets; SECRET_KEY, as it stands, where not set."""
@@ -150,8 +161,8 @@ class QuotaSettings:
 
 
 KNOWN_SETTINGS = (
-    "CACHE", "DIGEST_KEY", "ENABLED", "HEADERS", "IPV6_PREFIX", "LEGACY_HEADERS", "ON_UNAVAILABLE", "PREFIX", "RULES",
-    "STORE", "TEMPLATE", "TIME_ZONE", "TRUSTED_PROXIES",
+    "CACHE", "DIGEST_KEY", "ENABLED", "EVENTS", "HEADERS", "IPV6_PREFIX", "LEGACY_HEADERS", "ON_UNAVAILABLE", "PREFIX",
+    "RULES", "STORE", "TEMPLATE", "TIME_ZONE", "TRUSTED_PROXIES",
 )  # fmt: skip
 """The names that `settings.QUOTA` may have; in lower case, the properties that read them."""
 

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from django_quota.algorithms import Limit, Step
+from django_quota.algorithms import Limit
 from django_quota.clock import SECOND, in_words
 from django_quota.exceptions import QuotaExceeded
+from django_quota.operations.hits import Hit
+from django_quota.operations.standing import BAN_BEGAN, BANNED, BLOCKED, EXEMPT, NEAR_TOLD, REFUSAL_TOLD
 from django_quota.rates import Rate
+
+Why = Literal["", "override", "exempt", "blocked", "banned"]
+
+Told = Literal["refused", "banned", "near"]
 
 
 class Outcome(NamedTuple):
@@ -38,6 +44,8 @@ class Outcome(NamedTuple):
     """Whether the limit only reports and never refuses."""
     blocks: bool = True
     """Whether its refusal answers the request; else (`block=False`, `shadow=True`) the view goes on."""
+    why: Why = ""
+    """What stands above the limit: `"override"` (an operator's other rate), `"exempt"`, `"blocked"` or `"banned"`."""
 
     @property
     def rule(self) -> str:
@@ -162,16 +170,23 @@ class Decision:
             return f"Allowed by rule {self.rule!r} for {self.subject}.{left}"
         if self.binding is None:
             return f"Rule {self.rule!r} could not be checked and refuses while that is so; try again shortly."
-        rate = self.binding.rate.in_words()
-        if self.limit == 0:
-            return f"Rule {self.rule!r} admits nothing ({rate})."
-        if self.binding.retry_after is None:
-            return (
-                f"A cost of {self.cost} is above what rule {self.rule!r} ({rate}) ever admits for {self.subject}; "
-                "waiting does not help."
-            )
-        wait = in_words(self.binding.retry_after * SECOND)
-        return f"Rule {self.rule!r} admits {rate} for {self.subject}; try again in {wait}."
+        return _refusal(self.binding)
+
+
+def _refusal(outcome: Outcome) -> str:
+    rate = outcome.rate.in_words()
+    wait = "" if outcome.retry_after is None else f"try again in {in_words(outcome.retry_after * SECOND)}"
+    if outcome.why in ("blocked", "banned"):
+        by = "an operator" if outcome.why == "blocked" else "too many refusals"
+        return f"Rule {outcome.rule!r} shuts {outcome.subject} out, {outcome.why} by {by}{wait and '; '}{wait}."
+    if outcome.limit == 0:
+        return f"Rule {outcome.rule!r} admits nothing ({rate})."
+    if not wait:
+        return (
+            f"A cost of {outcome.cost} is above what rule {outcome.rule!r} ({rate}) ever admits for {outcome.subject}; "
+            "waiting does not help."
+        )
+    return f"Rule {outcome.rule!r} admits {rate} for {outcome.subject}; {wait}."
 
 
 DEGRADED_RETRY_AFTER = 1.0
@@ -186,26 +201,53 @@ def _strictness(outcome: Outcome) -> tuple[bool, bool, float, float]:
     return (True, outcome.shadow, outcome.remaining / max(outcome.cost, 1), -outcome.reset_after)
 
 
-def outcomes_of(reply: Sequence[int], steps: Sequence[Step]) -> tuple[Outcome, ...]:
-    """Read the reply of a store into one outcome a step."""
+def outcomes_of(reply: Sequence[int], hits: Sequence[Hit]) -> tuple[Outcome, ...]:
+    """Read the reply of a store into one outcome a limit."""
     outcomes = []
     position = 2  # behind now and the verdict
-    for step in steps:
-        ok, remaining, wait, reset = reply[position : position + 4]
-        position += 4
-        retry_after = 0.0 if ok else None if wait < 0 else wait / SECOND
-        outcomes.append(
-            Outcome(
-                step.limit,
-                step.subject,
-                step.cost,
-                ok == 1,
-                remaining,
-                retry_after,
-                reset / SECOND,
-                wait / SECOND if ok else 0.0,
-                step.shadow,
-                step.group == 0,
+    why = _why(reply, hits)
+    for index, hit in enumerate(hits):
+        rule = hit.rule
+        above: Why = why.get(index, "")
+        for step in hit.steps:
+            ok, remaining, wait, reset = reply[position : position + 4]
+            position += 4
+            outcomes.append(
+                Outcome(
+                    step.limit,
+                    step.subject,
+                    step.cost,
+                    ok == 1,
+                    remaining,
+                    0.0 if ok else None if wait < 0 else wait / SECOND,
+                    reset / SECOND,
+                    wait / SECOND if ok else 0.0,
+                    rule.shadow,
+                    hit.group == 0,
+                    above,
+                )
             )
-        )
     return tuple(outcomes)
+
+
+_NOTED: dict[int, Why] = {EXEMPT: "exempt", BLOCKED: "blocked", BANNED: "banned"}
+_TOLD: dict[int, Told] = {BAN_BEGAN: "banned", REFUSAL_TOLD: "refused", NEAR_TOLD: "near"}
+
+
+def _why(reply: Sequence[int], hits: Sequence[Hit]) -> dict[int, Why]:
+    """Return what stands above the limits, by the number of the hit."""
+    why: dict[int, Why] = {index: "override" for index, hit in enumerate(hits) if hit.override}
+    for index, what, _ in _notes(reply, hits):
+        if what in _NOTED:
+            why[index] = _NOTED[what]
+    return why
+
+
+def told(reply: Sequence[int], hits: Sequence[Hit]) -> list[tuple[Told, Hit]]:
+    """Return what the store has told of these hits."""
+    return [(_TOLD[what], hits[index]) for index, what, _ in _notes(reply, hits) if what in _TOLD]
+
+
+def _notes(reply: Sequence[int], hits: Sequence[Hit]) -> list[tuple[int, int, int]]:
+    first = 2 + 4 * sum(len(hit.steps) for hit in hits)
+    return [(reply[i], reply[i + 1], reply[i + 2]) for i in range(first, len(reply), 3)]

@@ -44,22 +44,23 @@ class SubjectKeyError(RuleError):
 
 
 class RateError(RuleError):
-    """A rate cannot be read.
+    """A rate, or the span of a ban, cannot be read.
 
     `text` is what was given, `position` the index of the first character that does not fit (None where the whole
     value is of the wrong type), `problem` what is wrong there, `hint` what would do.
     """
 
-    def __init__(self, text: object, position: int | None, problem: str, hint: str) -> None:
+    def __init__(self, text: object, position: int | None, problem: str, hint: str, what: str = "a rate") -> None:
         self.text = text
         self.position = position
         self.problem = problem
         self.hint = hint
+        self.what = what
         place = "" if position is None else f" at position {position}"
-        QuotaError.__init__(self, f"{reprlib.repr(text)} is not a rate: {problem}{place}. {hint}")
+        QuotaError.__init__(self, f"{reprlib.repr(text)} is not {what}: {problem}{place}. {hint}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.text, self.position, self.problem, self.hint)
+        return type(self), (self.text, self.position, self.problem, self.hint, self.what)
 
 
 class StoreUnavailable(QuotaError):  # noqa: N818 — a public name of the design

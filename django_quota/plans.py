@@ -1,74 +1,166 @@
-"""A plan: the limits that one hit asks for, with subjects and costs. It must not know how a store decides.
+"""A plan: the limits that one request asks for, with subjects and costs. It must not know how a store decides.
 
 One plan is one script call. The reply is read into a Decision here, so that every store and every driver does it alike.
+Where the reply says that the plan is stale (another day, a rate override, abandoned holds), `revise` brings it into the
+form that the store asks for; rate overrides are remembered, so that a subject's next plan has that form at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from django_quota.algorithms import Step
+from django_quota.days import day_of
 from django_quota.decisions import Decision, outcomes_of
-from django_quota.keys import state_key, subject_base
-from django_quota.operations.decide import STALE
+from django_quota.exceptions import RuleError
+from django_quota.keys import field, key_of, state_key, subject_base, system_key
+from django_quota.operations.base import text
+from django_quota.operations.decide import STALE, Decide, Log
+from django_quota.operations.forget import Forget
+from django_quota.operations.hits import DayKey, Hit
+from django_quota.operations.holds import member_of
+from django_quota.operations.standing import BANNED, BLOCKED, EXEMPT, HOLDS_DUE
 from django_quota.rules import Rule, shared_count
+
+logger = logging.getLogger("django_quota")
+
+MAX_KNOWN = 10_000
+"""Rate overrides that a process remembers."""
+
+_known: dict[tuple[str, str], str] = {}
+"""The rate override last seen for a subject (the key of how it stands) and a rule, as it was published."""
 
 
 class Plan:
-    """The limits of one hit, in order. A limit that is added twice counts once."""
+    """The limits of one request, in order. A limit that is added twice counts once.
 
-    __slots__ = ("_base", "_groups", "_prefix", "_steps", "_subject", "costs", "rules", "subjects", "timeless")
+    `events`: how many events the log keeps; 0: none are told.
+    """
 
-    def __init__(self, prefix: str) -> None:
+    __slots__ = ("_groups", "_log", "_prefix", "_reply", "_steps", "costs", "hits", "rules", "subjects", "timeless")
+
+    def __init__(self, prefix: str, events: int = 0) -> None:
         self._prefix = prefix
-        self._subject = self._base = ""
+        self._log = log_of(prefix, events) if events else None
+        self._reply: Sequence[int] | None = None
         self._groups = 0
-        self._steps: dict[str, Step] = {}
+        self._steps: dict[str, tuple[Step, Hit]] = {}
+        self.hits: list[Hit] = []
         self.rules: list[Rule] = []
         self.subjects: list[str] = []
         self.costs: list[int] = []
         self.timeless = True
-        """Whether the steps are the same at any time: there is no calendar limit in it."""
+        """Whether its form is the same at any time: it has no calendar limit, and counts no day."""
 
-    def add(self, rule: Rule, subject: str, cost: int) -> None:
-        """Ask all limits of a rule for a subject; `cost` is what the hit takes of each."""
+    def add(self, rule: Rule, subject: str, cost: int, value: str = "") -> None:
+        """Ask all limits of a rule for a subject; `cost` is what the hit takes of each, `value` a digest to count."""
         self.rules.append(rule)
         self.subjects.append(subject)
         self.costs.append(cost)
+        if rule.distinct is not None and cost > 1:
+            raise RuleError(f"Rule {rule.name!r} counts different values: a hit costs 1, not {cost}.")
         group = 0
         if rule.shadow or not rule.block:
             self._groups += 1
             group = self._groups
-        if subject != self._subject:
-            self._subject, self._base = subject, subject_base(self._prefix, subject)
-        for limit in rule.limits:
-            key = state_key(self._base, limit)
-            twin = self._steps.get(key)
-            if twin is None:
-                self._steps[key] = Step.of(key, limit, subject, cost, group, rule.shadow, 0)
-                self.timeless = self.timeless and limit.fixed is not None
-            elif (twin.limit, twin.cost, twin.shadow, twin.group > 0) != (limit, cost, rule.shadow, group > 0):
-                raise shared_count(limit, twin.limit)
+        base = subject_base(self._prefix, subject)
+        name = _field(rule.name)
+        hit = Hit(rule, name, f"{base}}}:s", [], group)
+        if rule.ban is not None and not rule.shadow:
+            hit.tally = key_of(base, "b", rule.name)
+        published = _known.get((hit.standing, name)) if _known else None
+        for step in self._steps_of(_overridden(hit, published) if published else rule, subject, cost, value):
+            twin, its_hit = self._steps.setdefault(step.key, (step, hit))
+            if twin is step:
+                hit.steps.append(step)
+            elif (twin.limit, twin.cost, its_hit.rule.shadow, its_hit.group > 0) != (
+                step.limit, cost, rule.shadow, group > 0,
+            ):  # fmt: skip
+                raise shared_count(step.limit, twin.limit)
+        if not hit.steps:
+            return
+        self.hits.append(hit)
+        if rule.daily or (rule.daily is None and _is_user(subject)):
+            hit.day = _NO_DAY
+            self.timeless = False
 
-    @property
-    def keys(self) -> list[str]:
-        """The keys of all its limits."""
-        return list(self._steps)
+    def _steps_of(self, rule: Rule, subject: str, cost: int, value: str) -> Iterator[Step]:
+        base = subject_base(self._prefix, subject)
+        for limit in rule.limits:
+            if limit.fixed is None:
+                self.timeless = False
+            yield Step.of(state_key(base, limit), limit, subject, cost, 0, value)
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return len(self.hits)
 
-    def steps(self, now: int) -> Sequence[Step]:
-        """Return the plan as a store decides it; `now` (microseconds) is a guess, which only calendar limits need."""
-        if self.timeless:
-            return list(self._steps.values())
-        return [step.aimed(now) for step in self._steps.values()]
+    @property
+    def steps(self) -> Iterator[Step]:
+        """All its limits, in the order of the reply."""
+        for hit in self.hits:
+            yield from hit.steps
+
+    def operation(self, now: int, mode: str) -> Decide:
+        """Return what a store is asked; `now` (microseconds) is a guess, which only days and calendars need."""
+        if not self.timeless:
+            self._aim(now)
+        return Decide(self.hits, mode, self._log)
+
+    def _aim(self, now: int) -> None:
+        day = day_of(now)
+        for hit in self.hits:
+            hit.steps = [step.aimed(now) for step in hit.steps]
+            if hit.day is not None:
+                hit.day = DayKey(f"{hit.standing[:-1]}day:{day.date}", day.begins, day.ends)
+
+    def holding(self) -> None:
+        """Have every hit bring the key of its holds: to reserve, and to settle."""
+        for hit in self.hits:
+            hit.holds = f"{hit.standing[:-1]}h:{hit.field}"
+
+    def held(self, token: str) -> str:
+        """Return the hold that has just been taken under a token; empty where nothing was spent."""
+        reply, hits = self._reply, self.hits
+        if reply is None or not hits or not hits[0].cost:
+            return ""
+        steps = hits[0].steps
+        limits = [reply[position : position + 4] for position in range(2, 2 + 4 * len(steps), 4)]
+        stands_above = any(what in (EXEMPT, BLOCKED, BANNED) for what in reply[2 + 4 * len(steps) + 1 :: 3])
+        if stands_above or not all(ok for ok, *_ in limits):
+            return ""
+        return member_of(token, steps, [reply[0] + reset for *_, reset in limits])
+
+    def forgetting(self) -> Forget:
+        """Return the operation that forgets all that it counted, and lifts bans."""
+        self.holding()
+        return Forget(self.hits, self._log)
+
+    def revise(self, reply: Sequence[int | str | bytes]) -> None:
+        """Bring the plan into the form that a stale reply asks for."""
+        for position in range(2, len(reply), 3):
+            index, what, value = reply[position : position + 3]
+            hit = self.hits[int(index)]
+            if what == HOLDS_DUE:
+                hit.holds = f"{hit.standing[:-1]}h:{hit.field}"
+            else:
+                self._override(hit, text(value))  # type: ignore[arg-type]
+
+    def _override(self, hit: Hit, published: str) -> None:
+        """Give a hit the limits of a rate override; empty: those of its own rule."""
+        _remember(hit, published)
+        first = hit.steps[0]
+        rule = _overridden(hit, published) if published else hit.rule
+        hit.override = published
+        hit.steps = list(self._steps_of(rule, first.subject, first.cost, first.parameters.value))
 
     def read(self, reply: Sequence[int], *, degraded: bool = False) -> Decision | None:
-        """Return the decision that a store's reply amounts to; None where the guess of `now` was off."""
+        """Return the decision that a store's reply amounts to; None where the plan was stale."""
         if reply[1] == STALE:
             return None
-        return Decision.of(outcomes_of(reply, list(self._steps.values())), degraded=degraded)
+        self._reply = reply
+        return Decision.of(outcomes_of(reply, self.hits), degraded=degraded)
 
     def unlimited(self, *, degraded: bool = False) -> Decision:
         """Return the decision where there is nothing to ask, or nobody to ask it."""
@@ -82,9 +174,57 @@ class Plan:
         return Decision(allowed=False, rule=rule.name, subject=subject, degraded=True, blocked=rule.block)
 
     def only(self, rules: Sequence[Rule]) -> Plan:
-        """Return the plan with no other rules than these."""
+        """Return the plan with no other rules than these; its hits are decided by the rules' own limits."""
         plan = Plan(self._prefix)
-        for rule, subject, cost in zip(self.rules, self.subjects, self.costs, strict=True):
-            if rule in rules:
-                plan.add(rule, subject, cost)
+        for hit in self.hits:
+            if hit.rule in rules:
+                first = hit.steps[0]
+                plan.add(hit.rule, first.subject, first.cost, first.parameters.value)
         return plan
+
+
+_NO_DAY = DayKey("", 0, 0)
+"""Stands where a day is counted, until the plan is aimed at one."""
+
+
+def _is_user(subject: str) -> bool:
+    return subject.startswith("user:") and "+" not in subject
+
+
+def _remember(hit: Hit, published: str) -> None:
+    place = (hit.standing, hit.field)
+    if not published:
+        _known.pop(place, None)
+        return
+    if len(_known) >= MAX_KNOWN:
+        _known.clear()  # the store tells them again
+    _known[place] = published
+
+
+def _overridden(hit: Hit, published: str) -> Rule:
+    """Return the hit's rule with the rates of an override, noting that its limits are those."""
+    hit.override = published
+    rates = published.split(" ", 3)[3]
+    try:
+        rule = hit.rule.with_rates(rates)
+    except RuleError as error:
+        _complain(hit.rule.name, rates, str(error))
+        return hit.rule
+    return rule if rule.limits else hit.rule
+
+
+@lru_cache(maxsize=256)
+def _complain(rule: str, rates: str, why: str) -> None:
+    """Say once that an override does not fit."""
+    logger.error("The override %r does not fit rule %r and is left out: %s", rates, rule, why)
+
+
+@lru_cache(maxsize=4096)
+def _field(name: str) -> str:
+    return field(name)
+
+
+@lru_cache(maxsize=16)
+def log_of(prefix: str, events: int) -> Log:
+    """Return the log under a prefix that keeps so many events."""
+    return Log(system_key(prefix, "events"), system_key(prefix, "bans"), events)

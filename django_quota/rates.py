@@ -185,5 +185,23 @@ def parse_rates(*values: object) -> tuple[Rate, ...]:
     return tuple(rates)
 
 
+def parse_span(value: object) -> int:
+    """Read a span of time, such as `"10m"`, `"2 hours"` or `"1d"`; return microseconds.
+
+    Seconds to weeks, up to 366 days. Raises `RateError`.
+    """
+    hint = "Write a number and a unit, such as '10m', '1h' or '2 days'."
+    if not isinstance(value, str):
+        raise RateError(value, None, f"it is {_article(type(value).__name__)}, not a text", hint, what="a span of time")
+    text = value.strip(" ")
+    match = _WINDOW.fullmatch(text)
+    unit = _SPELLINGS.get(match[2]) if match else None
+    if match is None or unit is None or unit in CALENDAR_ONLY or not match[1]:
+        raise RateError(value, None, "it is no number with a unit from seconds to weeks", hint, what="a span of time")
+    if len(match[1]) > len(str(MAX_PERIOD)) or not 1 <= int(match[1]) <= MAX_PERIOD // UNITS[unit]:
+        raise RateError(value, None, "it is not between a second and 366 days", hint, what="a span of time")
+    return int(match[1]) * UNITS[unit]
+
+
 def _article(noun: str) -> str:
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

@@ -132,6 +132,8 @@ def message(decision: Decision) -> str:
     """Say to whoever is refused what the limit is and when to try again; no names of rules, views or subjects."""
     if decision.binding is None:
         return _("This cannot be served right now. Please try again shortly.")
+    if decision.binding.why in ("blocked", "banned"):
+        return _shut_out(decision)
     if decision.limit == 0:
         return _("This is closed at the moment.")
     limit = _("The limit is %(rate)s.") % {"rate": decision.binding.rate.in_words()}
@@ -139,6 +141,14 @@ def message(decision: Decision) -> str:
         return limit + " " + _("This request is larger than that, so trying again will not help.")
     seconds = max(1, math.ceil(decision.retry_after))
     return limit + " " + _("Please try again in %(wait)s.") % {"wait": _wait(seconds)}
+
+
+def _shut_out(decision: Decision) -> str:
+    banned = decision.binding is not None and decision.binding.why == "banned"
+    why = _("There were too many refused requests.") if banned else _("Access is blocked.")
+    if decision.retry_after is None:
+        return why
+    return why + " " + _("Please try again in %(wait)s.") % {"wait": _wait(max(1, math.ceil(decision.retry_after)))}
 
 
 def _wait(seconds: int) -> str:

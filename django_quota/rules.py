@@ -11,11 +11,15 @@ from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, Literal, TypedDict, cast, get_args
 
-from django_quota.algorithms import ALGORITHMS, Limit, Options
+from django_quota.algorithms import ALGORITHMS, DISTINCT, Limit, Options
+from django_quota.bans import Ban
 from django_quota.exceptions import AlgorithmError, RateError, RuleError, did_you_mean
 from django_quota.rates import MAX_COUNT, Rate, parse_rates
 
 OnUnavailable = Literal["allow", "deny", "local"]
+
+LEAST_SHARE = 0.001
+"""The least of `warn_at`."""
 
 HTTP_METHODS = frozenset(
     "CONNECT COPY DELETE GET HEAD LINK LOCK MKCOL MOVE OPTIONS PATCH POST PROPFIND PROPPATCH PURGE PUT QUERY REPORT "  # noqa: SIM905
@@ -42,6 +46,10 @@ class RuleOptions(TypedDict, total=False):
     shadow: bool
     skip: Callable[[Any], Any] | None
     on_unavailable: OnUnavailable | None
+    ban: Mapping[str, Any] | None
+    warn_at: float | None
+    daily: bool | None
+    distinct: Any
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,11 @@ class Rule:
     whether a refusal answers the request, or only shows on `request.quota`. `shadow`: decide and report, never
     refuse. `skip`: a function of the request; where it returns true, the rule does not hold. `on_unavailable`: what
     holds while the store does not answer: `"allow"`, `"deny"` or `"local"` (each process counts by itself, the full
-    limit); None for the setting's.
+    limit); None for the setting's. `ban`: `{"after": "20/m", "for": ["10m", "1h"]}`: so many refusals shut the subject
+    out, each time longer. `warn_at`: the share of a limit, above 0 and up to 1, whose use is told as `near_limit`;
+    None: never. `daily`: whether allowed and refused are counted for the subject, by day; None: for users.
+    `distinct`: what is limited are the different values of this key (`"header:X-Device"`, a function of the request;
+    True: `check(..., value=)` brings them), not the hits.
 
     Raises `RuleError` (of which `RateError` is one) where anything does not fit.
     """
@@ -73,9 +85,15 @@ class Rule:
     shadow: bool = False
     skip: Callable[[Any], Any] | None = None
     on_unavailable: OnUnavailable | None = None
+    ban: Any = None
+    warn_at: float | None = 0.8
+    daily: bool | None = None
+    distinct: Any = None
     limits: tuple[Limit, ...] = field(init=False, repr=False, compare=False)
     dynamic: bool = field(init=False, repr=False, compare=False)
     """Whether any rate is a function of the request: then `limits` is empty and `with_rates` makes the real rule."""
+    wire: str = field(init=False, repr=False, compare=False)
+    """What `lua/decide.lua` is told of the rule besides its limits: near from, ban, whether its events are told."""
 
     def __post_init__(self) -> None:
         _normalize(self)
@@ -83,6 +101,8 @@ class Rule:
         dynamic = any(callable(rate) for rate in self.rates)
         object.__setattr__(self, "dynamic", dynamic)
         object.__setattr__(self, "limits", () if dynamic else _limits(self))
+        ban = "-" if self.ban is None or self.shadow else self.ban.wire
+        object.__setattr__(self, "wire", f"{int((self.warn_at or 0) * 1000)} {ban} {not self.shadow:d}")
 
     @classmethod
     def make(cls, name: str, *rates: object, **options: object) -> Rule:
@@ -177,6 +197,10 @@ def _normalize(rule: Rule) -> None:
     object.__setattr__(rule, "rates", tuple(rates))
     if isinstance(rule.key, list):
         object.__setattr__(rule, "key", tuple(rule.key))
+    if isinstance(rule.distinct, list):
+        object.__setattr__(rule, "distinct", tuple(rule.distinct))
+    if rule.ban is not None:
+        object.__setattr__(rule, "ban", Ban.read(rule.ban))
     if rule.methods is not None:
         object.__setattr__(rule, "methods", _methods(rule.methods))
 
@@ -215,10 +239,31 @@ def _check_behaviour(rule: Rule) -> None:
         raise RuleError(f"on_unavailable={rule.on_unavailable!r} is not 'allow', 'deny' or 'local'.")
     if not callable(rule.cost):
         check_cost(rule.cost, rule.name)
+    if rule.daily not in (None, True, False):
+        raise RuleError(f"daily={rule.daily!r} is not True, False or None.")
+    _check_share(rule.warn_at)
+    if rule.distinct is not None:
+        _check_distinct(rule)
+
+
+def _check_share(share: object) -> None:
+    if share is None or (isinstance(share, (int, float)) and not isinstance(share, bool) and LEAST_SHARE <= share <= 1):
+        return
+    raise RuleError(f"warn_at={share!r} is not a share of the limit, from 0.001 to 1; 0.8 would do, or None for never.")
+
+
+def _check_distinct(rule: Rule) -> None:
+    if rule.algorithm != "sliding_window" or rule.precision is not None or rule.count_refused:
+        raise RuleError(
+            f"distinct={rule.distinct!r} counts different values in a sliding window.",
+            "It goes with no other algorithm, and with neither precision= nor count_refused=.",
+        )
+    if rule.cost != 1:
+        raise RuleError(f"cost={rule.cost!r} does not go with distinct=: a value counts one.")
 
 
 def _limits(rule: Rule) -> tuple[Limit, ...]:
-    algorithm = ALGORITHMS[rule.algorithm]
+    algorithm = ALGORITHMS[rule.algorithm] if rule.distinct is None else DISTINCT
     options = Options(rule.burst, rule.precision, rule.tz, rule.count_refused)
     limits: dict[str, Limit] = {}
     for rate in cast("tuple[Rate, ...]", rule.rates):

@@ -260,11 +260,13 @@ def _percent(match: re.Match[str]) -> str:
 
 def _secret(kind: str, name: str, value: str | None) -> str | None:
     """Return the part for what a client sent: a keyed digest, so that no secret reaches Redis, logs or the admin."""
-    if not value:
-        return None
-    key = _digest_key(conf.digest_key)
-    digest = hashlib.blake2b(value.encode(errors="surrogatepass"), key=key, digest_size=16).hexdigest()
-    return f"{kind}.{_escape(name)}:{digest}"
+    return f"{kind}.{_escape(name)}:{digest(value)}" if value else None
+
+
+def digest(value: str | bytes) -> str:
+    """Return the keyed digest of a value, in 32 hexadecimal digits."""
+    data = value.encode(errors="surrogatepass") if isinstance(value, str) else value
+    return hashlib.blake2b(data, key=_digest_key(conf.digest_key), digest_size=16).hexdigest()
 
 
 @lru_cache(maxsize=4)

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from inspect import isawaitable
 from typing import Any
 
+import pytest
 from django.http import HttpResponseBase
 from django.test import RequestFactory
+
+from django_quota.limiter import get_limiter
 
 
 def get(method: str = "get", **meta: Any) -> Any:
@@ -23,3 +26,17 @@ def run(view: Callable[..., Any], request: Any = None) -> HttpResponseBase:
         return await answer if isawaitable(answer) else answer  # type: ignore[no-any-return]
 
     return asyncio.run(wait())
+
+
+def calls_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Note every operation of the store from now on."""
+    calls: list[int] = []
+    store = get_limiter().store
+    real = store.run
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(1)
+        return real(*arguments)
+
+    monkeypatch.setattr(store, "run", counted)
+    return calls

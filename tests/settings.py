@@ -4,6 +4,7 @@ from __future__ import annotations
 
 SECRET_KEY = "only-for-tests"
 USE_TZ = True
+TIME_ZONE = "UTC"
 ALLOWED_HOSTS = ["*"]
 ROOT_URLCONF = "tests.urls"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from django_quota.algorithms import Step
 from django_quota.clock import SECOND
-from django_quota.operations.base import DictStates
-from django_quota.operations.decide import Decide, Mode
+from django_quota.operations.base import DictStates, Operation
+from django_quota.operations.decide import STALE, Decide, Mode
+from django_quota.operations.hits import Hit
 from django_quota.plans import Plan
 from django_quota.rules import Rule
 from django_quota.stores.base import Store
@@ -28,26 +29,46 @@ class Answer(NamedTuple):
     reset: int
 
 
-def steps_of(*rules: Rule, subject: str = "ip:203.0.113.9", cost: int = 1, now: int = START) -> list[Step]:
-    """Return the steps that a plan of these rules takes."""
+SUBJECT = "ip:203.0.113.9"
+
+
+def hits_of(*rules: Rule, subject: str = SUBJECT, cost: int = 1, now: int = START, value: str = "") -> list[Hit]:
+    """Return the hits of a plan of these rules."""
     plan = Plan("quota")
     for rule in rules:
-        plan.add(rule, subject, cost)
-    return list(plan.steps(now))
+        plan.add(rule, subject, cost, value)
+    return list(plan.operation(now, "check").hits)
 
 
-def decided(store: Store, steps: Sequence[Step], mode: Mode, now: int | None) -> list[int]:
-    """Decide steps on a store; return its reply."""
-    return store.run(Decide(steps, mode), now)  # type: ignore[no-any-return]
+def steps_of(*rules: Rule, subject: str = SUBJECT) -> list[Step]:
+    """Return the limits of a plan of these rules."""
+    return [step for hit in hits_of(*rules, subject=subject) for step in hit.steps]
 
 
-async def adecided(store: Store, steps: Sequence[Step], mode: Mode, now: int | None) -> list[int]:
-    """Decide steps on a store without blocking; return its reply."""
-    return await store.arun(Decide(steps, mode), now)  # type: ignore[no-any-return]
+def decided(store: Store, hits: Sequence[Hit], mode: Mode, now: int | None) -> list[int]:
+    """Decide hits on a store; return its reply."""
+    return store.run(Decide(hits, mode), now)  # type: ignore[no-any-return]
 
 
-def answers(reply: list[int]) -> list[Answer]:
-    """Return a reply's part for each limit."""
+async def adecided(store: Store, hits: Sequence[Hit], mode: Mode, now: int | None) -> list[int]:
+    """Decide hits on a store without blocking; return its reply."""
+    return await store.arun(Decide(hits, mode), now)  # type: ignore[no-any-return]
+
+
+def driven(
+    run: Callable[[Operation, int], Any], plan: Plan, mode: str, now: int, guess: int | None = None
+) -> list[Any]:
+    """Ask a store until the plan has the form that it wants, as the limiter does; return its last reply."""
+    reply = run(plan.operation(now if guess is None else guess, mode), now)
+    while reply[1] == STALE:
+        plan.revise(reply)
+        reply = run(plan.operation(reply[0], mode), now)
+    return reply  # type: ignore[no-any-return]
+
+
+def answers(reply: Sequence[Any]) -> list[Answer]:
+    """Return a reply's part for each limit; there must be no notes behind them."""
+    assert len(reply) % 4 == 2
     return [Answer(bool(reply[i]), *reply[i + 1 : i + 4]) for i in range(2, len(reply), 4)]
 
 
@@ -58,7 +79,9 @@ class Spec:
         self.rule = Rule.make("rule", rate, algorithm=algorithm, **options)
         self.states = DictStates()
         self.now = START
+        self.value = "a" if self.rule.distinct else ""
 
     def run(self, mode: Mode = "check", cost: int = 1) -> Answer:
         """Decide one hit at `now`."""
-        return answers(Decide(steps_of(self.rule, cost=cost, now=self.now), mode).run(self.states, self.now))[0]
+        hits = hits_of(self.rule, cost=cost, now=self.now, value=self.value)
+        return answers(Decide(hits, mode).run(self.states, self.now))[0]

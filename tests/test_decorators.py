@@ -82,7 +82,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     run = MemoryStore.run
 
     def spy(self: MemoryStore, operation: Any, now: Any) -> Any:
-        counted.append(len(operation.steps))
+        counted.append(sum(len(hit.steps) for hit in operation.hits))
         return run(self, operation, now)
 
     monkeypatch.setattr(MemoryStore, "run", spy)

@@ -14,16 +14,16 @@ import django_quota
 ROOT = Path(django_quota.__file__).parent
 LAYERS = (
     # L0 pure: no Django, no I/O
-    {"exceptions", "clock", "rates", "rules", "decisions", "algorithms", "operations"},
+    {"exceptions", "clock", "rates", "bans", "rules", "decisions", "algorithms", "operations"},
     # L1 configuration, identity
-    {"conf", "addresses", "subjects", "keys", "days", "plans"},
+    {"conf", "addresses", "subjects", "keys", "days", "plans", "planning"},
     # L2 stores
     {"stores"},
     # L3 services
-    {"limiter", "counters", "leases", "seen", "overrides", "usage", "events", "signals", "standing", "sweeping"},
+    {"limiter", "reservations", "counters", "leases", "seen", "overrides", "usage", "events", "signals", "standing", "sweeping"},
     # L4 the Django edge
     {"edge", "decorators", "middleware", "responses", "checks", "apps", "testing", "models", "migrations", "management"}
-    | {"publishing", "rollup", "concurrency", ""},
+    | {"background", "publishing", "rollup", "concurrency", ""},
 )
 MODULES = sorted(ROOT.rglob("*.py"))
 

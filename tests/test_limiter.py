@@ -116,7 +116,8 @@ def test_a_cost_above_the_limit_promises_no_retry(memory_store: None) -> None:
 
 
 @REDIS
-def test_peeking_and_being_refused_write_nothing(raw: redis.Redis) -> None:
+def test_peeking_and_being_refused_write_nothing_where_no_events_are_told(raw: redis.Redis, settings: Any) -> None:
+    settings.QUOTA = {"EVENTS": 0}
     check("1/m", SUBJECT)
     before = {key: raw.dump(key) for key in raw.scan_iter()}
     for _ in range(5):

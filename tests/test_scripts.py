@@ -10,22 +10,24 @@ import pytest
 import redis
 
 import django_quota
-from django_quota.algorithms import ALGORITHMS, Step
+from django_quota.algorithms import ALGORITHMS
 from django_quota.operations.base import lua_source
-from django_quota.operations.decide import Decide
+from django_quota.operations.decide import PARTS, Decide
+from django_quota.operations.hits import Hit
+from django_quota.plans import log_of
 from django_quota.rules import Rule
-from tests.steps import steps_of
+from tests.steps import hits_of
 
 PACKAGE = Path(django_quota.__file__).parent
 OPERATIONS = list((PACKAGE / "operations").glob("[a-z]*.py"))
 FILES = sorted(path.stem for path in (Path(django_quota.__file__).parent / "lua").glob("*.lua"))
 
 
-def evaluate(raw: redis.Redis, steps: list[Step], now: int | None) -> Any:
+def evaluate(raw: redis.Redis, hits: list[Hit], now: int | None) -> Any:
     """Run the decision as its caller would."""
-    return cast("Any", raw).eval(
-        Decide.script.text, len(steps), *Decide(steps, "check").keys, now or "", *Decide(steps, "check").arguments()
-    )
+    decide = Decide(hits, "check")
+    keys = decide.keys
+    return cast("Any", raw).eval(Decide.script.text, len(keys), *keys, now or "", *decide.arguments())
 
 
 def head(name: str) -> str:
@@ -41,7 +43,7 @@ def code(name: str) -> str:
 
 def test_every_file_is_an_algorithm_or_belongs_to_an_operation() -> None:
     named = {name for path in OPERATIONS for name in re.findall(r'(?:script|lua_source)\("(\w+)"\)', path.read_text())}
-    assert set(FILES) == named | set(ALGORITHMS)
+    assert set(FILES) == named | set(PARTS)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -51,26 +53,41 @@ def test_a_head_lists_keys_arguments_and_reply(name: str) -> None:
 
 
 def test_the_head_of_the_decision_is_what_the_caller_sends() -> None:
-    rules = [Rule.make("a", "5/m; 7/h"), Rule.make("b", "9/d", algorithm="calendar", shadow=True)]
-    steps = steps_of(*rules, cost=3)
-    decide = Decide(steps, "check")
-    assert decide.keys == [step.key for step in steps]
-    argv = [17, *decide.arguments()]
-    assert argv[:2] == [17, "check"]
-    assert "<algorithm> <capacity> <a> <b> <c> <counted> <group>" in head("decide")
-    for wire, cost in zip(argv[2::2], argv[3::2], strict=True):
-        name, *numbers = str(wire).split(" ")
+    ban = {"after": "20/m", "for": ["10m", "1h"]}
+    rules = [
+        Rule.make("a b", "5/m; 7/h", ban=ban),
+        Rule.make("b", "9/d", algorithm="calendar", shadow=True, warn_at=None),
+    ]
+    hits = hits_of(*rules, subject="user:1", cost=3)
+    decide = Decide(hits, "check", log_of("quota", 99))
+    assert [key.removeprefix("quota:1:{user:1}:") for key in decide.keys] == [
+        "s", "r:a%20b:sw.60s", "r:a%20b:sw.3600s", "b:a%20b", "day:2025-11-21",
+        "s", "r:b:cal.1day.UTC", "day:2025-11-21",
+        "quota:1:{!}:events", "quota:1:{!}:bans",
+    ]  # fmt: skip
+    argv = decide.arguments()
+    day = "1763683200000000 1763769600000000 0"
+    assert argv[:2] == ["check", 99]
+    assert [argv[2:4], argv[8:10]] == [
+        [f"a%20b 0 2 800 20;60000000;0;600000000,3600000000 1 {day}", ""],
+        [f"b 1 1 0 - 0 {day}", ""],
+    ]
+    assert "<rule> <group> <limits> <warn> <ban> <told> <begins> <ends> <holds>" in head("decide")
+    assert "<algorithm> <capacity> <a> <b> <c> <counted> <value>" in head("decide")
+    limits = [*argv[4:8], *argv[10:12]]
+    for wire, cost in zip(limits[::2], limits[1::2], strict=True):
+        name, *numbers, value = str(wire).split(" ")
         assert name in ALGORITHMS
-        assert len(numbers) == 6
+        assert len(numbers) == 5
         assert all(number.isdecimal() for number in numbers)
-        assert cost == 3
+        assert (value, cost) == ("-", 3)
 
 
 def test_the_head_of_the_decision_is_what_it_replies(raw: redis.Redis) -> None:
-    steps = steps_of(Rule.make("a", "5/m; 7/h"))
-    reply = evaluate(raw, steps, None)
+    hits = hits_of(Rule.make("a", "5/m; 7/h"))
+    reply = evaluate(raw, hits, None)
     assert isinstance(reply, list)
-    assert len(reply) == 2 + 4 * len(steps)
+    assert len(reply) == 2 + 4 * len(hits[0].steps)
     assert all(isinstance(number, int) for number in reply)
 
 
@@ -93,7 +110,7 @@ def test_no_time_is_written_as_a_float(name: str) -> None:
 def test_a_time_survives_the_way_through_lua_to_the_microsecond(raw: redis.Redis) -> None:
     rule = Rule.make("a", "1/366d", algorithm="fixed_window")
     now = 4_102_444_799_999_999  # the last microsecond of 2099
-    steps = steps_of(rule)
-    reply = evaluate(raw, steps, now)
+    hits = hits_of(rule)
+    reply = evaluate(raw, hits, now)
     assert reply == [now, 1, 1, 0, 0, 366 * 86_400 * 1_000_000]
-    assert raw.get(steps[0].key) == f"1 {now + 366 * 86_400 * 1_000_000}".encode()
+    assert raw.get(hits[0].steps[0].key) == f"1 {now + 366 * 86_400 * 1_000_000}".encode()

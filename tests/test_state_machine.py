@@ -5,44 +5,65 @@ After every step the laws hold: every key has a TTL, and a refused or peeked ope
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import redis
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from django_quota import plans
+from django_quota.algorithms import NEVER
 from django_quota.clock import SECOND
 from django_quota.operations.base import DictStates
-from django_quota.operations.decide import ALLOWED, Decide, Mode
-from django_quota.operations.forget import Forget
+from django_quota.operations.decide import ALLOWED, Mode, reserving, settling
+from django_quota.operations.holds import member_of
 from django_quota.plans import Plan
 from django_quota.rules import Rule
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis import RedisStore
 from django_quota.testing import RedisServer
-from tests.steps import START, answers, decided
+from tests.published import publish
+from tests.steps import START, answers, driven
 
+BAN = {"after": "3/m", "for": ["20s", "2m"]}
 RULES = [
     Rule.make("exact", "5/m"),
     Rule.make("slices", "40/m; 150/h", precision=7),
     Rule.make("packed", "250/m"),
     Rule.make("huge", f"{10**12}/d"),
     Rule.make("none", "0/m"),
-    Rule.make("counted", "6/m", count_refused=True),
-    Rule.make("fixed", "9/m", algorithm="fixed_window"),
-    Rule.make("fixed-counted", "9/m", algorithm="fixed_window", count_refused=True),
+    Rule.make("counted", "6/m", count_refused=True, warn_at=0.5),
+    Rule.make("fixed", "9/m", algorithm="fixed_window", daily=True),
+    Rule.make("fixed-counted", "9/m", algorithm="fixed_window", count_refused=True, daily=False),
     Rule.make("calendar", "9/m; 40/d; 90/month", algorithm="calendar", tz="Europe/Berlin"),
     Rule.make("bucket", "7/m", algorithm="token_bucket"),
     Rule.make("burst", "7/m", algorithm="token_bucket", burst=20),
-    Rule.make("burst-counted", "7/m", algorithm="token_bucket", burst=3, count_refused=True),
+    Rule.make("burst-counted", "7/m", algorithm="token_bucket", burst=3, count_refused=True, ban=BAN),
     Rule.make("leaky", "11/m", algorithm="leaky_bucket"),
-    Rule.make("shadow", "4/m; 10/h", shadow=True),
-    Rule.make("aside", "4/m", algorithm="fixed_window", block=False),
+    Rule.make("shadow", "4/m; 10/h", shadow=True, ban=BAN),
+    Rule.make("aside", "4/m", algorithm="fixed_window", block=False, ban=BAN),
+    Rule.make("banning", "2/m; 9/h", ban=BAN),
+    Rule.make("devices", "3/m", distinct=True, ban=BAN),
 ]
 GAPS = st.one_of(
     st.integers(0, 3), st.integers(0, 90 * SECOND), st.sampled_from([60 * SECOND, 60 * SECOND - 1, 3_600 * SECOND])
 )
 COSTS = st.one_of(st.integers(0, 12), st.sampled_from([100, 10**12]))
+SUBJECTS = st.sampled_from(["ip:1.2.3.4", "user:1"])
+VALUES = ["a1", "b2", "c3", "d4", "e5"]
+Asked = tuple[Rule, str, int, str]
+
+
+def hits() -> st.SearchStrategy[Asked]:
+    return st.builds(
+        lambda its_rule, subject, cost, value: (
+            (its_rule, subject, min(cost, 1), value) if its_rule.distinct else (its_rule, subject, cost, "")
+        ),
+        st.sampled_from(RULES), SUBJECTS, COSTS, st.sampled_from(VALUES),
+    )  # fmt: skip
 
 
 class Twins(RuleBasedStateMachine):
@@ -54,13 +75,18 @@ class Twins(RuleBasedStateMachine):
     @initialize(phase=st.integers(0, 86_400 * SECOND))
     def begin(self, phase: int) -> None:
         self.raw.flushall()
+        plans._known.clear()
         self.memory = MemoryStore(shards=3, sweep_every=3_600)
         self.states = DictStates()
         self.now = START + phase
+        self.held: list[tuple[Asked, str]] = []
+        self.tokens = 0
 
     def teardown(self) -> None:
         if hasattr(self, "memory"):
             self.memory.close()
+
+    # --- time ---------------------------------------------------------------------------------------------------------
 
     @rule(gap=GAPS)
     def time_passes(self, gap: int) -> None:
@@ -75,44 +101,123 @@ class Twins(RuleBasedStateMachine):
         self.now += gap
         self.memory.sweep(self.now - 2 * SECOND)  # no further than the clock may step back
 
+    # --- decisions ----------------------------------------------------------------------------------------------------
+
     @rule(
         mode=st.sampled_from(["check", "check", "check", "peek", "refund"]),
-        asked=st.lists(
-            st.tuples(st.sampled_from(RULES), st.sampled_from(["ip:1.2.3.4", "user:1"]), COSTS),
-            min_size=1,
-            max_size=3,
-            unique_by=lambda hit: (hit[0].name, hit[1]),  # one rule asks one subject once, in a plan
-        ),
+        # One rule asks one subject once, in a plan.
+        asked=st.lists(hits(), min_size=1, max_size=3, unique_by=lambda hit: (hit[0].name, hit[1])),
         stale=st.integers(0, 40),
+        told=st.booleans(),
     )
-    def a_plan_is_decided(self, mode: Mode, asked: list[tuple[Rule, str, int]], stale: int) -> None:
-        plan = Plan("quota")
-        for its_rule, subject, cost in asked:
-            plan.add(its_rule, subject, cost)
-        steps = plan.steps(self.now - (0 if stale else 3 * 86_400 * SECOND))
+    def a_plan_is_decided(self, mode: Mode, asked: list[Asked], stale: int, told: bool) -> None:
+        guess = self.now - (0 if stale else 3 * 86_400 * SECOND)
         before = self.dump()
-        reply = decided(self.store, steps, mode, self.now)
-        assert reply == Decide(steps, mode).run(self.states, self.now)
-        assert reply == decided(self.memory, steps, mode, self.now)
-        self.every_key_has_a_ttl()
-        for step, answer in zip(steps, answers(reply), strict=False):
-            assert not answer.ok or answer.wait == 0 or step.limit.algorithm.name == "leaky_bucket"
+        plan, reply = self.everywhere(lambda: self.plan(asked, told), mode, guess)
         after = self.dump()
-        refused = {step.group for step, answer in zip(steps, answers(reply), strict=False) if not answer.ok}
-        for step in steps:
-            changes_nothing = mode == "peek" or (mode == "check" and (reply[1] != ALLOWED or step.group in refused))
-            if changes_nothing and not (mode == "check" and step.limit.options.count_refused):
-                assert after.get(step.key.encode()) == before.get(step.key.encode())
+        replied = answers(reply[: 2 + 4 * len(list(plan.steps))])
+        for step, answer in zip(plan.steps, replied, strict=True):
+            assert not answer.ok or answer.wait == 0 or step.limit.algorithm.name == "leaky_bucket"
+            assert answer.ok or answer.wait > 0 or answer.wait == NEVER
+        refused = set()
+        for hit in plan.hits:
+            if not all(answer.ok for step, answer in zip(plan.steps, replied, strict=True) if step in hit.steps):
+                refused.add(hit.group)
+        for hit in plan.hits:
+            changes_nothing = mode == "peek" or (mode == "check" and (reply[1] != ALLOWED or hit.group in refused))
+            if not changes_nothing or hit.holds:  # what was abandoned is given back by whoever comes next
+                continue
+            for step in hit.steps:
+                if not (mode == "check" and step.limit.options.count_refused):
+                    assert after.get(step.key.encode()) == before.get(step.key.encode())
+        if mode == "peek" and not any(hit.holds for hit in plan.hits):
+            assert after == before
 
-    @rule(its_rule=st.sampled_from(RULES), subject=st.sampled_from(["ip:1.2.3.4", "user:1"]))
+    @rule(asked=hits(), ttl=st.one_of(st.integers(1, 90 * SECOND), st.just(3_600 * SECOND)), told=st.booleans())
+    def some_is_reserved(self, asked: Asked, ttl: int, told: bool) -> None:
+        if asked[0].distinct:
+            return
+        self.tokens += 1
+        token = f"t{self.tokens}"
+
+        def holding() -> Plan:
+            plan = self.plan([asked], told)
+            plan.holding()
+            return plan
+
+        plan, reply = self.everywhere(holding, reserving(token, ttl))
+        standing = len(reply) > 2 + 4 * len(plan.hits[0].steps)
+        if asked[2] and not standing and all(answer.ok for answer in answers(reply)):
+            stops = [reply[0] + answer.reset for answer in answers(reply)]
+            member = member_of(token, plan.hits[0].steps, stops)
+            assert self.raw.zscore(plan.hits[0].holds, member) == self.now + ttl
+            self.held.append((asked, member))
+
+    @rule(which=st.integers(0, 5), actual=COSTS, again=st.booleans())
+    def a_hold_is_settled(self, which: int, actual: int, again: bool) -> None:
+        if not self.held:
+            return
+        asked, member = self.held[which % len(self.held)]
+
+        def holding() -> Plan:
+            plan = self.plan([asked], told=False)
+            plan.holding()
+            return plan
+
+        self.everywhere(holding, settling(member, actual))
+        before = self.dump()
+        self.everywhere(holding, settling(member, 10**12 - actual))
+        assert self.dump() == before  # settling twice changes nothing
+        self.held.remove((asked, member))
+
+    # --- what stands above the limits ---------------------------------------------------------------------------------
+
+    @rule(
+        its_rule=st.one_of(st.just("*"), st.sampled_from([r.name for r in RULES])),
+        subject=SUBJECTS,
+        mode=st.sampled_from(["x", "b", "r", "gone"]),
+        rates=st.sampled_from(["2/m", "30/m; 100/h", "9/fortnight"]),
+        begins=st.sampled_from([0, -SECOND, 5 * SECOND]),
+        ends=st.sampled_from([None, 30 * SECOND, -SECOND]),
+    )
+    def an_override_is_published(
+        self, its_rule: str, subject: str, mode: str, rates: str, begins: int, ends: int | None
+    ) -> None:
+        start = self.now + begins if begins else 0
+        stop = 0 if ends is None else self.now + ends
+        value = "" if mode == "gone" else f"{mode} {start} {stop} {rates if mode == 'r' else ''}"
+        for run in self.stores():
+            run(publish(subject, its_rule, value), self.now)
+
+    @rule(its_rule=st.sampled_from(RULES), subject=SUBJECTS)
     def a_rule_is_reset(self, its_rule: Rule, subject: str) -> None:
-        plan = Plan("quota")
-        plan.add(its_rule, subject, 0)
-        there = self.raw.exists(*plan.keys)
-        assert self.store.run(Forget(plan.keys)) == there
-        self.memory.run(Forget(plan.keys))
-        for key in plan.keys:
-            self.states.drop(key)
+        replies = []
+        for run in self.stores():
+            forgetting = self.plan([(its_rule, subject, 0, "")], told=True).forgetting()
+            replies.append(run(forgetting, self.now))
+        assert replies[0] == replies[2]
+        left = {key.encode() for key in forgetting.keys[1:]} & self.dump().keys()
+        assert left <= {b"quota:1:{!}:bans"}
+        self.held = [held for held in self.held if held[0][:2] != (its_rule, subject)]
+
+    # --- how ----------------------------------------------------------------------------------------------------------
+
+    def plan(self, asked: list[Asked], told: bool) -> Plan:
+        plan = Plan("quota", 100 if told else 0)
+        for its_rule, subject, cost, value in asked:
+            plan.add(its_rule, subject, cost, value)
+        return plan
+
+    def stores(self) -> list[Callable[..., Any]]:
+        return [self.store.run, self.memory.run, lambda operation, now: operation.run(self.states, now)]
+
+    def everywhere(self, make: Callable[[], Plan], mode: str, guess: int | None = None) -> tuple[Plan, list[Any]]:
+        """Decide the same on all three; return the plan in the form that it came to, and the reply."""
+        made = [make() for _ in range(3)]
+        replies = [driven(run, plan, mode, self.now, guess) for run, plan in zip(self.stores(), made, strict=True)]
+        assert replies[0] == replies[1] == replies[2]
+        self.every_key_has_a_ttl()
+        return made[0], replies[0]
 
     def dump(self) -> dict[bytes, bytes | None]:
         return {key: self.raw.dump(key) for key in self.raw.scan_iter()}

@@ -21,14 +21,19 @@ State = TypeVar("State")
 NEVER = -1
 """A wait that no time ends: the cost is above what the limit could ever admit."""
 
+MOST = 10**15
+"""What anything counts up to, also where it may pass its limit: far from where a double loses integers."""
+
 
 class Parameters(NamedTuple):
-    """One limit as both implementations take it: integers only; what `a`, `b` and `c` mean is the algorithm's."""
+    """One limit as both implementations take it: integers; what `a`, `b` and `c` mean is the algorithm's."""
 
     capacity: int
     a: int
     b: int = 0
     c: int = 0
+    value: str = ""
+    """The digest of the value that a hit brings, where different values are counted."""
 
 
 class Verdict(NamedTuple):
@@ -101,8 +106,14 @@ class Algorithm(ABC, Generic[State]):
         """Say what a hit of this cost would get, changing nothing; `remaining` and `reset` are those before it."""
 
     @abstractmethod
-    def spend(self, state: State | None, p: Parameters, cost: int, now: int) -> tuple[State, Verdict]:
-        """Take the cost and return the next state, with the verdict after it. The caller has inspected."""
+    def spend(
+        self, state: State | None, p: Parameters, cost: int, now: int, *, over: bool = False
+    ) -> tuple[State, Verdict]:
+        """Take the cost and return the next state, with the verdict after it; `over`: past the limit, if it must be."""
+
+    def still_used(self, p: Parameters, units: int, stop: int, now: int) -> int:
+        """Return how many of a hit's units still count, where its spending said that nothing would from `stop` on."""
+        return units if stop > now else 0
 
     @abstractmethod
     def refund(self, state: State | None, p: Parameters, cost: int, now: int) -> State | None:
@@ -158,21 +169,21 @@ def _limit(rule: str, rate: Rate, algorithm: Algorithm[Any], options: Options) -
     # One object for equal limits: then they compare and hash by identity, which the hot path does many times.
     algorithm.validate(rate, options)
     fixed = algorithm.parameters(rate, options, 0) if algorithm.timeless else None
-    wire = "" if fixed is None else wire_text(algorithm, fixed, options, group=0)
+    wire = "" if fixed is None else wire_text(algorithm, fixed, options)
     return Limit(rule, rate, algorithm, options, algorithm.state_id(rate, options), fixed, wire)
 
 
 def _algorithm(name: str) -> Algorithm[Any]:
     """Return the one instance of an algorithm, for what was pickled."""
-    from django_quota.algorithms import ALGORITHMS  # noqa: PLC0415 — it imports this module
+    from django_quota.algorithms import EVERY  # noqa: PLC0415 — it imports this module
 
-    return ALGORITHMS[name]
+    return EVERY[name]
 
 
-def wire_text(algorithm: Algorithm[Any], parameters: Parameters, options: Options, group: int) -> str:
+def wire_text(algorithm: Algorithm[Any], parameters: Parameters, options: Options) -> str:
     """Return a limit as `lua/decide.lua` takes it."""
-    capacity, a, b, c = parameters
-    return f"{algorithm.name} {capacity} {a} {b} {c} {options.count_refused:d} {group}"
+    capacity, a, b, c, value = parameters
+    return f"{algorithm.name} {capacity} {a} {b} {c} {options.count_refused:d} {value or '-'}"
 
 
 class Step(NamedTuple):
@@ -186,22 +197,18 @@ class Step(NamedTuple):
     """The parameters as the script takes them."""
     subject: str
     cost: int
-    group: int = 0
-    """0 where a refusal refuses the plan; n where it belongs to the n-th rule that decides for itself alone."""
-    shadow: bool = False
-    """Whether it only reports and never refuses."""
 
     @classmethod
-    def of(cls, key: str, limit: Limit, subject: str, cost: int, group: int, shadow: bool, now: int) -> Step:
-        """Make the step of a limit; `now` (microseconds) matters to calendar limits alone."""
-        if limit.fixed is not None and not group:
+    def of(cls, key: str, limit: Limit, subject: str, cost: int, now: int, value: str = "") -> Step:
+        """Make the step of a limit; `now` (microseconds) matters to calendar limits alone, `value` to distinct ones."""
+        if limit.fixed is not None and not value:
             return cls(key, limit, limit.fixed, limit.wire, subject, cost)
         parameters = limit.fixed or limit.algorithm.parameters(limit.rate, limit.options, now)
-        wire = wire_text(limit.algorithm, parameters, limit.options, group)
-        return cls(key, limit, parameters, wire, subject, cost, group, shadow)
+        parameters = parameters._replace(value=value)
+        return cls(key, limit, parameters, wire_text(limit.algorithm, parameters, limit.options), subject, cost)
 
     def aimed(self, now: int) -> Step:
         """Return the step for another moment; only a calendar limit's differs."""
         if self.limit.fixed is not None:
             return self
-        return Step.of(self.key, self.limit, self.subject, self.cost, self.group, self.shadow, now)
+        return Step.of(self.key, self.limit, self.subject, self.cost, now)

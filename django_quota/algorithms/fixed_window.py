@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from django_quota.algorithms.base import NEVER, Algorithm, Options, Parameters, Verdict
+from django_quota.algorithms.base import MOST, NEVER, Algorithm, Options, Parameters, Verdict
 from django_quota.rates import Rate
 
 
@@ -45,10 +45,13 @@ class FixedWindow(Algorithm[Tally]):
             return Verdict(ok=False, remaining=remaining, wait=NEVER, reset=reset)
         return Verdict(ok=False, remaining=remaining, wait=end - now, reset=reset)
 
-    def spend(self, state: Tally | None, p: Parameters, cost: int, now: int) -> tuple[Tally, Verdict]:
+    def spend(
+        self, state: Tally | None, p: Parameters, cost: int, now: int, *, over: bool = False
+    ) -> tuple[Tally, Verdict]:
         """Count the cost, opening a window where none is open."""
         count, end = _open(state, now)
-        full = max(p.capacity, count)  # a full window refuses all: counting refusals further says nothing
+        # A full window refuses all: counting refusals further says nothing.
+        full = MOST if over else max(p.capacity, count)
         after = Tally(min(count + cost, full), end if count else self.end(p, now))
         remaining = max(0, p.capacity - after.used)
         return after, Verdict(ok=True, remaining=remaining, wait=0, reset=after.end - now)

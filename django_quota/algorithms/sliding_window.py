@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import NamedTuple
 
-from django_quota.algorithms.base import NEVER, Algorithm, Options, Parameters, Verdict
+from django_quota.algorithms.base import MOST, NEVER, Algorithm, Options, Parameters, Verdict
 from django_quota.exceptions import RuleError
 from django_quota.rates import Rate
 
@@ -76,18 +76,20 @@ class SlidingWindow(Algorithm[tuple[Entry, ...]]):
         return Verdict(ok=False, remaining=remaining, wait=live[makes_room].expiry - now, reset=reset)
 
     def spend(
-        self, state: tuple[Entry, ...] | None, p: Parameters, cost: int, now: int
+        self, state: tuple[Entry, ...] | None, p: Parameters, cost: int, now: int, *, over: bool = False
     ) -> tuple[tuple[Entry, ...], Verdict]:
         """Add the cost to the entry that expires with this hit, or as a new one."""
         live = _live(state, now)
         expiry = now + p.a if p.b == 0 else (now // p.b + 1) * p.b - 1 + p.a
         total = live[-1].total if live else 0
         merged = 0
-        if live and live[-1].expiry >= expiry:
-            # The same slice, or a clock that stepped back: entries must stay in the order of their totals.
-            expiry, merged = live[-1].expiry, live[-1].cost
+        if live and (over or live[-1].expiry >= expiry):
+            # The same slice, or a clock that stepped back: entries must stay in the order of their totals. What goes
+            # over the limit adds no entry either: there is no bound to how often that happens.
+            expiry, merged = max(live[-1].expiry, expiry), live[-1].cost
             live = live[:-1]
-        cost = min(cost, max(0, p.capacity - merged))  # an entry of the whole limit refuses all: more says nothing
+        # An entry of the whole limit refuses all: more says nothing, but where it may be given back in part.
+        cost = min(cost, MOST if over else max(0, p.capacity - merged))
         after = (*live, Entry((total + cost) % WRAP, merged + cost, expiry))
         return after, Verdict(ok=True, remaining=max(0, p.capacity - _used(after)), wait=0, reset=expiry - now)
 

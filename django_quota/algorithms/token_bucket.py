@@ -8,7 +8,7 @@ form.
 
 from __future__ import annotations
 
-from django_quota.algorithms.base import NEVER, Algorithm, Options, Parameters, Verdict
+from django_quota.algorithms.base import MOST, NEVER, Algorithm, Options, Parameters, Verdict
 from django_quota.exceptions import RateError, RuleError
 from django_quota.rates import MAX_COUNT, MAX_PERIOD, Rate
 
@@ -66,13 +66,19 @@ class TokenBucket(Algorithm[int]):
             return Verdict(ok=False, remaining=remaining, wait=NEVER, reset=backlog)
         return Verdict(ok=False, remaining=remaining, wait=wait, reset=backlog)
 
-    def spend(self, state: int | None, p: Parameters, cost: int, now: int) -> tuple[int, Verdict]:
-        """Move the TAT on by the cost, but never further than a full bucket's worth from now."""
+    def spend(
+        self, state: int | None, p: Parameters, cost: int, now: int, *, over: bool = False
+    ) -> tuple[int, Verdict]:
+        """Move the TAT on by the cost, but, unless `over`, never further than a full bucket's worth from now."""
         backlog = max(0, (state or 0) - now)
         span = p.capacity * p.a
-        after = min(backlog + cost * p.a, max(span, backlog))
+        after = min(backlog + cost * p.a, MOST if over else max(span, backlog))
         remaining = max(0, (span - after) // p.a)
         return now + after, Verdict(ok=True, remaining=remaining, wait=self.held_back(backlog), reset=after)
+
+    def still_used(self, p: Parameters, units: int, stop: int, now: int) -> int:
+        """Return the units that have not flowed back yet: what was taken first does so first."""
+        return min(units, max(0, (stop - now) // p.a))
 
     def refund(self, state: int | None, p: Parameters, cost: int, now: int) -> int | None:
         """Move the TAT back, at most to now: a bucket is never more than full."""

@@ -1,18 +1,45 @@
--- decide: one plan, any number of limits, all or nothing. The algorithm files stand between the two halves of this one.
+-- decide: one plan, any number of hits (a rule for a subject), each with any number of limits; all or nothing.
+-- The algorithm files, then standing, holds and telling, are put in where the line of percent signs says so.
 --
--- KEYS   the state key of each limit, in the plan's order
+-- KEYS   for each hit, in the plan's order: how the subject stands (a hash); the state of each limit; then, where its head
+--        says so: the refusals on the way to a ban, the day's counts, the holds
+--        last, where events are told: the event stream and the index of bans
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock
---        [2] the mode: check, peek (writes nothing) or refund (gives each cost back, then peeks)
---        then two for each limit:
---        "<algorithm> <capacity> <a> <b> <c> <counted> <group>": whole numbers; counted 1: a refused hit is spent all the
---            same; group 0: its refusal refuses the plan, n: it belongs to the n-th rule that decides for itself alone
---            (a shadow, or one that does not block), whose refusal keeps back its own limits only
---        the cost of the hit, a whole number from 0 up
--- reply  {now, verdict} and four for each limit {ok, remaining, wait, reset}: whole numbers, times in microseconds
---        verdict 1: allowed; 0: refused; -1: stale (the edges of a calendar limit do not hold now; nothing follows)
+--        [2] the mode: "check"; "peek" (spends nothing); "refund" (gives each cost back, then peeks);
+--            "reserve <token> <ttl>" (checks, and notes what was spent as a hold of so many microseconds);
+--            "settle <actual> <hold>" (makes what a hold spent what was really used, whatever the limit; then peeks)
+--        [3] how many events the stream keeps; 0: nothing is told
+--        then for each hit "<rule> <group> <limits> <warn> <ban> <told> <begins> <ends> <holds>" and the rate override
+--        that its limits are those of, as it was published ('' for none)
+--            rule: its name in the fields of hashes; group 0: its refusal refuses the plan, n: it belongs to the n-th rule
+--            that decides for itself alone (a shadow, or one that does not block); limits: how many; warn: the share of
+--            the limit, in thousandths, from which on it is near (0: never); ban: '-', or
+--            "<capacity>;<a>;<b>;<span>,<span>": the sliding window of refusals that leads to one, and how long the first,
+--            the second and so on last; told 1: its events are told; begins, ends: the edges of the day that is counted
+--            (0: none is); holds 1: the key of its holds is there
+--        and two for each of its limits:
+--            "<algorithm> <capacity> <a> <b> <c> <counted> <value>": whole numbers, but for the value ('-': none); counted 1:
+--            a refused hit is spent all the same
+--            the cost of the hit, a whole number from 0 up
+-- reply  {now, verdict}, four for each limit {ok, remaining, wait, reset}, and three for each note {hit, what, until}: whole
+--        numbers, times in microseconds, hits counted from 0
+--        verdict 1: allowed; 0: refused; -1: stale: the plan must be sent in another form
 --        wait: where refused, until the same hit is admitted (-1: never); where admitted, how long to hold it back
+--        what 1: exempt; 2: blocked; 3: banned (until: the end, 0 for none); 4: the ban has begun now; 5: the refusal was
+--            told; 6: near the limit, and told
+--        where stale, behind the verdict three for each hit {hit, what, value}: 1: another rate override holds now (value:
+--            as it was published; '' for none); 2: holds are due, and their key is needed; nothing at all where the edges of
+--            a day or a calendar limit do not hold now
 local NEVER = -1
+local SECOND, DAY = 1000000, 86400000000
+local EXEMPT, BLOCKED, BANNED, BAN_BEGAN, REFUSAL_TOLD, NEAR_TOLD = 1, 2, 3, 4, 5, 6
+local OVERRIDDEN, HOLDS_DUE = 1, 2
+-- The most that anything counts up to, also where it may pass its limit: far from where a double loses integers.
+local MOST = 1000000000000000
 local algorithms = {}
+
+-- Of a hit that counts until `stop`, all units do.
+local function used_until(limit, units, stop, now) return stop > now and units or 0 end
 
 local function integer(number) return string.format('%.0f', number) end
 
@@ -23,58 +50,143 @@ local function lifetime(span) return integer(math.ceil(span / 1000) + grace) end
 
 local function expire(key, span) redis.call('PEXPIRE', key, lifetime(span)) end
 
--- %% algorithms %%
+-- Makes a key live at least that long, never shorter than it would.
+local function keep(key, span)
+  if redis.call('PTTL', key) < tonumber(lifetime(span)) then expire(key, span) end
+end
 
 local now = tonumber(ARGV[1])
 if not now then
   local time = redis.call('TIME')
   now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 end
-local mode = ARGV[2]
+local mode, mode_arguments = string.match(ARGV[2], '^(%l+) ?(.*)$')
+local stream_length = tonumber(ARGV[3])
+local events_key, bans_key
+if stream_length > 0 then events_key, bans_key = KEYS[#KEYS - 1], KEYS[#KEYS] end
 
-local limits = {}
-for i = 1, #KEYS do
-  local name, capacity, a, b, c, counted, group =
-    string.match(ARGV[2 * i + 1], '^(%S+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
-  local limit = {
-    key = KEYS[i], cost = tonumber(ARGV[2 * i + 2]), algorithm = algorithms[name], capacity = tonumber(capacity),
-    a = tonumber(a), b = tonumber(b), c = tonumber(c), counted = counted == '1', group = tonumber(group),
+-- %% parts %%
+
+local function read_limit(key, wire, cost)
+  local name, capacity, a, b, c, counted, value = string.match(wire, '^(%S+) (%d+) (%d+) (%d+) (%d+) (%d) (%S+)$')
+  return {
+    key = key, cost = tonumber(cost), algorithm = algorithms[name], capacity = tonumber(capacity), a = tonumber(a),
+    b = tonumber(b), c = tonumber(c), counted = counted == '1', value = value,
   }
-  if limit.algorithm.stale and limit.algorithm.stale(limit, now) then return { now, -1 } end
-  limits[i] = limit
+end
+
+local hits, keys_read, arguments_read = {}, 0, 3
+
+local function next_key()
+  keys_read = keys_read + 1
+  return KEYS[keys_read]
+end
+
+local function read_hit()
+  local rule, group, limits, warn, ban, told, begins, ends, holds = string.match(
+    ARGV[arguments_read + 1], '^(%S+) (%d+) (%d+) (%d+) (%S+) (%d) (%d+) (%d+) (%d)$')
+  local hit = {
+    rule = rule, group = tonumber(group), warn = tonumber(warn), ban = ban, told = told == '1', begins = tonumber(begins),
+    ends = tonumber(ends), override = ARGV[arguments_read + 2], standing_key = next_key(), index = #hits,
+  }
+  arguments_read = arguments_read + 2
+  for i = 1, tonumber(limits) do
+    hit[i] = read_limit(next_key(), ARGV[arguments_read + 1], ARGV[arguments_read + 2])
+    arguments_read = arguments_read + 2
+  end
+  if ban ~= '-' then hit.tally_key = next_key() end
+  if hit.ends > 0 then hit.day_key = next_key() end
+  if holds == '1' then hit.holds_key = next_key() end
+  return hit
+end
+
+local function is_stale(hit)
+  if hit.ends > 0 and (now < hit.begins or now >= hit.ends) then return true end
+  for _, limit in ipairs(hit) do
+    if limit.algorithm.stale and limit.algorithm.stale(limit, now) then return true end
+  end
+end
+
+while arguments_read < #ARGV do
+  local hit = read_hit()
+  if is_stale(hit) then return { now, -1 } end
+  hits[#hits + 1] = hit
+end
+
+local stale = { now, -1 }
+if mode ~= 'settle' then
+  for _, hit in ipairs(hits) do stand(hit, stale) end
+  if #stale > 2 then return stale end
+  for _, hit in ipairs(hits) do
+    if hit.holds_key then give_back_due(hit) end
+  end
 end
 
 if mode == 'refund' then
-  for _, limit in ipairs(limits) do limit.algorithm.refund(limit, now) end
+  for _, hit in ipairs(hits) do
+    for _, limit in ipairs(hit) do
+      if hit.standing ~= EXEMPT then limit.algorithm.refund(limit, now) end
+    end
+  end
+elseif mode == 'settle' then
+  settle(hits[1])
 end
 
 -- refused[0]: the plan is refused; refused[n]: the n-th rule that decides for itself is.
 local refused = {}
-for _, limit in ipairs(limits) do
-  limit.ok, limit.remaining, limit.wait, limit.reset = limit.algorithm.inspect(limit, now)
-  if not limit.ok then refused[limit.group] = true end
+for _, hit in ipairs(hits) do
+  for _, limit in ipairs(hit) do
+    limit.ok, limit.remaining, limit.wait, limit.reset = limit.algorithm.inspect(limit, now)
+    if hit.standing == EXEMPT then
+      limit.ok, limit.wait = true, 0
+    elseif hit.standing then
+      limit.ok, limit.wait = false, hit.stop > 0 and hit.stop - now or NEVER
+    end
+    if not limit.ok then
+      hit.refused = true
+      refused[hit.group] = true
+    end
+  end
 end
 
-if mode == 'check' then
-  for _, limit in ipairs(limits) do
-    if limit.cost > 0 then
-      if not refused[0] and not refused[limit.group] then
-        limit.remaining, limit.wait, limit.reset = limit.algorithm.spend(limit, now)
-      elseif limit.counted and limit.capacity > 0 and refused[limit.group] then
-        limit.algorithm.spend(limit, now)
-        local _
-        _, limit.remaining, limit.wait, limit.reset = limit.algorithm.inspect(limit, now)
-        if limit.ok then limit.wait = 0 end
+local function spend(hit, limit)
+  if not refused[0] and not refused[hit.group] then
+    limit.remaining, limit.wait, limit.reset = limit.algorithm.spend(limit, now)
+  elseif limit.counted and limit.capacity > 0 and refused[hit.group] then
+    limit.algorithm.spend(limit, now)
+    local _
+    _, limit.remaining, limit.wait, limit.reset = limit.algorithm.inspect(limit, now)
+    if limit.ok then limit.wait = 0 end
+  end
+end
+
+local notes = {}
+for _, hit in ipairs(hits) do
+  if hit.standing then note(notes, hit, hit.standing, hit.stop) end
+end
+
+if mode == 'check' or mode == 'reserve' then
+  for _, hit in ipairs(hits) do
+    if hit[1].cost > 0 then
+      for _, limit in ipairs(hit) do
+        if not hit.standing then spend(hit, limit) end
       end
+      local passed = not refused[0] and not refused[hit.group]
+      if mode == 'reserve' and passed and not hit.standing then hold(hit) end
+      count(hit, passed)
+      tell(hit, passed, notes)
     end
   end
 end
 
 local reply = { now, refused[0] and 0 or 1 }
-for _, limit in ipairs(limits) do
-  reply[#reply + 1] = limit.ok and 1 or 0
-  reply[#reply + 1] = limit.remaining
-  reply[#reply + 1] = limit.wait
-  reply[#reply + 1] = limit.reset
+for _, hit in ipairs(hits) do
+  for _, limit in ipairs(hit) do
+    reply[#reply + 1] = limit.ok and 1 or 0
+    reply[#reply + 1] = limit.remaining
+    reply[#reply + 1] = limit.wait
+    reply[#reply + 1] = limit.reset
+  end
 end
+for _, number in ipairs(notes) do reply[#reply + 1] = number end
 return reply

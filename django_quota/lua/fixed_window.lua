@@ -25,10 +25,11 @@ local function tally_inspect(limit, now)
   return false, remaining, reset, reset
 end
 
-local function tally_spend(limit, now, stop)
+local function tally_spend(limit, now, stop, over)
   if limit.count == 0 then limit.stop = stop end
   -- A full window refuses all: counting refusals further says nothing.
-  limit.count = math.min(limit.count + limit.cost, math.max(limit.capacity, limit.count))
+  local full = over and MOST or math.max(limit.capacity, limit.count)
+  limit.count = math.min(limit.count + limit.cost, full)
   tally_write(limit, now)
   return math.max(0, limit.capacity - limit.count), 0, limit.stop - now
 end
@@ -41,6 +42,7 @@ end
 
 algorithms.fixed_window = {
   inspect = tally_inspect,
-  spend = function(limit, now) return tally_spend(limit, now, now + limit.a) end,
+  spend = function(limit, now, over) return tally_spend(limit, now, now + limit.a, over) end,
+  still_used = used_until,
   refund = tally_refund,
 }

@@ -1,8 +1,25 @@
--- forget: drop what lies under some keys.
+-- forget: drop all that some hits (a rule for a subject) have counted, and lift their bans.
 --
--- KEYS   the keys
+-- KEYS   for each hit: how the subject stands (see standing), then all its states; last, where there is one more key, the
+--        index of bans
 -- ARGV   [1] now: not used
--- reply  how many there were
-local dropped = 0
-for _, key in ipairs(KEYS) do dropped = dropped + redis.call('DEL', key) end
+--        then two for each hit: the rule's name in fields, the number of its states
+-- reply  how many states and bans there were
+local dropped, keys_read = 0, 0
+local bans = {}
+for i = 2, #ARGV, 2 do
+  local standing_key, rule = KEYS[keys_read + 1], ARGV[i]
+  local states = tonumber(ARGV[i + 1])
+  for n = 2, states + 1 do dropped = dropped + redis.call('DEL', KEYS[keys_read + n]) end
+  keys_read = keys_read + states + 1
+  if redis.call('HDEL', standing_key, 'b:' .. rule) == 1 then
+    dropped = dropped + 1
+    bans[#bans + 1] = string.match(standing_key, '{(.-)}') .. ' ' .. rule
+  end
+  redis.call('HDEL', standing_key, 'd:' .. rule, 'e:' .. rule, 'w:' .. rule)
+end
+local bans_key = KEYS[keys_read + 1]
+if bans_key then
+  for _, ban in ipairs(bans) do redis.call('ZREM', bans_key, ban) end
+end
 return dropped

@@ -10,10 +10,11 @@ algorithms.leaky_bucket = {
     if ok then wait = limit.backlog end
     return ok, remaining, wait, reset
   end,
-  spend = function(limit, now)
+  spend = function(limit, now, over)
     local delay = limit.backlog
-    local remaining, _, reset = bucket_spend(limit, now)
+    local remaining, _, reset = bucket_spend(limit, now, over)
     return remaining, delay, reset
   end,
+  still_used = bucket_still_used,
   refund = bucket_refund,
 }

@@ -55,27 +55,27 @@ algorithms.sliding_window = {
     return false, remaining, sliding_wait(limit, limit.used + limit.cost - limit.capacity, now), reset
   end,
 
-  spend = function(limit, now)
+  spend = function(limit, now, over)
     local expiry = now + limit.a
     if limit.b > 0 then expiry = (math.floor(now / limit.b) + 1) * limit.b - 1 + limit.a end
     local merged = 0
-    if limit.used > 0 and limit.expiry >= expiry then
-      -- The same slice, or a clock that stepped back: entries must stay in the order of their totals.
-      expiry, merged = limit.expiry, limit.last_cost
+    if limit.used > 0 and (over or limit.expiry >= expiry) then
+      -- The same slice, or a clock that stepped back: entries must stay in the order of their totals. What goes over the
+      -- limit adds no entry either: there is no bound to how often that happens.
+      expiry, merged = math.max(limit.expiry, expiry), limit.last_cost
     end
-    -- An entry of the whole limit refuses all: more says nothing.
-    local cost = math.min(limit.cost, math.max(0, limit.capacity - merged))
+    -- An entry of the whole limit refuses all: more says nothing, but where it may be given back in part.
+    local cost = over and math.min(limit.cost, MOST) or math.min(limit.cost, math.max(0, limit.capacity - merged))
     local member = integer((limit.total + cost) % SLIDING_WRAP) .. ':' .. integer(merged + cost)
     -- Adding comes first: a full server refuses a script's first write, and lets it finish later ones.
     redis.call('ZADD', limit.key, integer(expiry), member)
-    if merged > 0 then
-      if member ~= limit.last then redis.call('ZREM', limit.key, limit.last) end
-    else
-      expire(limit.key, expiry - now)
-    end
+    if merged > 0 and member ~= limit.last then redis.call('ZREM', limit.key, limit.last) end
+    if merged == 0 or expiry > limit.expiry then expire(limit.key, expiry - now) end
     if limit.has_expired then redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now)) end
     return math.max(0, limit.capacity - limit.used - cost), 0, expiry - now
   end,
+
+  still_used = used_until,
 
   -- Takes from the oldest entries: what stays expires no earlier than the hits that still count.
   refund = function(limit, now)

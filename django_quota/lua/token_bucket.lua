@@ -26,9 +26,9 @@ local function bucket_inspect(limit, now)
   return false, remaining, wait, limit.backlog
 end
 
--- Never further than a full bucket's worth from now, also where refusals are counted.
-local function bucket_spend(limit, now)
-  local full = math.max(limit.capacity * limit.a, limit.backlog)
+-- Never further than a full bucket's worth from now, also where refusals are counted; `over` says otherwise.
+local function bucket_spend(limit, now, over)
+  local full = over and MOST or math.max(limit.capacity * limit.a, limit.backlog)
   limit.backlog = math.min(limit.backlog + limit.cost * limit.a, full)
   bucket_write(limit, now)
   return bucket_remaining(limit), 0, limit.backlog
@@ -40,4 +40,11 @@ local function bucket_refund(limit, now)
   if limit.backlog > 0 then bucket_write(limit, now) else redis.call('DEL', limit.key) end
 end
 
-algorithms.token_bucket = { inspect = bucket_inspect, spend = bucket_spend, refund = bucket_refund }
+-- What was taken first flows back first: of a hit whose last unit is back at `stop`, so many are still out.
+local function bucket_still_used(limit, units, stop, now)
+  return math.min(units, math.max(0, math.floor((stop - now) / limit.a)))
+end
+
+algorithms.token_bucket = {
+  inspect = bucket_inspect, spend = bucket_spend, still_used = bucket_still_used, refund = bucket_refund,
+}

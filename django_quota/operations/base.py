@@ -49,6 +49,10 @@ class States(Protocol):
         """Keep a value until it expires (microseconds)."""
         ...
 
+    def expiry(self, key: str, /) -> int:
+        """Return when a key expires (microseconds); 0 where there is none."""
+        ...
+
     def drop(self, key: str, /) -> bool:
         """Forget a key; say whether there was anything."""
         ...
@@ -71,6 +75,10 @@ class DictStates:
     def put(self, key: str, value: Any, expiry: int) -> None:
         """Keep a value; see `States.put`."""
         self.kept[key] = (value, expiry)
+
+    def expiry(self, key: str) -> int:
+        """Return when a key expires; see `States.expiry`."""
+        return self.kept.get(key, (None, 0))[1]
 
     def drop(self, key: str) -> bool:
         """Forget a key; see `States.drop`."""

@@ -1,98 +1,162 @@
-"""The decision: one plan, any number of limits of any algorithms, all or nothing. Pure.
+"""The decision: one plan, any number of hits, each with any number of limits; all or nothing. Pure.
 
-`Decide.run` says in Python what `lua/decide.lua` says in Lua. The script is a frame, into which the algorithm files are
-put where it says so, in the order of `ALGORITHMS`: a file may use what an earlier one defines.
+`Decide.run` says in Python what `lua/decide.lua` says in Lua. The script is a frame, into which its parts are put where
+it says so: the algorithm files in the order of `EVERY`, then `PARTS`; a file may use what an earlier one defines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
-from django_quota.algorithms import ALGORITHMS, Step, Verdict, is_stale
+from django_quota.algorithms import EVERY, Step, Verdict, is_stale
 from django_quota.operations.base import Operation, Script, States, lua_source
+from django_quota.operations.hits import Hit
+from django_quota.operations.holds import give_back, give_back_due, hold, settle
+from django_quota.operations.standing import EXEMPT, Case, stand
+from django_quota.operations.telling import count, tell
 
 Mode = Literal["check", "peek", "refund"]
 
 STALE, REFUSED, ALLOWED = -1, 0, 1
 """The verdicts of a reply."""
 
-_PLACE = "-- %% algorithms %%"
+_PLACE = "-- %% parts %%"
+PARTS = (*EVERY, "holds", "standing", "telling")
 
 
 def _put_together() -> str:
     frame = lua_source("decide")
     if frame.count(_PLACE) != 1:
         raise RuntimeError(f"lua/decide.lua must hold {_PLACE!r} exactly once")
-    return frame.replace(_PLACE, "\n".join(lua_source(name) for name in ALGORITHMS))
+    return frame.replace(_PLACE, "\n".join(map(lua_source, PARTS)))
+
+
+class Log:
+    """Where events are told: the keys of the stream and of the index of bans, and how many events the stream keeps."""
+
+    __slots__ = ("keys", "length")
+
+    def __init__(self, stream: str, bans: str, length: int) -> None:
+        self.keys = [stream, bans]
+        self.length = length
 
 
 class Decide(Operation):
-    """Decide a plan; the reply is that of `lua/decide.lua`."""
+    """Decide a plan; the reply is that of `lua/decide.lua`.
+
+    `mode`: "check", "peek" or "refund"; or `reserving(...)`, `settling(...)` of a plan of one hit. `log`: where events
+    are told; None: nowhere.
+    """
 
     script: ClassVar[Script] = Script.of(_put_together())
 
-    def __init__(self, steps: Sequence[Step], mode: Mode) -> None:
-        self.steps = steps
+    def __init__(self, hits: Sequence[Hit], mode: str, log: Log | None = None) -> None:
+        self.hits = hits
         self.mode = mode
-        self.keys = [step.key for step in steps]
+        self.log = log
+        self.keys = [key for hit in hits for key in hit.keys] if len(hits) > 1 else hits[0].keys
+        if log is not None:
+            self.keys += log.keys
 
     def arguments(self) -> list[str | int]:
         """Return the arguments as `lua/decide.lua` lists them."""
-        arguments: list[str | int] = [self.mode]
-        for step in self.steps:
-            arguments += (step.wire, step.cost)
+        arguments: list[str | int] = [self.mode, 0 if self.log is None else self.log.length]
+        for hit in self.hits:
+            arguments += (hit.head, hit.override)
+            for step in hit.steps:
+                arguments += (step.wire, step.cost)
         return arguments
 
-    def run(self, states: States, now: int) -> list[int]:
+    def run(self, states: States, now: int) -> list[int | str]:
         """Decide over these states."""
-        return decide(states, self.steps, self.mode, now)
+        cases = [Case(hit, index) for index, hit in enumerate(self.hits)]
+        if any(_is_stale(case.hit, now) for case in cases):
+            return [now, STALE]
+        mode, *arguments = self.mode.split(" ", 2)
+        if mode == "settle":
+            settle(states, self.hits[0], arguments[1], int(arguments[0]), now)
+        else:
+            stale = [reason for case in cases for reason in stand(states, case, now)]
+            if stale:
+                return [now, STALE, *stale]
+            _take_back(states, cases, mode, now)
+        for case in cases:
+            case.verdicts = [_inspect(states, case, step, now) for step in case.hit.steps]
+        refused = {case.hit.group for case in cases if case.is_refused}
+        notes = [number for case in cases if case.standing for number in (case.index, case.standing, case.stop)]
+        for case in cases:
+            if mode in ("check", "reserve") and case.hit.cost > 0:
+                passed = not refused & {0, case.hit.group}
+                _spend(states, case, refused, now)
+                if mode == "reserve" and passed and not case.standing:
+                    used_until = [now + verdict.reset for verdict in case.verdicts]
+                    hold(states, case.hit, arguments[0], int(arguments[1]), used_until, now)
+                count(states, case, passed, now)
+                notes += tell(states, case, passed, self.log is not None, now)
+        return [now, REFUSED if 0 in refused else ALLOWED, *_numbers(cases), *notes]
 
 
-def decide(states: States, steps: Sequence[Step], mode: Mode, now: int) -> list[int]:
-    """Decide a plan, all or nothing, over the states by key; `now` in microseconds.
-
-    Returns what `lua/decide.lua` replies: now, the verdict, and ok, remaining, wait and reset of each limit.
-    """
-    if any(is_stale(step.parameters, now) for step in steps if not step.limit.algorithm.timeless):
-        return [now, STALE]
-    if mode == "refund":
-        for step in steps:
-            _give_back(states, step, now)
-    verdicts = [step.limit.algorithm.inspect(states.get(step.key), step.parameters, step.cost, now) for step in steps]
-    refused = {step.group for step, verdict in zip(steps, verdicts, strict=True) if not verdict.ok}
-    if mode == "check":
-        verdicts = [_take(states, step, verdict, refused, now) for step, verdict in zip(steps, verdicts, strict=True)]
-    reply = [now, REFUSED if 0 in refused else ALLOWED]
-    for verdict in verdicts:
-        reply += (int(verdict.ok), verdict.remaining, verdict.wait, verdict.reset)
-    return reply
+def _numbers(cases: Sequence[Case]) -> Iterator[int]:
+    for case in cases:
+        for ok, remaining, wait, reset in case.verdicts:
+            yield from (int(ok), remaining, wait, reset)
 
 
-def _take(states: States, step: Step, verdict: Verdict, refused: set[int], now: int) -> Verdict:
-    """Spend the cost of one limit where the plan's verdicts say so; return its verdict after it."""
-    if step.cost == 0:
+def reserving(token: str, ttl: int) -> str:
+    """Return the mode that checks, and notes what was spent as a hold of so many microseconds."""
+    return f"reserve {token} {ttl}"
+
+
+def settling(member: str, actual: int) -> str:
+    """Return the mode that makes what a hold spent what was really used."""
+    return f"settle {actual} {member}"
+
+
+def _is_stale(hit: Hit, now: int) -> bool:
+    if hit.day is not None and not hit.day.begins <= now < hit.day.ends:
+        return True
+    return any(is_stale(step.parameters, now) for step in hit.steps if not step.limit.algorithm.timeless)
+
+
+def _take_back(states: States, cases: Sequence[Case], mode: str, now: int) -> None:
+    """Give back abandoned holds, and, where that is the mode, the costs."""
+    for case in cases:
+        if case.hit.holds:
+            give_back_due(states, case.hit, now)
+        if mode == "refund" and case.standing != EXEMPT:
+            for step in case.hit.steps:
+                give_back(states, step, step.cost, now)
+
+
+def _inspect(states: States, case: Case, step: Step, now: int) -> Verdict:
+    verdict = step.limit.algorithm.inspect(states.get(step.key), step.parameters, step.cost, now)
+    if case.standing == EXEMPT:
+        return verdict._replace(ok=True, wait=0)
+    if case.standing:
+        return verdict._replace(ok=False, wait=case.stop - now if case.stop else -1)
+    return verdict
+
+
+def _spend(states: States, case: Case, refused: set[int], now: int) -> None:
+    """Spend the cost of a hit where the plan's verdicts say so; put the verdicts after it on the case."""
+    if case.standing:
+        return
+    case.verdicts = [
+        _spend_one(states, step, verdict, case.hit.group, refused, now)
+        for step, verdict in zip(case.hit.steps, case.verdicts, strict=True)
+    ]
+
+
+def _spend_one(states: States, step: Step, verdict: Verdict, group: int, refused: set[int], now: int) -> Verdict:
+    algorithm = step.limit.algorithm
+    passed = not refused & {0, group}
+    counted = step.limit.options.count_refused and step.parameters.capacity > 0 and group in refused
+    if not passed and not counted:
         return verdict
-    if 0 not in refused and step.group not in refused:
-        verdict = _spend(states, step, now)
-    elif step.limit.options.count_refused and step.parameters.capacity > 0 and step.group in refused:
-        _spend(states, step, now)
-        after = step.limit.algorithm.inspect(states.get(step.key), step.parameters, step.cost, now)
-        verdict = after._replace(ok=verdict.ok, wait=0 if verdict.ok else after.wait)
-    return verdict
-
-
-def _spend(states: States, step: Step, now: int) -> Verdict:
-    algorithm = step.limit.algorithm
-    state, verdict = algorithm.spend(states.get(step.key), step.parameters, step.cost, now)
+    state, spent = algorithm.spend(states.get(step.key), step.parameters, step.cost, now)
     states.put(step.key, state, algorithm.expiry(state))
-    return verdict
-
-
-def _give_back(states: States, step: Step, now: int) -> None:
-    algorithm = step.limit.algorithm
-    state = algorithm.refund(states.get(step.key), step.parameters, step.cost, now)
-    if state is None:
-        states.drop(step.key)
-    else:
-        states.put(step.key, state, algorithm.expiry(state))
+    if passed:
+        return spent
+    after = algorithm.inspect(state, step.parameters, step.cost, now)
+    return after._replace(ok=verdict.ok, wait=0 if verdict.ok else after.wait)

@@ -55,6 +55,9 @@ class _Joined:
     def put(self, key: str, value: Any, expiry: int) -> None:
         self._shards[key].put(key, value, expiry)
 
+    def expiry(self, key: str) -> int:
+        return self._shards[key].expiry(key)
+
     def drop(self, key: str) -> bool:
         return self._shards[key].drop(key)
 

@@ -7,7 +7,8 @@ and a hit must not count twice.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,11 +27,49 @@ _WANTS_COMMAND = inspect.signature(aioredis.ConnectionPool.get_connection).param
 _FOR_COMMAND: tuple[str, ...] = ("EVALSHA",) if _WANTS_COMMAND else ()
 
 
+WATCH_EVERY = 1.0
+"""Seconds between two looks at the key that shows whether Redis has kept its memory."""
+
+
+class Watch:
+    """A key whose absence shows that Redis has lost its memory: looked at now and then, in a trip that is made anyway.
+
+    `key` returns its name, empty where there is nothing to watch; `lost` is called where the key is not there.
+    """
+
+    def __init__(
+        self, key: Callable[[], str], lost: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._key = key
+        self._lost = lost
+        self._clock = clock
+        self._again = 0.0
+
+    def look_now(self) -> None:
+        """Look with the next trip: a server that does not know our script may be a new one."""
+        self._again = 0.0
+
+    def question(self) -> tuple[str, str] | None:
+        """Return the command to send ahead of the next one; None where it is not time to look."""
+        now = self._clock()
+        if now < self._again:
+            return None
+        self._again = now + WATCH_EVERY
+        key = self._key()
+        return ("EXISTS", key) if key else None
+
+    def answered(self, reply: int) -> None:
+        """Take the answer."""
+        if not reply:
+            self._lost()
+
+
 class RedisStore:
     """States in the Redis of a cache alias. Its clock is Redis' own."""
 
-    def __init__(self, alias: str) -> None:
+    def __init__(self, alias: str, watch: Watch | None = None) -> None:
         self.alias = alias
+        self._watch = watch or Watch(str, lambda: None)
         self._connections = SyncConnections(alias)
         self._async_clients = AsyncClients(alias)
 
@@ -43,6 +82,7 @@ class RedisStore:
             try:
                 return self._exchange(command)
             except NoScriptError:
+                self._watch.look_now()
                 self._exchange(("SCRIPT", "LOAD", operation.script.text))
                 return self._exchange(command)
         except (RedisError, OSError) as error:
@@ -57,11 +97,17 @@ class RedisStore:
     def _exchange(self, command: Sequence[str | int]) -> Any:
         """Send one command and read its reply: one round trip, never repeated."""
         connection = self._connections.take()
+        question = self._watch.question()
         try:
-            connection.send_packed_command((packed(command),))
+            if question is None:
+                connection.send_packed_command((packed(command),))
+            else:
+                connection.send_packed_command((packed(question) + packed(command),))
+                self._watch.answered(connection.read_response())
+                question = None
             reply = connection.read_response()
         except ResponseError as error:
-            if _is_read_only(error):
+            if question is not None or _is_read_only(error):  # the reply to the command was not read, or must not come
                 self._connections.drop(connection)
             else:
                 self._connections.give_back(connection)
@@ -80,12 +126,37 @@ class RedisStore:
         client = await self._async_clients.get()
         try:
             try:
-                return await _aexchange(client, command)
+                return await self._aexchange(client, command)
             except NoScriptError:
-                await _aexchange(client, ("SCRIPT", "LOAD", operation.script.text))
-                return await _aexchange(client, command)
+                self._watch.look_now()
+                await self._aexchange(client, ("SCRIPT", "LOAD", operation.script.text))
+                return await self._aexchange(client, command)
         except (RedisError, OSError) as error:
             raise ours(error) from error
+
+    async def _aexchange(self, client: AsyncClient, command: Sequence[str | int]) -> Any:
+        """Send one command and read its reply: one round trip, never repeated."""
+        pool: Any = client.client.connection_pool
+        async with client.slots:
+            connection = await pool.get_connection(*_FOR_COMMAND)
+            question = self._watch.question()
+            try:
+                if question is None:
+                    await connection.send_packed_command((packed(command),))
+                else:
+                    await connection.send_packed_command((packed(question) + packed(command),))
+                    self._watch.answered(await connection.read_response())
+                    question = None
+                return await connection.read_response()
+            except ResponseError as error:
+                if question is not None or _is_read_only(error):
+                    await connection.disconnect(nowait=True)
+                raise
+            except BaseException:
+                await connection.disconnect(nowait=True)  # a reply may still be under way: nobody else must read it
+                raise
+            finally:
+                await pool.release(connection)
 
     def close(self) -> None:
         """Close idle connections; an event loop closes its own client."""
@@ -107,25 +178,6 @@ def commands(alias: str) -> Iterator[Redis]:
         yield client
     except (RedisError, OSError) as error:
         raise ours(error) from error
-
-
-async def _aexchange(client: AsyncClient, command: Sequence[str | int]) -> Any:
-    """Send one command and read its reply: one round trip, never repeated."""
-    pool: Any = client.client.connection_pool
-    async with client.slots:
-        connection = await pool.get_connection(*_FOR_COMMAND)
-        try:
-            await connection.send_packed_command((packed(command),))
-            return await connection.read_response()
-        except ResponseError as error:
-            if _is_read_only(error):
-                await connection.disconnect(nowait=True)
-            raise
-        except BaseException:
-            await connection.disconnect(nowait=True)  # a reply may still be under way: nobody else must read it
-            raise
-        finally:
-            await pool.release(connection)
 
 
 def packed(command: Sequence[str | int]) -> bytes:

@@ -10,32 +10,32 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from django_quota.algorithms import Step
 from django_quota.clock import SECOND
 from django_quota.operations.forget import Forget
+from django_quota.operations.hits import Hit
 from django_quota.rules import Rule
 from django_quota.stores.memory import MemoryStore
-from tests.steps import START, adecided, answers, decided, steps_of
+from tests.steps import START, adecided, answers, decided, hits_of
 
 RULE = Rule.make("rule", "50/m")
 
 
-def hit(store: MemoryStore, steps: list[Step], now: int = START) -> bool:
-    return answers(decided(store, steps, "check", now))[0].ok
+def hit(store: MemoryStore, hits: list[Hit], now: int = START) -> bool:
+    return answers(decided(store, hits, "check", now))[0].ok
 
 
 def test_racing_threads_are_admitted_exactly_up_to_the_limit() -> None:
     store = MemoryStore()
-    steps = steps_of(RULE)
+    hits = hits_of(RULE)
     with ThreadPoolExecutor(16) as threads:
-        admitted = sum(threads.map(lambda _: hit(store, steps), range(400)))
+        admitted = sum(threads.map(lambda _: hit(store, hits), range(400)))
     assert admitted == 50
     store.close()
 
 
 def test_plans_over_several_shards_race_without_a_deadlock_and_all_or_nothing() -> None:
     store = MemoryStore(shards=4)
-    one = steps_of(RULE, subject="a") + steps_of(RULE, subject="b")
+    one = hits_of(RULE, subject="a") + hits_of(RULE, subject="b")
     other = list(reversed(one))
     with ThreadPoolExecutor(8) as threads:
         admitted = sum(threads.map(lambda n: hit(store, other if n % 2 else one), range(400)))
@@ -47,7 +47,7 @@ def test_plans_over_several_shards_race_without_a_deadlock_and_all_or_nothing() 
 def test_a_sweep_drops_what_has_expired_and_nothing_else() -> None:
     store = MemoryStore()
     for number in range(100):
-        hit(store, steps_of(RULE, subject=f"user:{number}"), START + number * SECOND)
+        hit(store, hits_of(RULE, subject=f"device:{number}"), START + number * SECOND)
     assert len(store) == 100
     assert store.sweep(START + 60 * SECOND + 49 * SECOND) == 50
     assert len(store) == 50
@@ -56,7 +56,7 @@ def test_a_sweep_drops_what_has_expired_and_nothing_else() -> None:
 
 def test_the_sweeper_thread_sweeps_by_itself() -> None:
     store = MemoryStore(sweep_every=0.001)
-    hit(store, steps_of(RULE), START)  # long gone by the machine's clock
+    hit(store, hits_of(RULE), START)  # long gone by the machine's clock
     deadline = MemoryStore.now() + 20 * SECOND
     while len(store) and MemoryStore.now() < deadline:
         os.sched_yield()
@@ -71,11 +71,11 @@ def sweepers() -> list[threading.Thread]:
 def test_closing_ends_the_sweeper_and_the_next_decision_starts_it_again() -> None:
     before = len(sweepers())
     store = MemoryStore()
-    hit(store, steps_of(RULE))
+    hit(store, hits_of(RULE))
     assert len(sweepers()) == before + 1
     store.close()
     assert len(sweepers()) == before
-    hit(store, steps_of(RULE))
+    hit(store, hits_of(RULE))
     assert len(sweepers()) == before + 1
     store.close()
 
@@ -83,7 +83,7 @@ def test_closing_ends_the_sweeper_and_the_next_decision_starts_it_again() -> Non
 def test_a_store_that_nobody_uses_any_more_takes_its_sweeper_along() -> None:
     before = sweepers()
     store = MemoryStore(sweep_every=0.001)
-    hit(store, steps_of(RULE))
+    hit(store, hits_of(RULE))
     (own,) = [thread for thread in sweepers() if thread not in before]
     del store
     gc.collect()
@@ -95,10 +95,10 @@ def test_a_store_that_nobody_uses_any_more_takes_its_sweeper_along() -> None:
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_worker_starts_a_sweeper_of_its_own() -> None:
     store = MemoryStore()
-    hit(store, steps_of(RULE))
+    hit(store, hits_of(RULE))
     child = os.fork()
     if child == 0:
-        hit(store, steps_of(RULE))
+        hit(store, hits_of(RULE))
         alive = store._sweeper is not None and store._sweeper.is_alive()
         os._exit(0 if alive else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -107,18 +107,18 @@ def test_a_forked_worker_starts_a_sweeper_of_its_own() -> None:
 
 def test_the_async_verbs_answer_alike() -> None:
     store = MemoryStore()
-    steps = steps_of(RULE)
-    reply = asyncio.run(adecided(store, steps, "check", START))
+    hits = hits_of(RULE)
+    reply = asyncio.run(adecided(store, hits, "check", START))
     assert answers(reply)[0].remaining == 49
-    assert asyncio.run(store.arun(Forget([steps[0].key]))) == 1
-    assert store.run(Forget([steps[0].key])) == 0
+    assert asyncio.run(store.arun(Forget(hits))) == 1
+    assert store.run(Forget(hits)) == 0
     store.close()
 
 
 def test_without_a_time_passed_in_the_machine_s_clock_counts() -> None:
     store = MemoryStore()
     before = MemoryStore.now()
-    now = decided(store, steps_of(RULE), "check", None)[0]
+    now = decided(store, hits_of(RULE), "check", None)[0]
     assert before <= now <= MemoryStore.now()
     store.close()
 
@@ -127,10 +127,10 @@ def test_without_a_time_passed_in_the_machine_s_clock_counts() -> None:
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_lock_that_is_held_while_the_process_forks_does_not_hold_the_child() -> None:
     store = MemoryStore(shards=1)
-    hit(store, steps_of(RULE))
+    hit(store, hits_of(RULE))
     with store._shards[0].lock:
         child = os.fork()
         if child == 0:
-            os._exit(0 if hit(store, steps_of(RULE)) else 1)
+            os._exit(0 if hit(store, hits_of(RULE)) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     store.close()

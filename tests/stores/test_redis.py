@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,17 @@ import redis
 from django_redis import get_redis_connection
 
 from django_quota import acheck, check, peek
-from django_quota.algorithms import Step
 from django_quota.clock import SECOND
 from django_quota.exceptions import ConfigurationError, StoreUnavailable
+from django_quota.operations.decide import Decide
 from django_quota.operations.forget import Forget
+from django_quota.operations.hits import Hit
 from django_quota.rules import Rule
 from django_quota.stores.connections import alias_problem
-from django_quota.stores.redis import RedisStore, packed
+from django_quota.stores.redis import RedisStore, Watch, packed
 from django_quota.testing import RedisServer, running_redis
 from tests.conftest import caches
-from tests.steps import START, adecided, answers, decided, steps_of
+from tests.steps import START, adecided, answers, decided, hits_of
 
 RULE = Rule.make("rule", "50/m")
 pytestmark = pytest.mark.usefixtures("redis_cache")
@@ -83,10 +84,10 @@ def test_sync_and_async_share_their_state() -> None:
 
 
 def test_a_plan_of_many_limits_is_one_round_trip(raw: redis.Redis, store: RedisStore) -> None:
-    steps = steps_of(RULE, Rule.make("b", "5/s; 9/h"), Rule.make("c", "7/m", algorithm="token_bucket"))
-    decided(store, steps, "check", None)  # connects, and loads the script
+    hits = hits_of(RULE, Rule.make("b", "5/s; 9/h"), Rule.make("c", "7/m", algorithm="token_bucket"))
+    decided(store, hits, "check", None)  # connects, and loads the script
     before = reads(raw)
-    decided(store, steps, "check", None)
+    decided(store, hits, "check", None)
     assert reads(raw) - before == 2  # the other one is the INFO itself
 
 
@@ -94,7 +95,7 @@ def test_a_script_that_redis_forgot_is_loaded_again_once(raw: redis.Redis, store
     for _ in range(2):
         raw.script_flush()
         raw.config_resetstat()
-        assert [answers(decided(store, steps_of(RULE), "check", None))[0].ok for _ in range(3)] == [True] * 3
+        assert [answers(decided(store, hits_of(RULE), "check", None))[0].ok for _ in range(3)] == [True] * 3
         counted = calls(raw)
         assert counted["script"] + counted["script|load"] == 1
         assert (counted["evalsha"], counted["eval"]) == (4, 0)
@@ -102,18 +103,18 @@ def test_a_script_that_redis_forgot_is_loaded_again_once(raw: redis.Redis, store
 
 def test_a_script_that_redis_forgot_is_loaded_again_under_async(raw: redis.Redis, store: RedisStore) -> None:
     raw.script_flush()
-    assert answers(asyncio.run(adecided(store, steps_of(RULE), "check", None)))[0].remaining == 49
+    assert answers(asyncio.run(adecided(store, hits_of(RULE), "check", None)))[0].remaining == 49
 
 
 def test_redis_own_clock_decides(raw: redis.Redis, store: RedisStore) -> None:
     seconds, microseconds = raw.time()
-    now = decided(store, steps_of(RULE), "check", None)[0]
+    now = decided(store, hits_of(RULE), "check", None)[0]
     assert 0 <= now - (seconds * SECOND + microseconds) < 20 * SECOND
 
 
 def test_every_key_has_a_ttl_that_is_not_much_longer_than_its_content(raw: redis.Redis, store: RedisStore) -> None:
     for algorithm in ("sliding_window", "fixed_window", "token_bucket", "leaky_bucket"):
-        decided(store, steps_of(Rule.make(algorithm, "1/m", algorithm=algorithm)), "check", None)
+        decided(store, hits_of(Rule.make(algorithm, "1/m", algorithm=algorithm)), "check", None)
     ttls = [raw.pttl(key) for key in raw.scan_iter()]
     assert len(ttls) == 4
     assert all(50_000 < ttl <= 60_001 for ttl in ttls)
@@ -126,18 +127,18 @@ def test_a_subject_of_a_sliding_limit_takes_little_memory_whatever_the_limit(
     rule = Rule.make("memory", rate)
     limit = rule.limits[0].rate
     for tick in range(600):  # three windows long, as full as it gets
-        steps = steps_of(rule, cost=max(1, limit.count // 200 - 1))
-        decided(store, steps, "check", START + tick * limit.period // 200)
-    assert 0 < (raw.memory_usage(steps[0].key, samples=0) or 0) <= 3.2 * 1024
+        hits = hits_of(rule, cost=max(1, limit.count // 200 - 1))
+        decided(store, hits, "check", START + tick * limit.period // 200)
+    assert 0 < (raw.memory_usage(hits[0].steps[0].key, samples=0) or 0) <= 3.2 * 1024
 
 
 # --- connections ------------------------------------------------------------------------------------------------------
 
 
 def test_a_connection_that_the_server_closed_is_replaced_unnoticed(raw: redis.Redis, store: RedisStore) -> None:
-    decided(store, steps_of(RULE), "check", None)
+    decided(store, hits_of(RULE), "check", None)
     raw.client_kill_filter(_type="normal", skipme=True)
-    assert answers(decided(store, steps_of(RULE), "check", None))[0].remaining == 48
+    assert answers(decided(store, hits_of(RULE), "check", None))[0].remaining == 48
 
 
 def test_threads_keep_no_more_connections_than_were_in_use_at_once(raw: redis.Redis, store: RedisStore) -> None:
@@ -146,7 +147,7 @@ def test_threads_keep_no_more_connections_than_were_in_use_at_once(raw: redis.Re
     def work(_: int) -> None:
         barrier.wait()
         for _ in range(50):
-            decided(store, steps_of(RULE), "check", None)
+            decided(store, hits_of(RULE), "check", None)
 
     for _ in range(3):
         with ThreadPoolExecutor(4) as threads:
@@ -158,20 +159,20 @@ def test_threads_keep_no_more_connections_than_were_in_use_at_once(raw: redis.Re
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_worker_uses_connections_of_its_own(store: RedisStore) -> None:
-    decided(store, steps_of(RULE), "check", None)
+    decided(store, hits_of(RULE), "check", None)
     child = os.fork()
     if child == 0:
-        answer = answers(decided(store, steps_of(RULE), "check", None))[0]
+        answer = answers(decided(store, hits_of(RULE), "check", None))[0]
         os._exit(0 if answer.remaining == 48 and len(store._connections) == 1 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert answers(decided(store, steps_of(RULE), "check", None))[0].remaining == 47
+    assert answers(decided(store, hits_of(RULE), "check", None))[0].remaining == 47
 
 
 def test_an_event_loop_that_ends_leaves_no_connection_behind(raw: redis.Redis, store: RedisStore) -> None:
     before = len(raw.client_list())
 
     async def many() -> None:
-        await asyncio.gather(*(adecided(store, steps_of(RULE), "check", None) for _ in range(20)))
+        await asyncio.gather(*(adecided(store, hits_of(RULE), "check", None) for _ in range(20)))
 
     for _ in range(3):
         asyncio.run(many())
@@ -183,16 +184,14 @@ def test_an_event_loop_that_ends_leaves_no_connection_behind(raw: redis.Redis, s
 
 def test_a_task_that_is_cancelled_leaves_no_answer_for_the_next_one(store: RedisStore) -> None:
     async def cancel_some() -> list[int]:
-        await adecided(store, steps_of(RULE, subject="first"), "check", None)
+        await adecided(store, hits_of(RULE, subject="first"), "check", None)
         for number in range(30):
-            task = asyncio.create_task(
-                adecided(store, steps_of(RULE, subject=f"cut:{number}"), "check", START + number)
-            )
+            task = asyncio.create_task(adecided(store, hits_of(RULE, subject=f"cut:{number}"), "check", START + number))
             for _ in range(number % 7):
                 await asyncio.sleep(0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        return [(await adecided(store, steps_of(RULE), "peek", START + n))[0] for n in range(100, 110)]
+        return [(await adecided(store, hits_of(RULE), "peek", START + n))[0] for n in range(100, 110)]
 
     assert asyncio.run(cancel_some()) == [START + n for n in range(100, 110)]
 
@@ -200,16 +199,15 @@ def test_a_task_that_is_cancelled_leaves_no_answer_for_the_next_one(store: Redis
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-def both(store: RedisStore, steps: list[Step]) -> list[Callable[[], Any]]:
+def both(store: RedisStore, hits: list[Hit]) -> list[Callable[[], Any]]:
     def run(coroutine: Callable[[], Coroutine[Any, Any, Any]]) -> Callable[[], Any]:
         return lambda: asyncio.run(coroutine())
 
-    keys = [step.key for step in steps]
     return [
-        lambda: decided(store, steps, "check", None),
-        run(lambda: adecided(store, steps, "check", None)),
-        lambda: store.run(Forget(keys)),
-        run(lambda: store.arun(Forget(keys))),
+        lambda: decided(store, hits, "check", None),
+        run(lambda: adecided(store, hits, "check", None)),
+        lambda: store.run(Forget(hits)),
+        run(lambda: store.arun(Forget(hits))),
     ]
 
 
@@ -217,21 +215,21 @@ def test_a_server_that_is_gone_is_our_error_and_not_redis_py_s(settings: Any, tm
     with running_redis() as server:
         settings.CACHES = caches(server)
         store = RedisStore("default")
-        for call in both(store, steps_of(RULE)):
+        for call in both(store, hits_of(RULE)):
             call()
-    for call in both(store, steps_of(RULE)):
+    for call in both(store, hits_of(RULE)):
         with pytest.raises(StoreUnavailable, match="unavailable"):
             call()
     store.close()
 
 
 def test_a_key_of_ours_that_holds_something_else_is_our_error(raw: redis.Redis, store: RedisStore) -> None:
-    steps = steps_of(RULE)
-    raw.lpush(steps[0].key, "not a sorted set")
-    for call in both(store, steps)[:2]:
+    hits = hits_of(RULE)
+    raw.lpush(hits[0].steps[0].key, "not a sorted set")
+    for call in both(store, hits)[:2]:
         with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
             call()
-    assert raw.lrange(steps[0].key, 0, -1) == [b"not a sorted set"]
+    assert raw.lrange(hits[0].steps[0].key, 0, -1) == [b"not a sorted set"]
 
 
 def test_a_server_that_is_full_or_read_only_is_our_error(redis_server: RedisServer, settings: Any) -> None:
@@ -241,11 +239,11 @@ def test_a_server_that_is_full_or_read_only_is_our_error(redis_server: RedisServ
         with redis.Redis.from_url(server.url) as client:
             client.config_set("maxmemory", 1)
             with pytest.raises(StoreUnavailable, match=r"OOM|used memory"):
-                decided(store, steps_of(RULE), "check", None)
+                decided(store, hits_of(RULE), "check", None)
             client.config_set("maxmemory", 0)
             client.config_set("min-replicas-to-write", 1)
             with pytest.raises(StoreUnavailable, match=r"NOREPLICAS|replicas"):
-                decided(store, steps_of(RULE), "check", None)
+                decided(store, hits_of(RULE), "check", None)
         store.close()
 
 
@@ -276,7 +274,7 @@ def test_an_alias_that_cannot_serve_is_refused_with_what_would_do(
 ) -> None:
     settings.CACHES = {"default": config or settings.CACHES["default"]}
     assert alias_problem(alias) is not None
-    for call in both(RedisStore(alias), steps_of(RULE)):
+    for call in both(RedisStore(alias), hits_of(RULE)):
         with pytest.raises(ConfigurationError, match=words):
             call()
 
@@ -286,25 +284,25 @@ def test_a_command_is_packed_as_the_protocol_has_it() -> None:
 
 
 def test_django_redis_own_pool_is_left_to_others(raw: redis.Redis, store: RedisStore) -> None:
-    decided(store, steps_of(RULE), "check", None)
+    decided(store, hits_of(RULE), "check", None)
     pool: Any = get_redis_connection("default").connection_pool
     assert len(pool._in_use_connections) == 0
 
 
 def test_a_primary_that_became_a_replica_is_asked_on_a_new_connection(raw: redis.Redis, store: RedisStore) -> None:
     """Its sockets stay open: behind Sentinel, a new connection is what leads to the new primary."""
-    decided(store, steps_of(RULE), "check", None)
+    decided(store, hits_of(RULE), "check", None)
     kept = store._connections._idle[0]
     raw.replicaof("127.0.0.1", 1)
     try:
         with pytest.raises(StoreUnavailable, match=r"READONLY|read only"):
-            decided(store, steps_of(RULE), "check", None)
+            decided(store, hits_of(RULE), "check", None)
         assert kept not in store._connections._idle
         with pytest.raises(StoreUnavailable, match=r"READONLY|read only"):
-            asyncio.run(adecided(store, steps_of(RULE), "check", None))
+            asyncio.run(adecided(store, hits_of(RULE), "check", None))
     finally:
         raw.replicaof("NO", "ONE")
-    assert answers(decided(store, steps_of(RULE), "check", None))[0].ok
+    assert answers(decided(store, hits_of(RULE), "check", None))[0].ok
 
 
 def test_no_more_connections_are_opened_than_the_pool_may(
@@ -315,16 +313,16 @@ def test_no_more_connections_are_opened_than_the_pool_may(
     settings.CACHES["default"]["OPTIONS"]["CONNECTION_POOL_CLASS"] = "redis.BlockingConnectionPool"
     store = RedisStore("default")
     before = len(raw.client_list())
-    steps = steps_of(RULE)
+    hits = hits_of(RULE)
     with ThreadPoolExecutor(20) as threads:
         admitted = sum(
-            answers(reply)[0].ok for reply in threads.map(lambda _: decided(store, steps, "check", None), range(200))
+            answers(reply)[0].ok for reply in threads.map(lambda _: decided(store, hits, "check", None), range(200))
         )
     assert admitted == 50
     assert len(raw.client_list()) - before <= 3
 
     async def race() -> int:
-        await asyncio.gather(*(adecided(store, steps, "peek", None) for _ in range(40)))
+        await asyncio.gather(*(adecided(store, hits, "peek", None) for _ in range(40)))
         return len(raw.client_list()) - before
 
     assert asyncio.run(race()) <= 6
@@ -334,10 +332,78 @@ def test_no_more_connections_are_opened_than_the_pool_may(
 def test_a_loop_that_was_closed_without_its_generators_is_let_go(store: RedisStore) -> None:
     for _ in range(3):
         loop = asyncio.new_event_loop()
-        loop.run_until_complete(adecided(store, steps_of(RULE), "check", None))
+        loop.run_until_complete(adecided(store, hits_of(RULE), "check", None))
         held = store._async_clients._clients.get(loop)
         assert held is not None
         loop.run_until_complete(held.aclose())  # so that no socket is left to the collector
         loop.close()
-    asyncio.run(adecided(store, steps_of(RULE), "check", None))
+    asyncio.run(adecided(store, hits_of(RULE), "check", None))
     assert len(store._async_clients) == 0
+
+
+class TestTheWatch:
+    """The key that shows whether Redis has kept its memory is looked at in trips that are made anyway."""
+
+    @pytest.fixture
+    def losses(self) -> list[int]:
+        return []
+
+    @pytest.fixture
+    def watching(self, losses: list[int]) -> Iterator[RedisStore]:
+        store = RedisStore("default", Watch(lambda: "marker", lambda: losses.append(1)))
+        yield store
+        store.close()
+
+    def ask(self, store: RedisStore, way: str) -> None:
+        hits = hits_of(RULE)
+        if way == "sync":
+            decided(store, hits, "check", None)
+        else:
+            asyncio.run(adecided(store, hits, "check", None))
+
+    @pytest.mark.parametrize("way", ["sync", "async"])
+    def test_a_missing_key_is_noticed_and_not_sooner_again_than_in_a_second(
+        self, watching: RedisStore, losses: list[int], way: str
+    ) -> None:
+        watching._watch._clock = iter([100.0, 100.5, 100.9, 101.0]).__next__
+        watching._exchange(("SCRIPT", "LOAD", Decide.script.text))  # the first moment is this one's
+        assert losses == [1]
+        for _ in range(3):
+            self.ask(watching, way)
+        assert losses == [1, 1]
+
+    @pytest.mark.parametrize("way", ["sync", "async"])
+    def test_a_key_that_is_there_is_left_alone(
+        self, watching: RedisStore, losses: list[int], way: str, raw: redis.Redis
+    ) -> None:
+        raw.set("marker", 1, ex=100)
+        self.ask(watching, way)
+        assert losses == []
+
+    @pytest.mark.parametrize("way", ["sync", "async"])
+    def test_a_server_that_does_not_know_our_script_is_looked_at_at_once(
+        self, watching: RedisStore, losses: list[int], way: str, raw: redis.Redis
+    ) -> None:
+        raw.set("marker", 1, ex=100)
+        self.ask(watching, way)
+        raw.flushall()
+        raw.script_flush()
+        self.ask(watching, way)
+        assert losses == [1]
+
+    def test_it_takes_no_trip_of_its_own(self, watching: RedisStore, raw: redis.Redis) -> None:
+        watching._exchange(("SCRIPT", "LOAD", Decide.script.text))
+        before = reads(raw)
+        watching._watch.look_now()
+        decided(watching, hits_of(RULE), "check", None)
+        assert reads(raw) - before == 2  # ours, and this question
+
+    def test_a_look_that_fails_leaves_no_reply_behind_for_the_next_caller(
+        self, watching: RedisStore, raw: redis.Redis
+    ) -> None:
+        watch: Any = watching._watch
+        watch.question = lambda: ("EXISTS",)
+        with pytest.raises(StoreUnavailable, match="wrong number of arguments"):
+            decided(watching, hits_of(RULE), "check", START)
+        watch.question = lambda: None
+        assert decided(watching, hits_of(RULE), "peek", START + 7)[0] == START + 7

@@ -1,0 +1,78 @@
+"""Different values: at most so many of them in any window. Pure; `lua/distinct.lua` twin.
+
+Three devices an account, five accounts an address: what is counted is not hits but the values that they bring. A known
+value passes free of charge, and each use keeps it known for another window: so the values that were used in any window
+are never more than the limit. Chosen by a rule's `distinct=`, not by `algorithm=`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from django_quota.algorithms.base import NEVER, Algorithm, Options, Parameters, Verdict
+from django_quota.exceptions import RateError
+from django_quota.rates import Rate
+
+MOST_VALUES = 10_000
+"""The largest count: each value is an entry of some sixty bytes."""
+
+Values = Mapping[str, int]
+"""The digests that are known, each with the moment it is forgotten (microseconds)."""
+
+
+class Distinct(Algorithm[Values]):
+    """Parameters: a = the window in microseconds; value = the digest of the hit's value."""
+
+    name = "distinct"
+    code = "dv"
+    bound = "limit different values"
+
+    def validate(self, rate: Rate, options: Options) -> None:
+        """Check that there are not too many values to keep."""
+        super().validate(rate, options)
+        if rate.count > MOST_VALUES:
+            raise RateError(
+                str(rate),
+                0,
+                f"distinct= keeps every value, and so takes at most {MOST_VALUES}",
+                "counter(...).unique() estimates larger numbers.",
+            )
+
+    def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:
+        """Return the window."""
+        return Parameters(rate.count, rate.period)
+
+    def inspect(self, state: Values | None, p: Parameters, cost: int, now: int) -> Verdict:
+        """Admit a known value, and a new one where there is room for it; else wait until one is forgotten."""
+        live = _live(state, now)
+        remaining = max(0, p.capacity - len(live))
+        reset = max(live.values()) - now if live else 0
+        adds = int(cost > 0 and p.value not in live)
+        if p.capacity > 0 and (adds == 0 or len(live) + 1 <= p.capacity):
+            return Verdict(ok=True, remaining=remaining, wait=0, reset=reset)
+        if p.capacity == 0:
+            return Verdict(ok=False, remaining=remaining, wait=NEVER, reset=reset)
+        makes_room = sorted(live.values())[len(live) - p.capacity]
+        return Verdict(ok=False, remaining=remaining, wait=makes_room - now, reset=reset)
+
+    def spend(
+        self, state: Values | None, p: Parameters, cost: int, now: int, *, over: bool = False
+    ) -> tuple[Values, Verdict]:
+        """Know the value for a window from now."""
+        live = _live(state, now)
+        # A clock that stepped back does not make a value forgotten sooner.
+        after = {**live, p.value: max(now + p.a, live.get(p.value, 0))}
+        remaining = max(0, p.capacity - len(after))
+        return after, Verdict(ok=True, remaining=remaining, wait=0, reset=max(after.values()) - now)
+
+    def refund(self, state: Values | None, p: Parameters, cost: int, now: int) -> Values | None:
+        """Forget the value."""
+        return {value: expiry for value, expiry in (state or {}).items() if cost == 0 or value != p.value} or None
+
+    def expiry(self, state: Values) -> int:
+        """Return when the last value is forgotten."""
+        return max(state.values())
+
+
+def _live(state: Values | None, now: int) -> Values:
+    return {value: expiry for value, expiry in (state or {}).items() if expiry > now}

@@ -1,0 +1,326 @@
+"""The event stream: what every process was refused, banned or warned about, in one capped stream in Redis.
+
+The decision script writes it. Here it is read: by anybody (`EventStream`), or by a consumer group that hands every
+event to one of its consumers and keeps it until it is acknowledged (`EventGroup`). It must not know what is done with
+events.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple
+
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from django_quota.clock import SECOND
+from django_quota.exceptions import StoreUnavailable
+from django_quota.keys import field, named, system_key
+from django_quota.operations.base import text
+from django_quota.stores.redis import RedisStore
+
+KINDS = ("refused", "banned", "near")
+"""What events tell of: a refusal, a ban that began, a limit that is near."""
+
+BEGINNING = "0-0"
+"""The id before all others."""
+
+KEPT = 400 * 86_400
+"""Seconds that the stream is kept after its last event, as `lua/telling.lua` has it."""
+
+DEAD_KEPT = 30 * 86_400
+"""Seconds that dead letters are kept after the last one."""
+
+DEAD_MAXLEN = 10_000
+"""Dead letters that a group keeps; the oldest go first."""
+
+PAGE = 500
+"""Entries that are read at a time."""
+
+WAIT = 1_000
+"""Milliseconds that a read waits for something new: so long may a consumer take to notice that it is to stop."""
+
+OVERDUE = 5.0
+"""Seconds after which a read that waits has not been answered at all."""
+
+LONGEST_BETWEEN_LOOKS = 10.0
+"""Seconds after which a consumer looks again for what others of its group have left behind."""
+
+
+_GONE = ("NOGROUP", "no such key", "UNBLOCKED")
+"""What Redis says, by command, version and moment, where the stream or the group is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event. Times are microseconds since 1970."""
+
+    id: str
+    """Its id in the stream, such as `"1763700000000-0"`."""
+    kind: str
+    """One of `KINDS`."""
+    rule: str | None
+    """The rule's name; None where it is so long that only a digest is known."""
+    subject: str | None
+    """Whom it is about, such as `"ip:203.0.113.9"`; None where it is so long that only a digest is known."""
+    until: int
+    """When the same hit is admitted again, or the ban ends; 0: never, or, near a limit, nothing."""
+    level: int
+    """Which ban in a row it is, from 1; 0 for what is no ban."""
+    capacity: int
+    """The limit."""
+    remaining: int
+    """What was left of it."""
+
+    @classmethod
+    def read(cls, entry_id: str, fields: Mapping[str, str]) -> Event:
+        """Return the event of an entry of the stream. Raises `ValueError` where it is none of ours."""
+        try:
+            kind = fields["kind"]
+            numbers = {name: int(fields[name]) for name in ("until", "level", "capacity", "remaining")}
+            # A dead letter has an id of its own, and among its fields that of the event.
+            event = cls(fields.get("id", entry_id), kind, named(fields["rule"]), named(fields["subject"]), **numbers)
+        except KeyError as error:
+            raise ValueError(f"entry {entry_id} has no {error}") from None
+        if kind not in KINDS:
+            raise ValueError(f"entry {entry_id} is of the kind {kind!r}")
+        return event
+
+    @property
+    def at(self) -> int:
+        """When it happened, by Redis' clock, to the millisecond."""
+        return moment_of(self.id)
+
+    @property
+    def value(self) -> str | None:
+        """The subject without what kind it is: `"203.0.113.9"` of `"ip:203.0.113.9"`, and all of `"global"`."""
+        return None if self.subject is None else self.subject.partition(":")[2] or self.subject
+
+    @property
+    def lasts(self) -> int:
+        """From the event until its end, in microseconds; 0 where it has none."""
+        return max(0, self.until - self.at) if self.until else 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON has it: the fields, and times as ISO 8601 in UTC (`until` null where there is none)."""
+        return {**asdict(self), "at": iso(self.at), "until": iso(self.until) if self.until else None}
+
+
+def iso(moment: int) -> str:
+    """Return a moment (microseconds) as ISO 8601 in UTC."""
+    return datetime.fromtimestamp(moment // SECOND, UTC).replace(microsecond=moment % SECOND).isoformat()
+
+
+def moment_of(entry_id: str) -> int:
+    """Return the moment (microseconds) that an id of the stream stands for."""
+    return int(entry_id.partition("-")[0]) * 1_000
+
+
+class Entry(NamedTuple):
+    """An entry of the stream; `event` is None where it is none of ours."""
+
+    id: str
+    event: Event | None
+
+
+class EventStream:
+    """The stream, for whoever wants to look. Every method raises `StoreUnavailable` where Redis does not answer."""
+
+    def __init__(self, store: RedisStore, prefix: str, what: str = "events") -> None:
+        self.store = store
+        self.prefix = prefix
+        self.key = system_key(prefix, what)
+
+    def last(self, count: int, wanted: Callable[[Event], bool]) -> list[Event]:
+        """Return the last events that are wanted, the oldest first, `count` at most."""
+        found: list[Event] = []
+        for entry in self._backwards():
+            if len(found) >= count:
+                break
+            if entry.event is not None and wanted(entry.event):
+                found.append(entry.event)
+        return found[::-1]
+
+    def _backwards(self) -> Iterator[Entry]:
+        before = "+"
+        while True:
+            with self.store.commands() as client:
+                page = _page(client.xrevrange(self.key, before, "-", PAGE))
+            yield from page
+            if len(page) < PAGE:
+                return
+            before = f"({page[-1].id}"
+
+    def last_id(self, before: int | None = None) -> str:
+        """Return the id of the last entry, or of the last before a moment (microseconds); `BEGINNING` without one."""
+        # The id of a real entry, not of a moment: by its absence one sees that the stream was trimmed past it.
+        upper = "+" if before is None else f"({before // 1_000}-0"
+        with self.store.commands() as client:
+            page = _page(client.xrevrange(self.key, upper, "-", 1))
+        return page[0].id if page else BEGINNING
+
+    def after(self, entry_id: str) -> list[Entry]:
+        """Return the entries behind this one, `PAGE` at most; where there is none, wait up to a second for some."""
+        with self.store.commands() as client:
+            return _entries(_waiting(client, "XREAD", "COUNT", PAGE, "BLOCK", WAIT, "STREAMS", self.key, entry_id))
+
+
+class Taken(NamedTuple):
+    """What a consumer is to do next."""
+
+    id: str
+    event: Event | None
+    """The event; None where there is nothing to do but to acknowledge."""
+    found: Literal["new", "left", "trimmed", "alien"] = "new"
+    """New; left behind by a consumer that ended; trimmed away before it was done; or no event at all."""
+    behind: str | None = None
+    """Where the stream was trimmed past what the group had read: the last id that it had read."""
+
+
+class EventGroup:
+    """A consumer of a group: every event is taken by one of them, and again by another where it is not acknowledged.
+
+    Its name must be its own: what was left under it is done first. What others leave unfinished for `min_idle` seconds
+    is done by whoever looks first. Every method raises `StoreUnavailable` where Redis does not answer.
+    """
+
+    def __init__(self, stream: EventStream, group: str, consumer: str, min_idle: float) -> None:
+        self.stream = stream
+        self.group = group
+        self.consumer = consumer
+        self.dead = EventStream(stream.store, stream.prefix, f"dead:{field(group)}")
+        """The events that the group has given up."""
+        self._min_idle = int(min_idle * 1_000)
+        self._own: str | None = BEGINNING
+        self._look_at = 0.0
+
+    def begin(self, after: str) -> bool:
+        """Make the group where there is none, to read what comes behind this id; say whether it was made."""
+        try:
+            with self.stream.store.commands() as client, client.pipeline() as transaction:
+                transaction.xgroup_create(self.stream.key, self.group, after, mkstream=True)
+                transaction.expire(self.stream.key, KEPT)
+                transaction.execute()
+        except StoreUnavailable as error:
+            if "BUSYGROUP" not in error.reason:
+                raise
+            return False
+        return True
+
+    def take(self, wait: int = WAIT) -> Taken | None:
+        """Return what to do next, waiting for it (milliseconds, above 0); None where there is nothing.
+
+        Raises `LookupError` where the group is gone: Redis has lost its memory.
+        """
+        try:
+            with self.stream.store.commands() as client:
+                return self._left_by_itself(client) or self._left_by_others(client) or self._new(client, wait)
+        except StoreUnavailable as error:
+            if not any(words in error.reason for words in _GONE):
+                raise
+            raise LookupError(f"The group {self.group!r} is gone.") from error
+
+    def look_back(self) -> None:
+        """Take next what is left under the consumer's name: a reply that got lost may have handed something over."""
+        self._own = BEGINNING
+
+    def keep(self, entry_id: str) -> None:
+        """Say that one is still busy with an event: others leave it alone for another `min_idle`."""
+        with self.stream.store.commands() as client:
+            client.xclaim(self.stream.key, self.group, self.consumer, 0, [entry_id], justid=True)
+
+    def acknowledge(self, entry_id: str) -> None:
+        """Say that an event is done: nobody gets it again."""
+        with self.stream.store.commands() as client:
+            client.xack(self.stream.key, self.group, entry_id)
+
+    def bury(self, entry_id: str) -> None:
+        """Give an event up: it goes to `dead`, as it stands, and nobody gets it again."""
+        with self.stream.store.commands() as client:
+            found: Any = client.xrange(self.stream.key, entry_id, entry_id)
+            with client.pipeline() as transaction:
+                for _, fields in found:
+                    transaction.xadd(self.dead.key, {**fields, "id": entry_id}, maxlen=DEAD_MAXLEN)
+                    transaction.expire(self.dead.key, DEAD_KEPT)
+                transaction.xack(self.stream.key, self.group, entry_id)
+                transaction.execute()
+
+    def _left_by_itself(self, client: Any) -> Taken | None:
+        if self._own is None:
+            return None
+        entries = _entries(client.xreadgroup(self.group, self.consumer, {self.stream.key: self._own}, 1))
+        self._own = entries[0].id if entries else None
+        return self._taken(client, entries[0], "left") if entries else None
+
+    def _left_by_others(self, client: Any) -> Taken | None:
+        """Take over what has been idle for too long: one id at a time, so that what was trimmed away has a name."""
+        if time.monotonic() < self._look_at:
+            return None
+        for pending in client.xpending_range(self.stream.key, self.group, "-", "+", PAGE, idle=self._min_idle):
+            entry_id = pending["message_id"]
+            claimed = client.xclaim(self.stream.key, self.group, self.consumer, self._min_idle, [entry_id])
+            if claimed and claimed[0][0] is not None:
+                return self._taken(client, _entry(*claimed[0]), "left")
+            if not client.xrange(self.stream.key, entry_id, entry_id):
+                return Taken(text(entry_id), None, "trimmed")
+        self._look_at = time.monotonic() + min(LONGEST_BETWEEN_LOOKS, self._min_idle / 2_000)
+        return None
+
+    def _new(self, client: Any, wait: int) -> Taken | None:
+        read = self._read_up_to(client)
+        options = ("GROUP", self.group, self.consumer, "COUNT", 1, "BLOCK", wait, "STREAMS", self.stream.key, ">")
+        entries = _entries(_waiting(client, "XREADGROUP", *options))
+        if not entries:
+            return None
+        # Trimming takes the oldest first: while the last that was read is there, nothing behind it is missing.
+        is_whole = read == BEGINNING or client.xrange(self.stream.key, read, read)
+        return self._taken(client, entries[0], "new")._replace(behind=None if is_whole else read)
+
+    def _read_up_to(self, client: Any) -> str:
+        groups = client.xinfo_groups(self.stream.key)
+        own = next((each for each in groups if text(each["name"]) == self.group), None)
+        return text(own["last-delivered-id"]) if own else BEGINNING
+
+    def _taken(self, client: Any, entry: Entry, found: Literal["new", "left"]) -> Taken:
+        if entry.event is not None:
+            return Taken(entry.id, entry.event, found)
+        is_there = client.xrange(self.stream.key, entry.id, entry.id)
+        return Taken(entry.id, None, "alien" if is_there else "trimmed")
+
+
+def _waiting(client: Any, *command: str | int) -> Any:
+    """Send a command that may wait, and wait for its reply longer than the client's own time-out may be."""
+    with client.client() as one:
+        connection: Any = one.connection
+        connection.send_command(*command)
+        try:
+            is_answered = connection.can_read(timeout=OVERDUE)
+        except BaseException:
+            connection.disconnect()  # the reply may still come: nobody else must read it
+            raise
+        if not is_answered:
+            connection.disconnect()
+            raise RedisTimeoutError(f"{command[0]} was not answered in {OVERDUE:g} s")
+        return one.parse_response(connection, command[0])
+
+
+def _entries(reply: Any) -> list[Entry]:
+    """Return the entries of a reply of XREAD: `[[key, entries]]`, or, in RESP3, `{key: [entries]}`."""
+    if isinstance(reply, dict):
+        return [entry for pages in reply.values() for page in pages for entry in _page(page)]
+    return [entry for _, page in reply or () for entry in _page(page)]
+
+
+def _page(reply: Any) -> list[Entry]:
+    """Return the entries of a reply of XRANGE."""
+    return [_entry(*raw) for raw in reply]
+
+
+def _entry(entry_id: str | bytes, fields: Mapping[str | bytes, str | bytes] | None) -> Entry:
+    name = text(entry_id)
+    try:
+        return Entry(name, Event.read(name, {text(key): text(value) for key, value in (fields or {}).items()}))
+    except ValueError:
+        return Entry(name, None)

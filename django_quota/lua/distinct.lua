@@ -1,0 +1,39 @@
+-- distinct: at most so many different values in any window; a known value passes free of charge and stays known.
+--
+-- KEYS   limit.key: a sorted set; score = the moment the value is forgotten (microseconds), member = its digest
+-- ARGV   capacity; a = window in microseconds; value = the digest ('-' where only what is used is asked)
+-- reply  inspect: ok, remaining, wait, reset; spend: remaining, wait, reset
+
+local function distinct_read(limit, now)
+  limit.live = redis.call('ZCOUNT', limit.key, '(' .. integer(now), '+inf')
+  local last = redis.call('ZRANGE', limit.key, -1, -1, 'WITHSCORES')
+  limit.expiry = limit.live > 0 and tonumber(last[2]) or now
+  local score = limit.value ~= '-' and redis.call('ZSCORE', limit.key, limit.value)
+  limit.known = score and tonumber(score) > now
+end
+
+algorithms.distinct = {
+  inspect = function(limit, now)
+    distinct_read(limit, now)
+    local remaining, reset = math.max(0, limit.capacity - limit.live), limit.expiry - now
+    local adds = limit.cost > 0 and not limit.known and 1 or 0
+    if limit.capacity > 0 and (adds == 0 or limit.live + 1 <= limit.capacity) then return true, remaining, 0, reset end
+    if limit.capacity == 0 then return false, remaining, NEVER, reset end
+    local makes_room = redis.call('ZRANGEBYSCORE', limit.key, '(' .. integer(now), '+inf', 'WITHSCORES', 'LIMIT',
+      limit.live - limit.capacity, 1)
+    return false, remaining, tonumber(makes_room[2]) - now, reset
+  end,
+
+  spend = function(limit, now)
+    -- GT: a clock that stepped back does not make a value forgotten sooner.
+    redis.call('ZADD', limit.key, 'GT', integer(now + limit.a), limit.value)
+    redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now))
+    distinct_read(limit, now)
+    expire(limit.key, limit.expiry - now)
+    return math.max(0, limit.capacity - limit.live), 0, limit.expiry - now
+  end,
+
+  refund = function(limit, now)
+    if limit.cost > 0 and limit.value ~= '-' then redis.call('ZREM', limit.key, limit.value) end
+  end,
+}

@@ -1,0 +1,83 @@
+-- holds: what was reserved and is not settled yet. A part of decide.
+--
+-- KEYS   hit.holds_key: a sorted set; score = when the hold is given back by itself (microseconds), member =
+--          "<token> <cost>", then " <window>=<until>" for each limit: the last part of its key, and the moment from which on
+--          nothing of what the hold spent there is used any more
+--        hit.standing_key: its field d:<rule> is the score of the first
+-- ARGV   as decide
+-- reply  hold: notes what the hit has just spent; settle: makes it what was really used; give_back_due: drops what is due
+
+-- The name of a limit within its rule.
+local function window_of(limit) return string.match(limit.key, '[^:]+$') end
+
+-- How many of a hold's units still count in a limit.
+local function still_used(member, limit, units)
+  local _, last = string.find(member, ' ' .. window_of(limit) .. '=', 1, true)
+  if not last then return 0 end -- an override has put other limits in the place of those that the hold spent of
+  local stop = tonumber(string.match(member, '^%d+', last + 1))
+  return limit.algorithm.still_used(limit, units, stop, now)
+end
+
+local function give_back(hit, member, units)
+  for _, limit in ipairs(hit) do
+    local cost = limit.cost
+    limit.cost = still_used(member, limit, units)
+    if limit.cost > 0 then limit.algorithm.refund(limit, now) end
+    limit.cost = cost
+  end
+end
+
+local function note_first_due(hit)
+  local first = redis.call('ZRANGE', hit.holds_key, 0, 0, 'WITHSCORES')
+  if first[1] then
+    redis.call('HSET', hit.standing_key, 'd:' .. hit.rule, integer(tonumber(first[2])))
+  else
+    redis.call('HDEL', hit.standing_key, 'd:' .. hit.rule)
+  end
+end
+
+-- A hundred at a time: the next call goes on, since the first of the others is due as well.
+local function give_back_due(hit)
+  local due = redis.call('ZRANGEBYSCORE', hit.holds_key, '-inf', integer(now), 'LIMIT', 0, 100)
+  if not due[1] then return end
+  for _, member in ipairs(due) do
+    give_back(hit, member, tonumber(string.match(member, '^%S+ (%d+)')))
+    redis.call('ZREM', hit.holds_key, member)
+  end
+  note_first_due(hit)
+end
+
+local function hold(hit)
+  local token, ttl = string.match(mode_arguments, '^(%S+) (%d+)$')
+  ttl = tonumber(ttl)
+  local member = token .. ' ' .. integer(hit[1].cost)
+  local span = ttl
+  for _, limit in ipairs(hit) do
+    member = member .. ' ' .. window_of(limit) .. '=' .. integer(now + limit.reset)
+    span = math.max(span, limit.reset)
+  end
+  redis.call('ZADD', hit.holds_key, integer(now + ttl), member)
+  -- It outlives the moment at which it is due, for as long as there is anything to give back.
+  keep(hit.holds_key, span)
+  note_first_due(hit)
+  keep(hit.standing_key, span)
+end
+
+local function settle(hit)
+  local actual, member = string.match(mode_arguments, '^(%d+) (.+)$')
+  give_back_due(hit)
+  if redis.call('ZREM', hit.holds_key, member) == 0 then return end -- settled before, or given back
+  note_first_due(hit)
+  local held = tonumber(string.match(member, '^%S+ (%d+)'))
+  actual = tonumber(actual)
+  if actual < held then give_back(hit, member, held - actual) end
+  for _, limit in ipairs(hit) do
+    if actual > held and limit.capacity > 0 then
+      local cost = limit.cost
+      limit.cost = actual - held
+      limit.algorithm.inspect(limit, now)
+      limit.algorithm.spend(limit, now, true)
+      limit.cost = cost
+    end
+  end
+end

@@ -1,0 +1,39 @@
+-- publish: make the overrides of a subject these and no others.
+--
+-- KEYS   [1] how the subject stands: a hash, whose fields are listed in standing.lua; only its o: fields are touched
+-- ARGV   [1] now in microseconds, or '' for Redis' own clock
+--        [2] how long an override without an end is kept, in microseconds
+--        then two for each override: its field, and its value "<mode> <from> <until> <rates>"; one that has ended is left out
+-- reply  how many overrides the hash holds now
+local MINUTE = 60000000
+
+local standing_key = KEYS[1]
+local grace = ARGV[1] == '' and 1 or 3600000
+
+local now = tonumber(ARGV[1])
+if not now then
+  local time = redis.call('TIME')
+  now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+end
+
+local kept, count, longest = {}, 0, 0
+for i = 3, #ARGV, 2 do
+  local stop = tonumber(string.match(ARGV[i + 1], '^%l %d+ (%d+)'))
+  if stop == 0 or stop > now then
+    -- Adding comes first: a full server refuses a script's first write, and lets it finish later ones.
+    redis.call('HSET', standing_key, ARGV[i], ARGV[i + 1])
+    kept[ARGV[i]] = true
+    count = count + 1
+    longest = math.max(longest, stop == 0 and tonumber(ARGV[2]) or stop - now + MINUTE)
+  end
+end
+if count > 0 then
+  local lifetime = math.ceil(longest / 1000) + grace
+  if redis.call('PTTL', standing_key) < lifetime then
+    redis.call('PEXPIRE', standing_key, string.format('%.0f', lifetime))
+  end
+end
+for _, field in ipairs(redis.call('HKEYS', standing_key)) do
+  if string.sub(field, 1, 2) == 'o:' and not kept[field] then redis.call('HDEL', standing_key, field) end
+end
+return count

@@ -1,0 +1,48 @@
+"""What the commands share: the store that they need, how they are told to stop, what may be written to a terminal."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from django.core.management.base import CommandError
+
+from django_quota.limiter import get_limiter
+from django_quota.stores.redis import RedisStore
+
+
+def redis_store() -> RedisStore:
+    """Return the limiter's store. Raises `CommandError` where it is not Redis."""
+    store = get_limiter().store
+    if not isinstance(store, RedisStore):
+        raise CommandError('QUOTA["STORE"] is not "redis": there is nothing that another process could look at.')
+    return store
+
+
+def printable(text: str) -> str:
+    """Return a text with what cannot be printed as Python would write it: names may be what a client chose."""
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
+@contextmanager
+def stopping() -> Iterator[threading.Event]:
+    """Yield what SIGINT or SIGTERM sets, so that a command ends after what it is doing; a second ends it at once."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():  # who else runs the command keeps the signals
+        yield stop
+        return
+
+    def ask(_: int, __: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

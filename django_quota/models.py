@@ -1,0 +1,291 @@
+"""The tables: overrides, the outbox of those that Redis has not been told of, and the usage of each day.
+
+They are the record; what decides lies in Redis. They must not know Redis: `publishing` brings overrides there,
+`rollup` brings usage here. Limiting works without any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from datetime import datetime
+from typing import Any, ClassVar
+from urllib.parse import unquote
+
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.db import connections, models, router, transaction
+from django.db.models import F, Q
+from django.dispatch import Signal
+from django.utils import timezone
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from django_quota.conf import current
+from django_quota.exceptions import RateError, RuleError
+from django_quota.overrides import ALL_RULES
+from django_quota.rates import parse_rates
+from django_quota.rules import Rule
+from django_quota.subjects import named_subject, user_subject
+
+overrides_changed = Signal()
+"""Overrides were changed by a statement over many rows, which sends no signal a row; sent within its transaction.
+
+It carries `subjects`, whom they were or are about, and `using`, the database.
+"""
+
+
+class QuotaOverrideQuerySet(models.QuerySet["QuotaOverride"]):
+    """Overrides. What changes many at once publishes them too; `_raw_delete` and SQL by hand want a `quota_sync`."""
+
+    def active(self, now: datetime | None = None) -> QuotaOverrideQuerySet:
+        """Return those that hold at a moment, now where none is given."""
+        moment = now or timezone.now()
+        return self.filter(
+            Q(starts__isnull=True) | Q(starts__lte=moment), Q(expires__isnull=True) | Q(expires__gt=moment)
+        )
+
+    def update(self, **values: Any) -> int:
+        """Change rows, and publish whom they were and are about."""
+        if isinstance(values.get("subject"), str):
+            values["subject"] = named_subject(values["subject"])
+        with transaction.atomic(using=self.db):
+            begin_writing(self.db)
+            before = dict(self.values_list("pk", "subject"))
+            changed = super().update(**values)
+            subjects = set(before.values())
+            if "subject" in values:
+                subjects.update(
+                    self.model.objects.using(self.db).filter(pk__in=before).values_list("subject", flat=True)
+                )
+            self._tell(subjects)
+        return changed
+
+    update.alters_data = True  # type: ignore[attr-defined]
+
+    def bulk_create(self, objs: Iterable[QuotaOverride], *args: Any, **kwargs: Any) -> list[QuotaOverride]:
+        """Add rows, and publish them."""
+        rows = list(objs)
+        for row in rows:
+            row.normalize()
+        with transaction.atomic(using=self.db):
+            added = super().bulk_create(rows, *args, **kwargs)
+            self._tell({row.subject for row in rows})
+        return added
+
+    def bulk_update(self, objs: Iterable[QuotaOverride], fields: Iterable[str], batch_size: int | None = None) -> int:
+        """Change rows, and publish whom they were and are about."""
+        rows = list(objs)
+        for row in rows:
+            row.normalize()
+        return super().bulk_update(rows, fields, batch_size)  # by `update`
+
+    def _tell(self, subjects: Collection[str]) -> None:
+        overrides_changed.send(self.model, subjects=subjects, using=self.db)
+
+
+class QuotaOverride(models.Model):
+    """A rule that is another one for one subject: other rates, none at all, or nothing allowed; until a moment."""
+
+    class Mode(models.TextChoices):
+        """What holds instead."""
+
+        RATE = "rate", _("another rate")
+        EXEMPT = "exempt", _("exempt")
+        BLOCKED = "blocked", _("blocked")
+
+    subject = models.CharField(
+        _("subject"),
+        max_length=500,
+        help_text=_("Whom it is about, such as user:42 or ip:203.0.113.9."),
+    )
+    rule = models.CharField(
+        _("rule"),
+        max_length=200,
+        default=ALL_RULES,
+        help_text=_("The name of the rule; * for all. One for a rule itself goes before one for all."),
+    )
+    mode = models.CharField(_("mode"), max_length=7, choices=Mode.choices, default=Mode.RATE)
+    rate = models.CharField(
+        _("rate"),
+        max_length=200,
+        blank=True,
+        help_text=_("Such as 100/m, or 10/s; 500/h. Only where the mode is another rate."),
+    )
+    reason = models.CharField(_("reason"), max_length=500, blank=True)
+    created_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        verbose_name=_("created by"),
+        null=True,
+        blank=True,
+        editable=False,
+        on_delete=models.SET_NULL,
+        related_name="+",
+    )
+    starts = models.DateTimeField(_("starts"), null=True, blank=True, help_text=_("Empty: at once."))
+    expires = models.DateTimeField(_("expires"), null=True, blank=True, help_text=_("Empty: never."))
+    created = models.DateTimeField(_("created"), auto_now_add=True)
+    updated = models.DateTimeField(_("updated"), auto_now=True)
+
+    objects: ClassVar[models.Manager[QuotaOverride]] = QuotaOverrideQuerySet.as_manager()
+
+    class Meta:
+        """One override a subject and rule."""
+
+        verbose_name = _("override")
+        verbose_name_plural = _("overrides")
+        ordering = ("subject", "rule")
+        constraints = (
+            models.UniqueConstraint(fields=["subject", "rule"], name="django_quota_override_unique"),
+            models.CheckConstraint(
+                condition=Q(mode="rate") & ~Q(rate="") | Q(mode__in=["exempt", "blocked"], rate=""),
+                name="django_quota_override_rate",
+                violation_error_message=_("A rate belongs to the mode “another rate”, and to no other."),
+            ),
+            models.CheckConstraint(
+                condition=Q(starts__isnull=True) | Q(expires__isnull=True) | Q(expires__gt=F("starts")),
+                name="django_quota_override_span",
+                violation_error_message=_("It must expire after it starts."),
+            ),
+        )
+        indexes = (
+            models.Index(fields=["rule"], name="django_quota_override_rule"),
+            models.Index(fields=["expires"], name="django_quota_override_ends"),
+        )
+
+    def __str__(self) -> str:
+        rule = gettext("all rules") if self.rule == ALL_RULES else self.rule
+        what = self.rate if self.mode == self.Mode.RATE else self.get_mode_display()
+        return f"{self.subject}, {rule}: {what}"
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Save it, its subject in its one spelling. Raises `RuleError` where subject or rate is none."""
+        self.normalize()
+        if self.mode == self.Mode.RATE:
+            parse_rates(self.rate)
+        using = kwargs.get("using") or router.db_for_write(type(self), instance=self)
+        with transaction.atomic(using=using):  # `publishing` writes the outbox along with it
+            begin_writing(using)
+            super().save(*args, **kwargs)
+
+    def clean(self) -> None:
+        """Check what the fields alone cannot: that the subject is one, and that the rate fits its rule."""
+        problems = dict(self._problems())
+        if problems:
+            raise ValidationError(problems)
+
+    def normalize(self) -> None:
+        """Bring the subject into its one spelling. Raises `RuleError` where it is none."""
+        self.subject = named_subject(self.subject)
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        if self.subject:
+            try:
+                self.normalize()
+            except RuleError as error:
+                yield "subject", str(error)
+        if self.starts and self.expires and self.expires <= self.starts:
+            yield "expires", gettext("It must expire after it starts.")
+        if self.mode != self.Mode.RATE and self.rate:
+            yield "rate", gettext("A rate belongs to the mode “another rate”, and to no other.")
+        elif self.mode == self.Mode.RATE:
+            yield from self._rate_problems()
+
+    def _rate_problems(self) -> Iterator[tuple[str, str]]:
+        if not self.rate.strip():
+            yield "rate", gettext("This mode needs a rate, such as 100/m.")
+            return
+        try:
+            parse_rates(self.rate)
+            for rule in self._rules():
+                rule.with_rates(self.rate)
+        except RateError as error:
+            yield "rate", str(error)
+        except RuleError as error:
+            yield "rate", gettext("It does not fit its rule: %s") % error
+
+    def _rules(self) -> Iterator[Rule]:
+        """Find the rules of the settings that it holds for; a decorator's may have a name that they do not know."""
+        known = current()
+        for name in known.rules:
+            if self.rule in (ALL_RULES, name):
+                yield known.rule(name)
+
+
+class OverrideOutbox(models.Model):
+    """A subject whose overrides have changed: written with the change, gone when Redis knows.
+
+    What is left here was saved while Redis was away, or by a process that ended too soon; it is published with the
+    next change, and by `quota_sync`.
+    """
+
+    subject = models.CharField(max_length=500)
+    noted = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        """No row is unique: each stands for one change, and goes with it."""
+
+        verbose_name = _("unpublished override")
+        verbose_name_plural = _("unpublished overrides")
+        ordering = ("pk",)
+
+    def __str__(self) -> str:
+        return self.subject
+
+
+def begin_writing(using: str) -> None:
+    """Take the write lock of a database that locks no rows (SQLite): what it reads before, it cannot write upon."""
+    if not connections[using].features.has_select_for_update:
+        OverrideOutbox.objects.using(using).filter(pk=0).update(subject="")
+
+
+class DailyCounterQuerySet(models.QuerySet["DailyCounter"]):
+    """Usage by subject, rule and day."""
+
+    def of_user(self, user: Any) -> DailyCounterQuerySet:
+        """Return those of a user. Raises `RuleError` for one without a primary key."""
+        return self.filter(subject=user_subject(user))
+
+
+class DailyCounter(models.Model):
+    """How many checks of a rule a subject made on a day, as far as `quota_rollup` has carried them from Redis.
+
+    What was carried last is noted beside the totals: so a roll-up that runs again, or beside another, adds nothing
+    twice, and what a Redis counts that has lost its memory is added to what was there.
+    """
+
+    subject = models.CharField(
+        _("subject"),
+        max_length=255,
+        help_text=_("Whom it is about, such as user:42; ~ and a digest where the name is too long."),
+    )
+    rule = models.CharField(_("rule"), max_length=255)
+    day = models.DateField(_("day"))
+    allowed = models.PositiveBigIntegerField(_("allowed"), default=0)
+    refused = models.PositiveBigIntegerField(_("refused"), default=0)
+    incarnation = models.PositiveBigIntegerField(
+        default=0,
+        editable=False,
+        help_text=_("Which hash in Redis was carried last: its beginning, in microseconds since 1970."),
+    )
+    carried_allowed = models.PositiveBigIntegerField(default=0, editable=False)
+    carried_refused = models.PositiveBigIntegerField(default=0, editable=False)
+
+    objects: ClassVar[models.Manager[DailyCounter]] = DailyCounterQuerySet.as_manager()
+
+    class Meta:
+        """One row a subject, day and rule; by subject through the unique index, by day and rule through the other."""
+
+        verbose_name = _("daily counter")
+        verbose_name_plural = _("daily counters")
+        ordering = ("-day", "subject", "rule")
+        constraints = (models.UniqueConstraint(fields=["subject", "day", "rule"], name="django_quota_daily_unique"),)
+        indexes = (models.Index(fields=["day", "rule"], name="django_quota_daily_day_rule"),)
+
+    def __str__(self) -> str:
+        return f"{self.subject}, {self.rule}, {self.day}: {self.allowed} allowed, {self.refused} refused"
+
+    @property
+    def user_pk(self) -> str | None:
+        """The primary key of the user whom it is about, as text; None where it is about somebody else."""
+        kind, _colon, name = self.subject.partition(":")
+        return unquote(name) if kind == "user" and name and "+" not in name else None

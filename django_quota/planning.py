@@ -1,0 +1,128 @@
+"""From what a caller asks (rules and a request, or one rule and a subject) to a plan. It knows no store.
+
+What cannot be known without waiting is a flow, which the driver answers; see `subjects`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from django.http import HttpRequest
+
+from django_quota.conf import current, rule_of
+from django_quota.exceptions import RateError, RuleError
+from django_quota.plans import Plan
+from django_quota.rules import Rule, check_cost, path_of
+from django_quota.subjects import Flow, call, digest, is_user, named_subject, subject_flow, user_subject
+
+RuleOrRate = str | Rule
+Subject = Any
+"""A text such as "ip:203.0.113.9", a user, or a request."""
+
+
+def request_plan(rules: Iterable[Rule], request: HttpRequest) -> Flow:
+    """Return (as the flow's result) the plan of a request: the rules that hold for it, with their costs."""
+    settings = current()
+    plan = Plan(settings.prefix, settings.events)
+    if not settings.enabled:
+        return plan
+    key: object = None
+    subject = ""
+    for rule in rules:
+        if rule.methods is not None and request.method not in rule.methods:
+            continue
+        if rule.skip is not None and (yield from call(rule.skip, request)):
+            continue
+        if rule.key != key:  # stacked rules mostly share their key
+            key, subject = rule.key, (yield from subject_flow(rule.key, request))
+        cost = check_cost((yield from call(rule.cost, request)), rule.name) if callable(rule.cost) else rule.cost
+        value = "" if rule.distinct is None else (yield from _value_flow(rule, request))
+        plan.add((yield from _with_rates(rule, request)) if rule.dynamic else rule, subject, cost, value)
+    return plan
+
+
+def plan_of(
+    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None, value: object, options: dict[str, object]
+) -> Plan | Flow:
+    """Return the plan of one rule for a subject as the verbs take it; a flow of it where a request must be asked."""
+    rule = rule_of(rule_or_rate, options)
+    if isinstance(subject, str):
+        name = named_subject(subject)
+    elif (request := _request_of(subject)) is not None:
+        return _asked_plan(rule, request, cost, value)
+    elif is_user(subject):
+        name = user_subject(subject)
+    else:
+        raise RuleError(f"{subject!r} is no subject: a text such as 'ip:203.0.113.9', a user or a request would do.")
+    if rule.dynamic:
+        raise RuleError(f"The rates of rule {rule.name!r} are functions of the request: pass the request as subject.")
+    if cost is None and callable(rule.cost):
+        raise RuleError(f"The cost of rule {rule.name!r} is a function of the request: pass cost= here.")
+    settings = current()
+    plan = Plan(settings.prefix, settings.events)
+    if rule.distinct is not None and value is None and cost != 0:
+        raise RuleError(f"Rule {rule.name!r} counts different values: pass the one at hand as value=.")
+    plan.add(rule, name, check_cost(rule.cost if cost is None else cost, rule.name), _digest(rule, value))
+    return plan
+
+
+def _asked_plan(rule: Rule, request: HttpRequest, cost: int | None, value: object) -> Flow:
+    """Return (as the flow's result) the plan of one rule for a request."""
+    subject = yield from subject_flow(rule.key, request)
+    if rule.dynamic:
+        rule = yield from _with_rates(rule, request)
+    asked = cost
+    if asked is None:
+        asked = (yield from call(rule.cost, request)) if callable(rule.cost) else rule.cost
+    settings = current()
+    plan = Plan(settings.prefix, settings.events)
+    known = _digest(rule, value)
+    if rule.distinct is not None and value is None:
+        known = yield from _value_flow(rule, request)
+    plan.add(rule, subject, check_cost(asked, rule.name), known)
+    return plan
+
+
+def _value_flow(rule: Rule, request: HttpRequest) -> Flow:
+    """Return (as the flow's result) the digest of the value that a request brings under a rule with `distinct=`."""
+    if rule.distinct is True:
+        raise RuleError(
+            f"Rule {rule.name!r} counts different values, but does not say of what.",
+            "distinct='header:X-Device' would do, or check(..., value=).",
+        )
+    return digest((yield from subject_flow(rule.distinct, request)))
+
+
+def _digest(rule: Rule, value: object) -> str:
+    """Return the digest of a value that a caller brings; empty where there is none."""
+    if value is None:
+        return ""
+    if rule.distinct is None:
+        raise RuleError(
+            f"value={value!r}: rule {rule.name!r} counts hits, not different values; distinct=True would do."
+        )
+    if not isinstance(value, (str, bytes, int)):
+        raise RuleError(f"value={value!r} is {type(value).__name__}; a text, bytes or a whole number would do.")
+    return digest(value if isinstance(value, bytes) else str(value))
+
+
+def _with_rates(rule: Rule, request: HttpRequest) -> Flow:
+    """Return the rule with the rates that its functions of the request give."""
+    rates: list[object] = []
+    for rate in rule.rates:
+        given = (yield from call(rate, request)) if callable(rate) else rate
+        rates += given if isinstance(given, (list, tuple)) else (given,)
+    try:
+        return rule.with_rates(*rates)
+    except RateError as error:
+        functions = ", ".join(path_of(rate) for rate in rule.rates if callable(rate))
+        hint = f"{error.hint} It came from {functions}, for rule {rule.name!r}."
+        raise RateError(error.text, error.position, error.problem, hint) from error
+
+
+def _request_of(subject: Subject) -> HttpRequest | None:
+    if isinstance(subject, HttpRequest):
+        return subject
+    wrapped = getattr(subject, "_request", None)  # Django REST framework's request holds Django's
+    return wrapped if isinstance(wrapped, HttpRequest) else None

@@ -1,0 +1,166 @@
+"""Reservations: spend an estimate now, and settle for what was really used. It must not know how a store holds it.
+
+For work whose cost is known only afterwards, such as the tokens of a language model: the estimate is spent like any
+hit, so that those who come meanwhile are decided rightly; what was too much comes back when the hold is settled, and
+all of it when it is cancelled, or, where nobody ever does either, by itself at its ttl.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Generator
+from types import TracebackType
+from typing import Any, Self, cast
+
+from django_quota.clock import SECOND
+from django_quota.decisions import Decision
+from django_quota.exceptions import RuleError
+from django_quota.limiter import get_limiter
+from django_quota.operations.decide import reserving, settling
+from django_quota.planning import RuleOrRate, Subject, plan_of
+from django_quota.plans import Plan
+from django_quota.rates import MAX_PERIOD
+from django_quota.rules import check_cost
+from django_quota.subjects import aanswer, answer
+
+
+class Hold:
+    """What was reserved.
+
+    A context manager, sync and async: an error inside cancels it; else, unless it was settled, the estimate is kept.
+    """
+
+    def __init__(self, plan: Plan, token: str, decision: Decision, cost: int) -> None:
+        self.decision = decision
+        """The decision that let it through."""
+        self.cost = cost
+        """The estimate, in units."""
+        self._plan = plan
+        self._rule = decision.rule
+        self._member = plan.held(token)
+        """What the store keeps; empty where nothing was spent: an exempt subject, or a store that did not answer."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is neither settled nor cancelled yet, and there is anything to settle."""
+        return bool(self._member)
+
+    def settle(self, actual: int) -> Decision:
+        """Make it what was really used; return how the limit stands.
+
+        `actual`: units, 0 to 10^12. Less than the estimate gives the rest back, as far as it still counts; more takes
+        the difference, past the limit if it must: then the next hits wait. A second time, and after the ttl, nothing
+        changes. Raises `RuleError` for another number. While the store does not answer, the Decision is `degraded`, and
+        the hold is given back at its ttl.
+        """
+        mode = self._settling(actual)
+        return get_limiter().decide(self._plan, mode) if mode else self.decision
+
+    async def asettle(self, actual: int) -> Decision:
+        """Make it what was really used; see `settle`."""
+        mode = self._settling(actual)
+        return await get_limiter().adecide(self._plan, mode) if mode else self.decision
+
+    def cancel(self) -> Decision:
+        """Give all of it back; see `settle`."""
+        return self.settle(0)
+
+    async def acancel(self) -> Decision:
+        """Give all of it back; see `settle`."""
+        return await self.asettle(0)
+
+    def _settling(self, actual: int) -> str:
+        """Return the mode that settles; empty where that would change nothing."""
+        member, units = self._member, check_cost(actual, self._rule)
+        self._member = ""
+        return settling(member, units) if member else ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self.is_open:
+            self.settle(self.cost if error is None else 0)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if self.is_open:
+            await self.asettle(self.cost if error is None else 0)
+
+
+def reserve(
+    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, *, ttl: float = 60, **rule_options: object
+) -> Hold:
+    """Spend an estimate, and return the hold that settles it.
+
+    `with reserve("tokens", user, 2000) as hold: ...; hold.settle(1340)`.
+
+    `rule_or_rate`, `subject`, `cost` and the options are those of `check`. `ttl`: seconds, up to 366 days, after which
+    the hold is given back by itself: longer than the work may take. Raises `QuotaExceeded` where the estimate has no
+    room, and `RuleError` where an argument is wrong.
+    """
+    token, mode = _reserving(ttl)
+    plan = _holding(answer(plan_of(rule_or_rate, subject, cost, None, rule_options)))
+    return Hold(plan, token, get_limiter().decide(plan, mode).raise_if_refused(), _cost(plan))
+
+
+def areserve(
+    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, *, ttl: float = 60, **rule_options: object
+) -> _Reserving:
+    """Spend an estimate, to be awaited or entered by `async with`; see `reserve`."""
+    return _Reserving(rule_or_rate, subject, cost, ttl, rule_options)
+
+
+class _Reserving:
+    """What `areserve` returns: to be awaited, or entered."""
+
+    def __init__(
+        self, rule_or_rate: RuleOrRate, subject: Subject, cost: int | None, ttl: float, rule_options: dict[str, object]
+    ) -> None:
+        self._token, self._mode = _reserving(ttl)
+        self._asked = (rule_or_rate, subject, cost, None, rule_options)
+        self._hold: Hold | None = None
+
+    async def _reserve(self) -> Hold:
+        plan = _holding(await aanswer(plan_of(*self._asked)))
+        decision = await get_limiter().adecide(plan, self._mode)
+        return Hold(plan, self._token, decision.raise_if_refused(), _cost(plan))
+
+    def __await__(self) -> Generator[Any, Any, Hold]:
+        return self._reserve().__await__()
+
+    async def __aenter__(self) -> Hold:
+        self._hold = await self._reserve()
+        return self._hold
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if self._hold is not None:
+            await self._hold.__aexit__(kind, error, tb)
+
+
+def _reserving(ttl: float) -> tuple[str, str]:
+    """Return a new token, and the mode that reserves under it."""
+    is_number = isinstance(cast("object", ttl), (int, float)) and not isinstance(ttl, bool)
+    fits = is_number and 0 < ttl * SECOND <= MAX_PERIOD
+    if not fits:
+        raise RuleError(f"ttl={ttl!r} is not above 0 and up to {MAX_PERIOD // SECOND} seconds; 60 would do.")
+    token = secrets.token_hex(8)
+    return token, reserving(token, max(1, int(ttl * SECOND)))
+
+
+def _holding(plan: Plan) -> Plan:
+    for rule in plan.rules:
+        if rule.distinct is not None:
+            raise RuleError(f"Rule {rule.name!r} counts different values: there is no part of one to give back.")
+    plan.holding()
+    return plan
+
+
+def _cost(plan: Plan) -> int:
+    return plan.costs[0]

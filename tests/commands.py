@@ -1,0 +1,75 @@
+"""Real processes of `manage.py` commands, on the settings of the tests and a server of a fixture."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import django_quota
+
+ROOT = Path(django_quota.__file__).parent.parent
+
+PATIENCE = 60.0
+"""Seconds after which a test gives a condition up."""
+
+
+def wait_until(holds: Callable[[], Any]) -> None:
+    """Wait for a condition, and fail where it never holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline, "the condition never held"
+        threading.Event().wait(0.005)
+
+
+class Manage:
+    """Starts commands in processes of their own; all are ended with the test."""
+
+    def __init__(self, folder: Path, caches: Mapping[str, Any]) -> None:
+        module = folder / "settings_of_a_process.py"
+        module.write_text(f"from tests.settings import *\nCACHES = {caches!r}\n")
+        self._environment = {
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
+            "DJANGO_SETTINGS_MODULE": module.stem,
+        }
+        self._folder = folder
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, *words: str, stderr: Path | None = None) -> subprocess.Popen[str]:
+        """Start a command; its stdout is a pipe, its stderr a file."""
+        with (stderr or self._folder / f"stderr-{len(self._started)}").open("w") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-W", "error", "-m", "django", *words],
+                env=self._environment,
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        self._started.append(process)
+        return process
+
+    def end(self) -> None:
+        """Kill what still runs."""
+        for process in self._started:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+@contextmanager
+def managing(folder: Path, caches: Mapping[str, Any]) -> Iterator[Manage]:
+    """Start commands within a block."""
+    manage = Manage(folder, caches)
+    try:
+        yield manage
+    finally:
+        manage.end()

@@ -1,0 +1,50 @@
+"""Publishing an override as the tests do it: a field of how a subject stands, in whatever store."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django_quota.clock import SECOND
+from django_quota.keys import field, key_of, subject_base
+from django_quota.limiter import get_limiter
+from django_quota.operations.base import Operation, Script, States
+from tests.steps import START
+
+DAY = 86_400 * SECOND
+
+
+class _Publish(Operation):
+    script: ClassVar[Script] = Script.of("""
+        if ARGV[3] == '' then return redis.call('HDEL', KEYS[1], ARGV[2]) end
+        redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])
+        if redis.call('PTTL', KEYS[1]) < 86400000 then redis.call('PEXPIRE', KEYS[1], 86400000) end
+    """)
+
+    def __init__(self, key: str, name: str, value: str) -> None:
+        self.keys = [key]
+        self.name = name
+        self.value = value
+
+    def arguments(self) -> list[str | int]:
+        return [self.name, self.value]
+
+    def run(self, states: States, now: int) -> None:
+        fields = dict(states.get(self.keys[0]) or {})
+        fields.pop(self.name, None)
+        if self.value:
+            fields[self.name] = self.value
+        if fields:
+            states.put(self.keys[0], fields, max(states.expiry(self.keys[0]), now + DAY))
+        else:
+            states.drop(self.keys[0])
+
+
+def publish(subject: str, rule: str, value: str) -> Operation:
+    """Return the operation that publishes an override ('' withdraws it)."""
+    name = "*" if rule == "*" else field(rule)
+    return _Publish(key_of(subject_base("quota", subject), "s"), f"o:{name}", value)
+
+
+def override(value: str, rule: str = "10/m", subject: str = "ip:203.0.113.9") -> None:
+    """Publish an override in the store of the settings; '' withdraws it."""
+    get_limiter().store.run(publish(subject, rule, value), START)

@@ -1,0 +1,303 @@
+"""The laws of counters: Lua and specification never differ, nothing is lost, and nothing goes below zero.
+
+A state machine holds the three to the same replies; real processes, some of them killed, hold Redis to the sums.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+import redis
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from django_quota.clock import SECOND
+from django_quota.counters import counter
+from django_quota.operations import counters as operations
+from django_quota.operations.base import DictStates, text
+from django_quota.operations.counters import DONE, LEAST, MOST
+from django_quota.stores.memory import MemoryStore
+from django_quota.stores.redis import RedisStore
+from django_quota.testing import RedisServer
+from tests.steps import START
+
+DAY = 86_400 * SECOND
+MIDNIGHT = START // DAY * DAY
+TTL = 400 * DAY
+SUBJECTS = st.sampled_from(["a", "b"])
+SIGNED = st.one_of(st.integers(-9, 9), st.sampled_from([LEAST, LEAST + 1, -(2**53) - 1, 2**53 + 1, MOST - 1, MOST]))
+UNSIGNED = st.one_of(st.integers(0, 9), st.sampled_from([2**53, 2**53 + 1, MOST - 1, MOST]))
+FOREIGN = ("something else",)
+"""What lies in the specification where a list lies in Redis."""
+
+
+def total_of(subject: str) -> str:
+    return f"quota:1:{{{subject}}}:c:law"
+
+
+def month_of(subject: str) -> str:
+    return f"{total_of(subject)}:2025-11"
+
+
+def values_of(subject: str) -> str:
+    return f"quota:1:{{{subject}}}:u:law"
+
+
+def _but(lying: dict[str, bytes | None], keys: Sequence[str]) -> dict[str, bytes | None]:
+    return {key: value for key, value in lying.items() if key not in keys}
+
+
+class Twins(RuleBasedStateMachine):
+    """One operation after another, through real Redis, the memory store and the bare specification."""
+
+    store: RedisStore
+    raw: redis.Redis
+
+    @initialize()
+    def begin(self) -> None:
+        self.raw.flushall()
+        self.memory = MemoryStore(shards=3, sweep_every=3_600)
+        self.states = DictStates()
+        self.now = START
+
+    def teardown(self) -> None:
+        if hasattr(self, "memory"):
+            self.memory.close()
+
+    def done(self, operation: operations.CounterOperation) -> bool:
+        """Do an operation in all three places; say whether it was done, and check the laws that hold for each."""
+        before = self.dump()
+        replies = [list(place.run(operation, self.now)) for place in (self.store, self.memory)]
+        replies.append(operation.run(self.states, self.now))
+        on_redis, in_memory, specified = (
+            [text(part) if isinstance(part, bytes) else part for part in reply] for reply in replies
+        )
+        assert on_redis == specified == in_memory
+        after = self.dump()
+        if specified[0] != DONE:
+            assert after == before
+        assert _but(after, operation.keys) == _but(before, operation.keys)
+        assert all(self.raw.pttl(key) > 0 for key in after)
+        assert {key.decode() for key in self.raw.scan_iter()} == set(self.states.kept)
+        return bool(specified[0] == DONE)
+
+    def dump(self) -> dict[str, bytes | None]:
+        return {key.decode(): self.raw.dump(key) for key in self.raw.scan_iter()}
+
+    def totals(self) -> list[int]:
+        """Return the totals as they lie in Redis; where something else lies there, none."""
+        keys = [total_of(subject) for subject in "ab"]
+        return [int(self.raw.get(key) or 0) if self.raw.type(key) != b"list" else 0 for key in keys]
+
+    @rule(gap=st.one_of(st.integers(0, 3), st.integers(0, 3 * DAY)))
+    def time_passes(self, gap: int) -> None:
+        self.now = min(self.now + gap, MIDNIGHT + 9 * DAY)  # within the month, and within every ttl
+
+    @rule(subject=SUBJECTS, amount=SIGNED, off=st.sampled_from([0, 0, 0, 0, 0, -1, 1]))
+    def it_is_incremented(self, subject: str, amount: int, off: int) -> None:
+        number = (self.now - MIDNIGHT) // DAY + off
+        begins = MIDNIGHT + number * DAY
+        keys = (total_of(subject), month_of(subject))
+        before = self.totals()["ab".index(subject)]
+        if self.done(operations.Incr(keys, amount, TTL, f"{21 + number:02}", begins, begins + DAY)):
+            assert off == 0
+            assert self.totals()["ab".index(subject)] == before + amount
+
+    @rule(subject=SUBJECTS, amount=SIGNED)
+    def it_is_set(self, subject: str, amount: int) -> None:
+        if self.done(operations.Set([total_of(subject)], amount, TTL)):
+            assert self.totals()["ab".index(subject)] == amount
+
+    @rule(subject=SUBJECTS)
+    def it_is_read(self, subject: str) -> None:
+        before = self.dump()
+        self.done(operations.Get(total_of(subject)))
+        self.done(operations.Days([month_of(subject), f"{total_of(subject)}:2025-12"], [(20, 30), (1, 31)]))
+        assert self.dump() == before
+
+    @rule(subject=SUBJECTS)
+    def it_is_popped(self, subject: str) -> None:
+        if self.done(operations.Pop(total_of(subject))):
+            assert self.totals()["ab".index(subject)] == 0
+
+    @rule(subject=SUBJECTS, amount=UNSIGNED.filter(bool))
+    def some_is_taken(self, subject: str, amount: int) -> None:
+        before = self.totals()["ab".index(subject)]
+        done = self.done(operations.Take([total_of(subject)], amount, TTL))
+        after = self.totals()["ab".index(subject)]
+        assert after == (before - amount if done else before)
+        assert after >= min(before, 0)
+
+    @rule(giver=SUBJECTS, taker=SUBJECTS, amount=UNSIGNED)
+    def some_is_moved(self, giver: str, taker: str, amount: int) -> None:
+        before = self.totals()
+        self.done(operations.Transfer([total_of(giver), total_of(taker)], amount, TTL))
+        after = self.totals()
+        assert sum(after) == sum(before)
+        assert all(now >= min(then, 0) for now, then in zip(after, before, strict=True))
+
+    @rule(subject=SUBJECTS, value=st.integers(0, 9), off=st.sampled_from([0, 0, 0, 0, 0, -1, 1]))
+    def a_value_is_counted(self, subject: str, value: int, off: int) -> None:
+        number = (self.now - MIDNIGHT) // DAY + off
+        begins = MIDNIGHT + number * DAY
+        keys = (values_of(subject), f"{values_of(subject)}:2025-11-{21 + number:02}")
+        self.done(operations.Unique(keys, f"value {value}", TTL, begins, begins + DAY))
+
+    @rule(subject=SUBJECTS, day=st.one_of(st.none(), st.integers(21, 29)))
+    def different_values_are_counted(self, subject: str, day: int | None) -> None:
+        self.done(operations.UniqueCount(values_of(subject) + (f":2025-11-{day}" if day else "")))
+
+    @rule(subject=SUBJECTS, kind=st.sampled_from([total_of, month_of, values_of]), cleared=st.booleans())
+    def something_else_lies_there(self, subject: str, kind: Callable[[str], str], cleared: bool) -> None:
+        key = kind(subject)
+        self.raw.delete(key)
+        shard = self.memory._shard(key)
+        for states in (shard, self.states):
+            states.drop(key)
+        if not cleared:
+            self.raw.rpush(key, "x")
+            self.raw.expire(key, 10**6)
+            for states in (shard, self.states):
+                states.put(key, FOREIGN, START + 2 * TTL)
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_lua_and_specification_never_differ(raw: redis.Redis, redis_server: RedisServer) -> None:
+    Twins.store = RedisStore("default")
+    Twins.raw = raw
+    run_state_machine_as_test(
+        Twins,
+        settings=settings(
+            max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
+    Twins.store.close()
+
+
+# --- real processes ---------------------------------------------------------------------------------------------------
+
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+threads_ran = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+STOCK = counter("stock")
+CREDITS = counter("credits")
+ACCOUNTS = [f"user:{number}" for number in range(50)]
+
+
+def started(work: Callable[[], object]) -> int:
+    """Start a process that does its work and ends, with status 0 where it went well; return its id."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return child
+
+
+def ended(children: list[int]) -> list[int]:
+    """Wait until all of these processes have ended; return their statuses."""
+    statuses = []
+    while children:
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(children[-1], 0)[1]))
+        children.pop()
+    return statuses
+
+
+@contextmanager
+def processes() -> Iterator[list[int]]:
+    """Collect the ids of processes; whatever happens, none of them is left over."""
+    children: list[int] = []
+    try:
+        yield children
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+        ended(children)
+
+
+@forks
+@threads_ran
+@pytest.mark.usefixtures("redis_cache")
+def test_100_processes_take_exactly_what_there_is() -> None:
+    result = struct.Struct("qq")
+    STOCK.set("sku:1", 1_000)
+    ready, go = os.pipe()
+    results, report = os.pipe()
+
+    def buy() -> None:
+        os.close(go)
+        os.read(ready, 1)  # returns when the test closes its end: all begin at once
+        taken, lowest = 0, 1_000
+        while STOCK.take("sku:1"):
+            taken += 1
+            lowest = min(lowest, STOCK.get("sku:1"))
+        os.write(report, result.pack(taken, lowest))
+
+    with processes() as children:
+        children.extend(started(buy) for _ in range(100))
+        os.close(report)
+        os.close(go)
+        assert ended(children) == [0] * 100
+    os.close(ready)
+    with os.fdopen(results, "rb") as pipe:
+        told = list(result.iter_unpack(pipe.read()))
+    assert len(told) == 100
+    assert sum(taken for taken, _ in told) == 1_000
+    assert min(lowest for _, lowest in told) >= 0
+    assert STOCK.get("sku:1") == 0
+
+
+@forks
+@threads_ran
+@pytest.mark.usefixtures("redis_cache")
+def test_10_000_transfers_keep_the_sum_though_a_worker_is_killed(raw: redis.Redis) -> None:
+    keys = [f"quota:1:{{{name}}}:c:credits" for name in ACCOUNTS]
+    for name in ACCOUNTS:
+        CREDITS.set(name, 100)
+    progress, report = os.pipe()
+
+    def move(chance: random.Random) -> bool:
+        giver, taker = chance.choices(ACCOUNTS, k=2)
+        return CREDITS.transfer(giver, taker, chance.randint(1, 60))
+
+    def work(seed: int) -> None:
+        chance = random.Random(seed)
+        assert 0 < sum(move(chance) for _ in range(2_500)) < 2_500  # some are refused, some not
+
+    def work_for_ever() -> None:
+        chance = random.Random(99)
+        for _ in range(500):
+            move(chance)
+        os.write(report, b"!")
+        while True:
+            move(chance)
+
+    def look() -> None:
+        amounts = [int(amount) for amount in raw.mget(keys)]  # type: ignore[arg-type]
+        assert sum(amounts) == 50 * 100
+        assert min(amounts) >= 0
+
+    with processes() as children:
+        victim = started(work_for_ever)
+        children.append(victim)
+        children.extend(started(partial(work, seed)) for seed in range(4))
+        os.close(report)
+        assert os.read(progress, 1) == b"!"
+        for _ in range(50):
+            look()
+        os.kill(victim, signal.SIGKILL)
+        look()
+        assert sorted(ended(children)) == [-signal.SIGKILL, 0, 0, 0, 0]
+    os.close(progress)
+    look()

@@ -1,0 +1,617 @@
+"""Overrides on their way from the tables to Redis: at once, late, all again, and never lost."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+import redis
+from django.core.management import CommandError, call_command
+from django.db import connection, connections, transaction
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from django_quota import background, overrides, publishing
+from django_quota.clock import SECOND
+from django_quota.exceptions import StoreUnavailable
+from django_quota.keys import MAX_PART, field
+from django_quota.limiter import get_limiter
+from django_quota.models import OverrideOutbox, QuotaOverride
+from django_quota.operations.base import DictStates
+from django_quota.operations.publish import AFTER_END, OVERRIDE_TTL
+from django_quota.overrides import Override, marker_key, publication, published, standing_key
+from django_quota.stores.memory import MemoryStore
+from django_quota.stores.redis import RedisStore
+from django_quota.testing import RedisServer, freeze
+from tests.steps import START
+
+PREFIX = "quota"
+BLOCKED = Override("blocked")
+LONG = "user:" + "x" * (MAX_PART + 1)
+moments = st.one_of(st.just(0), st.integers(START - 60 * SECOND, START + 60 * SECOND))
+an_override = st.one_of(
+    st.builds(Override, st.sampled_from(["exempt", "blocked"]), moments, moments),
+    st.builds(Override, st.just("rate"), moments, moments, st.sampled_from(["5/m", "1/s; 9/d", "100/30s"])),
+)
+
+
+def blocked(subject: str = "user:1", rule: str = "search", **values: Any) -> QuotaOverride:
+    """Save an override that blocks."""
+    return QuotaOverride.objects.create(**{"subject": subject, "rule": rule, "mode": "blocked", **values})
+
+
+def held(subject: str = "user:1") -> dict[str | None, Override]:
+    """Return what Redis holds for a subject."""
+    store = get_limiter().store
+    assert isinstance(store, RedisStore)
+    return published(store, PREFIX, subject)
+
+
+def microseconds(moment: datetime) -> int:
+    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+# --- the published form -----------------------------------------------------------------------------------------------
+
+
+@given(an_override)
+def test_an_override_is_read_as_it_was_written(override: Override) -> None:
+    assert Override.read(override.wire) == override
+
+
+def test_the_published_form_is_what_the_script_reads() -> None:
+    assert Override("rate", 3, 7, "5/m; 9/d").wire == "r 3 7 5/m; 9/d"
+    assert Override("exempt").wire == "x 0 0 "
+    assert Override("blocked", 0, 9).wire == "b 0 9 "
+    assert publication("key", {"*": BLOCKED, "a:*": BLOCKED}).overrides == {"o:*": "b 0 0 ", "o:a%3A%2A": "b 0 0 "}
+    assert publication("key", {"*": BLOCKED}).overrides.keys() != {f"o:{field('*')}"}
+
+
+@pytest.mark.parametrize("wire", ["", "b 0 0", "q 0 0 ", "r x 0 5/m"])
+def test_what_was_not_published_is_not_read(wire: str) -> None:
+    with pytest.raises(ValueError, match="published|invalid"):
+        Override.read(wire)
+
+
+def test_it_holds_from_its_beginning_up_to_its_end() -> None:
+    override = Override("blocked", 10, 20)
+    assert [override.in_force(now) for now in (9, 10, 19, 20)] == [False, True, True, False]
+    assert Override("blocked").in_force(0)
+
+
+# --- the script and its specification ---------------------------------------------------------------------------------
+
+rules = st.sampled_from(["*", "search", "login"])
+steps = st.lists(st.tuples(st.dictionaries(rules, an_override), st.integers(0, 90 * SECOND)), max_size=6)
+
+
+@given(steps=steps, others=st.dictionaries(st.sampled_from(["b:x", "e:x", "ox:1", "w:search"]), st.just("1 2 3")))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_lua_and_specification_never_differ(
+    redis_cache: RedisServer, raw: redis.Redis, steps: list[tuple[dict[str, Override], int]], others: dict[str, str]
+) -> None:
+    key, now = standing_key(PREFIX, "user:1"), START
+    raw.flushall()
+    states = DictStates()
+    store = RedisStore("default")
+    if others:
+        raw.hset(key, mapping=others)
+        raw.pexpire(key, 30_000)
+        states.put(key, others, now + 30 * SECOND)
+    for wanted, gap in steps:
+        now += gap
+        operation = publication(key, wanted)
+        reply = store.run(operation, now)
+        assert reply == operation.run(states, now)
+        live = {name: override for name, override in wanted.items() if override.ends == 0 or override.ends > now}
+        assert reply == len(live)
+        fields = {name.decode(): value.decode() for name, value in raw.hgetall(key).items()}
+        assert fields == (states.get(key) or {}) == others | {overrides.field_of(n): o.wire for n, o in live.items()}
+        if fields:
+            until = [
+                now + OVERRIDE_TTL if override.ends == 0 else override.ends + AFTER_END for override in live.values()
+            ]
+            # Keys live at least as long as their content; Redis' own clock has gone on since.
+            assert raw.pttl(key) * 1_000 >= max(until, default=now) - now - 30 * SECOND
+            assert states.expiry(key) >= max(until, default=0)
+    store.close()
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_publishing_shortens_no_life(raw: redis.Redis) -> None:
+    key = standing_key(PREFIX, "user:1")
+    raw.hset(key, "b:search", "1 2 3")
+    raw.pexpire(key, 90 * 86_400_000)
+    get_limiter().store.run(publication(key, {"*": BLOCKED}))
+    get_limiter().store.run(publication(key, {}))
+    assert raw.pttl(key) > 89 * 86_400_000
+    assert raw.hgetall(key) == {b"b:search": b"1 2 3"}
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_an_override_outlives_its_end_by_a_minute_and_an_endless_one_thirty_days(raw: redis.Redis) -> None:
+    key = standing_key(PREFIX, "user:1")
+    now = int(raw.time()[0]) * SECOND
+    get_limiter().store.run(publication(key, {"*": Override("blocked", 0, now + 3_600 * SECOND)}))
+    assert 3_600_000 < raw.pttl(key) <= 3_661_000
+    get_limiter().store.run(publication(key, {"*": BLOCKED}))
+    assert 29 * 86_400_000 < raw.pttl(key) <= OVERRIDE_TTL // 1_000 + 1
+
+
+# --- saving -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def published_at_once(redis_cache: RedisServer, database: dict[str, Any]) -> Iterator[None]:
+    """Tables, and a Redis that is told; no thread outlives the test."""
+    yield
+    for name in (publishing.RETRIES, publishing.REPUBLISHING):
+        background.join(name)
+
+
+@pytest.mark.usefixtures("published_at_once")
+class TestSaving:
+    """What is saved is what Redis holds."""
+
+    def test_what_is_saved_is_published_with_its_span(self) -> None:
+        starts, expires = datetime(2026, 1, 1, tzinfo=UTC), datetime(2126, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
+        blocked(starts=starts, expires=expires)
+        blocked(rule="*", mode="rate", rate=" 10 per minute;500/h")
+        assert held() == {
+            "search": Override("blocked", microseconds(starts), microseconds(expires)),
+            "*": Override("rate", 0, 0, "10/m; 500/h"),
+        }
+        assert not OverrideOutbox.objects.exists()
+
+    def test_what_is_deleted_or_changed_is_withdrawn(self) -> None:
+        row, other = blocked(), blocked(rule="*")
+        row.mode = "exempt"
+        row.save()
+        assert held() == {"search": Override("exempt"), "*": BLOCKED}
+        other.delete()
+        assert held() == {"search": Override("exempt")}
+
+    def test_a_row_that_is_about_somebody_else_now_leaves_nothing_behind(self) -> None:
+        row = blocked()
+        QuotaOverride(pk=row.pk, subject="user:2", rule="login", mode="blocked", created=row.created).save()
+        assert (held("user:1"), held("user:2")) == ({}, {"login": BLOCKED})
+
+    def test_nothing_is_published_before_the_commit_and_nothing_of_a_rollback(self) -> None:
+        with transaction.atomic():
+            blocked()
+            assert held() == {}
+        assert held() == {"search": BLOCKED}
+        with transaction.atomic():
+            QuotaOverride.objects.all().delete()
+            transaction.set_rollback(True)
+        assert held() == {"search": BLOCKED}
+        assert not OverrideOutbox.objects.exists()
+
+    def test_statements_over_many_rows_publish_too(self) -> None:
+        QuotaOverride.objects.bulk_create(
+            [QuotaOverride(subject=f"user:{n}", rule="*", mode="blocked") for n in range(publishing.BATCH + 3)]
+        )
+        assert held("user:0") == held(f"user:{publishing.BATCH + 2}") == {"*": BLOCKED}
+        QuotaOverride.objects.filter(subject="user:0").update(mode="exempt")
+        assert held("user:0") == {"*": Override("exempt")}
+        rows = list(QuotaOverride.objects.filter(subject__in=["user:1", "user:2"]))
+        for row in rows:
+            row.subject += "1"
+        QuotaOverride.objects.filter(subject__in=["user:11", "user:21"]).delete()
+        QuotaOverride.objects.bulk_update(rows, ["subject"])
+        assert held("user:1") == held("user:2") == {}
+        assert held("user:11") == held("user:21") == {"*": BLOCKED}
+        QuotaOverride.objects.all().delete()
+        assert held("user:11") == held(f"user:{publishing.BATCH + 2}") == {}
+
+    def test_what_a_fixture_loads_is_published(self, tmp_path: Any) -> None:
+        blocked()
+        file = tmp_path / "rows.json"
+        call_command("dumpdata", "django_quota.QuotaOverride", output=str(file), verbosity=0)
+        QuotaOverride.objects.all().delete()
+        call_command("loaddata", str(file), verbosity=0)
+        assert held() == {"search": BLOCKED}
+
+    def test_what_others_keep_in_the_hash_stays(self, raw: redis.Redis) -> None:
+        key = standing_key(PREFIX, "user:1")
+        raw.hset(key, mapping={"b:search": "1 2 3", "d:search": "7"})
+        blocked().delete()
+        assert raw.hgetall(key) == {b"b:search": b"1 2 3", b"d:search": b"7"}
+
+    def test_what_has_ended_is_not_published(self) -> None:
+        blocked(expires=datetime(2001, 1, 1, tzinfo=UTC))
+        blocked(rule="*", starts=datetime(1960, 1, 1, tzinfo=UTC), expires=datetime(1965, 1, 1, tzinfo=UTC))
+        assert held() == {}
+
+    def test_a_rate_that_is_none_keeps_nothing_else_from_being_published(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        QuotaOverride.objects.bulk_create([QuotaOverride(subject="user:1", rule="a", mode="rate", rate="many")])
+        blocked()
+        assert held() == {"search": BLOCKED}
+        assert "cannot be published" in caplog.text
+
+    def test_where_limiting_is_off_it_is_published_later(self, settings: Any) -> None:
+        given_before = settings.QUOTA
+        settings.QUOTA = {"ENABLED": False}
+        blocked()
+        settings.QUOTA = given_before
+        assert held() == {}
+        blocked("user:2")
+        assert held() == {"search": BLOCKED}
+
+    def test_whoever_publishes_last_has_seen_what_was_saved_last(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Another process saves and publishes between our reading of the rows and our telling Redis."""
+        row = blocked()
+        run_all = publishing.run_all
+
+        def overtaken(*arguments: Any) -> Any:
+            monkeypatch.setattr(publishing, "run_all", run_all)
+            QuotaOverride.objects.filter(pk=row.pk).update(mode="exempt")
+            return run_all(*arguments)
+
+        monkeypatch.setattr(publishing, "run_all", overtaken)
+        publishing.publish(["user:1"], "default")
+        assert held() == {"search": Override("exempt")}
+
+    def test_many_who_save_at_once_leave_what_the_rows_say(self) -> None:
+        modes = ["exempt", "blocked"]
+        blocked()
+
+        def save(mode: str) -> None:
+            for _ in range(10):
+                QuotaOverride.objects.filter(subject="user:1").update(mode=mode)
+            connections.close_all()
+
+        threads = [threading.Thread(target=save, args=(mode,)) for mode in modes * 2]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert held() == {"search": Override(QuotaOverride.objects.get().mode)}  # type: ignore[arg-type]
+        assert not OverrideOutbox.objects.exists()
+
+
+class TestRedisAway:
+    """The row is saved whatever happens to Redis, and Redis knows in the end."""
+
+    @pytest.fixture
+    def away(self, published_at_once: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+        """Let Redis be away, or back; retries begin when the test says so."""
+        run_all = publishing.run_all
+        pause = threading.Event()
+        monkeypatch.setattr(publishing.time, "sleep", lambda _: pause.wait())
+
+        def refuse(*_: Any) -> Any:
+            raise StoreUnavailable("it is away")
+
+        def switch(is_away: bool) -> None:
+            monkeypatch.setattr(publishing, "run_all", refuse if is_away else run_all)
+            if not is_away:
+                pause.set()
+
+        return switch
+
+    def test_the_row_is_saved_the_error_logged_and_this_process_tries_again(
+        self, away: Callable[[bool], None], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        away(True)
+        row = blocked()
+        assert row.pk
+        assert "not published" in caplog.text
+        assert OverrideOutbox.objects.get().subject == "user:1"
+        away(False)
+        background.join(publishing.RETRIES)
+        assert held() == {"search": BLOCKED}
+        assert not OverrideOutbox.objects.exists()
+
+    def test_where_the_process_ends_the_next_change_publishes_it(
+        self, away: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(publishing, "in_background", lambda *_: None)
+        away(True)
+        blocked().delete()
+        blocked(rule="login")
+        away(False)
+        blocked("user:2")
+        assert held() == {"login": BLOCKED}
+        assert not OverrideOutbox.objects.exists()
+
+    def test_a_sync_publishes_it_too(self, away: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(publishing, "in_background", lambda *_: None)
+        away(True)
+        blocked()
+        away(False)
+        assert publishing.is_pending("user:1", "default")
+        call_command("quota_sync", stdout=StringIO())
+        assert held() == {"search": BLOCKED}
+        assert not publishing.is_pending("user:1", "default")
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+def synced() -> dict[str, int]:
+    out = StringIO()
+    call_command("quota_sync", json=True, stdout=out)
+    return json.loads(out.getvalue())  # type: ignore[no-any-return]
+
+
+@pytest.mark.usefixtures("published_at_once")
+class TestSync:
+    """`quota_sync` makes Redis hold what the rows say, whatever it held before."""
+
+    def test_a_redis_without_memory_holds_all_again(self, raw: redis.Redis) -> None:
+        for subject in ("user:1", "ip:2001:db8::/64", LONG, "~odd {subject}:\u2603"):
+            blocked(subject)
+        raw.flushall()
+        assert held() == {}
+        assert synced() == {"subjects": 4, "withdrawn": 0}
+        for row in QuotaOverride.objects.all():
+            assert held(row.subject) == {"search": BLOCKED}
+        assert 0 < raw.ttl(marker_key(PREFIX)) <= overrides.MARKED_FOR
+        assert all(raw.ttl(key) > 0 for key in raw.scan_iter())
+
+    def test_what_no_row_stands_for_is_withdrawn_and_nothing_else(self, raw: redis.Redis) -> None:
+        blocked("user:1")
+        blocked(LONG)
+        run = get_limiter().store.run
+        for subject in ("user:1", "user:2", LONG, LONG + "y"):
+            run(publication(standing_key(PREFIX, subject), {"search": BLOCKED, "gone": Override("exempt")}))
+        raw.hset(standing_key(PREFIX, "user:2"), "b:search", "1 2 3")
+        raw.hset(standing_key("other", "user:2"), "o:search", "b 0 0 ")
+        raw.set("quota:1:{user:3}:s", "no hash")
+        assert synced() == {"subjects": 2, "withdrawn": 2}
+        assert held("user:1") == held(LONG) == {"search": BLOCKED}
+        assert held("user:2") == held(LONG + "y") == {}
+        assert raw.hgetall(standing_key(PREFIX, "user:2")) == {b"b:search": b"1 2 3"}
+        assert raw.hgetall(standing_key("other", "user:2")) == {b"o:search": b"b 0 0 "}
+
+    def test_what_is_saved_while_it_is_withdrawn_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        run_all = publishing.run_all
+        for subject in ("user:1", LONG):
+            get_limiter().store.run(publication(standing_key(PREFIX, subject), {"*": BLOCKED}))
+
+        def overtaken(store: Any, operations: Any, now: Any) -> Any:
+            if operations and QuotaOverride.objects.filter(subject__in=["user:1", LONG]).count() != 2:
+                monkeypatch.setattr(publishing, "run_all", run_all)
+                blocked("user:1", "*")
+                blocked(LONG, "*")
+                monkeypatch.setattr(publishing, "run_all", overtaken)
+            return run_all(store, operations, now)
+
+        monkeypatch.setattr(publishing, "run_all", overtaken)
+        synced()
+        assert held("user:1") == held(LONG) == {"*": BLOCKED}
+
+    def test_blocking_ones_come_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(publishing, "BATCH", 2)
+        for n in range(3):
+            blocked(f"user:{n}", mode="exempt")
+            blocked(f"user:{n}0")
+        blocked("user:00", "*", mode="exempt")
+        told: list[str] = []
+        publish = publishing.publish
+
+        def noted(subjects: Any, using: str) -> None:
+            told.extend(subjects)
+            publish(subjects, using)
+
+        monkeypatch.setattr(publishing, "publish", noted)
+        assert synced() == {"subjects": 6, "withdrawn": 0}
+        assert told == ["user:00", "user:10", "user:20", "user:0", "user:1", "user:2"]
+
+    def test_where_redis_loses_its_memory_meanwhile_it_begins_again(
+        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        blocked()
+        withdraw = publishing._withdraw_orphans
+
+        def lose(*arguments: Any) -> int:
+            monkeypatch.setattr(publishing, "_withdraw_orphans", withdraw)
+            raw.flushall()
+            return withdraw(*arguments)
+
+        monkeypatch.setattr(publishing, "_withdraw_orphans", lose)
+        synced()
+        assert held() == {"search": BLOCKED}
+        assert raw.exists(marker_key(PREFIX))
+
+    def test_where_redis_loses_its_memory_again_and_again_it_says_so(
+        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(publishing, "_withdraw_orphans", lambda *_: raw.flushall())
+        with pytest.raises(CommandError, match="lost its memory"):
+            synced()
+        assert not raw.exists(marker_key(PREFIX))
+
+    def test_it_is_told_how_far_it_is(self) -> None:
+        for n in range(3):
+            blocked(f"user:{n}", mode="exempt" if n else "blocked")
+        reported: list[int] = []
+        publishing.republish(report=reported.append)
+        assert sum(reported) == publishing.count_subjects("default") == 3
+
+    def test_a_redis_that_is_away_is_an_error(self, settings: Any) -> None:
+        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nonexistent/redis.sock"}}
+        with pytest.raises(CommandError, match="unavailable"):
+            synced()
+
+
+@pytest.mark.usefixtures("published_at_once")
+class TestLost:
+    """A Redis that lost its memory gets it back without anybody asking."""
+
+    @pytest.fixture(autouse=True)
+    def _looks_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(publishing._Looking, "again", 0.0)
+        monkeypatch.setattr(publishing._Looking, "has_missed_tables", False)
+
+    def republish(self) -> None:
+        publishing.republish_if_lost()
+        background.join(publishing.REPUBLISHING)
+
+    def test_it_is_what_the_watcher_calls(self) -> None:
+        publishing.connect()
+        assert overrides.on_lost is publishing.republish_if_lost
+
+    def test_what_was_lost_comes_back(self, raw: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
+        blocked()
+        raw.flushall()
+        self.republish()
+        assert held() == {"search": BLOCKED}
+        assert "those of 1 subjects are back" in caplog.text
+        assert [key for key in raw.scan_iter() if b"lock" in key] == []
+
+    def test_where_nothing_was_lost_nothing_is_done(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+        synced()
+        monkeypatch.setattr(publishing, "republish", None)
+        self.republish()
+        raw.flushall()
+        with overrides.locked(RedisStore("default"), PREFIX) as keep:
+            assert keep is not None
+            self.republish()  # another process does it
+        assert publishing._Looking.again == 0.0
+
+    def test_what_goes_wrong_is_logged_and_left_alone_for_a_while(
+        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        blocked()
+        raw.flushall()
+        with monkeypatch.context() as patch:
+            patch.setattr(publishing, "republish", lambda **_: 1 / 0)
+            self.republish()
+        assert "ZeroDivisionError" in caplog.text
+        self.republish()
+        assert held() == {}
+        monkeypatch.setattr(publishing._Looking, "again", 0.0)
+        self.republish()
+        assert held() == {"search": BLOCKED}
+
+    def test_a_site_without_the_tables_is_told_once(
+        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(type(connection.introspection), "table_names", lambda *_, **__: [])
+        for _ in range(2):
+            monkeypatch.setattr(publishing._Looking, "again", 0.0)
+            self.republish()
+        assert caplog.text.count("`migrate` makes them") == 1
+        assert not raw.exists(marker_key(PREFIX))
+
+
+@pytest.mark.usefixtures("memory_store", "database")
+def test_the_memory_store_is_told_too() -> None:
+    row = blocked()
+    store = get_limiter().store
+    assert isinstance(store, MemoryStore)
+    key = standing_key(PREFIX, "user:1")
+    assert store._shard(key).get(key) == {"o:search": BLOCKED.wire}
+    store._shard(key).drop(key)
+    assert publishing.republish().subjects == 1
+    assert store._shard(key).get(key) == {"o:search": BLOCKED.wire}
+    row.delete()
+    assert store._shard(key).get(key) is None
+    with pytest.raises(CommandError, match="STORE"):
+        synced()
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def said(*words: str) -> Any:
+    """Run `quota_override` and return what it says, from JSON where it was asked for."""
+    out = StringIO()
+    call_command("quota_override", *words, stdout=out, stderr=out)
+    return json.loads(out.getvalue()) if "--json" in words else out.getvalue()
+
+
+@pytest.mark.usefixtures("published_at_once")
+class TestTheCommand:
+    """`quota_override list|set|clear`."""
+
+    def test_it_sets_changes_lists_and_clears(self) -> None:
+        (first,) = said("set", "user:1", "blocked", "--reason", "spam", "--json")
+        assert (first["mode"], first["rule"], first["reason"]) == ("blocked", "*", "spam")
+        assert held() == {"*": BLOCKED}
+        said("set", "user:1", "5/m", "--json")
+        said("set", "user:1", "exempt", "--rule", "search", "--until", "2126-01-31T12:00", "--json")
+        assert held() == {"*": Override("rate", 0, 0, "5/m"), "search": held()["search"]}
+        listed = said("list", "--subject", "user:1", "--active", "--json")
+        assert [(row["rule"], row["mode"], row["rate"]) for row in listed] == [
+            ("*", "rate", "5/m"),
+            ("search", "exempt", None),
+        ]
+        assert listed[0]["reason"] == ""
+        assert listed[1]["expires"].startswith("2126-01-31T")
+        assert "user:1, all rules: 5/m, without an end" in said("list")
+        said("clear", "user:1", "--rule", "search")
+        assert held().keys() == {"*"}
+        assert "Cleared user:1, all rules: 5/m" in said("clear", "user:1")
+        assert held() == {}
+        assert "none for user:1" in said("clear", "user:1")
+
+    def test_a_span_begins_now(self) -> None:
+        (row,) = said("set", "user:1", "blocked", "--for", "2h", "--json")
+        ends = datetime.fromisoformat(row["expires"])
+        assert abs(ends - datetime.now(UTC) - timedelta(hours=2)) < timedelta(minutes=10)
+        assert held()["*"].ends == microseconds(ends)
+
+    @pytest.mark.parametrize(
+        ("words", "told"),
+        [
+            (("set", "user:1", "10/fortnight"), "10/fortnight"),
+            (("set", "user:1", "blocked", "--for", "soon"), "such as '10m'"),
+            (("set", "user:1", "blocked", "--until", "soon"), "2030-01-31T12:00 would do"),
+            (("set", "user:1", "blocked", "--until", "2030-02-31"), "2030-01-31T12:00 would do"),
+            (("set", "user:1", "blocked", "--until", "2001-01-01"), "is over"),
+            (("set", "", "blocked"), "'user:42'"),
+            (("set", "user:1", "blocked", "--rule", "x" * 201), "200"),
+            (("set", "user:1"), "RATE|exempt|blocked"),
+        ],
+    )
+    def test_what_is_wrong_is_named_with_what_would_do(self, words: tuple[str, ...], told: str) -> None:
+        with pytest.raises(CommandError) as caught:
+            said(*words)
+        assert told in str(caught.value)
+        assert not QuotaOverride.objects.exists()
+
+    def test_a_rule_that_the_settings_do_not_know_is_pointed_out(self, settings: Any) -> None:
+        settings.QUOTA = {"RULES": {"search": "10/m"}}
+        assert "Did you mean 'search'?" in said("set", "user:1", "blocked", "--rule", "serch")
+        assert "Note" not in said("set", "user:1", "blocked", "--rule", "search")
+
+    def test_a_rate_must_fit_its_rule(self, settings: Any) -> None:
+        settings.QUOTA = {"RULES": {"search": "10/m"}}
+        with pytest.raises(CommandError, match="calendar"):
+            said("set", "user:1", "9/month", "--rule", "search")
+
+    def test_where_redis_is_away_it_says_what_to_do(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: Any) -> Any:
+            raise StoreUnavailable("it is away")
+
+        monkeypatch.setattr(publishing, "run_all", refuse)
+        monkeypatch.setattr(publishing, "in_background", lambda *_: None)
+        assert "quota_sync" in said("set", "user:1", "blocked")
+        assert QuotaOverride.objects.exists()
+
+    def test_a_name_cannot_move_the_cursor(self) -> None:
+        assert "\x1b" not in said("set", "user:1", "blocked", "--reason", "\x1b[2J")
+
+
+@pytest.mark.usefixtures("published_at_once")
+def test_an_override_binds_in_the_decision(settings: Any) -> None:
+    from django_quota import check
+
+    settings.QUOTA = {"RULES": {"search": "10/m"}}
+    with freeze(START):
+        assert check("search", "user:1").allowed
+        blocked()
+        assert not check("search", "user:1").allowed
+        assert check("search", "user:2").allowed
+        QuotaOverride.objects.update(mode="rate", rate="3/m")
+        assert check("search", "user:1").limit == 3

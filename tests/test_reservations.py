@@ -1,0 +1,244 @@
+"""Reserving and settling, under every algorithm, on the real Redis and in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from django_quota import QuotaExceeded, areserve, check, peek, reserve, reset
+from django_quota.clock import SECOND
+from django_quota.exceptions import RuleError
+from django_quota.testing import freeze
+from tests.calls import calls_of
+from tests.published import override
+from tests.steps import ALGORITHMS, START
+
+SUBJECT = "user:42"
+MINUTE = 60 * SECOND
+
+pytestmark = pytest.mark.usefixtures("either_store")
+
+
+def left(rate: str = "1000/h", **options: Any) -> int | None:
+    return peek(rate, SUBJECT, **options).remaining
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+class TestEveryAlgorithm:
+    def test_the_estimate_is_spent_and_settling_gives_the_rest_back(self, algorithm: str) -> None:
+        with freeze(START):
+            with reserve("1000/h", SUBJECT, 600, algorithm=algorithm) as hold:
+                assert left(algorithm=algorithm) == 400
+                hold.settle(150)
+            assert left(algorithm=algorithm) == 850
+
+    def test_more_than_the_estimate_is_taken_and_past_the_limit_the_next_one_pays(self, algorithm: str) -> None:
+        with freeze(START):
+            hold = reserve("1000/h", SUBJECT, 600, algorithm=algorithm)
+            assert hold.settle(1_500).remaining == 0
+            decision = check("1000/h", SUBJECT, algorithm=algorithm)
+        assert not decision
+        assert decision.retry_after is not None
+        assert decision.retry_after > 0
+
+    def test_cancelling_gives_all_of_it_back(self, algorithm: str) -> None:
+        with freeze(START):
+            hold = reserve("1000/h", SUBJECT, 600, algorithm=algorithm)
+            hold.cancel()
+            assert left(algorithm=algorithm) == 1_000
+
+    def test_an_abandoned_hold_returns_by_itself_at_its_ttl(self, algorithm: str) -> None:
+        with freeze(START):
+            reserve("1000/h", SUBJECT, 1_000, ttl=60, algorithm=algorithm)
+        with freeze(START + MINUTE - 1):
+            assert not check("1000/h", SUBJECT, 500, algorithm=algorithm)
+        with freeze(START + MINUTE):
+            assert check("1000/h", SUBJECT, 500, algorithm=algorithm)
+            assert left(algorithm=algorithm) in (500, 499)  # a bucket gives whole units back
+
+    def test_settling_twice_or_after_the_ttl_changes_nothing(self, algorithm: str) -> None:
+        with freeze(START):
+            hold = reserve("1000/h", SUBJECT, 600, algorithm=algorithm)
+            hold.settle(100)
+            hold.settle(0)
+            hold.cancel()
+            assert left(algorithm=algorithm) == 900
+            late = reserve("1000/h", SUBJECT, 600, ttl=1, algorithm=algorithm)
+        with freeze(START + 2 * SECOND):
+            late.settle(900)
+            assert left(algorithm=algorithm) == 900
+
+    def test_what_has_left_the_window_is_not_given_back_once_more(self, algorithm: str) -> None:
+        with freeze(START):
+            hold = reserve("1000/h", SUBJECT, 600, ttl=4 * 3_600, algorithm=algorithm)
+        with freeze(START + 2 * 3_600 * SECOND):
+            check("1000/h", SUBJECT, 700, algorithm=algorithm)
+            hold.cancel()
+            assert left(algorithm=algorithm) == 300
+
+    @given(
+        st.lists(
+            st.tuples(st.integers(0, 40 * 60), st.integers(1, 400), st.integers(0, 500), st.integers(0, 90 * 60)),
+            min_size=1,
+            max_size=8,
+        )
+    )
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+    def test_settling_never_mints(self, algorithm: str, work: list[tuple[int, int, int, int]]) -> None:
+        """What is left is never more than a limiter that had known the real costs beforehand would leave."""
+        moments = []
+        now = START
+        for gap, estimate, actual, after in work:
+            now += gap * SECOND
+            moments.append((now, "reserve", estimate, actual))
+            moments.append((now + after * SECOND, "settle", estimate, actual))
+        with freeze(START):
+            reset("1000/h", SUBJECT, algorithm=algorithm)
+            reset("1000/h", SUBJECT, algorithm=algorithm, name="known")
+        holds: dict[tuple[int, int], Any] = {}
+        for moment, what, estimate, actual in sorted(moments):
+            with freeze(moment):
+                if what == "reserve":
+                    try:
+                        holds[estimate, actual] = reserve("1000/h", SUBJECT, estimate, ttl=86_400, algorithm=algorithm)
+                    except QuotaExceeded:
+                        continue
+                    if actual:
+                        check("1000/h", SUBJECT, min(estimate, actual), algorithm=algorithm, name="known")
+                elif (estimate, actual) in holds:
+                    holds.pop((estimate, actual)).settle(actual)
+        with freeze(max(moments)[0]):
+            for hold in holds.values():
+                hold.settle(0)
+            known = peek("1000/h", SUBJECT, algorithm=algorithm, name="known").remaining
+            remaining = left(algorithm=algorithm)
+            assert known is not None
+            assert remaining is not None
+            assert remaining <= known
+
+
+def test_an_estimate_without_room_raises_and_takes_nothing() -> None:
+    with freeze(START):
+        check("1000/h", SUBJECT, 700)
+        with pytest.raises(QuotaExceeded) as caught:
+            reserve("1000/h", SUBJECT, 400)
+        assert left() == 300
+    assert caught.value.decision.remaining == 300
+
+
+def test_an_error_inside_cancels_and_a_block_that_ends_unsettled_keeps_the_estimate() -> None:
+    with freeze(START):
+        with pytest.raises(ZeroDivisionError), reserve("1000/h", SUBJECT, 400):
+            1 / 0  # noqa: B018
+        assert left() == 1_000
+        with reserve("1000/h", SUBJECT, 400):
+            pass
+        assert left() == 600
+    with freeze(START + 10 * MINUTE):
+        assert left() == 600
+
+
+def test_all_limits_of_a_rule_are_settled() -> None:
+    with freeze(START):
+        reserve("1000/h; 5000/d", SUBJECT, 600).settle(100)
+        decision = peek("1000/h; 5000/d", SUBJECT)
+    assert [outcome.remaining for outcome in decision.outcomes] == [900, 4_900]
+
+
+def test_reserving_and_settling_is_one_call_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = calls_of(monkeypatch)
+    with freeze(START):
+        hold = reserve("1000/h", SUBJECT, 600)
+        assert len(calls) == 1
+        hold.settle(100)
+        hold.settle(100)
+    assert len(calls) == 2
+
+
+def test_holds_beside_each_other_are_told_apart() -> None:
+    with freeze(START):
+        holds = [reserve("1000/h", SUBJECT, 100) for _ in range(10)]
+        for number, hold in enumerate(holds):
+            hold.settle(number)
+        assert left() == 1_000 - sum(range(10))
+
+
+def test_more_abandoned_holds_than_one_call_gives_back_return_all_the_same() -> None:
+    with freeze(START):
+        for _ in range(250):
+            reserve("1000/h", SUBJECT, 4, ttl=1)
+    with freeze(START + 2 * SECOND):
+        for _ in range(3):
+            peek("1000/h", SUBJECT)
+        assert left() == 1_000
+
+
+def test_an_exempt_subject_reserves_nothing_and_settles_nothing() -> None:
+    with freeze(START):
+        override("x 0 0 ", "1000/h", SUBJECT)
+        hold = reserve("1000/h", SUBJECT, 10**6)
+        assert not hold.is_open
+        hold.settle(10**6)
+        override("", "1000/h", SUBJECT)
+        assert left() == 1_000
+
+
+def test_an_override_that_begins_meanwhile_does_not_keep_a_hold_from_being_settled() -> None:
+    with freeze(START):
+        hold = reserve("1000/h", SUBJECT, 600)
+        override("r 0 0 50/d", "1000/h", SUBJECT)
+        assert check("1000/h", SUBJECT).limit == 50
+        hold.settle(100)
+        override("", "1000/h", SUBJECT)
+        assert left() == 900
+
+
+def test_a_hold_of_nothing_and_one_that_a_shadow_rule_would_refuse_hold_nothing() -> None:
+    with freeze(START):
+        assert not reserve("1000/h", SUBJECT, 0).is_open
+        assert not reserve("1000/h", SUBJECT, 1_001, shadow=True, name="shadow").is_open
+        assert reserve("1000/h", SUBJECT, 1_000, shadow=True, name="shadow").is_open
+        assert left() == 1_000
+
+
+def test_async_reserving_is_entered_or_awaited() -> None:
+    async def work() -> None:
+        async with areserve("1000/h", SUBJECT, 600) as hold:
+            await hold.asettle(100)
+        hold = await areserve("1000/h", SUBJECT, 600)
+        await hold.acancel()
+        with pytest.raises(ZeroDivisionError):
+            async with areserve("1000/h", SUBJECT, 600):
+                1 / 0  # noqa: B018
+        with pytest.raises(QuotaExceeded):
+            await areserve("1000/h", SUBJECT, 901)
+
+    with freeze(START):
+        asyncio.run(work())
+        assert left() == 900
+
+
+@pytest.mark.parametrize("ttl", [0, -1, "60", True, None, float("inf"), float("nan"), 367 * 86_400])
+def test_a_ttl_that_is_none_is_an_error(ttl: Any) -> None:
+    with pytest.raises(RuleError, match="60 would do"):
+        reserve("1000/h", SUBJECT, 1, ttl=ttl)
+
+
+@pytest.mark.parametrize("actual", [-1, 1.5, "3", True, 10**12 + 1])
+def test_settling_for_what_is_no_cost_is_an_error_and_leaves_the_hold_open(actual: Any) -> None:
+    with freeze(START):
+        hold = reserve("1000/h", SUBJECT, 600)
+        with pytest.raises(RuleError, match="not a whole number"):
+            hold.settle(actual)
+        assert hold.is_open
+        hold.cancel()
+        assert left() == 1_000
+
+
+def test_different_values_are_not_reserved() -> None:
+    with pytest.raises(RuleError, match="counts different values"):
+        reserve("3/d", SUBJECT, distinct=True)
