@@ -5,7 +5,7 @@ Each finding has an id of its own. The checks call the same properties and parse
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from django.apps import AppConfig
@@ -17,7 +17,6 @@ from django.template.loader import get_template
 from django.urls import get_resolver
 
 from django_quota.conf import KNOWN_SETTINGS, conf
-from django_quota.decorators import Limited, marked
 from django_quota.exceptions import (
     AlgorithmError,
     ConfigurationError,
@@ -26,9 +25,10 @@ from django_quota.exceptions import (
     SubjectKeyError,
     did_you_mean,
 )
-from django_quota.rules import Rule, path_of
+from django_quota.rules import Rule
 from django_quota.stores.connections import alias_problem
 from django_quota.subjects import compile_key
+from django_quota.views import limited_views
 
 
 @register("django_quota")
@@ -97,25 +97,11 @@ def _check_decorators() -> Iterator[CheckMessage]:
         rules = conf.rules
     except ConfigurationError:
         return  # said by _check_values
-    for path, view in _views(get_resolver().url_patterns):
+    for path, _, view in limited_views(get_resolver().url_patterns):
         for name in view.names:
             if name not in rules:
                 hint = f'Add it to QUOTA["RULES"].{did_you_mean(name, map(str, rules))}'
                 yield Error(f"@quota(rule={name!r}) on {path} names no rule.", hint=hint, id="django_quota.E010")
-
-
-def _views(patterns: Iterable[Any]) -> Iterator[tuple[str, Limited]]:
-    """Find what `@quota` stands on: functions, classes, and methods of classes."""
-    for pattern in patterns:
-        if hasattr(pattern, "url_patterns"):
-            yield from _views(pattern.url_patterns)
-            continue
-        view_class = getattr(pattern.callback, "view_class", None)
-        methods = [getattr(view_class, name, None) for name in getattr(view_class, "http_method_names", ())]
-        for view in (pattern.callback, *methods):
-            mark = marked(view)
-            if mark is not None:
-                yield path_of(view), mark
 
 
 def _check_store() -> Iterator[CheckMessage]:

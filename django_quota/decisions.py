@@ -205,10 +205,11 @@ def outcomes_of(reply: Sequence[int], hits: Sequence[Hit]) -> tuple[Outcome, ...
     """Read the reply of a store into one outcome a limit."""
     outcomes = []
     position = 2  # behind now and the verdict
-    why = _why(reply, hits)
     for index, hit in enumerate(hits):
-        rule = hit.rule
-        above: Why = why.get(index, "")
+        above: Why = "override" if hit.override else ""
+        for noted, what, _ in notes(reply, hits):
+            if noted == index:
+                above = _NOTED.get(what, above)
         for step in hit.steps:
             ok, remaining, wait, reset = reply[position : position + 4]
             position += 4
@@ -222,7 +223,7 @@ def outcomes_of(reply: Sequence[int], hits: Sequence[Hit]) -> tuple[Outcome, ...
                     0.0 if ok else None if wait < 0 else wait / SECOND,
                     reset / SECOND,
                     wait / SECOND if ok else 0.0,
-                    rule.shadow,
+                    hit.rule.shadow,
                     hit.group == 0,
                     above,
                 )
@@ -234,20 +235,16 @@ _NOTED: dict[int, Why] = {EXEMPT: "exempt", BLOCKED: "blocked", BANNED: "banned"
 _TOLD: dict[int, Told] = {BAN_BEGAN: "banned", REFUSAL_TOLD: "refused", NEAR_TOLD: "near"}
 
 
-def _why(reply: Sequence[int], hits: Sequence[Hit]) -> dict[int, Why]:
-    """Return what stands above the limits, by the number of the hit."""
-    why: dict[int, Why] = {index: "override" for index, hit in enumerate(hits) if hit.override}
-    for index, what, _ in _notes(reply, hits):
-        if what in _NOTED:
-            why[index] = _NOTED[what]
-    return why
-
-
 def told(reply: Sequence[int], hits: Sequence[Hit]) -> list[tuple[Told, Hit]]:
     """Return what the store has told of these hits."""
-    return [(_TOLD[what], hits[index]) for index, what, _ in _notes(reply, hits) if what in _TOLD]
+    return [(_TOLD[what], hits[index]) for index, what, _ in notes(reply, hits) if what in _TOLD]
 
 
-def _notes(reply: Sequence[int], hits: Sequence[Hit]) -> list[tuple[int, int, int]]:
-    first = 2 + 4 * sum(len(hit.steps) for hit in hits)
+def notes(reply: Sequence[int], hits: Sequence[Hit]) -> Sequence[tuple[int, int, int]]:
+    """Return the notes of a reply: hit, what, until."""
+    first = 2
+    for hit in hits:
+        first += 4 * len(hit.steps)
+    if len(reply) == first:
+        return ()
     return [(reply[i], reply[i + 1], reply[i + 2]) for i in range(first, len(reply), 3)]

@@ -106,4 +106,9 @@ def read(prefix: str, key: str) -> Key | None:
 
 def pattern(prefix: str) -> str:
     """Return the SCAN pattern that matches our keys."""
-    return re.sub(r"([*?\[\]\\])", r"\\\1", prefix) + f":{VERSION}:{{*"
+    return f"{glob(prefix)}:{VERSION}:{{*"
+
+
+def glob(text: str) -> str:
+    """Return the SCAN pattern that matches this text and nothing else."""
+    return re.sub(r"([*?\[\]\\])", r"\\\1", text)

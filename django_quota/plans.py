@@ -13,12 +13,12 @@ from functools import lru_cache
 
 from django_quota.algorithms import Step
 from django_quota.days import day_of
-from django_quota.decisions import Decision, outcomes_of
+from django_quota.decisions import Decision, notes, outcomes_of
 from django_quota.exceptions import RuleError
 from django_quota.keys import field, key_of, state_key, subject_base, system_key
 from django_quota.operations.base import text
 from django_quota.operations.decide import STALE, Decide, Log
-from django_quota.operations.forget import Forget
+from django_quota.operations.forget import Forget, Place
 from django_quota.operations.hits import DayKey, Hit
 from django_quota.operations.holds import member_of
 from django_quota.operations.standing import BANNED, BLOCKED, EXEMPT, HOLDS_DUE
@@ -71,7 +71,7 @@ class Plan:
         if rule.ban is not None and not rule.shadow:
             hit.tally = key_of(base, "b", rule.name)
         published = _known.get((hit.standing, name)) if _known else None
-        for step in self._steps_of(_overridden(hit, published) if published else rule, subject, cost, value):
+        for step in self._steps_of(_overridden(hit, published) if published else rule, base, subject, cost, value):
             twin, its_hit = self._steps.setdefault(step.key, (step, hit))
             if twin is step:
                 hit.steps.append(step)
@@ -86,8 +86,7 @@ class Plan:
             hit.day = _NO_DAY
             self.timeless = False
 
-    def _steps_of(self, rule: Rule, subject: str, cost: int, value: str) -> Iterator[Step]:
-        base = subject_base(self._prefix, subject)
+    def _steps_of(self, rule: Rule, base: str, subject: str, cost: int, value: str) -> Iterator[Step]:
         for limit in rule.limits:
             if limit.fixed is None:
                 self.timeless = False
@@ -127,7 +126,7 @@ class Plan:
             return ""
         steps = hits[0].steps
         limits = [reply[position : position + 4] for position in range(2, 2 + 4 * len(steps), 4)]
-        stands_above = any(what in (EXEMPT, BLOCKED, BANNED) for what in reply[2 + 4 * len(steps) + 1 :: 3])
+        stands_above = any(what in (EXEMPT, BLOCKED, BANNED) for _, what, _ in notes(reply, hits))
         if stands_above or not all(ok for ok, *_ in limits):
             return ""
         return member_of(token, steps, [reply[0] + reset for *_, reset in limits])
@@ -135,7 +134,7 @@ class Plan:
     def forgetting(self) -> Forget:
         """Return the operation that forgets all that it counted, and lifts bans."""
         self.holding()
-        return Forget(self.hits, self._log)
+        return Forget([Place.of(hit) for hit in self.hits], self._log)
 
     def revise(self, reply: Sequence[int | str | bytes]) -> None:
         """Bring the plan into the form that a stale reply asks for."""
@@ -153,7 +152,8 @@ class Plan:
         first = hit.steps[0]
         rule = _overridden(hit, published) if published else hit.rule
         hit.override = published
-        hit.steps = list(self._steps_of(rule, first.subject, first.cost, first.parameters.value))
+        base = subject_base(self._prefix, first.subject)
+        hit.steps = list(self._steps_of(rule, base, first.subject, first.cost, first.parameters.value))
 
     def read(self, reply: Sequence[int], *, degraded: bool = False) -> Decision | None:
         """Return the decision that a store's reply amounts to; None where the plan was stale."""

@@ -31,9 +31,10 @@ def wait_until(holds: Callable[[], Any]) -> None:
 class Manage:
     """Starts commands in processes of their own; all are ended with the test."""
 
-    def __init__(self, folder: Path, caches: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, caches: Mapping[str, Any], databases: Mapping[str, Any] | None = None) -> None:
         module = folder / "settings_of_a_process.py"
-        module.write_text(f"from tests.settings import *\nCACHES = {caches!r}\n")
+        tables = "" if databases is None else f"DATABASES = {databases!r}\n"
+        module.write_text(f"from tests.settings import *\nCACHES = {caches!r}\n{tables}")
         self._environment = {
             **os.environ,
             "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
@@ -66,9 +67,9 @@ class Manage:
 
 
 @contextmanager
-def managing(folder: Path, caches: Mapping[str, Any]) -> Iterator[Manage]:
+def managing(folder: Path, caches: Mapping[str, Any], databases: Mapping[str, Any] | None = None) -> Iterator[Manage]:
     """Start commands within a block."""
-    manage = Manage(folder, caches)
+    manage = Manage(folder, caches, databases)
     try:
         yield manage
     finally:

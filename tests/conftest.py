@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from hypothesis import settings as hypothesis_settings
 
 from django_quota import plans
 from django_quota.testing import RedisServer, running_redis, server_programs
-from tests.databases import default_database, postgres_programs, running_postgres
+from tests.databases import default_database, empty, migrate, postgres_programs, running_postgres, sqlite_database
 
 hypothesis_settings.register_profile("default", deadline=None, print_blob=True)
 hypothesis_settings.load_profile("default")
@@ -94,23 +95,37 @@ def redis_cache(
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[dict[str, Any]]:
-    """A private PostgreSQL, as DATABASES has it."""
+def postgres(django_db_blocker: Any) -> Iterator[dict[str, Any]]:
+    """A private PostgreSQL with our tables, as DATABASES has it."""
     programs = postgres_programs()
     if programs is None:
         pytest.skip("There is no PostgreSQL on this machine: apt-get install postgresql")
     with running_postgres(programs) as server:
+        with django_db_blocker.unblock():
+            migrate(server)
         yield server
+
+
+@pytest.fixture(scope="session")
+def sqlite(tmp_path_factory: pytest.TempPathFactory, django_db_blocker: Any) -> dict[str, Any]:
+    """An SQLite file with our tables, as DATABASES has it, to be copied."""
+    made = sqlite_database(tmp_path_factory.mktemp("sqlite") / "template.sqlite3")
+    with django_db_blocker.unblock():
+        migrate(made)
+    return made
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: Any) -> Iterator[dict[str, Any]]:
     """Each database in turn as the default one, empty; yields its settings."""
     if request.param == "sqlite":
-        chosen = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "tests.sqlite3")}
+        template = request.getfixturevalue("sqlite")
+        chosen = sqlite_database(Path(shutil.copy(template["NAME"], tmp_path / "tests.sqlite3")))
     else:
         chosen = request.getfixturevalue("postgres")
     with django_db_blocker.unblock(), default_database(chosen):
+        if request.param == "postgresql":
+            empty()
         yield chosen
 
 

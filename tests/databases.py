@@ -78,15 +78,29 @@ def _wait_until_answering(folder: str, server: subprocess.Popen[bytes], log: Pat
 
 @contextmanager
 def default_database(settings: dict[str, Any]) -> Iterator[None]:
-    """Make a database Django's default for as long as the block lasts, in all threads, with our tables, empty."""
+    """Make a database Django's default for as long as the block lasts, in all threads."""
     before, known = connections["default"], connections.settings["default"]
     connections.settings["default"] = ConnectionHandler({"default": dict(settings)}).settings["default"]
     connections["default"] = connections.create_connection("default")
     try:
-        call_command("migrate", verbosity=0)
-        call_command("flush", verbosity=0, interactive=False)
         yield
     finally:
         connections["default"].close()
         connections["default"] = before
         connections.settings["default"] = known
+
+
+def sqlite_database(file: Path) -> dict[str, Any]:
+    """Return what goes into DATABASES for a file; who writes waits for another one for long."""
+    return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(file), "OPTIONS": {"timeout": 60}}
+
+
+def migrate(settings: dict[str, Any]) -> None:
+    """Make our tables."""
+    with default_database(settings):
+        call_command("migrate", verbosity=0)
+
+
+def empty() -> None:
+    """Empty the tables of the default database."""
+    call_command("flush", verbosity=0, interactive=False, inhibit_post_migrate=True)

@@ -23,7 +23,7 @@ LAYERS = (
     {"limiter", "reservations", "counters", "leases", "seen", "overrides", "usage", "events", "signals", "standing", "sweeping"},
     # L4 the Django edge
     {"edge", "decorators", "middleware", "responses", "checks", "apps", "testing", "models", "migrations", "management"}
-    | {"background", "publishing", "rollup", "concurrency", ""},
+    | {"background", "publishing", "rollup", "concurrency", "views", "status", ""},
 )
 MODULES = sorted(ROOT.rglob("*.py"))
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from io import StringIO
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from django_quota.exceptions import StoreUnavailable
 from django_quota.keys import MAX_PART, field
 from django_quota.limiter import get_limiter
 from django_quota.models import OverrideOutbox, QuotaOverride
-from django_quota.operations.base import DictStates
+from django_quota.operations.base import DictStates, text
 from django_quota.operations.publish import AFTER_END, OVERRIDE_TTL
 from django_quota.overrides import Override, marker_key, publication, published, standing_key
 from django_quota.stores.memory import MemoryStore
@@ -74,7 +75,7 @@ def test_the_published_form_is_what_the_script_reads() -> None:
 
 @pytest.mark.parametrize("wire", ["", "b 0 0", "q 0 0 ", "r x 0 5/m"])
 def test_what_was_not_published_is_not_read(wire: str) -> None:
-    with pytest.raises(ValueError, match="published|invalid"):
+    with pytest.raises(ValueError, match=r"published|invalid"):
         Override.read(wire)
 
 
@@ -100,7 +101,7 @@ def test_lua_and_specification_never_differ(
     states = DictStates()
     store = RedisStore("default")
     if others:
-        raw.hset(key, mapping=others)
+        raw.hset(key, mapping=dict(others.items()))
         raw.pexpire(key, 30_000)
         states.put(key, others, now + 30 * SECOND)
     for wanted, gap in steps:
@@ -110,7 +111,7 @@ def test_lua_and_specification_never_differ(
         assert reply == operation.run(states, now)
         live = {name: override for name, override in wanted.items() if override.ends == 0 or override.ends > now}
         assert reply == len(live)
-        fields = {name.decode(): value.decode() for name, value in raw.hgetall(key).items()}
+        fields = {text(name): text(value) for name, value in raw.hgetall(key).items()}
         assert fields == (states.get(key) or {}) == others | {overrides.field_of(n): o.wire for n, o in live.items()}
         if fields:
             until = [
@@ -248,7 +249,7 @@ class TestSaving:
     def test_whoever_publishes_last_has_seen_what_was_saved_last(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Another process saves and publishes between our reading of the rows and our telling Redis."""
         row = blocked()
-        run_all = publishing.run_all
+        run_all = overrides.run_all
 
         def overtaken(*arguments: Any) -> Any:
             monkeypatch.setattr(publishing, "run_all", run_all)
@@ -283,9 +284,9 @@ class TestRedisAway:
     @pytest.fixture
     def away(self, published_at_once: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
         """Let Redis be away, or back; retries begin when the test says so."""
-        run_all = publishing.run_all
+        run_all = overrides.run_all
         pause = threading.Event()
-        monkeypatch.setattr(publishing.time, "sleep", lambda _: pause.wait())
+        monkeypatch.setattr(publishing, "time", SimpleNamespace(sleep=lambda _: pause.wait()))
 
         def refuse(*_: Any) -> Any:
             raise StoreUnavailable("it is away")
@@ -373,7 +374,7 @@ class TestSync:
         assert raw.hgetall(standing_key("other", "user:2")) == {b"o:search": b"b 0 0 "}
 
     def test_what_is_saved_while_it_is_withdrawn_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        run_all = publishing.run_all
+        run_all = overrides.run_all
         for subject in ("user:1", LONG):
             get_limiter().store.run(publication(standing_key(PREFIX, subject), {"*": BLOCKED}))
 
@@ -525,9 +526,9 @@ def test_the_memory_store_is_told_too() -> None:
 
 def said(*words: str) -> Any:
     """Run `quota_override` and return what it says, from JSON where it was asked for."""
-    out = StringIO()
-    call_command("quota_override", *words, stdout=out, stderr=out)
-    return json.loads(out.getvalue()) if "--json" in words else out.getvalue()
+    out, notes = StringIO(), StringIO()
+    call_command("quota_override", *words, stdout=out, stderr=notes)
+    return json.loads(out.getvalue()) if "--json" in words else out.getvalue() + notes.getvalue()
 
 
 @pytest.mark.usefixtures("published_at_once")

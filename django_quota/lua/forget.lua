@@ -1,9 +1,9 @@
--- forget: drop all that some hits (a rule for a subject) have counted, and lift their bans.
+-- forget: drop all that rules have counted for subjects, and lift their bans.
 --
--- KEYS   for each hit: how the subject stands (see standing), then all its states; last, where there is one more key, the
+-- KEYS   for each rule and subject: how the subject stands (see standing), then all its states; last, where there is one more key, the
 --        index of bans
 -- ARGV   [1] now: not used
---        then two for each hit: the rule's name in fields, the number of its states
+--        then two for each of them: the rule's name in fields, the number of its states
 -- reply  how many states and bans there were
 local dropped, keys_read = 0, 0
 local bans = {}

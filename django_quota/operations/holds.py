@@ -96,9 +96,9 @@ def _put(states: States, hit: Hit, held: Held) -> None:
 def _note_first_due(states: States, hit: Hit, keep_until: int) -> None:
     held = _held(states, hit)
     if held:
-        set_field(states, hit, f"d:{hit.field}", str(min(held.values())), keep_until)
+        set_field(states, hit.standing, f"d:{hit.field}", str(min(held.values())), keep_until)
     else:
-        drop_field(states, hit, f"d:{hit.field}")
+        drop_field(states, hit.standing, f"d:{hit.field}")
 
 
 def _held(states: States, hit: Hit) -> Held:

@@ -50,7 +50,7 @@ class Case:
 
 def stand(states: States, case: Case, now: int) -> list[int | str]:
     """Put how the subject stands on the case; return why the plan is stale for it, if it is."""
-    fields = fields_of(states, case.hit)
+    fields = fields_of(states, case.hit.standing)
     rule = case.hit.field
     override = in_force(fields.get(f"o:{rule}"), now) or in_force(fields.get("o:*"), now)
     rates = override.published if override and override.mode == "r" else ""
@@ -78,24 +78,24 @@ def in_force(published: str | None, now: int) -> InForce | None:
     return InForce(mode, stop, published) if int(begins) <= now and (stop == 0 or stop > now) else None
 
 
-def fields_of(states: States, hit: Hit) -> Mapping[str, str]:
+def fields_of(states: States, standing: str) -> Mapping[str, str]:
     """Return the fields of how a subject stands."""
-    return states.get(hit.standing) or {}
+    return states.get(standing) or {}
 
 
-def set_field(states: States, hit: Hit, name: str, value: str, keep_until: int) -> None:
+def set_field(states: States, standing: str, name: str, value: str, keep_until: int) -> None:
     """Set a field of how a subject stands, and keep it until a moment (microseconds) at least."""
-    fields = {**fields_of(states, hit), name: value}
-    states.put(hit.standing, fields, max(states.expiry(hit.standing), keep_until))
+    fields = {**fields_of(states, standing), name: value}
+    states.put(standing, fields, max(states.expiry(standing), keep_until))
 
 
-def drop_field(states: States, hit: Hit, name: str) -> bool:
+def drop_field(states: States, standing: str, name: str) -> bool:
     """Drop a field of how a subject stands; say whether it was there."""
-    fields = dict(fields_of(states, hit))
+    fields = dict(fields_of(states, standing))
     if fields.pop(name, None) is None:
         return False
     if fields:
-        states.put(hit.standing, fields, states.expiry(hit.standing))
+        states.put(standing, fields, states.expiry(standing))
     else:
-        states.drop(hit.standing)
+        states.drop(standing)
     return True

@@ -61,16 +61,16 @@ def _ban_after(states: States, case: Case, now: int) -> list[int]:
     level = case.level + 1 if case.remembered > now else 1
     stop = now + ban.spans[min(level, len(ban.spans)) - 1]
     remembered = stop + ban.spans[-1]
-    set_field(states, hit, f"b:{hit.field}", f"{stop} {level} {remembered}", remembered)
+    set_field(states, hit.standing, f"b:{hit.field}", f"{stop} {level} {remembered}", remembered)
     case.verdicts = [verdict._replace(ok=False, wait=stop - now) for verdict in case.verdicts]
     return [case.index, BANNED, stop, case.index, BAN_BEGAN, stop]
 
 
 def _may_tell(states: States, case: Case, field: str, span: int, now: int) -> bool:
     """Say whether something may be told again, and if so, not before `span` from now."""
-    if int(fields_of(states, case.hit).get(field, 0)) > now:
+    if int(fields_of(states, case.hit.standing).get(field, 0)) > now:
         return False
-    set_field(states, case.hit, field, str(now + span), now + span)
+    set_field(states, case.hit.standing, field, str(now + span), now + span)
     return True
 
 

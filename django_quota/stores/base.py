@@ -21,6 +21,26 @@ class Store(Protocol):
         """Do an operation; see `run`."""
         ...
 
+    def listen(self, bell: str, seconds: float) -> bool:
+        """Wait at a bell until it rings, up to so many seconds; say whether it did.
+
+        Only one may wait at a bell. A ring may get lost, and a span of a second or more may end a tenth early: whoever
+        waits looks for itself what has become of what it waits for.
+        """
+        ...
+
+    async def alisten(self, bell: str, seconds: float) -> bool:
+        """Wait at a bell; see `listen`."""
+        ...
+
+    def ring(self, bell: str) -> None:
+        """Wake whoever waits at a bell, or comes to it within a few seconds."""
+        ...
+
+    async def aring(self, bell: str) -> None:
+        """Ring a bell; see `ring`."""
+        ...
+
     def close(self) -> None:
         """Let go of threads and connections of this process; the store may be used again."""
         ...

@@ -49,6 +49,10 @@ WAIT_FOR_CONNECTION = 1.0
 """Seconds that a sync call waits for a connection where all are in use and the pool has no timeout of its own."""
 
 
+class AllInUseError(RedisConnectionError):
+    """There are as many connections as there may be, and none came free in time."""
+
+
 class AliasProblem(NamedTuple):
     """Why a cache alias cannot serve; `code` is the number of its system check."""
 
@@ -142,8 +146,11 @@ class SyncConnections:
         self._open = 0
         self._waiting = 0
 
-    def take(self) -> Any:
-        """Return a connection that is ready to send. Raises redis-py's errors where none can be had in time."""
+    def take(self, seconds: float | None = None) -> Any:
+        """Return a connection that is ready to send; `seconds`: how long to wait for one, where not as long as the pool.
+
+        Raises redis-py's errors where none can be had, `AllInUseError` where none came free in time.
+        """
         if self._pid != os.getpid():  # a forked worker must not write to its parent's sockets
             self._begin()
         pool = self._pool
@@ -152,7 +159,7 @@ class SyncConnections:
         try:
             connection = self._idle.pop()
         except IndexError:
-            connection = self._make_or_wait(pool)
+            connection = self._make_or_wait(pool, seconds)
         try:
             connection.connect()
             if _is_spoilt(connection):
@@ -163,19 +170,20 @@ class SyncConnections:
             raise
         return connection
 
-    def _make_or_wait(self, pool: Any) -> Any:
-        deadline = time.monotonic() + (getattr(pool, "timeout", None) or WAIT_FOR_CONNECTION)
+    def _make_or_wait(self, pool: Any, seconds: float | None) -> Any:
+        patience = (getattr(pool, "timeout", None) or WAIT_FOR_CONNECTION) if seconds is None else seconds
+        deadline = time.monotonic() + patience
         with self._changed:
             self._waiting += 1  # before the look at the idle ones: who gives back after it will tell
             try:
                 while not self._idle and self._open >= pool.max_connections:
                     if not self._changed.wait(deadline - time.monotonic()) and not self._idle:
-                        raise RedisConnectionError(f"all {pool.max_connections} connections are in use")
+                        raise AllInUseError(f"all {pool.max_connections} connections are in use")
                 if self._idle:
                     return self._idle.pop()
                 self._open += 1
             except IndexError:  # taken in between by one who did not have to wait
-                return self._make_or_wait(pool)
+                return self._make_or_wait(pool, seconds)
             finally:
                 self._waiting -= 1
         try:

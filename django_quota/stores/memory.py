@@ -7,16 +7,18 @@ ends by itself when the store is gone.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
 import weakref
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from django_quota.operations.base import DictStates, Operation
+from django_quota.operations.leases import Ring
 
 SHARDS = 16
 SWEEP_EVERY = 5.0
@@ -71,6 +73,8 @@ class MemoryStore:
         self._starting = threading.Lock()
         self._sweeper: threading.Thread | None = None
         self._stop = threading.Event()
+        self._listeners: dict[str, Callable[[], object]] = {}
+        """What wakes the one who waits at a bell."""
         _stores.add(self)
 
     def run(self, operation: Operation, now: int | None = None) -> Any:
@@ -83,6 +87,52 @@ class MemoryStore:
     async def arun(self, operation: Operation, now: int | None = None) -> Any:
         """Do an operation; it takes microseconds, so that it does not leave the event loop."""
         return self.run(operation, now)
+
+    def listen(self, bell: str, seconds: float) -> bool:
+        """Wait at a bell; see `Store.listen`."""
+        rung = threading.Event()
+        with self._listening(bell, rung.set):
+            return self._sounds(bell) or (rung.wait(seconds) and self._sounds(bell))
+
+    async def alisten(self, bell: str, seconds: float) -> bool:
+        """Wait at a bell; see `Store.listen`."""
+        rung = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        with self._listening(bell, lambda: loop.call_soon_threadsafe(rung.set)):
+            if self._sounds(bell):
+                return True
+            try:
+                async with asyncio.timeout(seconds):
+                    await rung.wait()
+            except TimeoutError:
+                return False
+            return self._sounds(bell)
+
+    def ring(self, bell: str) -> None:
+        """Ring a bell; see `Store.ring`."""
+        self.run(Ring(bell))
+        wake = self._listeners.get(bell)
+        if wake is not None:
+            wake()
+
+    async def aring(self, bell: str) -> None:
+        """Ring a bell; see `ring`."""
+        self.ring(bell)
+
+    @contextmanager
+    def _listening(self, bell: str, wake: Callable[[], object]) -> Iterator[None]:
+        # Before the bell is looked at: who rings afterwards finds the listener.
+        self._listeners[bell] = wake
+        try:
+            yield
+        finally:
+            del self._listeners[bell]
+
+    def _sounds(self, bell: str) -> bool:
+        """Say whether a bell has been rung, and stop its sounding."""
+        shard = self._shard(bell)
+        with shard.lock:
+            return shard.drop(bell)
 
     def sweep(self, now: int | None = None) -> int:
         """Drop all that has expired by `now` (microseconds; None: the clock's); return how many keys that were."""
@@ -113,6 +163,7 @@ class MemoryStore:
         self._shards = [_Shard() for _ in self._shards]
         self._starting = threading.Lock()
         self._sweeper = None
+        self._listeners = {}
 
     def _ensure_sweeper(self) -> None:
         if self._sweeper is None:

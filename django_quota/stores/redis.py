@@ -6,26 +6,20 @@ and a hit must not count twice.
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import redis.asyncio as aioredis
 from redis import Redis, RedisError
 from redis.exceptions import ClusterCrossSlotError, NoScriptError, ReadOnlyError, ResponseError
 
 from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
 from django_quota.operations.base import Operation
+from django_quota.operations.leases import Ring
 from django_quota.stores.connections import AsyncClient, AsyncClients, SyncConnections, sync_client
-
-# redis-py up to 5.2 wants the name of the command that the connection is for; later ones warn when they get it.
-_WANTS_COMMAND = inspect.signature(aioredis.ConnectionPool.get_connection).parameters["command_name"].default is (
-    inspect.Parameter.empty
-)
-_FOR_COMMAND: tuple[str, ...] = ("EVALSHA",) if _WANTS_COMMAND else ()
-
+from django_quota.stores.listening import Listener
+from django_quota.stores.wire import FOR_COMMAND, packed
 
 WATCH_EVERY = 1.0
 """Seconds between two looks at the key that shows whether Redis has kept its memory."""
@@ -72,6 +66,7 @@ class RedisStore:
         self._watch = watch or Watch(str, lambda: None)
         self._connections = SyncConnections(alias)
         self._async_clients = AsyncClients(alias)
+        self._listener = Listener(alias)
 
     # --- sync ---------------------------------------------------------------------------------------------------------
 
@@ -93,6 +88,17 @@ class RedisStore:
         """Lend the alias' client for plain commands; its errors leave the block as ours."""
         with commands(self.alias) as client:
             yield client
+
+    def listen(self, bell: str, seconds: float) -> bool:
+        """Wait at a bell; see `Store.listen`."""
+        try:
+            return self._listener.listen(bell, seconds)
+        except (RedisError, OSError) as error:
+            raise ours(error) from error
+
+    def ring(self, bell: str) -> None:
+        """Ring a bell; see `Store.ring`."""
+        self.run(Ring(bell))
 
     def _exchange(self, command: Sequence[str | int]) -> Any:
         """Send one command and read its reply: one round trip, never repeated."""
@@ -134,11 +140,22 @@ class RedisStore:
         except (RedisError, OSError) as error:
             raise ours(error) from error
 
+    async def alisten(self, bell: str, seconds: float) -> bool:
+        """Wait at a bell; see `Store.listen`."""
+        try:
+            return await self._listener.alisten(bell, seconds)
+        except (RedisError, OSError) as error:
+            raise ours(error) from error
+
+    async def aring(self, bell: str) -> None:
+        """Ring a bell; see `Store.ring`."""
+        await self.arun(Ring(bell))
+
     async def _aexchange(self, client: AsyncClient, command: Sequence[str | int]) -> Any:
         """Send one command and read its reply: one round trip, never repeated."""
         pool: Any = client.client.connection_pool
         async with client.slots:
-            connection = await pool.get_connection(*_FOR_COMMAND)
+            connection = await pool.get_connection(*FOR_COMMAND)
             question = self._watch.question()
             try:
                 if question is None:
@@ -161,6 +178,7 @@ class RedisStore:
     def close(self) -> None:
         """Close idle connections; an event loop closes its own client."""
         self._connections.close()
+        self._listener.close()
 
 
 def _command(operation: Operation, now: int | None) -> list[str | int]:
@@ -178,18 +196,6 @@ def commands(alias: str) -> Iterator[Redis]:
         yield client
     except (RedisError, OSError) as error:
         raise ours(error) from error
-
-
-def packed(command: Sequence[str | int]) -> bytes:
-    """Return a command as the Redis protocol sends it: an array of bulk strings.
-
-    redis-py packs any type in any encoding; our texts and whole numbers take a third of its time.
-    """
-    parts = [b"*%d\r\n" % len(command)]
-    for argument in command:
-        data = argument.encode() if isinstance(argument, str) else b"%d" % argument
-        parts.append(b"$%d\r\n%s\r\n" % (len(data), data))
-    return b"".join(parts)
 
 
 def _is_read_only(error: ResponseError) -> bool:

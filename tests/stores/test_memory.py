@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from django_quota.clock import SECOND
-from django_quota.operations.forget import Forget
+from django_quota.operations.forget import Forget, Place
 from django_quota.operations.hits import Hit
 from django_quota.rules import Rule
 from django_quota.stores.memory import MemoryStore
@@ -110,8 +110,8 @@ def test_the_async_verbs_answer_alike() -> None:
     hits = hits_of(RULE)
     reply = asyncio.run(adecided(store, hits, "check", START))
     assert answers(reply)[0].remaining == 49
-    assert asyncio.run(store.arun(Forget(hits))) == 1
-    assert store.run(Forget(hits)) == 0
+    assert asyncio.run(store.arun(Forget([Place.of(hit_) for hit_ in hits]))) == 1
+    assert store.run(Forget([Place.of(hit_) for hit_ in hits])) == 0
     store.close()
 
 

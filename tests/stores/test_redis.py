@@ -19,7 +19,7 @@ from django_quota import acheck, check, peek
 from django_quota.clock import SECOND
 from django_quota.exceptions import ConfigurationError, StoreUnavailable
 from django_quota.operations.decide import Decide
-from django_quota.operations.forget import Forget
+from django_quota.operations.forget import Forget, Place
 from django_quota.operations.hits import Hit
 from django_quota.rules import Rule
 from django_quota.stores.connections import alias_problem
@@ -206,8 +206,8 @@ def both(store: RedisStore, hits: list[Hit]) -> list[Callable[[], Any]]:
     return [
         lambda: decided(store, hits, "check", None),
         run(lambda: adecided(store, hits, "check", None)),
-        lambda: store.run(Forget(hits)),
-        run(lambda: store.arun(Forget(hits))),
+        lambda: store.run(Forget([Place.of(hit_) for hit_ in hits])),
+        run(lambda: store.arun(Forget([Place.of(hit_) for hit_ in hits]))),
     ]
 
 

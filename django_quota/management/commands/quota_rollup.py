@@ -90,6 +90,6 @@ def _until(stop: threading.Event, batches: Iterator[Carried]) -> Iterator[Carrie
 def _told(done: Carried, stop: threading.Event) -> str:
     stopped = "Stopped before the end. " if stop.is_set() else ""
     return (
-        f"{stopped}Looked at {done.days:,} subjects and days; changed {done.rows:,} rows by {done.allowed:,} allowed and "
-        f"{done.refused:,} refused checks; dropped {done.dropped:,} finished days from Redis."
+        f"{stopped}Looked at {done.days:,} subjects and days; changed {done.rows:,} rows by {done.allowed:,} allowed "
+        f"and {done.refused:,} refused checks; dropped {done.dropped:,} finished days from Redis."
     )

@@ -1,0 +1,45 @@
+"""`manage.py quota_reset`: forget what rules have counted for a subject, and lift its bans. Overrides stay."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from django_quota.exceptions import QuotaError
+from django_quota.management.console import printable
+from django_quota.status import counted, forget
+from django_quota.subjects import named_subject
+
+
+class Command(BaseCommand):
+    """The command; see the module."""
+
+    help = "Forget what rules have counted for a subject, and lift its bans. Overrides stay."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options."""
+        parser.add_argument("subject", help="such as user:42 or ip:203.0.113.9")
+        parser.add_argument(
+            "--rule", action="append", metavar="NAME", help="only this rule; may be repeated"
+        )
+        parser.add_argument("--dry-run", action="store_true", help="only say what would be forgotten")
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+    def handle(self, *_: Any, **options: Any) -> None:
+        """Forget, and say what."""
+        try:
+            subject = named_subject(options["subject"])
+            places = counted(subject, options["rule"])
+            dropped = 0 if options["dry_run"] or not places else forget(places.values())
+        except QuotaError as error:
+            raise CommandError(str(error)) from error
+        if options["json"]:
+            report = {"subject": subject, "rules": list(places), "dropped": dropped, "dry_run": options["dry_run"]}
+            self.stdout.write(json.dumps(report))
+        elif not places:
+            self.stdout.write(f"Nothing was counted for {printable(subject)}.")
+        else:
+            verb = "Would forget" if options["dry_run"] else "Forgot"
+            self.stdout.write("\n".join(f"{verb} {printable(name)} for {printable(subject)}" for name in places))

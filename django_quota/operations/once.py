@@ -1,0 +1,28 @@
+"""Seen before: the first time that a value comes within a span. Pure; `lua/once.lua` twin."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django_quota.operations.base import Operation, Script, States, script
+
+
+class Once(Operation):
+    """Remember a value under its key for `span` microseconds; the reply is 1 the first time, else 0."""
+
+    script: ClassVar[Script] = script("once")
+
+    def __init__(self, key: str, span: int) -> None:
+        self.keys = (key,)
+        self.span = span
+
+    def arguments(self) -> list[str | int]:
+        """Return how long it is remembered."""
+        return [self.span]
+
+    def run(self, states: States, now: int) -> int:
+        """Look, and remember it."""
+        if states.get(self.keys[0], now) is not None:
+            return 0
+        states.put(self.keys[0], now + self.span, now + self.span)
+        return 1
