@@ -18,11 +18,11 @@ from typing import Any, cast
 from django_quota.clock import frozen_now
 from django_quota.conf import current
 from django_quota.days import Day, day_of
-from django_quota.exceptions import ConfigurationError, CounterError, RuleError, StoreUnavailable
+from django_quota.exceptions import ConfigurationError, CounterError, StoreUnavailable
 from django_quota.keys import key_of, subject_base
 from django_quota.limiter import get_limiter
 from django_quota.operations import counters as operations
-from django_quota.subjects import Ask, Flow, aanswer, answer, is_user, named_subject, user_subject
+from django_quota.subjects import Ask, Flow, aanswer, answer, subject_of
 
 TTL = timedelta(days=400)
 """How long a counter lives after its last change, unless it says otherwise: a year of days can be shown."""
@@ -208,7 +208,8 @@ class Counter:
         months = list(_months(first, last))
         keys = [self._key("c", name, month) for month, _, _ in months]
         reply = yield from self._asked(operations.Days(keys, [(begins, ends) for _, begins, ends in months]), name)
-        return {first + timedelta(days=n): int(reply[n + 1]) for n in range(span)}
+        tallies = (int(tally) for month in reply[1:] for tally in month.split())
+        return {first + timedelta(days=n): tally for n, tally in enumerate(tallies)}
 
     def _set(self, subject: Subject, value: int) -> Flow:
         name = _named(subject)
@@ -300,11 +301,7 @@ class Counter:
 
 
 def _named(subject: Subject) -> str:
-    if isinstance(subject, str):
-        return named_subject(subject)
-    if is_user(subject):
-        return user_subject(subject)
-    raise RuleError(f"{subject!r} is no subject of a counter: a text such as 'user:42', or a user, would do.")
+    return subject_of(subject, "a counter")
 
 
 def _checked_name(name: object) -> str:

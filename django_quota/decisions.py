@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from django_quota.algorithms import Limit
+from django_quota.algorithms.concurrency import AtOnce, Concurrency
 from django_quota.clock import SECOND, in_words
 from django_quota.exceptions import QuotaExceeded
 from django_quota.operations.hits import Hit
@@ -20,11 +21,14 @@ Why = Literal["", "override", "exempt", "blocked", "banned"]
 
 Told = Literal["refused", "banned", "near"]
 
+AnyLimit = Limit | Concurrency
+"""What an outcome is of: a rate limit, or how many at once."""
+
 
 class Outcome(NamedTuple):
     """What one limit of a plan says."""
 
-    of: Limit
+    of: AnyLimit
     """The limit itself."""
     subject: str
     """Who is limited: `"ip:203.0.113.9"`."""
@@ -53,8 +57,8 @@ class Outcome(NamedTuple):
         return self.of.rule
 
     @property
-    def rate(self) -> Rate:
-        """The rate: `str(rate)` is `"10/m"`."""
+    def rate(self) -> Rate | AtOnce:
+        """The rate: `str(rate)` is `"10/m"`; of a slot, `"10 at once"`."""
         return self.of.rate
 
     @property

@@ -100,8 +100,8 @@ class Event:
 
     @property
     def lasts(self) -> int:
-        """From the event until its end, in microseconds; 0 where it has none."""
-        return max(0, self.until - self.at) if self.until else 0
+        """From the event until its end, in microseconds, to the millisecond as `at`; 0 where it has none."""
+        return max(0, self.until - self.at) // 1_000 * 1_000 if self.until else 0
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON has it: the fields, and times as ISO 8601 in UTC (`until` null where there is none)."""

@@ -11,9 +11,10 @@ import re
 import reprlib
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import cast
 
 from django_quota.clock import SECOND
-from django_quota.exceptions import RateError
+from django_quota.exceptions import RateError, RuleError
 
 MAX_COUNT = 10**12
 """The largest count of a rate, and the largest cost of a hit: sums of it stay exact in a double."""
@@ -201,6 +202,18 @@ def parse_span(value: object) -> int:
     if len(match[1]) > len(str(MAX_PERIOD)) or not 1 <= int(match[1]) <= MAX_PERIOD // UNITS[unit]:
         raise RateError(value, None, "it is not between a second and 366 days", hint, what="a span of time")
     return int(match[1]) * UNITS[unit]
+
+
+def span_of(option: str, seconds: object, example: int) -> int:
+    """Return an option that is given in seconds, above 0 and up to 366 days, in microseconds.
+
+    Raises `RuleError` where it is not, with an example of what would do.
+    """
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not 0 < cast("float", seconds) * SECOND <= MAX_PERIOD:
+        most = MAX_PERIOD // SECOND
+        raise RuleError(f"{option}={seconds!r} is not above 0 and up to {most} seconds; {example} would do.")
+    return max(1, int(cast("float", seconds) * SECOND))
 
 
 def _article(noun: str) -> str:

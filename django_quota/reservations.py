@@ -10,16 +10,15 @@ from __future__ import annotations
 import secrets
 from collections.abc import Generator
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
-from django_quota.clock import SECOND
 from django_quota.decisions import Decision
 from django_quota.exceptions import RuleError
 from django_quota.limiter import get_limiter
 from django_quota.operations.decide import reserving, settling
 from django_quota.planning import RuleOrRate, Subject, plan_of
 from django_quota.plans import Plan
-from django_quota.rates import MAX_PERIOD
+from django_quota.rates import span_of
 from django_quota.rules import check_cost
 from django_quota.subjects import aanswer, answer
 
@@ -146,12 +145,8 @@ class _Reserving:
 
 def _reserving(ttl: float) -> tuple[str, str]:
     """Return a new token, and the mode that reserves under it."""
-    is_number = isinstance(cast("object", ttl), (int, float)) and not isinstance(ttl, bool)
-    fits = is_number and 0 < ttl * SECOND <= MAX_PERIOD
-    if not fits:
-        raise RuleError(f"ttl={ttl!r} is not above 0 and up to {MAX_PERIOD // SECOND} seconds; 60 would do.")
     token = secrets.token_hex(8)
-    return token, reserving(token, max(1, int(ttl * SECOND)))
+    return token, reserving(token, span_of("ttl", ttl, 60))
 
 
 def _holding(plan: Plan) -> Plan:

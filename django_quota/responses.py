@@ -20,8 +20,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_quota.algorithms import Limit
+from django_quota.algorithms.concurrency import AtOnce
 from django_quota.conf import conf, current
-from django_quota.decisions import Decision, Outcome
+from django_quota.decisions import AnyLimit, Decision, Outcome
 from django_quota.rates import Rate
 
 PROBLEM_TYPES = "https://iana.org/assignments/http-problem-types"
@@ -45,13 +46,13 @@ def write_headers(response: HttpResponseBase, decision: Decision) -> None:
 
 
 @lru_cache(maxsize=1024)
-def _policies(limits: tuple[Limit, ...]) -> tuple[list[str], str]:
+def _policies(limits: tuple[AnyLimit, ...]) -> tuple[list[str], str]:
     """Return the names of these limits, and the RateLimit-Policy that lists them."""
     names = policy_names(limits)
     return names, ", ".join(map(_policy, names, limits))
 
 
-def policy_names(limits: Sequence[Limit]) -> list[str]:
+def policy_names(limits: Sequence[AnyLimit]) -> list[str]:
     """Return the public name of each limit: the last part of the rule's name, and the window where needed.
 
     A rule without a name of its own is called by its view's path, which is nobody else's business.
@@ -68,15 +69,16 @@ def policy_names(limits: Sequence[Limit]) -> list[str]:
     return list(taken)
 
 
-def _label(rule: str, rate: Rate | None) -> str:
+def _label(rule: str, rate: Rate | AtOnce | None) -> str:
     name = quote(rule.rpartition(".")[2] or rule, safe=" !#$&'()*+,-./:;<=>?@[]^_`{|}~", errors="surrogatepass")
     return name if rate is None else f"{name}-{rate.window}"
 
 
-def _policy(name: str, limit: Limit) -> str:
+def _policy(name: str, limit: AnyLimit) -> str:
     # The length of a month or a year varies: their window is left out, as the draft allows.
     window = "" if limit.window is None else f";w={limit.window}"
-    return f'"{name}";q={limit.capacity}{window}'
+    unit = "" if limit.unit == Limit.unit else f';qu="{limit.unit}"'
+    return f'"{name}";q={limit.capacity}{unit}{window}'
 
 
 def _state(name: str, outcome: Outcome) -> str:

@@ -11,12 +11,12 @@ It must not know how the command shows itself, nor how Redis counts.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from typing import NamedTuple
 
-from django.db import router, transaction
+from django.db import connections, router, transaction
 from django.db.models import Q, QuerySet
 
 from django_quota.conf import current
@@ -97,9 +97,7 @@ def carry(store: RedisStore, keys: Iterable[str], using: str) -> Carried:
                     done.allowed += added.allowed
                     done.refused += added.refused
                     changed[place] = row
-        DailyCounter.objects.using(using).bulk_update(
-            changed.values(), ["allowed", "refused", "incarnation", "carried_allowed", "carried_refused"]
-        )
+        _save(changed.values(), using)
     done.rows = len(changed)
     return done
 
@@ -152,6 +150,17 @@ def _rows_of(days: Iterable[DayUsage], using: str) -> QuerySet[DailyCounter]:
     for when, names in subjects.items():
         wanted |= Q(day=when, subject__in=names)
     return DailyCounter.objects.using(using).filter(wanted)
+
+
+def _save(rows: Collection[DailyCounter], using: str) -> None:
+    """Save rows that exist. As an upsert: `bulk_update` takes ten times as long."""
+    has_target = connections[using].features.supports_update_conflicts_with_target  # MySQL takes none
+    DailyCounter.objects.using(using).bulk_create(
+        rows,
+        update_conflicts=True,
+        update_fields=["allowed", "refused", "incarnation", "carried_allowed", "carried_refused"],
+        unique_fields=["pk"] if has_target else None,
+    )
 
 
 def _drop(store: RedisStore, keys: Iterable[str], using: str) -> int:

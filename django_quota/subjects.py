@@ -40,7 +40,8 @@ class Ask:
 
 
 Flow: TypeAlias = Generator[Ask, Any, Any]
-"""What a driver runs: it yields questions, is sent their answers, and returns its result."""
+"""What a driver runs: it yields questions, is sent their answers (or their errors are raised in it), and returns its
+result."""
 
 Resolver: TypeAlias = Callable[[HttpRequest], "str | Flow | None"]
 """From a request to a part of a subject; None where the request does not have it."""
@@ -55,7 +56,12 @@ def answer(flow: Any) -> Any:
     try:
         question = next(flow)
         while True:
-            question = flow.send(question.now())
+            try:
+                value = question.now()
+            except BaseException as error:  # noqa: BLE001 — the flow hears of all, and lets it pass where it is not its own
+                question = flow.throw(error)
+            else:
+                question = flow.send(value)
     except StopIteration as done:
         return done.value
 
@@ -67,7 +73,12 @@ async def aanswer(flow: Any) -> Any:
     try:
         question = next(flow)
         while True:
-            question = flow.send(await question.later())
+            try:
+                value = await question.later()
+            except BaseException as error:  # noqa: BLE001 — as in `answer`
+                question = flow.throw(error)
+            else:
+                question = flow.send(value)
     except StopIteration as done:
         return done.value
 
@@ -297,6 +308,18 @@ def named_subject(subject: str) -> str:
     if not subject:
         raise RuleError("An empty text is no subject; 'ip:203.0.113.9', 'user:42' or 'global' would do.")
     return _UNPRINTABLE.sub(_percent, subject)
+
+
+def subject_of(given: object, whose: str) -> str:
+    """Return the subject that a text or a user means; `whose`: what it is the subject of, for the error.
+
+    Raises `RuleError` where it is neither.
+    """
+    if isinstance(given, str):
+        return named_subject(given)
+    if is_user(given):
+        return user_subject(given)
+    raise RuleError(f"{given!r} is no subject of {whose}: a text such as 'user:42', or a user, would do.")
 
 
 def is_async_callable(value: object) -> bool:

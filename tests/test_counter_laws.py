@@ -55,6 +55,10 @@ def _but(lying: dict[str, bytes | None], keys: Sequence[str]) -> dict[str, bytes
     return {key: value for key, value in lying.items() if key not in keys}
 
 
+def values_of_a_day(subject: str) -> str:
+    return f"{values_of(subject)}:2025-11-21"
+
+
 class Twins(RuleBasedStateMachine):
     """One operation after another, through real Redis, the memory store and the bare specification."""
 
@@ -98,7 +102,7 @@ class Twins(RuleBasedStateMachine):
             return {text(field): int(tally) for field, tally in self.raw.hgetall(key).items()}
         if isinstance(specified, frozenset):  # all that a HyperLogLog tells is how many there are
             return specified if self.raw.pfcount(key) == len(specified) else None
-        return int(self.raw.get(key) or 0)  # type: ignore[arg-type]
+        return int(self.raw.get(key) or 0)
 
     def dump(self) -> dict[str, bytes | None]:
         return {key.decode(): self.raw.dump(key) for key in self.raw.scan_iter()}
@@ -170,7 +174,9 @@ class Twins(RuleBasedStateMachine):
     def different_values_are_counted(self, subject: str, day: int | None) -> None:
         self.done(operations.UniqueCount(values_of(subject) + (f":2025-11-{day}" if day else "")))
 
-    @rule(subject=SUBJECTS, kind=st.sampled_from([total_of, month_of, values_of]), cleared=st.booleans())
+    @rule(
+        subject=SUBJECTS, kind=st.sampled_from([total_of, month_of, values_of, values_of_a_day]), cleared=st.booleans()
+    )
     def something_else_lies_there(self, subject: str, kind: Callable[[str], str], cleared: bool) -> None:
         key = kind(subject)
         self.raw.delete(key)

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from django_quota import check
 from django_quota import events as module
 from django_quota.clock import SECOND
 from django_quota.events import BEGINNING, Event, EventGroup, EventStream
@@ -26,6 +27,7 @@ from django_quota.exceptions import StoreUnavailable
 from django_quota.keys import escape, field
 from django_quota.management.programs import Program, UnfitError
 from django_quota.stores.redis import RedisStore
+from django_quota.testing import freeze
 from tests.commands import Manage, managing, wait_until
 from tests.conftest import caches
 from tests.steps import START
@@ -122,6 +124,24 @@ def test_what_is_too_long_is_not_known() -> None:
     fields = {"kind": "near", "rule": field("r" * 300), "subject": escape("s" * 300), "until": "0", "level": "0"}
     event = Event.read("1-0", {**fields, "capacity": "10", "remaining": "1"})
     assert (event.rule, event.subject, event.value, event.lasts) == (None, None, None, 0)
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_what_the_decision_script_tells_is_read(settings: Any) -> None:
+    rule = {"rate": "4/m", "warn_at": 0.5, "ban": {"after": "2/m", "for": ["10m"]}}
+    settings.QUOTA = {"RULES": {"log:in\n": rule}}
+    with freeze(START):
+        for _ in range(7):
+            check("log:in\n", "name:{a} b\u2028")
+    lines = [json.loads(line) for line in shown("--json")]
+    assert [line["kind"] for line in lines] == ["near", "refused", "banned"]
+    assert {(line["rule"], line["subject"], line["capacity"]) for line in lines} == {
+        ("log:in\n", "name:{a} b%E2%80%A8", 4)  # a subject's own control characters are escaped before
+    }
+    assert [line["remaining"] for line in lines] == [2, 0, 0]
+    assert [line["level"] for line in lines] == [0, 0, 1]
+    ends = (None, "2025-11-21T04:41:00+00:00", "2025-11-21T04:50:00+00:00")
+    assert tuple(line["until"] for line in lines) == ends
 
 
 @pytest.mark.parametrize(
@@ -557,8 +577,13 @@ def test_killed_at_any_moment_and_started_again_it_misses_nothing(
     for enough in (3, 9, 20, 35):
         process = manage.start(*words)
         wait_until(partial(_has_run, path, enough))
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        process.send_signal(signal.SIGSTOP)  # so that the program that runs is known: it dies too, as with the machine
+        programs = [int(pid) for pid in children.read_text().split()]
         process.kill()
         process.wait()
+        for pid in programs:
+            os.kill(pid, signal.SIGKILL)
     process = manage.start(*words)
     wait_until(lambda: {value for (value,) in ran(path)} == sent and pending(raw) == 0)
     process.send_signal(signal.SIGINT)

@@ -20,7 +20,20 @@ LAYERS = (
     # L2 stores
     {"stores"},
     # L3 services
-    {"limiter", "reservations", "counters", "leases", "seen", "overrides", "usage", "events", "signals", "standing", "sweeping"},
+    {
+        "limiter",
+        "reservations",
+        "counters",
+        "leases",
+        "renewing",
+        "seen",
+        "overrides",
+        "usage",
+        "events",
+        "signals",
+        "standing",
+        "sweeping",
+    },
     # L4 the Django edge
     {"edge", "decorators", "middleware", "responses", "checks", "apps", "testing", "models", "migrations", "management"}
     | {"background", "publishing", "rollup", "concurrency", "views", "status", ""},

@@ -157,14 +157,14 @@ class TestCarrying:
             count(raw, f"user:{number}", {"search": (1, 0)}, TODAY)
         known = keys()
         carry(store(), known[:5], "default")
-        bulk_update = type(DailyCounter.objects.all()).bulk_update
+        save = rollup._save
 
         def fail(*arguments: Any) -> None:
-            bulk_update(*arguments)
+            save(*arguments)
             raise DatabaseError("the server went away before the commit")
 
         with monkeypatch.context() as patch:
-            patch.setattr(type(DailyCounter.objects.all()), "bulk_update", fail)
+            patch.setattr(rollup, "_save", fail)
             with pytest.raises(DatabaseError):
                 carry(store(), known[5:], "default")
         assert sum(total.allowed for total in rows().values()) == len(rows()) == 5

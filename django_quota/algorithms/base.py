@@ -139,6 +139,8 @@ class Limit:
     """Its parameters where they hold at any time; None for the calendar."""
     wire: str
     """The fixed parameters as the script takes them; empty for the calendar."""
+    unit: ClassVar[str] = "requests"
+    """What is counted, as the RateLimit-Policy header has it."""
 
     @property
     def capacity(self) -> int:

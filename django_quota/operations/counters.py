@@ -190,7 +190,7 @@ class Incr(_Changing, _OfADay):
 
 
 class Days(CounterOperation):
-    """Read the tallies of days, from the first to the last asked under each key; the reply is DONE and each tally."""
+    """Read tallies, from the first to the last day asked of each key; the reply is DONE and a text for each key."""
 
     script: ClassVar[Script] = _script("counter_days")
 
@@ -207,7 +207,7 @@ class Days(CounterOperation):
         reply: list[Any] = [DONE]
         for number, (first, last) in enumerate(self.ranges, 1):
             days: dict[str, int] = self.read(states, now, number, {})
-            reply += (str(days.get(f"{day:02}", 0)) for day in range(first, last + 1))
+            reply.append(" ".join(str(days.get(f"{day:02}", 0)) for day in range(first, last + 1)))
         return reply
 
 

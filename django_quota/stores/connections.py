@@ -147,9 +147,10 @@ class SyncConnections:
         self._waiting = 0
 
     def take(self, seconds: float | None = None) -> Any:
-        """Return a connection that is ready to send; `seconds`: how long to wait for one, where not as long as the pool.
+        """Return a connection that is ready to send.
 
-        Raises redis-py's errors where none can be had, `AllInUseError` where none came free in time.
+        `seconds`: how long to wait for one where all are in use; None: as long as the pool would. Raises
+        redis-py's errors where none can be had, `AllInUseError` where none came free in time.
         """
         if self._pid != os.getpid():  # a forked worker must not write to its parent's sockets
             self._begin()

@@ -1,0 +1,227 @@
+"""How a subject stands, as `quota_status` says it and `quota_reset` forgets it."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from typing import Any
+
+import pytest
+import redis
+from django.core.management import CommandError, call_command
+from django.http import HttpResponse
+from django.test import override_settings
+from django.urls import path
+
+from django_quota import check, quota, reserve
+from django_quota.clock import SECOND
+from django_quota.exceptions import ConfigurationError
+from django_quota.status import counted, known_rules, status_of
+from django_quota.testing import freeze
+from tests.published import override
+from tests.steps import START
+
+SUBJECT = "ip:203.0.113.9"
+BAN = {"after": "1/m", "for": "1h"}
+
+
+@quota("7/m", key="ip", name="viewed")
+def viewed(request: Any) -> HttpResponse:
+    return HttpResponse()
+
+
+urlpatterns = [path("viewed/", viewed)]
+
+pytestmark = pytest.mark.usefixtures("redis_cache")
+
+
+@pytest.fixture(autouse=True)
+def rules(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.QUOTA = {
+        "RULES": {
+            "search": {"rate": "10/m; 100/h"},
+            "banning": {"rate": "1/h", "ban": BAN},
+            "tier": {"rate": lambda request: "5/m"},
+            "free": {"rate": None},
+            "broken": {"rate": "10/month"},
+        }
+    }
+
+
+def run(*words: str) -> str:
+    out = StringIO()
+    with freeze(START):
+        call_command(*words, stdout=out)
+    return out.getvalue()
+
+
+def test_every_rule_of_settings_and_views_is_known() -> None:
+    known = known_rules()
+    assert set(known) == {"search", "banning", "tier", "free", "broken", "viewed"}
+    assert "month" in str(known["broken"])
+
+
+def test_every_limit_is_said_with_its_figures_and_their_source() -> None:
+    with freeze(START):
+        check("search", SUBJECT, 4)
+        status = status_of(SUBJECT)
+    minute, hour = (limit for limit in status.limits if limit.rule == "search")
+    assert (minute.rate, minute.limit, minute.used, minute.remaining, minute.retry_after) == ("10/m", 10, 4, 6, 0.0)
+    assert (hour.rate, hour.used, hour.reset_after) == ("100/h", 4, 3_600.0)
+    assert minute.source == f"quota:1:{{{SUBJECT}}}:r:search:sw.60s"
+    assert status.unread == {
+        "tier": "its rates are functions of the request",
+        "free": "it is unlimited",
+        "broken": status.unread["broken"],
+    }
+
+
+def test_what_a_plain_rate_has_counted_is_found() -> None:
+    with freeze(START):
+        check("5/30m", SUBJECT)
+        limits = {limit.rule: limit.used for limit in status_of(SUBJECT).limits}
+    assert limits["5/30m"] == 1
+
+
+def test_looking_changes_nothing(raw: redis.Redis) -> None:
+    with freeze(START):
+        check("search", SUBJECT, 4)
+        before = {key: raw.dump(key) for key in raw.scan_iter()}
+        status_of(SUBJECT)
+        assert {key: raw.dump(key) for key in raw.scan_iter()} == before
+
+
+def test_overrides_bans_holds_and_days_are_said() -> None:
+    with freeze(START):
+        override(f"r 0 {START + 60 * SECOND} 50/m", "search")
+        check("banning", SUBJECT)
+        check("banning", SUBJECT)
+        reserve("search", SUBJECT, 20, ttl=30)
+        check("search", "user:42")
+        status, user = status_of(SUBJECT), status_of("user:42")
+    assert status.overrides["search"].rates == "50/m"
+    assert [limit.limit for limit in status.limits if limit.rule == "search"] == [50]
+    assert status.bans == {"banning": 3_600.0}
+    ((held),) = status.holds
+    assert (held.name, held.ends_in) == ("search", (30.0,))
+    ((counts),) = user.days.values()
+    assert counts["search"].allowed == 1
+
+
+def test_the_command_says_it_to_people() -> None:
+    with freeze(START):
+        override("b 0 0 ", "viewed")
+        check("search", SUBJECT, 10)
+    shown = run("quota_status", SUBJECT, "--rule", "search", "--rule", "viewed")
+    assert shown.splitlines() == [
+        SUBJECT,
+        "  search: 10/m by sliding_window",
+        "    ████████████████████ 10 of 10 used, 0 left; the next hit is admitted in 1 minute",
+        f"    from quota:1:{{{SUBJECT}}}:r:search:sw.60s",
+        "  search: 100/h by sliding_window",
+        "    ██░░░░░░░░░░░░░░░░░░ 10 of 100 used, 90 left; the next hit is admitted",
+        f"    from quota:1:{{{SUBJECT}}}:r:search:sw.3600s",
+        "  viewed: 7/m by sliding_window",
+        "    ░░░░░░░░░░░░░░░░░░░░ 0 of 7 used, 7 left; no hit is admitted (blocked)",
+        f"    from quota:1:{{{SUBJECT}}}:r:viewed:sw.60s",
+        "  override  viewed: blocked",
+    ]
+
+
+def test_the_command_says_it_to_machines() -> None:
+    with freeze(START):
+        override(f"x 0 {START + SECOND} ", "search")
+        check("search", "user:42")
+    said = json.loads(run("quota_status", "user:42", "--json"))
+    assert said["subject"] == "user:42"
+    assert said["overrides"] == []  # that one is the address'
+    assert {limit["rule"] for limit in said["limits"]} == {"search", "banning", "viewed"}
+    assert list(said["days"].values()) == [{"search": {"allowed": 1, "refused": 0}}]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["ip:nowhere"], "does not hold an IP address"),
+        ([""], "An empty text is no subject"),
+        (["user:1", "--rule", "serach"], "Did you mean 'search'"),
+    ],
+)
+def test_what_cannot_be_asked_is_a_clear_error(words: list[str], says: str) -> None:
+    with pytest.raises(CommandError, match=says):
+        run("quota_status", *words)
+
+
+@pytest.mark.parametrize("subject", ["group:*", "group:[1]", "a?b", "x\\y", "{group:1}", "a\nb\x1b[31m"])
+def test_signs_that_mean_something_to_redis_or_a_terminal_do_not_here(subject: str) -> None:
+    with freeze(START):
+        check("search", subject, 3)
+        check("search", "group:1", 5)
+    shown = run("quota_status", subject, "--rule", "search")
+    assert "3 of 10 used" in shown
+    assert "\x1b" not in shown
+    assert shown.count("\n") == 7
+
+
+class TestReset:
+    def test_all_that_was_counted_is_forgotten_and_bans_are_lifted(self, raw: redis.Redis) -> None:
+        with freeze(START):
+            check("search", SUBJECT, 10)
+            check("5/30m", SUBJECT)
+            check("banning", SUBJECT)
+            check("banning", SUBJECT)
+            reserve("9/d", SUBJECT, 3)
+            override("r 0 0 50/m", "search")
+            assert list(counted(SUBJECT)) == ["5/30m", "9/d", "banning", "search"]
+        shown = run("quota_reset", SUBJECT)
+        assert shown.splitlines() == [f"Forgot {name} for {SUBJECT}" for name in ("5/30m", "9/d", "banning", "search")]
+        assert raw.zcard("quota:1:{!}:bans") == 0
+        with freeze(START):
+            assert check("banning", SUBJECT)
+            assert check("search", SUBJECT).limit == 50  # an override stays
+
+    def test_only_the_rules_that_are_named(self) -> None:
+        with freeze(START):
+            check("search", SUBJECT, 10)
+            check("banning", SUBJECT)
+        assert json.loads(run("quota_reset", SUBJECT, "--rule", "search", "--json")) == {
+            "subject": SUBJECT,
+            "rules": ["search"],
+            "dropped": 2,
+            "dry_run": False,
+        }
+        assert list(counted(SUBJECT)) == ["banning"]
+
+    def test_a_dry_run_changes_nothing(self, raw: redis.Redis) -> None:
+        with freeze(START):
+            check("search", SUBJECT, 10)
+        before = {key: raw.dump(key) for key in raw.scan_iter()}
+        assert run("quota_reset", SUBJECT, "--dry-run") == f"Would forget search for {SUBJECT}\n"
+        assert {key: raw.dump(key) for key in raw.scan_iter()} == before
+
+    def test_where_nothing_was_counted_it_says_so(self) -> None:
+        assert run("quota_reset", SUBJECT) == f"Nothing was counted for {SUBJECT}.\n"
+
+    def test_another_subject_with_a_longer_name_is_left_alone(self) -> None:
+        with freeze(START):
+            check("search", "user:1")
+            check("search", "user:12")
+        run("quota_reset", "user:1")
+        assert list(counted("user:12")) == ["search"]
+
+
+@override_settings(QUOTA={"STORE": "memory"})
+def test_the_memory_of_one_process_is_not_looked_at_from_another() -> None:
+    with pytest.raises(CommandError, match='not "redis"'):
+        run("quota_reset", SUBJECT)
+    with pytest.raises(ConfigurationError):
+        counted(SUBJECT)
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_in_memory_the_limits_are_said_all_the_same() -> None:
+    with freeze(START):
+        check("5/m", SUBJECT, name="one")
+        limits = status_of(SUBJECT).limits
+    assert [limit.used for limit in limits if limit.rule == "viewed"] == [0]
