@@ -27,7 +27,7 @@ from django_quota.exceptions import (
 )
 from django_quota.rules import Rule
 from django_quota.stores.connections import alias_problem
-from django_quota.subjects import compile_key
+from django_quota.subjects import check_keys
 from django_quota.views import limited_views
 
 
@@ -74,7 +74,7 @@ def _check_rules() -> Iterator[CheckMessage]:
     for name, value in rules.items():
         place = f'QUOTA["RULES"][{name!r}]'
         try:
-            compile_key(Rule.from_setting(name, value).key)
+            check_keys(Rule.from_setting(name, value))
         except RuleError as error:
             cause = error.__cause__ if isinstance(error.__cause__, RuleError) else error
             text = str(cause).removesuffix(cause.hint).strip()

@@ -15,10 +15,11 @@ from django.http import HttpRequest, HttpResponseBase
 
 from django_quota.conf import current
 from django_quota.edge import enter, leave, refuse_in_view
-from django_quota.exceptions import ConfigurationError, QuotaExceeded, RateError, RuleError
+from django_quota.exceptions import QuotaExceeded, RateError, RuleError
 from django_quota.limiter import adecide_request, decide_request
 from django_quota.rules import Rule, path_of, shared_count
-from django_quota.subjects import compile_key, is_async_callable
+from django_quota.subjects import check_keys, is_async_callable
+from django_quota.view_kinds import dispatch_of, is_a_trial, is_async, is_dispatch, naming, request_of
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -69,7 +70,7 @@ def quota(
     unlimited. `rule`: in their place, the name of a rule of the settings, read at each request. `name`: what the rule
     is called in keys, logs and headers; by default the path of the view's function or class, so that no two views
     share a limit. The options are those of `Rule`: `key`, `algorithm`, `cost`, `burst`, `precision`, `tz`,
-    `count_refused`, `methods`, `block`, `shadow`, `skip`, `on_unavailable`.
+    `count_refused`, `methods`, `block`, `shadow`, `skip`, `on_unavailable`, `ban`, `warn_at`, `daily`, `distinct`.
 
     The Decision lies on `request.quota`. A refused request is answered with 429, and so is a `QuotaExceeded` raised
     inside the view.
@@ -87,7 +88,9 @@ def quota(
     if len(rates) == 1 and callable(rates[0]) and not options and name is None and _looks_like_a_view(rates[0]):
         raise RateError(path_of(rates[0]), None, "it is a view", "Write @quota('10/m') with a rate.")
     template = Rule.make("unnamed" if name is None else name, *rates, **options)
-    compile_key(template.key)
+    check_keys(template)
+    if template.distinct is True:
+        raise RuleError("distinct=True needs check(..., value=); on a view, distinct='header:X-Device' would do.")
     return _Decorator(template, named=name is not None)
 
 
@@ -115,9 +118,7 @@ class _Decorator:
         return self._limit(view)
 
     def _limit_class(self, cls: type) -> type:
-        dispatch = getattr(cls, "dispatch", None)
-        if dispatch is None:
-            raise ConfigurationError(f"@quota on {cls.__qualname__}: a class without dispatch() is not a view.")
+        dispatch = dispatch_of(cls, "@quota")
         if not getattr(cls, "view_is_async", False):
             self._refuse_async_functions()
         cls.dispatch = self._limit(dispatch)  # type: ignore[attr-defined]
@@ -128,7 +129,7 @@ class _Decorator:
         mark = marked(view)  # functools.wraps copies it through what stands in between
         depth = 1 if mark is None else mark.depth + 1
         bare = inner.view if inner else view
-        if not (_is_async(bare) or _is_dispatch(bare) or _is_a_trial(bare)):
+        if not (is_async(bare) or is_dispatch(bare) or is_a_trial(bare)):
             self._refuse_async_functions()
         if inner and isinstance(self._rule, Rule) and self._named:
             _refuse_shared_counts(self._rule, inner)
@@ -141,13 +142,11 @@ class _Decorator:
         if self._named:
             return partial(_itself, self._rule)
         suffix = "" if depth == 1 else f"#{depth}"
-        path = _path(view)
-        method = "" if _is_dispatch(view) else f".{getattr(view, '__name__', '')}"
-        return partial(self._named_by_view, path + suffix, method + suffix)
+        return partial(self._named_by_view, naming(view, suffix))
 
-    def _named_by_view(self, path: str, method: str, owner: type | None) -> Rule:
-        """Return the rule under the view's path; a method's is its class's, also where the method is inherited."""
-        name = path if owner is None else f"{owner.__module__}.{owner.__qualname__}{method}"
+    def _named_by_view(self, name_for: Callable[[type | None], str], owner: type | None) -> Rule:
+        """Return the rule under the view's path; see `naming`."""
+        name = name_for(owner)
         rule = self._made.get(name)
         if rule is None:
             rule = self._made[name] = cast("Rule", self._rule).named(name)
@@ -158,7 +157,7 @@ class _Decorator:
         rule = self._rule
         if isinstance(rule, str):
             return
-        keys = rule.key if isinstance(rule.key, tuple) else (rule.key,)
+        keys = [key for given in (rule.key, rule.distinct) for key in (given if isinstance(given, tuple) else (given,))]
         functions = [("cost", rule.cost), ("skip", rule.skip)]
         functions += [("key", key) for key in keys] + [("rate", rate) for rate in rule.rates]
         for option, value in functions:
@@ -202,39 +201,11 @@ def limited(view: object) -> Limited | None:
     return found if found is not None and found.wrapper is view else None
 
 
-def _bound_to(view: Any) -> Any:
-    """Return the view instance (or class) that a method is bound to; `method_decorator` hands over a partial of one."""
-    return getattr(view.func if isinstance(view, partial) else view, "__self__", None)
-
-
-def _is_dispatch(view: Any) -> bool:
-    return getattr(view, "__name__", "") == "dispatch"
-
-
-def _is_a_trial(view: Any) -> bool:
-    """Say whether this is the empty function on which `method_decorator` tries a decorator out."""
-    return getattr(view, "__module__", "") == "django.utils.decorators"
-
-
-def _path(view: Any) -> str:
-    """Return the dotted path of a view: what its unnamed rules are called.
-
-    For a bound method, which may be inherited, the class of the view that it is bound to counts.
-    """
-    bound_to = _bound_to(view)
-    if bound_to is not None:
-        owner = bound_to if isinstance(bound_to, type) else type(bound_to)
-        path = f"{owner.__module__}.{owner.__qualname__}"
-        return path if _is_dispatch(view) else f"{path}.{getattr(view, '__name__', '')}"
-    view_class = getattr(view, "view_class", None)  # of what as_view() returns
-    return path_of(view_class or (view.func if isinstance(view, partial) else view))
-
-
 # --- wrappers ---------------------------------------------------------------------------------------------------------
 
 
 def _wrap(spec: Limited) -> Callable[..., Any]:
-    spec.wrapper = _async_wrapper(spec) if _is_async(spec.view) else _wrapper(spec)
+    spec.wrapper = _async_wrapper(spec) if is_async(spec.view) else _wrapper(spec)
     setattr(spec.wrapper, _MARK, spec)
     return spec.wrapper
 
@@ -244,7 +215,7 @@ def _wrapper(spec: Limited) -> Callable[..., Any]:
 
     @wraps(view)
     def limited_view(*args: Any, **kwargs: Any) -> Any:
-        request, owner = _request(args, kwargs)
+        request, owner = request_of(args, kwargs, "@quota")
         if owner is not None and getattr(owner, "view_is_async", False):
             # dispatch() of an async class-based view: a plain function that returns a coroutine.
             return _acall(spec, request, owner, args, kwargs)
@@ -265,7 +236,7 @@ def _wrapper(spec: Limited) -> Callable[..., Any]:
 def _async_wrapper(spec: Limited) -> Callable[..., Any]:
     @wraps(spec.view)
     async def limited_view(*args: Any, **kwargs: Any) -> Any:
-        request, owner = _request(args, kwargs)
+        request, owner = request_of(args, kwargs, "@quota")
         return await _acall(spec, request, owner, args, kwargs)
 
     return limited_view
@@ -290,19 +261,3 @@ async def _finish(request: HttpRequest, response: Any) -> HttpResponseBase:
         return leave(request, cast("HttpResponseBase", response))
     except QuotaExceeded as exceeded:
         return refuse_in_view(request, exceeded.decision)
-
-
-def _is_async(view: Any) -> bool:
-    """Say whether a view must be awaited; also one that `method_decorator` has bound to an async class-based view."""
-    return is_async_callable(view) or bool(getattr(_bound_to(view), "view_is_async", False))
-
-
-def _request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[HttpRequest, type | None]:
-    """Return the request of a call, and the class of the view where the first argument is a view instance."""
-    if args and isinstance(args[0], HttpRequest):
-        return args[0], None
-    for position, candidate in enumerate((*args[:2], kwargs.get("request"))):
-        found = candidate if isinstance(candidate, HttpRequest) else getattr(candidate, "_request", None)
-        if isinstance(found, HttpRequest):  # Django REST framework's request holds Django's as _request
-            return found, type(args[0]) if position and args else None
-    raise ConfigurationError("@quota stands on a function that got no request: it limits views.")

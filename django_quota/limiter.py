@@ -103,20 +103,28 @@ class Limiter:
 
     def _answered(self, plan: Plan, reply: list[int], decision: Decision, mode: str) -> Sequence[tuple[Signal, Hit]]:
         """Note that the store has answered; return what it told, with the signals to send."""
-        if self._is_down:
-            self._is_down = False
-            logger.warning("The quota store answers again.")
+        self.came_back()
         if mode == "check":
             for outcome in decision.outcomes:
                 if outcome.shadow and not outcome.allowed:
                     logger.info("Shadow rule %r would have refused %r.", outcome.rule, outcome.subject)
         return [(SIGNALS[what], hit) for what, hit in told(reply, plan.hits)]
 
-    def _degraded(self, plan: Plan, mode: str, error: StoreUnavailable) -> Decision:
-        """Decide without the store."""
+    def came_back(self) -> None:
+        """Note that the store has answered, and log it where it had not before."""
+        if self._is_down:
+            self._is_down = False
+            logger.warning("The quota store answers again.")
+
+    def went_down(self, error: StoreUnavailable) -> None:
+        """Note that the store does not answer, and log it the first time."""
         if not self._is_down:
             self._is_down = True
             logger.error("%s. Rules decide by on_unavailable until it answers again.", error)
+
+    def _degraded(self, plan: Plan, mode: str, error: StoreUnavailable) -> Decision:
+        """Decide without the store."""
+        self.went_down(error)
         default = conf.on_unavailable
         binding = [rule for rule in plan.rules if rule.limits and not rule.shadow]
         denying = [rule for rule in binding if (rule.on_unavailable or default) == "deny"]

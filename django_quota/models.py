@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import unquote
 
 from django.conf import settings
@@ -48,6 +48,7 @@ class QuotaOverrideQuerySet(models.QuerySet["QuotaOverride"]):
         """Change rows, and publish whom they were and are about."""
         if isinstance(values.get("subject"), str):
             values["subject"] = named_subject(values["subject"])
+        self._for_write = True  # a replica may lag behind
         with transaction.atomic(using=self.db):
             begin_writing(self.db)
             before = dict(self.values_list("pk", "subject"))
@@ -67,6 +68,7 @@ class QuotaOverrideQuerySet(models.QuerySet["QuotaOverride"]):
         rows = list(objs)
         for row in rows:
             row.normalize()
+        self._for_write = True
         with transaction.atomic(using=self.db):
             added = super().bulk_create(rows, *args, **kwargs)
             self._tell({row.subject for row in rows})
@@ -126,7 +128,7 @@ class QuotaOverride(models.Model):
     created = models.DateTimeField(_("created"), auto_now_add=True)
     updated = models.DateTimeField(_("updated"), auto_now=True)
 
-    objects: ClassVar[models.Manager[QuotaOverride]] = QuotaOverrideQuerySet.as_manager()
+    objects = QuotaOverrideQuerySet.as_manager()
 
     class Meta:
         """One override a subject and rule."""
@@ -270,7 +272,7 @@ class DailyCounter(models.Model):
     carried_allowed = models.PositiveBigIntegerField(default=0, editable=False)
     carried_refused = models.PositiveBigIntegerField(default=0, editable=False)
 
-    objects: ClassVar[models.Manager[DailyCounter]] = DailyCounterQuerySet.as_manager()
+    objects = DailyCounterQuerySet.as_manager()
 
     class Meta:
         """One row a subject, day and rule; by subject through the unique index, by day and rule through the other."""

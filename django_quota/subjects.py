@@ -23,7 +23,7 @@ from django.utils.module_loading import import_string
 from django_quota.addresses import canonical_part, client_ip
 from django_quota.conf import conf, current
 from django_quota.exceptions import ConfigurationError, RuleError, SubjectKeyError, did_you_mean
-from django_quota.rules import path_of
+from django_quota.rules import Rule, path_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -126,6 +126,13 @@ def compile_key(key: object) -> tuple[Resolver, ...]:
         return _compile(key)
     except TypeError:  # a function that cannot be a key of the cache
         return _compile.__wrapped__(key)
+
+
+def check_keys(rule: Rule) -> None:
+    """Raise `RuleError` where the key of a rule, or what it tells apart, is no key."""
+    compile_key(rule.key)
+    if rule.distinct is not None and rule.distinct is not True:
+        compile_key(rule.distinct)
 
 
 @lru_cache(maxsize=256)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from http import HTTPStatus
 from http.client import HTTPConnection
 from http.cookies import SimpleCookie
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlencode
 
 TIMEOUT = 10.0
@@ -38,17 +39,26 @@ class Reply:
         return int(self.headers.get("Retry-After", "0"))
 
     @property
+    def said(self) -> dict[str, Any]:
+        """What the body says, which is JSON; nothing where it is not."""
+        try:
+            found = json.loads(self.body)
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @property
     def left(self) -> list[int]:
         """What each limit has left, as RateLimit says."""
         return [int(left) for left in re.findall(r";r=(\d+)", self.headers.get("RateLimit", ""))]
 
 
 class Visitor:
-    """Somebody with a browser: a connection and cookies of their own. Used as a context manager."""
+    """Somebody with a browser: a connection of their own, and cookies. Used as a context manager."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, cookies: Mapping[str, str] | None = None) -> None:
         self._connection = HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
-        self._cookies: dict[str, str] = {}
+        self.cookies = dict(cookies or {})
 
     def __enter__(self) -> Self:
         return self
@@ -78,12 +88,12 @@ class Visitor:
         if fields is not None:
             body = urlencode(fields)
             sent["Content-Type"] = "application/x-www-form-urlencoded"
-            sent["X-CSRFToken"] = self._cookies.get("csrftoken", "")
-        if self._cookies:
-            sent["Cookie"] = "; ".join(f"{name}={value}" for name, value in self._cookies.items())
+            sent["X-CSRFToken"] = self.cookies.get("csrftoken", "")
+        if self.cookies:
+            sent["Cookie"] = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
         self._connection.request(method, url, body, sent)
         response = self._connection.getresponse()
         text = response.read().decode(errors="replace")
         for header in response.headers.get_all("Set-Cookie", []):
-            self._cookies.update((name, morsel.value) for name, morsel in SimpleCookie(header).items())
+            self.cookies.update((name, morsel.value) for name, morsel in SimpleCookie(header).items())
         return Reply(response.status, response.headers, text, time.monotonic())

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
 from django.contrib.auth import get_user_model, login, logout
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST
 
 from django_quota import check
-from example_project.forget import forget_all
+from example_project import start
+from example_project.client import Reply
 from example_project.highlight import highlighted
 from example_project.scenes import SCENES
+from example_project.sending import at_once
 
 DEMO_USER = "demo"
+_TOLD = ("Content-Type", "RateLimit", "RateLimit-Policy", "Retry-After")
 
 
 def front(request: HttpRequest) -> HttpResponse:
@@ -45,6 +52,26 @@ def sign_out(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def start_over(request: HttpRequest) -> HttpResponse:  # noqa: ARG001 — a view takes a request
-    """Forget what everybody has used."""
-    forget_all()
+    """Forget what everybody has used, fill the stock, give Ann her credits."""
+    start.start_over()
     return redirect("front")
+
+
+@require_POST
+async def crowd(request: HttpRequest, slug: str) -> StreamingHttpResponse:
+    """Send a scene's requests from here, for a browser keeps no more than six waiting; stream the replies as lines."""
+    scene = next((scene for scene in SCENES if scene.slug == slug and scene.from_server), None)
+    if scene is None:
+        raise Http404
+    replies = at_once(scene, int(request.META["SERVER_PORT"]))
+
+    async def lines() -> AsyncIterator[str]:
+        while (reply := await asyncio.to_thread(next, replies, None)) is not None:
+            yield json.dumps(_told(reply)) + "\n"
+
+    return StreamingHttpResponse(lines(), content_type="application/x-ndjson")
+
+
+def _told(reply: Reply) -> dict[str, object]:
+    headers = {name: reply.headers[name] for name in _TOLD if name in reply.headers}
+    return {"status": reply.status, "headers": headers, "body": reply.body}

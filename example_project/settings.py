@@ -45,6 +45,10 @@ CACHES = {
 QUOTA = {
     "CACHE": "default",
     "PREFIX": os.environ.get("EXAMPLE_PREFIX") or "quota-example",
+    "RULES": {
+        "login": {"rate": "5/10m", "key": "ip", "ban": {"after": "1/10m", "for": ["10m", "1h", "1d"]}},
+        "tokens": {"rate": "10000/h", "key": "ip"},
+    },
 }
 
 DATABASES = {

@@ -28,9 +28,10 @@ from django.core.management import call_command
 from django.core.management.utils import get_random_secret_key
 from redis import RedisError
 
+from django_quota import StoreUnavailable
 from django_quota.testing import running_redis
 from example_project.client import Visitor
-from example_project.forget import forget_all
+from example_project.start import start_over
 
 HOST = "127.0.0.1"
 START_TIMEOUT = 20.0
@@ -150,12 +151,12 @@ def _redis() -> Iterator[tuple[str, str]]:
 
 
 def _prepare() -> None:
-    """Make the database, and forget what an earlier run has counted in a Redis that outlived it."""
+    """Make the database, forget what an earlier run has counted in a Redis that outlived it, fill the stock."""
     django.setup()
     call_command("migrate", verbosity=0, interactive=False)
     try:
-        forget_all()
-    except RedisError as error:
+        start_over()
+    except (RedisError, StoreUnavailable) as error:
         raise StageError(
             f"Redis does not answer ({error}). Without REDIS_URL a private one would be started."
         ) from error

@@ -13,5 +13,6 @@ urlpatterns = [
     path("sign-in/", pages.sign_in, name="sign-in"),
     path("sign-out/", pages.sign_out, name="sign-out"),
     path("start-over/", pages.start_over, name="start-over"),
-    *(path(scene.url.removeprefix("/"), scene.view, name=scene.slug) for scene in SCENES),
+    path("crowd/<slug:slug>/", pages.crowd, name="crowd"),
+    *(path(scene.url.removeprefix("/"), scene.view, name=f"try-{scene.slug}") for scene in SCENES),
 ]

@@ -42,10 +42,12 @@ class Manage:
         }
         self._folder = folder
         self._started: list[subprocess.Popen[str]] = []
+        self._said: list[Path] = []
 
     def start(self, *words: str, stderr: Path | None = None) -> subprocess.Popen[str]:
         """Start a command; its stdout is a pipe, its stderr a file."""
-        with (stderr or self._folder / f"stderr-{len(self._started)}").open("w") as errors:
+        said = stderr or self._folder / f"stderr-{len(self._started)}"
+        with said.open("w") as errors:
             process = subprocess.Popen(
                 [sys.executable, "-W", "error", "-m", "django", *words],
                 env=self._environment,
@@ -55,15 +57,18 @@ class Manage:
                 text=True,
             )
         self._started.append(process)
+        self._said.append(said)
         return process
 
     def end(self) -> None:
-        """Kill what still runs."""
+        """Kill what still runs, and print what all have said: pytest shows it where the test has failed."""
         for process in self._started:
             process.kill()
             process.wait()
             if process.stdout is not None:
                 process.stdout.close()
+        for words in filter(None, (said.read_text() for said in self._said)):
+            print(words)
 
 
 @contextmanager

@@ -9,8 +9,7 @@ import os
 import random
 import signal
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
@@ -27,6 +26,7 @@ from django_quota.operations.counters import DONE, LEAST, MOST
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis import RedisStore
 from django_quota.testing import RedisServer
+from tests.processes import ended, forks, processes, started, threads_ran
 from tests.steps import START
 
 DAY = 86_400 * SECOND
@@ -205,46 +205,9 @@ def test_lua_and_specification_never_differ(raw: redis.Redis, redis_server: Redi
 
 # --- real processes ---------------------------------------------------------------------------------------------------
 
-forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-threads_ran = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-
 STOCK = counter("stock")
 CREDITS = counter("credits")
 ACCOUNTS = [f"user:{number}" for number in range(50)]
-
-
-def started(work: Callable[[], object]) -> int:
-    """Start a process that does its work and ends, with status 0 where it went well; return its id."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            work()
-            status = 0
-        finally:
-            os._exit(status)
-    return child
-
-
-def ended(children: list[int]) -> list[int]:
-    """Wait until all of these processes have ended; return their statuses."""
-    statuses = []
-    while children:
-        statuses.append(os.waitstatus_to_exitcode(os.waitpid(children[-1], 0)[1]))
-        children.pop()
-    return statuses
-
-
-@contextmanager
-def processes() -> Iterator[list[int]]:
-    """Collect the ids of processes; whatever happens, none of them is left over."""
-    children: list[int] = []
-    try:
-        yield children
-    finally:
-        for child in children:
-            os.kill(child, signal.SIGKILL)
-        ended(children)
 
 
 @forks

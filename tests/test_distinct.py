@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import redis
+from django.core.checks import run_checks
 from django.http import HttpResponse
 from django.test import RequestFactory
 from hypothesis import given
@@ -16,6 +17,7 @@ from django_quota.clock import SECOND
 from django_quota.exceptions import RuleError
 from django_quota.testing import freeze
 from tests.calls import run
+from tests.published import override
 from tests.steps import START
 
 SUBJECT = "ip:203.0.113.9"
@@ -56,6 +58,24 @@ class TestDistinct:
                     admitted.append((now, value))
         for moment, _ in admitted:
             assert len({value for at, value in admitted if moment - MINUTE < at <= moment}) <= 3
+
+    def test_a_value_is_forgotten_at_the_very_end_of_its_window(self) -> None:
+        for number, name in enumerate("abc"):
+            with freeze(START + number * SECOND):
+                self.devices(name, rate="3/m")
+        override("r 0 0 1/m", "3/m", "user:42")
+        with freeze(START + MINUTE):
+            assert self.devices("a", "b", rate="3/m") == [False, True]
+
+    def test_where_more_are_known_than_an_override_allows_it_says_when_enough_are_forgotten(self) -> None:
+        for number, name in enumerate("abc"):
+            with freeze(START + number * SECOND):
+                self.devices(name, rate="3/m")
+        override("r 0 0 1/m", "3/m", "user:42")
+        with freeze(START + 10 * SECOND):
+            refused = check("3/m", "user:42", value="d", distinct=True)
+            assert refused.retry_after == 52.0
+            assert check("3/m", "user:42", value="a", distinct=True)
 
     def test_a_refund_forgets_the_value(self) -> None:
         with freeze(START):
@@ -98,3 +118,25 @@ def test_the_value_itself_is_not_stored(raw: redis.Redis) -> None:
     with freeze(START):
         check("3/d", "user:42", value="my-secret-device", distinct=True)
     assert b"my-secret-device" not in b"".join(raw.dump(key) or b"" for key in raw.scan_iter())
+
+
+@pytest.mark.parametrize("key", ["header:", "nothing", 5])
+def test_what_is_no_key_is_an_error_at_import_and_a_finding_of_the_checks(key: Any, settings: Any) -> None:
+    with pytest.raises(RuleError):
+        quota("3/d", distinct=key)
+    settings.QUOTA = {"RULES": {"devices": {"rate": "3/d", "distinct": key}}}
+    (finding,) = run_checks(tags=["django_quota"])
+    assert "devices" in finding.msg
+
+
+def test_a_view_cannot_bring_a_value_by_hand() -> None:
+    with pytest.raises(RuleError, match="'header:X-Device' would do"):
+        quota("3/d", distinct=True)
+
+
+def test_an_async_function_on_a_sync_view_is_an_error_at_import() -> None:
+    async def device(request: Any) -> str:
+        return "a"
+
+    with pytest.raises(RuleError, match="is async, but the view is not"):
+        quota("3/d", distinct=device)(lambda request: None)

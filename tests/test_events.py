@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -108,7 +109,7 @@ def manage(redis_server: Any, raw: redis.Redis, tmp_path: Path) -> Iterator[Mana
 
 # --- events -----------------------------------------------------------------------------------------------------------
 
-names = st.text(min_size=1, max_size=40)
+names = st.text(min_size=1, max_size=16)  # escaped, each character takes twelve at most: no digest stands for them
 
 
 @given(names, names)
@@ -574,7 +575,7 @@ def test_killed_at_any_moment_and_started_again_it_misses_nothing(
     sent = {str(number) for number in range(60)}
     for number in range(60):
         tell(raw, f"ip:{number}")
-    for enough in (3, 9, 20, 35):
+    for enough in (3, 9, 15, 21, 28, 35):
         process = manage.start(*words)
         wait_until(partial(_has_run, path, enough))
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
@@ -583,12 +584,13 @@ def test_killed_at_any_moment_and_started_again_it_misses_nothing(
         process.kill()
         process.wait()
         for pid in programs:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     process = manage.start(*words)
     wait_until(lambda: {value for (value,) in ran(path)} == sent and pending(raw) == 0)
     process.send_signal(signal.SIGINT)
     assert process.wait() == 0
-    assert len(ran(path)) <= 60 + 4, "a kill costs at most one repetition"
+    assert len(ran(path)) <= 60 + 6, "a kill costs at most one repetition"
 
 
 def test_two_consumers_share_the_events(manage: Manage, raw: redis.Redis, tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ class TestTheDatabase:
         }
         for rule, (starts, expires) in spans.items():
             override(rule=rule, starts=starts, expires=expires).save()
-        active = QuotaOverride.objects.all().active(NOW)
+        active = QuotaOverride.objects.active(NOW)
         assert {row.rule for row in active} == {"always", "from now", "until after"}
         assert not QuotaOverride.objects.filter(expires__lt=timezone.now()).active().exists()
 
@@ -163,7 +163,7 @@ class TestTheDatabase:
         user = User.objects.create(username="ann")
         for subject in (user_subject(user), "user:0", "ip:203.0.113.9"):
             DailyCounter.objects.create(subject=subject, rule="search", day=date(2026, 11, 21))
-        found = DailyCounter.objects.all().of_user(user).get()
+        found = DailyCounter.objects.of_user(user).get()
         assert found.user_pk == str(user.pk)
 
     def test_one_counter_row_a_subject_rule_and_day_and_never_negative(self) -> None:

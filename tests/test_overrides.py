@@ -267,6 +267,9 @@ class TestSaving:
         def save(mode: str) -> None:
             for _ in range(10):
                 QuotaOverride.objects.filter(subject="user:1").update(mode=mode)
+                row = QuotaOverride.objects.get()
+                row.mode = mode
+                row.save()
             connections.close_all()
 
         threads = [threading.Thread(target=save, args=(mode,)) for mode in modes * 2]
@@ -373,22 +376,21 @@ class TestSync:
         assert raw.hgetall(standing_key(PREFIX, "user:2")) == {b"b:search": b"1 2 3"}
         assert raw.hgetall(standing_key("other", "user:2")) == {b"o:search": b"b 0 0 "}
 
-    def test_what_is_saved_while_it_is_withdrawn_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("subject", ["user:1", LONG])
+    def test_what_is_saved_while_it_is_withdrawn_stays(self, subject: str, monkeypatch: pytest.MonkeyPatch) -> None:
         run_all = overrides.run_all
-        for subject in ("user:1", LONG):
-            get_limiter().store.run(publication(standing_key(PREFIX, subject), {"*": BLOCKED}))
+        get_limiter().store.run(publication(standing_key(PREFIX, subject), {"*": BLOCKED}))
 
         def overtaken(store: Any, operations: Any, now: Any) -> Any:
-            if operations and QuotaOverride.objects.filter(subject__in=["user:1", LONG]).count() != 2:
+            if operations:
                 monkeypatch.setattr(publishing, "run_all", run_all)
-                blocked("user:1", "*")
-                blocked(LONG, "*")
-                monkeypatch.setattr(publishing, "run_all", overtaken)
+                blocked(subject, "*")
             return run_all(store, operations, now)
 
         monkeypatch.setattr(publishing, "run_all", overtaken)
         synced()
-        assert held("user:1") == held(LONG) == {"*": BLOCKED}
+        assert QuotaOverride.objects.exists()
+        assert held(subject) == {"*": BLOCKED}
 
     def test_blocking_ones_come_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(publishing, "BATCH", 2)
@@ -503,6 +505,28 @@ class TestLost:
             self.republish()
         assert caplog.text.count("`migrate` makes them") == 1
         assert not raw.exists(marker_key(PREFIX))
+
+
+class ReplicaThatLags:
+    """A router to a database that is not even there."""
+
+    def db_for_read(self, *_: Any, **__: Any) -> str:
+        return "replica"
+
+
+@pytest.mark.usefixtures("published_at_once")
+def test_a_replica_is_not_asked(settings: Any) -> None:
+    settings.DATABASE_ROUTERS = [ReplicaThatLags()]
+    row = blocked()
+    row.save()
+    QuotaOverride.objects.filter(subject="user:1").update(mode="exempt")
+    QuotaOverride.objects.bulk_create([QuotaOverride(subject="user:2", rule="*", mode="blocked")])
+    assert (held("user:1"), held("user:2")) == ({"search": Override("exempt")}, {"*": BLOCKED})
+    assert synced() == {"subjects": 2, "withdrawn": 0}
+    said("set", "user:2", "exempt")
+    assert held("user:2") == {"*": Override("exempt")}
+    said("clear", "user:2")
+    assert held("user:2") == {}
 
 
 @pytest.mark.usefixtures("memory_store", "database")

@@ -6,20 +6,25 @@ import asyncio
 import doctest
 import json
 import re
+import shlex
+from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import AnonymousUser
 from django.core.checks import run_checks
+from django.core.management import call_command, load_command_class
 from django.http import HttpRequest
 from django.test import RequestFactory, override_settings
 
-from django_quota import quota
+from django_quota import check, quota
 from django_quota.algorithms import ALGORITHMS
 from django_quota.decorators import limited
 from django_quota.testing import freeze
 
+README_VERBS = ("status", "reset", "override", "sync", "rollup", "events", "sweep")
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"(<!-- run: (\w+) -->\n)?```(\w+)\n(.*?)```", README, re.DOTALL)
@@ -65,7 +70,7 @@ def test_the_settings_that_it_shows_pass_the_checks(shown_settings: dict[str, An
 def test_every_snippet_of_the_tour_runs_and_prints_what_it_shows(tour: dict[str, Any]) -> None:
     views = [name for name, value in tour.items() if limited(value)]
     assert sorted(views) == [
-        "export", "front_page", "gentle", "lookup", "members", "report", "search", "sms_code",
+        "export", "front_page", "gentle", "lookup", "members", "report", "search", "sms_code", "watch",
     ]  # fmt: skip
 
 
@@ -93,8 +98,6 @@ def test_the_refusal_that_it_shows_is_what_a_client_gets(redis_cache: Any, setti
         limit = limited(view)
         assert limit is not None
         (rule,) = limit.rules(None)
-        from django_quota import check
-
         for tick in range(500):
             with freeze(1_800_000_000_000_000 - (3_558 - tick) * 1_000_000):
                 assert check(rule, "global")
@@ -102,6 +105,47 @@ def test_the_refusal_that_it_shows_is_what_a_client_gets(redis_cache: Any, setti
         response = view(visitor())
     assert {name: response.headers[name] for name in lines} == lines
     assert json.loads(response.content) == json.loads(body)
+
+
+def commands() -> Iterator[list[str]]:
+    """Find the commands of `manage.py` that it shows."""
+    for _, _, language, text in BLOCKS:
+        if language == "console":
+            for line in re.findall(r"^\$ manage\.py (.*)$", text, re.MULTILINE):
+                yield shlex.split(line, comments=True)
+
+
+@pytest.mark.usefixtures("redis_cache", "database")
+@pytest.mark.parametrize("words", list(commands()), ids=" ".join)
+def test_every_command_that_it_shows_runs(words: list[str], settings: Any, shown_settings: dict[str, Any]) -> None:
+    settings.QUOTA = shown_settings["QUOTA"]
+    name, *arguments = words
+    if "--follow" in arguments or "--exec" in arguments:  # these go on for ever: they are read, and not begun
+        load_command_class("django_quota", name).create_parser("manage.py", name).parse_args(arguments)
+    else:
+        call_command(name, *arguments, stdout=StringIO())
+
+
+def test_every_command_that_it_names_exists() -> None:
+    named = set(re.findall(r"quota_[a-z]+", README)) & {f"quota_{word}" for word in README_VERBS}
+    there = {path.stem for path in (ROOT / "django_quota/management/commands").glob("quota_*.py")}
+    assert named == there
+
+
+@pytest.mark.usefixtures("redis_cache", "database")
+def test_the_status_that_it_shows_is_what_the_command_prints(settings: Any, shown_settings: dict[str, Any]) -> None:
+    shown = next(text for _, _, language, text in BLOCKS if language == "console" and "quota_status" in text)
+    settings.QUOTA = shown_settings["QUOTA"]
+    first = 1_800_000_000_000_000
+    ends = (first // 36_000_000 + 1) * 36_000_000 - 1 + 3_600_000_000  # of the slice that the first hit falls into
+    for second in range(50):
+        with freeze(first + second * 1_000_000):
+            assert check("search", "user:42", 10)
+    out = StringIO()
+    with freeze(ends - 42_000_000):
+        call_command("quota_status", "user:42", "--rule", "search", stdout=out)
+    printed = out.getvalue().splitlines()
+    assert shown.splitlines()[1:] == printed[: len(shown.splitlines()) - 1]
 
 
 def test_every_make_target_that_it_names_exists() -> None:

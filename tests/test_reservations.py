@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_quota import QuotaExceeded, areserve, check, peek, reserve, reset
+from django_quota import QuotaExceeded, areserve, check, peek, refund, reserve, reset
 from django_quota.clock import SECOND
 from django_quota.exceptions import RuleError
 from django_quota.testing import freeze
@@ -44,6 +44,13 @@ class TestEveryAlgorithm:
         assert not decision
         assert decision.retry_after is not None
         assert decision.retry_after > 0
+
+    def test_what_goes_past_the_limit_is_owed_in_full(self, algorithm: str) -> None:
+        with freeze(START):
+            check("1000/h", SUBJECT, 300, algorithm=algorithm)
+            reserve("1000/h", SUBJECT, 600, algorithm=algorithm).settle(1_500)
+            assert refund("1000/h", SUBJECT, 300, algorithm=algorithm).remaining == 0
+            assert refund("1000/h", SUBJECT, 600, algorithm=algorithm).remaining == 100
 
     def test_cancelling_gives_all_of_it_back(self, algorithm: str) -> None:
         with freeze(START):

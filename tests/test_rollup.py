@@ -210,6 +210,52 @@ class TestCarrying:
         assert rolled().allowed == 7
         assert rolled() == Carried(days=1)
 
+    def test_who_comes_second_waits_and_nothing_is_overwritten(
+        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One has read both count and row; another one would carry more, and drop the day, before the first saves."""
+        DailyCounter.objects.create(subject="user:1", day=OLD, rule="search")  # what is added locks itself
+        count(raw, "user:1", {"search": (5, 0)}, OLD)
+        save, begin_writing = rollup._save, models.begin_writing
+        has_read, may_save, is_second_there = threading.Event(), threading.Event(), threading.Event()
+
+        def pause(*arguments: Any) -> None:
+            monkeypatch.setattr(rollup, "_save", save)
+            has_read.set()
+            may_save.wait()
+            save(*arguments)
+
+        def run() -> None:
+            try:
+                rolled()
+            finally:
+                connections.close_all()
+
+        def arrive(using: str) -> None:
+            is_second_there.set()
+            begin_writing(using)
+
+        def is_second_waiting() -> bool:
+            if connection.vendor == "sqlite":
+                return is_second_there.is_set()
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+                return bool(cursor.fetchone()[0])
+
+        monkeypatch.setattr(rollup, "_save", pause)
+        first, second = threading.Thread(target=run), threading.Thread(target=run)
+        first.start()
+        has_read.wait()
+        count(raw, "user:1", {"search": (2, 0)}, OLD)
+        monkeypatch.setattr(rollup, "begin_writing", arrive)
+        second.start()
+        wait_until(lambda: is_second_waiting() or not second.is_alive())
+        may_save.set()
+        first.join()
+        second.join()
+        assert rows() == {Place("user:1", OLD, "search"): Count(7, 0)}
+        assert keys() == []
+
     def test_three_at_once_count_nothing_twice(self, raw: redis.Redis) -> None:
         for number in range(30):
             count(raw, f"user:{number}", {"search": (3, 1), "login": (1, 0)}, TODAY)

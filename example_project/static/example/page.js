@@ -32,9 +32,9 @@ function window_(seconds) {
   }
 }
 
-// RateLimit-Policy: "a";q=10;w=60, "b";q=100;w=86400   and   RateLimit: "a";r=3;t=42, "b";r=99;t=86000
+// RateLimit-Policy: "a";q=10;w=60, "b";q=3;qu="concurrent-requests"   and   RateLimit: "a";r=3;t=42, "b";r=2;t=30
 function readLimits(headers) {
-  const policies = [...(headers.get("RateLimit-Policy") ?? "").matchAll(/"([^"]*)";q=(\d+)(?:;w=(\d+))?/g)];
+  const policies = [...(headers.get("RateLimit-Policy") ?? "").matchAll(/"([^"]*)";q=(\d+)(?:;qu="[^"]*")?(?:;w=(\d+))?/g)];
   const states = [...(headers.get("RateLimit") ?? "").matchAll(/"([^"]*)";r=(\d+);t=(\d+)/g)];
   return policies.map(([, name, quota, seconds], index) => ({
     name, quota: Number(quota), seconds: Number(seconds ?? 0),
@@ -42,10 +42,26 @@ function readLimits(headers) {
   }));
 }
 
+// A reply that the server has sent on as a line of JSON, as fetch would have given it.
+async function* repliesOf(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (let part = await reader.read(); !part.done; part = await reader.read()) {
+    const lines = (text + part.value).split("\n");
+    text = lines.pop(); // not whole yet
+    for (const line of lines) {
+      const { status, headers, body } = JSON.parse(line);
+      yield new Response(body, { status, headers });
+    }
+  }
+}
+
 class Scene {
   constructor(section) {
     this.section = section;
     this.options = section.dataset;
+    this.headers = JSON.parse(this.options.headers);
+    this.each = JSON.parse(this.options.each ?? "[]");
     this.find = (selector) => section.querySelector(selector);
     this.find(".send").addEventListener("click", ({ target }) => this.run(Number(this.options.sends), target));
     this.find(".one").addEventListener("click", ({ target }) => this.run(1, target));
@@ -57,6 +73,7 @@ class Scene {
     this.waitUntil = null;
     this.find(".limits").replaceChildren();
     this.find(".wait").hidden = true;
+    this.find(".said").hidden = true;
     this.find(".runs").replaceChildren(this.newRow(Number(this.options.sends)).row);
     this.current = null;
   }
@@ -67,7 +84,7 @@ class Scene {
     const marks = element("ol", "marks");
     const tally = element("p", "tally");
     row.append(marks, tally);
-    const made = { row, marks, tally, dots: [], single: count === 1, admitted: 0, refused: 0, failed: 0 };
+    const made = { row, marks, tally, dots: [], single: count === 1, admitted: 0, refused: 0, declined: 0, failed: 0 };
     for (let index = 0; index < count; index += 1) this.addDot(made);
     return made;
   }
@@ -101,17 +118,9 @@ class Scene {
     this.waitUntil = null;
     this.find(".wait").hidden = true;
 
-    const fresh = crypto.getRandomValues(new Uint32Array(2)).join("-");
-    const pending = [];
-    for (const dot of current.dots.slice(-count)) {
-      const sentAt = performance.now();
-      const sent = this.send(fresh).then((reply) => this.show(current, dot, reply, sentAt), () => this.fail(current, dot));
-      pending.push(sent);
-      if ("atOnce" in this.options) continue;
-      await sent;
-      await sleep(PAUSE);
-    }
-    await Promise.all(pending);
+    if (this.options.crowd && count > 1) await this.sendFromServer(current);
+    else await this.sendFromHere(current, count);
+    this.settle();
 
     const lostFocus = document.activeElement === document.body; // a disabled button cannot keep it
     for (const button of buttons) button.disabled = false;
@@ -119,22 +128,63 @@ class Scene {
     this.announce(current);
   }
 
-  send(fresh) {
-    const { url, method, field, header } = this.options;
-    if (method === "POST") return post(url, new URLSearchParams({ [field]: this.find(`[name="${field}"]`).value }));
-    const headers = { Accept: "application/json" };
-    if (header) headers[header] = fresh;
+  async sendFromHere(current, count) {
+    const fresh = crypto.getRandomValues(new Uint32Array(2)).join("-");
+    const pending = [];
+    for (const [index, dot] of current.dots.slice(-count).entries()) {
+      const value = count > 1 ? this.each[index] : undefined;
+      const sentAt = performance.now();
+      const sent = this.send(fresh, value).then((reply) => this.show(current, dot, reply, sentAt), () => this.fail(current, dot));
+      pending.push(sent);
+      if ("atOnce" in this.options) continue;
+      await sent;
+      await sleep(PAUSE);
+    }
+    await Promise.all(pending);
+  }
+
+  // A browser keeps no more than six requests to a site waiting for their answers; the server sends them in its place.
+  async sendFromServer(current) {
+    const sentAt = performance.now();
+    const missing = [...current.dots];
+    try {
+      const { ok, body } = await post(this.options.crowd);
+      if (ok) for await (const reply of repliesOf(body)) await this.show(current, missing.shift(), reply, sentAt);
+    } catch (error) {
+      console.error(error);
+    }
+    for (const dot of missing) this.fail(current, dot);
+  }
+
+  // `value`: what this request brings that may differ; by default, what the visitor has written.
+  send(fresh, value = this.find(".field input")?.value) {
+    const { url, method, given, freshHeader } = this.options;
+    if (method === "POST") return post(url, new URLSearchParams(given ? { [given]: value } : {}));
+    const headers = { Accept: "application/json", ...this.headers };
+    if (given) headers[given] = value;
+    if (freshHeader) headers[freshHeader] = fresh;
     return fetch(url, { headers, cache: "no-store" });
   }
 
-  show(current, dot, reply, sentAt) {
+  async show(current, dot, reply, sentAt) {
     const { ok, status } = reply;
-    if (!ok && status !== 429) return this.fail(current, dot, status);
-    current[ok ? "admitted" : "refused"] += 1;
-    const wait = ok ? null : Number(reply.headers.get("Retry-After"));
-    this.mark(current, dot, ok ? "admitted" : "refused", ok ? "admitted" : `refused, try again in ${wait} seconds`);
+    const declined = status === Number(this.options.declines);
+    if (!ok && !declined && status !== 429) return this.fail(current, dot, status);
+    const kind = ok ? "admitted" : declined ? "declined" : "refused";
+    const wait = kind === "refused" ? Number(reply.headers.get("Retry-After")) : null;
+    current[kind] += 1;
+    const words = { admitted: "admitted", declined: `declined with ${status}`, refused: `refused, try again in ${wait} seconds` };
+    this.mark(current, dot, kind, words[kind]);
     for (const limit of readLimits(reply.headers)) this.showLimit(limit, current, sentAt);
-    if (!ok) this.waitUntil = performance.now() + wait * 1000;
+    if (wait !== null) this.waitUntil = performance.now() + wait * 1000;
+    if ("tells" in this.options) this.say(current, kind, await reply.json().then(({ detail }) => detail, () => "no answer that can be read"));
+  }
+
+  // What the replies have said: the last words of each kind.
+  say(current, kind, words) {
+    current.said = { ...current.said, [kind]: words };
+    this.find(".said").textContent = Object.values(current.said).join(" · ");
+    this.find(".said").hidden = false;
   }
 
   fail(current, dot, status) {
@@ -147,6 +197,7 @@ class Scene {
     dot.classList.add(kind, "fresh");
     dot.title = dot.firstChild.textContent = `Request ${number}: ${words}`;
     const parts = [element("b", "", String(current.admitted)), " admitted"];
+    if (current.declined) parts.push(", ", element("b", "own", String(current.declined)), " declined");
     if (current.refused) parts.push(", ", element("b", "no", String(current.refused)), " refused");
     if (current.failed) parts.push(`, ${current.failed} failed`);
     current.tally.replaceChildren(...parts);
@@ -161,9 +212,9 @@ class Scene {
       const bar = element("div", "bar");
       bar.append(element("i"));
       bar.setAttribute("aria-hidden", "true"); // the text above it says the same
-      box.append(element("span", "", `${quota} per ${window_(seconds)}`), text, bar);
+      box.append(element("span", "", seconds ? `${quota} per ${window_(seconds)}` : `${quota} at once`), text, bar);
       this.find(".limits").append(box);
-      shown = { box, text, fill: bar.firstChild, quota, full: Number(this.options.full) || quota, asOf: 0 };
+      shown = { box, text, fill: bar.firstChild, quota, atOnce: !seconds, full: Number(this.options.full) || quota, asOf: 0 };
       this.limits.set(name, shown);
     }
     if (sentAt < shown.asOf) return; // held back so long that what it says is no longer so
@@ -173,6 +224,16 @@ class Scene {
     shown.run = run;
     shown.fullAt = sentAt + reset * 1000;
     this.fill(shown, left);
+  }
+
+  // When all replies are there, nobody is inside any more: a limit of how many at once has all its room again.
+  settle() {
+    for (const shown of this.limits.values()) {
+      if (!shown.atOnce) continue;
+      shown.fullAt = null;
+      this.fill(shown, shown.full);
+      if (this.waitUntil !== null) this.waitUntil = performance.now();
+    }
   }
 
   fill(shown, left) {
@@ -206,10 +267,10 @@ class Scene {
   }
 
   // Said once, when all replies are there: a voice that counts along is no help.
-  announce({ dots, admitted, refused, failed }) {
+  announce({ dots, admitted, declined, refused, failed }) {
     const wait = this.waitUntil === null ? "" : ` Room again in ${Math.ceil((this.waitUntil - performance.now()) / 1000)} seconds.`;
-    const failures = failed ? `, ${failed} failed` : "";
-    this.find(".unseen[role=status]").textContent = `${dots.length} sent: ${admitted} admitted, ${refused} refused${failures}.${wait}`;
+    const others = (declined ? `, ${declined} declined` : "") + (failed ? `, ${failed} failed` : "");
+    this.find(".unseen[role=status]").textContent = `${dots.length} sent: ${admitted} admitted, ${refused} refused${others}.${wait}`;
   }
 }
 
@@ -219,7 +280,7 @@ setInterval(() => { for (const scene of scenes) scene.tick(performance.now()); }
 const after = {
   "start-over": () => {
     for (const scene of scenes) scene.clear();
-    document.querySelector("#said").textContent = "Forgotten: every limit has all its room again.";
+    document.querySelector("#said").textContent = "Forgotten: every limit has all its room again, and the stock is full.";
   },
   "sign-in": () => showUser(true),
   "sign-out": () => showUser(false),

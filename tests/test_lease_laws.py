@@ -1,0 +1,300 @@
+"""The laws of leases: Lua and specification never differ, and never do more hold a slot than may.
+
+A state machine holds the three to the same replies and states; real processes, which are killed while they hold a slot
+or wait for one, hold Redis to the limit.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from django_quota.clock import SECOND
+from django_quota.exceptions import QuotaExceeded
+from django_quota.leases import slot
+from django_quota.operations.base import DictStates, Operation, text
+from django_quota.operations.leases import Acquire, Holders, Release, Renew, Ring, SlotKeys
+from django_quota.operations.once import Once
+from django_quota.stores.memory import MemoryStore
+from django_quota.stores.redis import RedisStore
+from django_quota.testing import RedisServer
+from tests.processes import ended, forks, processes, started, threads_ran
+from tests.steps import START
+
+KEYS = SlotKeys(*(f"quota:1:{{global}}:{kind}:law" for kind in "lqa"))
+TOKENS = st.sampled_from([f"t{number}" for number in range(7)])
+SPANS = st.one_of(st.integers(1, 30 * SECOND), st.sampled_from([10 * SECOND, 3_600 * SECOND]))
+GAPS = st.one_of(st.integers(0, 3), st.integers(0, 12 * SECOND))
+PATIENCE = 3 * SECOND
+
+
+class Twins(RuleBasedStateMachine):
+    """One operation after another, through real Redis, the memory store and the bare specification."""
+
+    store: RedisStore
+    raw: redis.Redis
+
+    @initialize(limit=st.integers(1, 4))
+    def begin(self, limit: int) -> None:
+        self.raw.flushall()
+        self.memory = MemoryStore(shards=3, sweep_every=3_600)
+        self.states = DictStates()
+        self.now = START
+        self.limit = limit
+        self.ends: dict[str, int] = {}
+        """The model: when the lease of each holder ends."""
+        self.line: list[str] = []
+        """The model: who waits, in the order in which they came."""
+        self.alive: dict[str, int] = {}
+
+    def teardown(self) -> None:
+        if hasattr(self, "memory"):
+            self.memory.close()
+
+    # --- the three, and the model -------------------------------------------------------------------------------------
+
+    def done(self, operation: Operation) -> Any:
+        """Do an operation in all three places, and return the reply."""
+        replies = [place.run(operation, self.now) for place in (self.store, self.memory)]
+        replies.append(operation.run(self.states, self.now))
+        on_redis, in_memory, specified = (
+            [text(part) if isinstance(part, bytes) else part for part in reply] if isinstance(reply, list) else reply
+            for reply in replies
+        )
+        assert on_redis == specified == in_memory
+        assert self.lying() == {key: value for key, (value, _) in self.states.kept.items()}
+        assert all(self.raw.pttl(key) > 0 for key in self.raw.scan_iter())
+        return specified
+
+    def lying(self) -> dict[str, Any]:
+        """Return what lies in Redis, as the specification has it."""
+        lying: dict[str, Any] = {}
+        for found in self.raw.scan_iter():
+            key = found.decode()
+            if key == KEYS.queue:
+                tokens: Any = self.raw.lrange(key, 0, -1)
+                lying[key] = tuple(token.decode() for token in tokens)
+            elif key in KEYS:
+                lying[key] = {token.decode(): int(stop) for token, stop in self.raw.zrange(key, 0, -1, withscores=True)}
+            elif ":w:" in key:
+                lying[key] = True
+            else:
+                lying[key] = int(self.raw.get(key) or 0)
+        return lying
+
+    def holders(self) -> set[str]:
+        return {token for token, stop in self.ends.items() if stop > self.now}
+
+    def waiters(self) -> list[str]:
+        return [token for token in self.line if self.alive[token] > self.now]
+
+    def leave(self, token: str) -> None:
+        if token in self.line:
+            self.line.remove(token)
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    @rule(gap=GAPS)
+    def time_passes(self, gap: int) -> None:
+        self.now += gap
+
+    @rule()
+    def the_first_lease_ends(self) -> None:
+        self.now = max(self.now, min((self.ends[token] for token in self.holders()), default=self.now))
+
+    # --- leases -------------------------------------------------------------------------------------------------------
+
+    @rule(token=TOKENS, span=SPANS, waits=st.booleans())
+    def a_slot_is_asked_for(self, token: str, span: int, waits: bool) -> None:
+        held, ahead = self.holders(), self.waiters()
+        had_place = token in ahead
+        if had_place:
+            ahead = ahead[: ahead.index(token)]
+        operation = Acquire(KEYS, token, self.limit, span, PATIENCE if waits else 0)
+        granted, free, wait, reset, first, wake = self.done(operation)
+        # First come, first served: who is let in has as many free slots before it as there are others who came earlier.
+        assert granted == (token in held or len(held) + len(ahead) < self.limit)
+        if granted:
+            self.ends[token] = self.now + span
+        if granted or not waits:
+            self.leave(token)
+        elif not had_place:
+            self.leave(token)
+            self.line.append(token)
+        if not granted and waits:
+            self.alive[token] = self.now + PATIENCE
+        assert len(self.holders()) <= self.limit
+        assert free == self.limit - len(self.holders())
+        assert reset == max((self.ends[holder] - self.now for holder in self.holders()), default=0)
+        assert first == (not granted and self.waiters()[:1] == [token])
+        left = granted or (had_place and not waits)
+        assert wake == (next(iter(self.waiters()), "") if left else "")
+        if not granted and not free:
+            assert wait == min(self.ends[holder] for holder in held) - self.now
+        assert granted or wait > 0
+
+    @rule(token=TOKENS, span=SPANS)
+    def a_lease_is_renewed(self, token: str, span: int) -> None:
+        before = self.lying()
+        renewed = self.done(Renew(KEYS, token, span))
+        assert renewed == (token in self.holders())
+        if renewed:
+            self.ends[token] = self.now + span
+        else:
+            assert self.lying() == before
+
+    @rule(token=TOKENS)
+    def a_slot_is_given_back(self, token: str) -> None:
+        before, known = self.lying(), token in self.ends or token in self.line
+        was_held, was_there = token in self.holders(), token in self.waiters()
+        held, wake = self.done(Release(KEYS, token))
+        self.ends.pop(token, None)
+        self.leave(token)
+        assert held == was_held
+        if was_held or was_there:
+            assert wake == next(iter(self.waiters()), "")
+        if not known:  # a foreign token changes nothing
+            assert self.lying() == before
+        assert all(stop == before[KEYS.leases][other] for other, stop in self.lying().get(KEYS.leases, {}).items())
+
+    @rule()
+    def the_holders_are_looked_at(self) -> None:
+        before = self.lying()
+        reply = self.done(Holders(KEYS))
+        assert dict(zip(reply[::2], reply[1::2], strict=True)) == {
+            token: self.ends[token] - self.now for token in self.holders()
+        }
+        assert self.lying() == before
+
+    # --- bells, and what was seen -------------------------------------------------------------------------------------
+
+    @rule(token=TOKENS)
+    def a_bell_is_rung(self, token: str) -> None:
+        bell = f"quota:1:{{global}}:w:law:{token}"
+        lying = self.lying()
+        again = Ring(bell)
+        if bell not in lying:
+            assert self.done(again) == 1
+        # It goes by the store's own clock: an earlier ring may be over here, and not there.
+
+    @rule(value=st.integers(0, 4), span=SPANS)
+    def a_value_is_seen(self, value: int, span: int) -> None:
+        key = f"quota:1:{{once:{value}}}:once:law"
+        until = self.lying().get(key, 0)
+        assert self.done(Once(key, span)) == (until <= self.now)
+        assert self.lying()[key] == (self.now + span if until <= self.now else until)
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_lua_and_specification_never_differ(raw: redis.Redis, redis_server: RedisServer) -> None:
+    Twins.store = RedisStore("default")
+    Twins.raw = raw
+    run_state_machine_as_test(
+        Twins,
+        settings=settings(
+            max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
+    Twins.store.close()
+
+
+# --- real processes ---------------------------------------------------------------------------------------------------
+
+LIMIT = 3
+
+
+@contextmanager
+def one_of(folder: Path) -> Iterator[None]:
+    """Lock one of as many files as there are slots, as the kernel does: one who is killed leaves it at once."""
+    for number in range(LIMIT):
+        with (folder / f"{number}").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            yield
+            return
+    raise AssertionError("more hold a slot than may")
+
+
+def hold_for_ever(folder: Path, tell: int, never: int) -> None:
+    """Hold a slot, and have it renewed, until the process is killed."""
+    with slot("killed", LIMIT, lease=2, wait=30, renew=True), one_of(folder):
+        os.write(tell, b"!")
+        os.read(never, 1)
+
+
+def wait_for_ever(name: str, limit: int) -> None:
+    """Wait for a slot that does not come."""
+    slot(name, limit, wait=60).acquire()
+
+
+def work(folder: Path) -> None:
+    """Take a slot again and again, and wait for it."""
+    for _ in range(25):
+        with slot("killed", LIMIT, lease=20, wait=30), one_of(folder):
+            pass
+
+
+def hurry(folder: Path) -> None:
+    """Ask all the time, and never wait: that must neither keep a lease alive nor overtake those who wait."""
+    taken = 0
+    while taken < 5:
+        with suppress(QuotaExceeded), slot("killed", LIMIT, lease=20), one_of(folder):
+            taken += 1
+
+
+def until_one_waits(raw: redis.Redis, name: str) -> None:
+    while not raw.exists(f"quota:1:{{global}}:q:{name}"):
+        pass
+
+
+@forks
+@threads_ran
+@pytest.mark.usefixtures("redis_cache")
+def test_never_do_more_hold_a_slot_though_some_are_killed_and_their_slots_come_back(
+    raw: redis.Redis, tmp_path: Path
+) -> None:
+    told, tell = os.pipe()
+    never, ever = os.pipe()
+    with processes() as children:
+        victims = [started(partial(hold_for_ever, tmp_path, tell, never)) for _ in range(LIMIT)]
+        children.extend(victims)
+        assert b"".join(os.read(told, 1) for _ in range(LIMIT)) == b"!!!"
+        victims.append(started(partial(wait_for_ever, "killed", LIMIT)))
+        children.append(victims[-1])
+        until_one_waits(raw, "killed")
+        children.extend(started(partial(work, tmp_path)) for _ in range(6))
+        children.extend(started(partial(hurry, tmp_path)) for _ in range(2))
+        for victim in victims:
+            os.kill(victim, signal.SIGKILL)
+        assert sorted(ended(children)) == [-signal.SIGKILL] * (LIMIT + 1) + [0] * 8
+    for end in (told, tell, never, ever):
+        os.close(end)
+    assert slot("killed", LIMIT).holders() == []
+
+
+@forks
+@threads_ran
+@pytest.mark.usefixtures("redis_cache")
+def test_one_who_is_killed_while_it_waits_is_passed_over(raw: redis.Redis) -> None:
+    lease = slot("line", 1, lease=60).acquire()
+    with processes() as children:
+        children.append(started(partial(wait_for_ever, "line", 1)))
+        until_one_waits(raw, "line")
+        os.kill(children[0], signal.SIGKILL)
+        assert ended(children) == [-signal.SIGKILL]
+    lease.release()
+    slot("line", 1, wait=30).acquire().release()

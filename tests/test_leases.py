@@ -1,0 +1,668 @@
+"""Slots and locks: who gets in, who waits, in which order, and what becomes of a lease that is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+
+from django_quota.clock import SECOND
+from django_quota.exceptions import LeaseLost, QuotaExceeded, RuleError, StoreUnavailable
+from django_quota.leases import Lease, lock, slot
+from django_quota.limiter import get_limiter
+from django_quota.testing import RedisServer, freeze, running_redis
+from tests.conftest import caches
+from tests.steps import START
+
+LEASE = 30 * SECOND
+
+
+@pytest.fixture(params=["memory", "redis"])
+def store(request: pytest.FixtureRequest, settings: Any) -> Iterator[Any]:
+    """Each store in turn: this process's memory, and Redis of each version in both decode modes."""
+    if request.param == "memory":
+        settings.QUOTA = {**settings.QUOTA, "STORE": "memory"}
+    else:
+        request.getfixturevalue("redis_cache")
+    yield get_limiter().store
+    get_limiter().store.close()
+
+
+both_stores = pytest.mark.usefixtures("store")
+
+
+def waiting(name: str) -> list[str]:
+    """Return who waits for a slot, as the store has it."""
+    key = f"quota:1:{{global}}:q:{name}"
+    kept = get_limiter().store
+    if hasattr(kept, "commands"):
+        with kept.commands() as client:
+            return [str(token) for token in client.lrange(key, 0, -1)]
+    return list(kept._shard(key).get(key) or ())
+
+
+def until_so_many_wait(name: str, number: int) -> None:
+    while len(waiting(name)) != number:
+        pass
+
+
+async def auntil_so_many_wait(name: str, number: int) -> None:
+    while len(waiting(name)) != number:
+        await asyncio.sleep(0)
+
+
+# --- who gets in ------------------------------------------------------------------------------------------------------
+
+
+@both_stores
+class TestHolding:
+    def test_as_many_as_the_limit_hold_it_at_once(self) -> None:
+        export = slot("export", 2)
+        first, second = export.acquire(), export.acquire()
+        with pytest.raises(QuotaExceeded):
+            export.acquire()
+        first.release()
+        third = export.acquire()
+        assert {token for token, _ in export.holders()} == {second.token, third.token}
+
+    def test_a_block_holds_it_and_gives_it_back(self) -> None:
+        with slot("export", 1) as lease:
+            assert [token for token, _ in slot("export", 1).holders()] == [lease.token]
+        assert slot("export", 1).holders() == []
+
+    def test_a_block_gives_it_back_after_an_error(self) -> None:
+        with pytest.raises(ZeroDivisionError), slot("export", 1):
+            _ = 1 / 0
+        assert slot("export", 1).holders() == []
+
+    def test_an_async_block_holds_it_and_gives_it_back(self) -> None:
+        async def hold() -> None:
+            async with slot("export", 1) as lease:
+                assert [token for token, _ in await slot("export", 1).aholders()] == [lease.token]
+                with pytest.raises(QuotaExceeded):
+                    await slot("export", 1).aacquire()
+            assert await slot("export", 1).aholders() == []
+
+        asyncio.run(hold())
+
+    def test_a_lock_is_a_slot_of_one(self) -> None:
+        with lock("export"), pytest.raises(QuotaExceeded):
+            slot("export", 1).acquire()
+
+    def test_subjects_and_names_do_not_share_slots(self) -> None:
+        with lock("a"), lock("a", subject="user:1"), lock("b"), lock("a", subject=User(pk=2)):
+            with pytest.raises(QuotaExceeded, match="user:1"):
+                lock("a", subject=User(pk=1)).acquire()
+            with pytest.raises(QuotaExceeded, match="user:2"):
+                lock("a", subject="user:2").acquire()
+
+    def test_one_slot_object_serves_threads_and_nested_blocks(self) -> None:
+        shared = slot("export", 8)
+        inside = threading.Barrier(4)
+
+        def hold() -> set[str]:
+            with shared as outer, shared as inner:
+                inside.wait(30)
+                mine = {outer.token, inner.token}
+                assert mine <= {token for token, _ in shared.holders()}
+                inside.wait(30)
+            return mine
+
+        with ThreadPoolExecutor(4) as threads:
+            tokens = [future.result() for future in [threads.submit(hold) for _ in range(4)]]
+        assert len(set.union(*tokens)) == 8
+        assert shared.holders() == []
+        assert not shared._held
+
+    def test_one_slot_object_serves_tasks(self) -> None:
+        shared = slot("export", 3)
+
+        async def hold() -> None:
+            inside = asyncio.Barrier(3)
+
+            async def task() -> str:
+                async with shared as lease:
+                    await inside.wait()
+                    return lease.token
+
+            tokens = await asyncio.gather(*(task() for _ in range(3)))
+            assert len(set(tokens)) == 3
+            assert await shared.aholders() == []
+
+        asyncio.run(hold())
+
+    def test_it_holds_though_limiting_is_turned_off(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
+        with lock("export"), pytest.raises(QuotaExceeded):
+            lock("export").acquire()
+
+
+@both_stores
+class TestDecisions:
+    def test_the_lease_shows_what_is_left(self) -> None:
+        with freeze(START):
+            export = slot("export", 3, subject="user:7")
+            export.acquire()
+            decision = export.acquire().decision
+        assert (decision.allowed, decision.rule, decision.subject) == (True, "export", "user:7")
+        assert (decision.limit, decision.remaining, decision.retry_after) == (3, 1, 0.0)
+        assert decision.reset_after == 30.0
+        assert decision.explain() == "Allowed by rule 'export' for user:7. 1 left."
+
+    def test_a_refusal_says_when_the_next_lease_ends(self) -> None:
+        export = slot("export", 2)
+        with freeze(START):
+            export.acquire()
+        with freeze(START + 5 * SECOND):
+            export.acquire()
+        with freeze(START + 7 * SECOND), pytest.raises(QuotaExceeded) as refused:
+            export.acquire()
+        decision = refused.value.decision
+        assert (decision.allowed, decision.blocked, decision.remaining) == (False, True, 0)
+        assert (decision.retry_after, decision.reset_after) == (23.0, 28.0)
+        assert str(refused.value) == "Rule 'export' admits 2 at once for global; try again in 23 seconds."
+        assert pickle.loads(pickle.dumps(refused.value)).decision == decision
+
+    def test_under_a_lower_limit_it_says_when_enough_leases_have_ended(self) -> None:
+        for second in range(4):
+            with freeze(START + second * SECOND):
+                slot("export", 4).acquire()
+        with freeze(START + 4 * SECOND), pytest.raises(QuotaExceeded) as refused:
+            slot("export", 2).acquire()
+        assert refused.value.decision.retry_after == 28.0  # of the four, the third has to end
+
+    def test_holders_are_listed_with_their_ends_and_the_list_writes_nothing(self) -> None:
+        export = slot("export", 3)
+        with freeze(START):
+            long = export.acquire()
+        with freeze(START + SECOND):
+            short = slot("export", 3, lease=2).acquire()
+            assert export.holders() == [(short.token, 2.0), (long.token, 29.0)]
+        with freeze(START + 3 * SECOND):
+            assert asyncio.run(export.aholders()) == [(long.token, 27.0)]
+
+
+# --- leases -----------------------------------------------------------------------------------------------------------
+
+
+@both_stores
+class TestLeases:
+    def test_a_lease_ends_on_time_and_not_before(self) -> None:
+        with freeze(START):
+            lock("export").acquire()
+        with freeze(START + LEASE - 1), pytest.raises(QuotaExceeded):
+            lock("export").acquire()
+        with freeze(START + LEASE):
+            lock("export").acquire()
+
+    def test_releasing_a_lost_lease_says_so_and_leaves_the_next_holder_alone(self) -> None:
+        with freeze(START):
+            lost = lock("export").acquire()
+        with freeze(START + LEASE):
+            held = lock("export").acquire()
+            with pytest.raises(LeaseLost, match="export"):
+                lost.release()
+            assert [token for token, _ in lock("export").holders()] == [held.token]
+
+    def test_a_lease_that_ended_is_lost_though_nobody_took_its_slot(self) -> None:
+        with freeze(START):
+            lease = lock("export").acquire()
+        with freeze(START + LEASE), pytest.raises(LeaseLost):
+            lease.release()
+
+    def test_the_end_of_a_block_says_that_the_lease_was_lost(self) -> None:
+        with freeze(START), pytest.raises(LeaseLost), lock("export"):
+            forget("export")
+
+    def test_a_lost_lease_does_not_hide_the_error_of_the_block(self) -> None:
+        with pytest.raises(ZeroDivisionError), freeze(START), lock("export"):
+            forget("export")
+            _ = 1 / 0
+
+    def test_a_lost_lease_does_not_hide_the_error_of_an_async_block(self) -> None:
+        async def lose() -> None:
+            async with lock("export"):
+                forget("export")
+                _ = 1 / 0
+
+        with pytest.raises(ZeroDivisionError):
+            asyncio.run(lose())
+
+    def test_an_async_block_says_that_the_lease_was_lost(self) -> None:
+        async def lose() -> None:
+            async with lock("export"):
+                forget("export")
+
+        with pytest.raises(LeaseLost):
+            asyncio.run(lose())
+
+    def test_releasing_twice_changes_nothing(self) -> None:
+        with lock("export") as first:
+            first.release()
+            second = lock("export").acquire()
+            first.release()
+        assert [token for token, _ in lock("export").holders()] == [second.token]
+
+    @pytest.mark.parametrize("seconds", [None, 50])
+    def test_a_renewed_lease_lasts_from_then_on(self, seconds: float | None) -> None:
+        with freeze(START):
+            lease = lock("export").acquire()
+        with freeze(START + 20 * SECOND):
+            lease.renew(seconds)
+            assert lock("export").holders() == [(lease.token, seconds or 30.0)]
+            asyncio.run(lease.arenew(10))
+            assert lock("export").holders() == [(lease.token, 10.0)]
+            lease.release()
+
+    def test_a_lost_lease_cannot_be_renewed(self) -> None:
+        with freeze(START):
+            lease = lock("export").acquire()
+        with freeze(START + LEASE):
+            with pytest.raises(LeaseLost):
+                lease.renew()
+            with pytest.raises(LeaseLost):
+                asyncio.run(lease.arenew())
+            assert lock("export").holders() == []
+
+    def test_a_released_lease_cannot_be_renewed(self) -> None:
+        lease = lock("export").acquire()
+        lease.release()
+        with pytest.raises(LeaseLost):
+            lease.renew()
+
+    @pytest.mark.parametrize("seconds", [0, -1, True, "30", float("nan"), float("inf"), 1e12])
+    def test_it_is_renewed_by_seconds_only(self, seconds: Any) -> None:
+        lease = lock("export").acquire()
+        with pytest.raises(RuleError, match="lease="):
+            lease.renew(seconds)
+        lease.release()
+
+
+def forget(name: str) -> None:
+    """Lose all leases of a slot, as when Redis loses its memory."""
+    keys = [f"quota:1:{{global}}:{kind}:{name}" for kind in "lqa"]
+    kept: Any = get_limiter().store
+    if hasattr(kept, "commands"):
+        with kept.commands() as client:
+            client.delete(*keys)
+    else:
+        for key in keys:
+            kept._shard(key).drop(key)
+
+
+@both_stores
+class TestRenewingInTheBackground:
+    def test_a_thread_renews_it_for_as_long_as_it_is_held(self) -> None:
+        outlived = lock("clock", lease=0.9).acquire()
+        with lock("export", lease=0.3, renew=True) as lease:
+            while lock("clock").holders():  # three times the lease
+                assert [token for token, _ in lock("export").holders()] == [lease.token]
+        assert lock("export").holders() == []
+        with suppress(LeaseLost):
+            outlived.release()
+        assert not [thread for thread in threading.enumerate() if thread.name == "django-quota-lease"]
+
+    def test_a_task_renews_it_for_as_long_as_it_is_held(self) -> None:
+        async def hold() -> None:
+            await lock("clock", lease=0.9).aacquire()
+            async with lock("export", lease=0.3, renew=True) as lease:
+                while await lock("clock").aholders():
+                    assert [token for token, _ in await lock("export").aholders()] == [lease.token]
+                    await asyncio.sleep(0)
+            assert await lock("export").aholders() == []
+            assert len(asyncio.all_tasks()) == 1
+
+        asyncio.run(hold())
+
+    @pytest.mark.parametrize("asynchronous", [False, True])
+    def test_a_lease_that_is_lost_meanwhile_is_told_at_the_end(self, asynchronous: bool) -> None:
+        async def lose() -> None:
+            async with lock("export", lease=0.3, renew=True):
+                forget("export")
+                while any(task.get_name() == "django-quota-lease" for task in asyncio.all_tasks()):
+                    await asyncio.sleep(0)
+
+        with pytest.raises(LeaseLost):
+            if asynchronous:
+                asyncio.run(lose())
+            else:
+                with lock("export", lease=0.3, renew=True):
+                    forget("export")
+                    while any(thread.name == "django-quota-lease" for thread in threading.enumerate()):
+                        pass
+        assert lock("export").holders() == []
+
+    def test_one_that_is_forgotten_ends_by_itself(self) -> None:
+        lock("export", lease=0.3, renew=True).acquire()
+        while lock("export").holders():
+            pass
+        while any(thread.name == "django-quota-lease" for thread in threading.enumerate()):
+            pass
+
+    def test_a_lease_of_a_task_may_be_released_from_a_thread(self) -> None:
+        async def hold() -> None:
+            lease = await lock("export", renew=True).aacquire()
+            await asyncio.to_thread(lease.release)
+            assert await lock("export").aholders() == []
+            while len(asyncio.all_tasks()) > 1:
+                await asyncio.sleep(0)
+
+        asyncio.run(hold())
+
+    def test_a_lease_of_a_thread_may_be_released_from_a_task(self) -> None:
+        lease = lock("export", renew=True).acquire()
+        asyncio.run(lease.arelease())
+        assert lock("export").holders() == []
+        while any(thread.name == "django-quota-lease" for thread in threading.enumerate()):
+            pass
+
+
+# --- waiting ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def in_line(name: str, number: int, wait: float = 60) -> Iterator[list[Future[Lease]]]:
+    """Let threads come for a slot, one after the other; yield their futures."""
+    with ThreadPoolExecutor(number) as threads:
+        futures = []
+        for place in range(1, number + 1):
+            futures.append(threads.submit(slot(name, 1, wait=wait).acquire))
+            until_so_many_wait(name, place)
+        yield futures
+
+
+@both_stores
+class TestWaiting:
+    def test_threads_are_let_in_as_they_came(self) -> None:
+        held = lock("line").acquire()
+        with in_line("line", 5) as futures:
+            for future in futures:
+                held.release()
+                held = future.result(60)
+        held.release()
+
+    def test_tasks_are_let_in_as_they_came(self) -> None:
+        async def queue() -> None:
+            held = await lock("line").aacquire()
+            tasks = []
+            for place in range(1, 6):
+                tasks.append(asyncio.create_task(lock("line", wait=60).aacquire()))
+                await auntil_so_many_wait("line", place)
+            for task in tasks:
+                await held.arelease()
+                held = await task
+            await held.arelease()
+
+        asyncio.run(queue())
+
+    def test_a_task_and_a_thread_wake_each_other(self) -> None:
+        async def hold_after_a_thread() -> Lease:
+            return await lock("line", wait=60).aacquire()
+
+        held = lock("line").acquire()
+        with ThreadPoolExecutor(1) as threads:
+            future = threads.submit(asyncio.run, hold_after_a_thread())
+            until_so_many_wait("line", 1)
+            held.release()
+            asyncio.run(future.result(60).arelease())
+        assert lock("line").holders() == []
+
+    def test_several_slots_that_come_free_let_as_many_in(self) -> None:
+        held = [slot("line", 3).acquire() for _ in range(3)]
+        with ThreadPoolExecutor(5) as threads:
+            futures = []
+            for place in range(1, 6):
+                futures.append(threads.submit(slot("line", 3, wait=60).acquire))
+                until_so_many_wait("line", place)
+            for lease in held:
+                lease.release()
+            leases = [future.result(60) for future in futures[:3]]
+            assert len(waiting("line")) == 2
+            for lease in leases:
+                lease.release()
+            assert len([future.result(60) for future in futures[3:]]) == 2
+
+    def test_who_does_not_wait_does_not_overtake(self) -> None:
+        with in_line("busy", 0) if False else ThreadPoolExecutor(1) as threads:
+            held = lock("line").acquire()
+            future = threads.submit(lock("line", wait=60).acquire)
+            until_so_many_wait("line", 1)
+            forget_the_lease("line")  # nobody is woken: the slot is free, and somebody waits
+            with pytest.raises(QuotaExceeded) as refused:
+                lock("line").acquire()
+            assert refused.value.decision.remaining == 1
+            assert future.result(60).token != held.token
+
+    def test_who_has_waited_in_vain_is_refused_and_leaves_the_line(self) -> None:
+        with lock("line"):
+            with pytest.raises(QuotaExceeded) as refused:
+                lock("line", wait=0.05).acquire()
+            assert refused.value.decision.retry_after
+            assert waiting("line") == []
+
+    def test_a_task_that_has_waited_in_vain_leaves_the_line(self) -> None:
+        async def wait() -> None:
+            async with lock("line"):
+                with pytest.raises(QuotaExceeded):
+                    await lock("line", wait=0.05).aacquire()
+                assert waiting("line") == []
+
+        asyncio.run(wait())
+
+    def test_a_task_that_is_cancelled_leaves_the_line_to_the_next(self) -> None:
+        async def queue() -> None:
+            held = await lock("line").aacquire()
+            first = asyncio.create_task(lock("line", wait=60).aacquire())
+            await auntil_so_many_wait("line", 1)
+            second = asyncio.create_task(lock("line", wait=60).aacquire())
+            await auntil_so_many_wait("line", 2)
+            first.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+            assert len(waiting("line")) == 1
+            await held.arelease()
+            await (await second).arelease()
+
+        asyncio.run(queue())
+
+    def test_a_task_that_is_cancelled_inside_gives_its_slot_back(self) -> None:
+        async def hold(inside: asyncio.Event) -> None:
+            async with lock("line"):
+                inside.set()
+                await asyncio.Event().wait()
+
+        async def cancel() -> None:
+            inside = asyncio.Event()
+            task = asyncio.create_task(hold(inside))
+            await inside.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await lock("line").aholders() == []
+
+        asyncio.run(cancel())
+
+    def test_one_who_is_interrupted_leaves_the_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupt(bell: str, seconds: float) -> bool:
+            assert len(waiting("line")) == 1
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(get_limiter().store, "listen", interrupt)
+        with lock("line"):
+            with pytest.raises(KeyboardInterrupt):
+                lock("line", wait=60).acquire()
+            assert waiting("line") == []
+
+    def test_a_slot_whose_holder_crashed_is_taken_when_its_lease_ends(self) -> None:
+        crashed = lock("line", lease=0.4).acquire()
+        with in_line("line", 3) as futures:
+            lease = futures[0].result(60)
+            with pytest.raises(LeaseLost):
+                crashed.release()
+            lease.release()
+            futures[1].result(60).release()
+            futures[2].result(60).release()
+
+    def test_the_first_of_the_line_waits_for_the_end_of_the_lease_and_no_longer(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        spans: list[float] = []
+        listen = get_limiter().store.listen
+
+        def spy(bell: str, seconds: float) -> bool:
+            spans.append(seconds)
+            return listen(bell, seconds)
+
+        monkeypatch.setattr(get_limiter().store, "listen", spy)
+        lock("line", lease=0.25).acquire()
+        lock("line", wait=60).acquire()
+        assert all(span <= 0.26 for span in spans)
+        assert sum(spans) < 0.5
+
+    def test_a_bell_that_is_not_heard_delays_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def lose(bell: str) -> None:
+            """Ring nothing."""
+
+        monkeypatch.setattr(get_limiter().store, "ring", lose)
+        held = lock("line").acquire()
+        with in_line("line", 2) as futures:
+            held.release()
+            futures[0].result(60).release()
+            futures[1].result(60).release()
+
+    def test_who_waits_stays_in_line_though_the_store_forgets_everything(self) -> None:
+        lock("line", lease=60).acquire()
+        with in_line("line", 2) as futures:
+            forget("line")
+            leases = [None, None]
+            for _ in range(2):
+                done = next(iter(done for done in as_done(futures) if done.result() not in leases))
+                leases.append(done.result())  # type: ignore[arg-type]
+                done.result().release()
+
+
+def as_done(futures: list[Future[Lease]]) -> Iterator[Future[Lease]]:
+    from concurrent.futures import as_completed
+
+    yield from as_completed(futures, timeout=60)
+
+
+def forget_the_lease(name: str) -> None:
+    key = f"quota:1:{{global}}:l:{name}"
+    kept: Any = get_limiter().store
+    if hasattr(kept, "commands"):
+        with kept.commands() as client:
+            client.delete(key)
+    else:
+        kept._shard(key).drop(key)
+
+
+# --- Redis ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("redis_cache")
+class TestOnRedis:
+    def test_what_lies_there_goes_with_the_lease(self, raw: redis.Redis) -> None:
+        with slot("export", 2, lease=20, subject="user:7"):
+            assert raw.keys() == [b"quota:1:{user:7}:l:export"]
+            assert 0 < int(raw.pttl("quota:1:{user:7}:l:export")) <= 20_001  # type: ignore[arg-type]
+        assert raw.keys() == []
+
+    def test_a_slot_is_taken_and_given_back_in_a_command_each(self, raw: redis.Redis) -> None:
+        with lock("export"):
+            pass
+        before = raw.info("commandstats")["cmdstat_evalsha"]["calls"]
+        with lock("export"):
+            pass
+        assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 2
+
+    def test_who_waits_does_not_poll(self, raw: redis.Redis) -> None:
+        held = lock("line", lease=60).acquire()
+        with in_line("line", 1) as futures:
+            while not raw.client_list(_type="normal") or not blocked(raw):
+                pass
+            before = raw.info("commandstats")["cmdstat_evalsha"]["calls"]
+            held.release()
+            futures[0].result(60).release()
+        # Released, rung, asked again, released: no more, but for one who has asked again meanwhile.
+        assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] - before <= 5
+
+    def test_who_waits_leaves_the_connections_of_decisions_alone(
+        self, settings: Any, redis_server: RedisServer
+    ) -> None:
+        settings.CACHES = caches(redis_server, max_connections=1)
+        held = lock("line", lease=60).acquire()
+        with in_line("line", 1) as futures:
+            held.release()
+            futures[0].result(60).release()
+
+    def test_more_wait_than_there_are_connections(self, settings: Any, redis_server: RedisServer) -> None:
+        settings.CACHES = caches(redis_server, max_connections=2)
+        held = lock("line", lease=60).acquire()
+        with in_line("line", 5) as futures:
+            for future in futures:
+                held.release()
+                held = future.result(60)
+        held.release()
+
+    def test_more_tasks_wait_than_there_are_connections(self, settings: Any, redis_server: RedisServer) -> None:
+        settings.CACHES = caches(redis_server, max_connections=2)
+
+        async def queue() -> None:
+            held = await lock("line").aacquire()
+            tasks = [asyncio.create_task(lock("line", wait=60).aacquire()) for _ in range(5)]
+            while len(await asyncio.to_thread(waiting, "line")) < 5:
+                pass
+            for _ in tasks:
+                await held.arelease()
+                done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                assert len(done) == 1
+                held = done.pop().result()
+                tasks = list(pending)
+            await held.arelease()
+
+        asyncio.run(queue())
+
+    def test_who_waits_goes_on_where_its_connection_is_cut(self, raw: redis.Redis) -> None:
+        held = lock("line", lease=60).acquire()
+        with in_line("line", 1) as futures:
+            while not (cut := blocked(raw)):
+                pass
+            raw.client_kill_filter(_id=cut[0])
+            held.release()
+            futures[0].result(60).release()
+
+    def test_without_redis_nobody_is_let_in(self, settings: Any) -> None:
+        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nowhere.sock"}}
+        with pytest.raises(StoreUnavailable), lock("export", wait=60):
+            raise AssertionError
+        with pytest.raises(StoreUnavailable):
+            lock("export").holders()
+
+        async def wait() -> None:
+            async with lock("export", wait=60):
+                raise AssertionError
+
+        with pytest.raises(StoreUnavailable):
+            asyncio.run(wait())
+
+
+def blocked(raw: redis.Redis) -> list[str]:
+    """Return the ids of the clients that wait in a blocking command."""
+    return [client["id"] for client in raw.client_list() if "b" in client["flags"]]
+
+
+def test_who_waits_outlives_a_restart_of_redis(redis_server: RedisServer, settings: Any, tmp_path: Any) -> None:
+    """The line is lost with the server, and whoever waits enters the new one's."""
+    place = tmp_path / "redis.sock"
+    with running_redis(redis_server.program, "--unixsocket", str(place)) as server:
+        pass
+    assert not place.exists()
