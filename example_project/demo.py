@@ -26,6 +26,7 @@ from example_project.stage import Site, StageError, ended_by_signals, running_si
 PREFIX = "quota-example-demo"
 INTERRUPTED = 130
 
+
 def play_all(console: Console, site: Site) -> list[str]:
     """Play every scene and print each act when it is over; return what differs from the promises."""
     differing = []

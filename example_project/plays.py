@@ -138,7 +138,9 @@ def play_login(scene: Scene, site: Site) -> Iterator[Act]:
     act.expect("each answer", [reply.status for reply in act.replies], [[403] * 5 + [429] * 2])
     for refusal in act.refusals:
         act.expect("the ban's seconds", refusal.retry_after, range(590, 601))
-        act.expect("what it says", str(refusal.said.get("detail")).split(".")[0], ["There were too many refused requests"])
+        act.expect(
+            "what it says", str(refusal.said.get("detail")).split(".")[0], ["There were too many refused requests"]
+        )
     yield act
 
 

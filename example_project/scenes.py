@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-from django.conf import settings
-
 from example_project import views
+from example_project.rules import RULES
 from example_project.start import CREDITS, STOCK
 
 
@@ -76,13 +75,13 @@ class Scene:
 
     @property
     def source(self) -> str:
-        """The view as it is written, decorators and all, but for the types in its head; and the rule that it names."""
+        """The view as it is written, decorators and all, but for the types in its head; with the rule that it names."""
         source = inspect.getsource(inspect.unwrap(self.view)).rstrip()
-        source = re.sub(r"\(request: \w+\) -> \w+:", "(request):", source)
+        source = re.sub(r"\(request: \w+\) -> \w+:.*", "(request):", source)
         if not self.rule:
             return source
-        options = json.dumps(settings.QUOTA["RULES"][self.rule])  # of texts, lists and dicts, which Python writes alike
-        return f'{source}\n\n# QUOTA["RULES"] in the settings\n{{"{self.rule}": {options}}}'
+        options = json.dumps(RULES[self.rule])  # texts, lists and dicts, which Python writes alike
+        return f'{source}\n\n# in the settings\nQUOTA["RULES"]["{self.rule}"] = {options}'
 
     @property
     def headers_json(self) -> str:
@@ -248,9 +247,9 @@ SCENES = (
         group=PEOPLE,
         slug="login",
         title="Five failed logins, then a ban",
-        shows="Five wrong passwords are one too few to guess, and the next try bans the address: for ten minutes, then "
-        "an hour, then a day. Even the right password, “correct horse”, is refused until then; given in time, it "
-        "forgives the wrong ones.",
+        shows="The view says no to five wrong passwords; the sixth try bans the address, for ten minutes, then an "
+        "hour, then a day. Until then even the right one, “correct horse”, is refused. Given in time, it forgives the "
+        "wrong ones.",
         view=views.log_in,
         sends=7,
         admits=0,

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from django.core.management.utils import get_random_secret_key
 
+from example_project.rules import RULES
+
 HERE = Path(__file__).resolve().parent
 
 DEBUG = os.environ.get("DEBUG", "").lower() in ("1", "true", "yes")
@@ -45,10 +47,7 @@ CACHES = {
 QUOTA = {
     "CACHE": "default",
     "PREFIX": os.environ.get("EXAMPLE_PREFIX") or "quota-example",
-    "RULES": {
-        "login": {"rate": "5/10m", "key": "ip", "ban": {"after": "1/10m", "for": ["10m", "1h", "1d"]}},
-        "tokens": {"rate": "10000/h", "key": "ip"},
-    },
+    "RULES": RULES,
 }
 
 DATABASES = {

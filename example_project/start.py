@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
+from django.core.management import call_command
 from django_redis import get_redis_connection
 
 from django_quota.conf import conf
@@ -15,6 +18,7 @@ CREDITS = 100
 def start_over() -> None:
     """Forget all that this site has counted, and set the counters that its scenes begin with."""
     _forget_all()
+    call_command("quota_sync", stdout=StringIO(), stderr=StringIO())  # overrides are rows: they hold on
     counter("stock").set("sku:1", STOCK)
     counter("credits").set("user:ann", CREDITS)
 

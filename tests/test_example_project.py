@@ -1,6 +1,7 @@
 """The example site, as its readers meet it: real processes, a real Redis, real HTTP."""
 
 import html
+import json
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email.message import Message
@@ -19,7 +21,9 @@ import pytest
 from example_project.act import Act, promised_by_bucket
 from example_project.client import Reply, Visitor
 from example_project.highlight import highlighted
+from example_project.plays import PLAYS
 from example_project.scenes import SCENES, Scene
+from example_project.sending import at_once, one_after_another
 from example_project.serve import main as serve
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -92,6 +96,10 @@ def test_the_demo_plays_every_scene_and_all_is_as_promised(scratch: Path) -> Non
         assert scene.title in said
     assert "✗" not in said
     assert re.search(r"all at once +40 +10 +30 +429, Retry-After: (60|5\d)", said)
+    assert re.search(r"all at once +14 +10 +4 +429", said)
+    assert re.search(r"all at once +60 +20 +10 +30 +429", said)
+    assert re.search(r"guessing on +7 +0 +5 +2 +429, Retry-After: (600|59\d)", said)
+    assert re.search(r"all at once +5 +3 +2 +0 +409: Ann has 10, Bob has 90: 100 together", said)
 
 
 def test_the_demo_shows_why_the_server_does_not_start(scratch: Path, tmp_path: Path) -> None:
@@ -122,12 +130,19 @@ def test_the_demo_ends_all_on_ctrl_c(scratch: Path) -> None:
     assert "Stopped" in said
 
 
-def replies(*statuses: int) -> list[Reply]:
+def scene_of(slug: str) -> Scene:
+    return next(scene for scene in SCENES if scene.slug == slug)
+
+
+REFUSAL = {"type": "https://iana.org/assignments/http-problem-types#quota-exceeded", "detail": "Too many."}
+
+
+def replies(*statuses: int, without: str = "", body: object = REFUSAL) -> list[Reply]:
     headers = Message()
     for name, value in (("RateLimit", '"a";r=0;t=9'), ("RateLimit-Policy", '"a";q=1;w=60'), ("Retry-After", "9")):
-        headers[name] = value
-    body = '{"type": "https://iana.org/assignments/http-problem-types#quota-exceeded"}'
-    return [Reply(status, headers, body, time.monotonic()) for status in statuses]
+        if name != without:
+            headers[name] = value
+    return [Reply(status, headers, json.dumps(body), time.monotonic()) for status in statuses]
 
 
 def test_an_act_tells_what_is_not_as_promised() -> None:
@@ -136,9 +151,34 @@ def test_an_act_tells_what_is_not_as_promised() -> None:
     assert Act(scene, "x", replies(200, 200, 200), 2).differences == ["x: admitted of 3: 3, promised 2"]
     assert "admitted after a refusal" in Act(scene, "x", replies(429, 200), 1).differences[0]
     assert "other answers: [500]" in Act(scene, "x", replies(200, 500), 1).differences[0]
+    assert "other answers: [403]" in Act(scene, "x", replies(200, 403), 1).differences[0]
     bare = Reply(429, Message(), "", 0.0)
     assert len(Act(scene, "x", [bare], 0).differences) == 3
     assert Act(scene, "x", replies(200, 200), promised_by_bucket(1, 0.5, 2.1)).differences == []
+
+
+def test_an_act_tells_a_view_that_declines_from_a_limit_that_refuses() -> None:
+    login = scene_of("login")
+    assert Act(login, "x", replies(403, 200, 403, 429), 1, 2).differences == []
+    assert Act(login, "x", replies(403, 403), 0, 1).differences == ["x: declined of 2: 2, promised 1"]
+    assert "other answers: [409]" in Act(login, "x", replies(409), 0).differences[0]
+    assert "why the view declined" in Act(login, "x", replies(403, body={}), 0, 1).differences[0]
+    assert "limits told" in Act(login, "x", replies(403, without="RateLimit"), 0, 1).differences[0]
+
+
+def test_where_only_refusals_tell_the_limits_they_must() -> None:
+    tokens = scene_of("tokens")
+    assert Act(tokens, "x", [*replies(200, without="RateLimit"), *replies(429)], 1).differences == []
+    assert "limits told" in Act(tokens, "x", replies(429, without="RateLimit"), 0).differences[0]
+    assert "Retry-After" in Act(tokens, "x", replies(429, without="Retry-After"), 0).differences[0]
+
+
+def test_every_scene_sends_as_many_as_it_says() -> None:
+    for scene in SCENES:
+        assert scene.admits + scene.declines <= scene.sends
+        assert bool(scene.declines) == (scene.declines_with is not None)
+        assert not scene.given or len(scene.given.each) in (0, scene.sends)
+    assert {scene.slug for scene in SCENES} >= set(PLAYS)
 
 
 # --- make serve -------------------------------------------------------------------------------------------------------
@@ -166,15 +206,18 @@ def test_the_front_page_needs_nothing_from_elsewhere(visitor: Visitor) -> None:
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.slug)
 def test_every_scene_is_there(visitor: Visitor, scene: Scene) -> None:
+    given = {scene.given.name: scene.given.value} if scene.given else {}
     if scene.method == "POST":
         assert visitor.get(scene.url).status == 405
-        assert (
-            visitor.post(scene.url, {scene.field: "1"}).status == 403
-        )  # no page was opened, so there is no CSRF token
+        refused = visitor.post(scene.url, given)  # no page was opened, so there is no CSRF token
+        assert refused.status == 403
+        assert "CSRF" in refused.body
         visitor.get("/")
-        assert visitor.post(scene.url, {scene.field: "1"}).admitted
+        reply = visitor.post(scene.url, given)
+        assert reply.admitted or reply.status == scene.declines_with
+        assert "CSRF" not in reply.body
     else:
-        assert visitor.get(scene.url).admitted
+        assert visitor.get(scene.url, given).admitted
 
 
 def test_signing_in_and_out(visitor: Visitor) -> None:
@@ -197,10 +240,47 @@ def test_a_browser_sees_the_429_page_each_time(visitor: Visitor) -> None:
 def test_starting_over_gives_all_back(visitor: Visitor) -> None:
     visitor.get("/")
     visitor.post("/start-over/")
-    download = next(scene for scene in SCENES if scene.slug == "download")
+    download = scene_of("download")
     assert [visitor.get(download.url).status for _ in range(download.sends)] == [200] * 5 + [429] * 2
     visitor.post("/start-over/")
     assert visitor.get(download.url).admitted
+
+
+def test_starting_over_fills_the_stock_and_the_accounts(port: int, visitor: Visitor) -> None:
+    for slug in ("sale", "credits"):
+        scene = scene_of(slug)
+        for _ in range(2):
+            visitor.get("/")
+            visitor.post("/start-over/")
+            answers = Counter(reply.status for reply in at_once(scene, port))
+            refused = scene.sends - scene.admits - scene.declines
+            assert answers == Counter({200: scene.admits, 409: scene.declines, 429: refused})
+
+
+def test_the_right_password_forgives_in_time_and_not_after_the_ban(visitor: Visitor) -> None:
+    login = scene_of("login")
+    visitor.get("/")
+    visitor.post("/start-over/")
+
+    def log_in(*passwords: str) -> list[int]:
+        return [reply.status for reply in one_after_another(login, visitor, passwords)]
+
+    assert log_in(*["x"] * 5, "correct horse") == [403] * 5 + [429]
+    visitor.post("/start-over/")
+    for _ in range(2):
+        assert log_in(*["x"] * 4, "correct horse") == [403] * 4 + [200]
+
+
+def test_the_server_sends_what_a_browser_cannot_send_at_once(visitor: Visitor) -> None:
+    report = scene_of("report")
+    assert visitor.post(f"/crowd/{report.slug}/").status == 403  # no page was opened
+    visitor.get("/")
+    lines = [json.loads(line) for line in visitor.post(f"/crowd/{report.slug}/").body.splitlines()]
+    assert sorted(line["status"] for line in lines) == [200] * 10 + [429] * 4
+    assert [line["status"] for line in lines[:4]] == [429] * 4
+    assert all("RateLimit" in line["headers"] for line in lines)
+    assert visitor.get(f"/crowd/{report.slug}/").status == 405
+    assert visitor.post("/crowd/ip/").status == 404
 
 
 def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:

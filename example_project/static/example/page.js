@@ -21,6 +21,7 @@ function element(tag, className = "", text = "") {
 
 function inWords(seconds) {
   if (seconds < 60) return `${seconds} s`;
+  if (seconds >= 2 * 86400) return `${Math.ceil(seconds / 86400)} days`;
   const [hours, minutes] = [Math.floor(seconds / 3600), Math.floor((seconds % 3600) / 60)];
   const pad = (number) => String(number).padStart(2, "0");
   return (hours ? `${hours}:${pad(minutes)}` : minutes) + `:${pad(seconds % 60)}`;
@@ -268,7 +269,8 @@ class Scene {
 
   // Said once, when all replies are there: a voice that counts along is no help.
   announce({ dots, admitted, declined, refused, failed }) {
-    const wait = this.waitUntil === null ? "" : ` Room again in ${Math.ceil((this.waitUntil - performance.now()) / 1000)} seconds.`;
+    const seconds = Math.ceil((this.waitUntil - performance.now()) / 1000);
+    const wait = this.waitUntil === null ? "" : seconds > 0 ? ` Room again in ${seconds} seconds.` : " There is room again.";
     const others = (declined ? `, ${declined} declined` : "") + (failed ? `, ${failed} failed` : "");
     this.find(".unseen[role=status]").textContent = `${dots.length} sent: ${admitted} admitted, ${refused} refused${others}.${wait}`;
   }
