@@ -14,6 +14,7 @@ from django_quota import check, quota
 from django_quota.clock import SECOND, freeze
 from django_quota.middleware import QuotaMiddleware
 from django_quota.stores import redis as redis_store
+from django_quota.stores.wire import packed
 from tests.benchmarks.measure import Contender, Row, Work
 from tests.benchmarks.shared import (
     MANY,
@@ -43,7 +44,7 @@ SLICES = 100
 def arguments_of_evalsha(act: Callable[[], object]) -> Sequence[Any]:
     """Return the arguments of the EVALSHA that our store sends within `act`, before it packs them."""
     sent: list[Sequence[Any]] = []
-    pack = redis_store.packed
+    pack = packed
 
     def record(command: Sequence[Any]) -> bytes:
         sent.append(command)
