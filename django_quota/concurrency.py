@@ -185,8 +185,12 @@ class _Holding:
             async with aclosing(content):
                 async for part in content:
                     yield part
-        finally:
+        except GeneratorExit:
+            raise  # whoever cuts a response short closes it; this may be the end of the event loop
+        except BaseException:
             await self.alet_go()
+            raise
+        await self.alet_go()
 
     def let_go(self) -> None:
         """Give the lease back; a second time, nothing happens."""

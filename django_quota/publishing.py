@@ -318,7 +318,8 @@ def _republish_if_lost() -> None:
                 if not _are_migrated():
                     return
                 published = republish(report=lambda _: keep())
-                logger.warning("Redis did not hold the overrides; those of %d subjects are back.", published.subjects)
+                if published.subjects:  # a new Redis beside a new database has lost nothing
+                    logger.warning("Redis did not hold the overrides; those of %d subjects are back.", published.subjects)
     _Looking.again = 0.0
 
 

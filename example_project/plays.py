@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from time import monotonic, sleep
 
-from django_quota.counters import counter
+from django_quota import counter
 from example_project.act import Act, promised_by_bucket
 from example_project.client import Visitor
 from example_project.scenes import Scene
@@ -82,7 +82,7 @@ def play_tokens(scene: Scene, site: Site) -> Iterator[Act]:
 def play_report(scene: Scene, site: Site) -> Iterator[Act]:
     """Fill the view, and, when all have left, fill it again."""
     yield _act(scene, site)
-    yield _act(scene, site, "when they have left")
+    yield _act(scene, site, "all at once again")
 
 
 def play_sale(scene: Scene, site: Site) -> Iterator[Act]:

@@ -7,8 +7,8 @@ from io import StringIO
 from django.core.management import call_command
 from django_redis import get_redis_connection
 
+from django_quota import counter
 from django_quota.conf import conf
-from django_quota.counters import counter
 from django_quota.keys import pattern
 
 STOCK = 20

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 from django.http import HttpResponse, JsonResponse
 from django.views.decorators.http import require_POST
 
-from django_quota import quota, reserve, reset
-from django_quota.concurrency import concurrency
-from django_quota.counters import counter
+from django_quota import concurrency, counter, quota, reserve, reset
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -98,7 +96,11 @@ def log_in(request: QuotaRequest) -> JsonResponse:
     return JsonResponse({"detail": "Welcome."})
 
 
-@quota("3/30d", key="header:X-Account", distinct="header:X-Device")
+@quota(
+    "3/30d",
+    key="header:X-Account",
+    distinct="header:X-Device",
+)
 def devices(request: QuotaRequest) -> JsonResponse:
     return JsonResponse({"left": request.quota.remaining})
 

@@ -87,7 +87,8 @@ class Twins(RuleBasedStateMachine):
                 tokens: Any = self.raw.lrange(key, 0, -1)
                 lying[key] = tuple(token.decode() for token in tokens)
             elif key in KEYS:
-                lying[key] = {token.decode(): int(stop) for token, stop in self.raw.zrange(key, 0, -1, withscores=True)}
+                scored: Any = self.raw.zrange(key, 0, -1, withscores=True)
+                lying[key] = {token.decode(): int(stop) for token, stop in scored}
             elif ":w:" in key:
                 lying[key] = True
             else:

@@ -553,22 +553,40 @@ class TestWaiting:
 
     def test_who_waits_outlives_a_restart_of_the_store(self, monkeypatch: pytest.MonkeyPatch) -> None:
         store = get_limiter().store
-        run, listen = store.run, store.listen
         down = threading.Event()
         failures = iter(range(4))
 
-        def fail(*_: Any) -> Any:
-            if next(failures, None) is None:
-                down.clear()
-            raise StoreUnavailable("it is restarting")
+        def failing(verb: Callable[..., Any]) -> Callable[..., Any]:
+            def fail(*asked: Any) -> Any:
+                if down.is_set() and next(failures, None) is not None:
+                    raise StoreUnavailable("it is restarting")
+                return verb(*asked)
+
+            return fail
 
         lock("line", lease=60).acquire()
         with in_line("line", 1) as futures:
-            monkeypatch.setattr(store, "listen", lambda *asked: (fail if down.is_set() else listen)(*asked))
-            monkeypatch.setattr(store, "run", lambda *asked: (fail if down.is_set() else run)(*asked))
             forget("line")
             down.set()
-            futures[0].result(60).release()
+            monkeypatch.setattr(store, "listen", failing(store.listen))
+            monkeypatch.setattr(store, "run", failing(store.run))
+            lease = futures[0].result(60)
+        assert next(failures, None) is None
+        lease.release()
+
+    def test_whom_the_store_does_not_answer_to_the_end_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*asked: Any) -> Any:
+            raise StoreUnavailable("it is gone")
+
+        def fall_silent(bell: str, seconds: float) -> bool:
+            monkeypatch.setattr(store, "run", fail)
+            return False
+
+        store = get_limiter().store
+        monkeypatch.setattr(store, "listen", fall_silent)
+        lock("line", lease=60).acquire()
+        with pytest.raises(StoreUnavailable, match="gone"):
+            lock("line", wait=0.3).acquire()
 
     def test_who_waits_asks_again_only_when_it_is_woken_or_from_time_to_time(
         self, monkeypatch: pytest.MonkeyPatch
@@ -606,7 +624,7 @@ class TestOnRedis:
     def test_what_lies_there_goes_with_the_lease(self, raw: redis.Redis) -> None:
         with slot("export", 2, lease=20, subject="user:7"):
             assert raw.keys() == [b"quota:1:{user:7}:l:export"]
-            assert 0 < int(raw.pttl("quota:1:{user:7}:l:export")) <= 20_001  # type: ignore[arg-type]
+            assert 0 < int(raw.pttl("quota:1:{user:7}:l:export")) <= 20_001
         assert raw.keys() == []
 
     def test_a_slot_is_taken_and_given_back_in_a_command_each(self, raw: redis.Redis) -> None:

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from django_quota.stores.connections import AllInUseError, AsyncClients, SyncConnections
-from django_quota.stores.wire import FOR_COMMAND, packed
+from django_quota.stores.wire import FOR_COMMAND, Cancellation, packed
 
 COARSE = 0.1
 """Seconds by which Redis may end a blocking command too late: an idle server looks ten times a second."""
@@ -52,20 +52,23 @@ class Listener:
         client = await self._clients.get()
         pool: Any = client.client.connection_pool
         deadline = time.monotonic() + seconds
+        cancellation = Cancellation()
         try:
             async with asyncio.timeout(seconds), client.slots:
                 connection = await pool.get_connection(*FOR_COMMAND)
                 try:
                     await connection.send_packed_command((_blocking_pop(bell, deadline - time.monotonic()),))
                     # Longer than the block around it lasts: without a number the socket's own time-out would hold.
-                    return await connection.read_response(timeout=seconds + 1) is not None
+                    rung = await connection.read_response(timeout=seconds + 1) is not None
                 except BaseException:
                     await connection.disconnect(nowait=True)  # its reply may still be under way
                     raise
                 finally:
                     await pool.release(connection)
         except TimeoutError:
-            return False
+            rung = False
+        cancellation.pass_on()
+        return rung
 
     def close(self) -> None:
         """Close idle connections; an event loop closes its own."""

@@ -19,7 +19,7 @@ from django_quota.operations.base import Operation
 from django_quota.operations.leases import Ring
 from django_quota.stores.connections import AsyncClient, AsyncClients, SyncConnections, sync_client
 from django_quota.stores.listening import Listener
-from django_quota.stores.wire import FOR_COMMAND, packed
+from django_quota.stores.wire import FOR_COMMAND, Cancellation, packed
 
 WATCH_EVERY = 1.0
 """Seconds between two looks at the key that shows whether Redis has kept its memory."""
@@ -154,6 +154,7 @@ class RedisStore:
     async def _aexchange(self, client: AsyncClient, command: Sequence[str | int]) -> Any:
         """Send one command and read its reply: one round trip, never repeated."""
         pool: Any = client.client.connection_pool
+        cancellation = Cancellation()
         async with client.slots:
             connection = await pool.get_connection(*FOR_COMMAND)
             question = self._watch.question()
@@ -164,7 +165,7 @@ class RedisStore:
                     await connection.send_packed_command((packed(question) + packed(command),))
                     self._watch.answered(await connection.read_response())
                     question = None
-                return await connection.read_response()
+                reply = await connection.read_response()
             except ResponseError as error:
                 if question is not None or _is_read_only(error):
                     await connection.disconnect(nowait=True)
@@ -174,6 +175,8 @@ class RedisStore:
                 raise
             finally:
                 await pool.release(connection)
+        cancellation.pass_on()
+        return reply
 
     def close(self) -> None:
         """Close idle connections; an event loop closes its own client."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Sequence
 
@@ -13,6 +14,24 @@ _WANTS_COMMAND = inspect.signature(aioredis.ConnectionPool.get_connection).param
 )
 FOR_COMMAND: tuple[str, ...] = ("EVALSHA",) if _WANTS_COMMAND else ()
 """What an async pool's `get_connection` takes."""
+
+
+class Cancellation:
+    """Notices that the running task was cancelled while redis-py waited, and nobody was told.
+
+    Up to Python 3.11 `asyncio.wait_for`, by which redis-py sends, hides a cancellation that comes as it ends.
+    """
+
+    __slots__ = ("_before", "_task")
+
+    def __init__(self) -> None:
+        self._task = asyncio.current_task()
+        self._before = 0 if self._task is None else self._task.cancelling()
+
+    def pass_on(self) -> None:
+        """Raise `CancelledError` where the task was cancelled since."""
+        if self._task is not None and self._task.cancelling() > self._before:
+            raise asyncio.CancelledError
 
 
 def packed(command: Sequence[str | int]) -> bytes:
