@@ -317,9 +317,9 @@ def _republish_if_lost() -> None:
             if keep is not None and not overrides.is_marked(store, prefix):
                 if not _are_migrated():
                     return
-                published = republish(report=lambda _: keep())
-                if published.subjects:  # a new Redis beside a new database has lost nothing
-                    logger.warning("Redis did not hold the overrides; those of %d subjects are back.", published.subjects)
+                told = republish(report=lambda _: keep()).subjects
+                if told:  # a new Redis beside a new database has lost nothing
+                    logger.warning("Redis did not hold the overrides; those of %d subjects are back.", told)
     _Looking.again = 0.0
 
 

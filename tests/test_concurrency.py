@@ -404,10 +404,9 @@ class TestStreaming:
 # --- without the store ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("redis_cache")
 class TestWithoutRedis:
     @pytest.fixture(autouse=True)
-    def gone(self, settings: Any) -> None:
+    def gone(self, redis_cache: RedisServer, settings: Any) -> None:
         settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nowhere.sock"}}
 
     @pytest.mark.parametrize("view", [free, free_async])
