@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, cast, get_args
 from django.conf import settings
 
 from django_quota.algorithms.calendar import is_zone
+from django_quota.bans import Ban
 from django_quota.exceptions import ConfigurationError, RateError, RuleError, did_you_mean
 from django_quota.rules import OnUnavailable, Rule, path_of
 
@@ -236,6 +237,8 @@ def rule_of(rule_or_rate: object, options: Mapping[str, object]) -> Rule:
     settings = current()
     if isinstance(rule_or_rate, str) and rule_or_rate in settings.rules:
         return _with_options(settings.rule(rule_or_rate), options)
+    if isinstance(options.get("ban"), Mapping):  # which cannot be a key of the cache
+        options = {**options, "ban": Ban.read(options["ban"])}
     try:
         return _rule_of_rate(rule_or_rate, tuple(sorted(options.items())) if options else ())
     except RateError as error:

@@ -17,7 +17,7 @@ from django_quota.conf import current
 from django_quota.edge import enter, leave, refuse_in_view
 from django_quota.exceptions import QuotaExceeded, RateError, RuleError
 from django_quota.limiter import adecide_request, decide_request
-from django_quota.rules import Rule, path_of, shared_count
+from django_quota.rules import Rule, path_of, shared_name
 from django_quota.subjects import check_keys, is_async_callable
 from django_quota.view_kinds import dispatch_of, is_a_trial, is_async, is_dispatch, naming, request_of
 
@@ -132,7 +132,7 @@ class _Decorator:
         if not (is_async(bare) or is_dispatch(bare) or is_a_trial(bare)):
             self._refuse_async_functions()
         if inner and isinstance(self._rule, Rule) and self._named:
-            _refuse_shared_counts(self._rule, inner)
+            _refuse_shared_names(self._rule, inner)
         sources = (self._source(bare, depth), *(inner.sources if inner else ()))
         return _wrap(Limited(bare, sources, depth))
 
@@ -165,17 +165,16 @@ class _Decorator:
                 raise RuleError(f"{option}={path_of(value)} is async, but the view is not; a sync function would do.")
 
 
-def _refuse_shared_counts(rule: Rule, inner: Limited) -> None:
-    """Fail at import where two stacked rules have one name and different limits."""
+def _refuse_shared_names(rule: Rule, inner: Limited) -> None:
+    """Fail at import where two stacked rules have one name and would share a count, and differ."""
     for source in inner.sources:
         other = source.args[0] if isinstance(source, partial) and source.func is _itself else None
         if not isinstance(other, Rule) or other.name != rule.name or other.key != rule.key:
             continue
         by_state = {limit.state_id: limit for limit in other.limits}
-        for limit in rule.limits:
-            twin = by_state.get(limit.state_id)
-            if twin is not None and (twin, other.shadow, other.block) != (limit, rule.shadow, rule.block):
-                raise shared_count(limit, twin)
+        same = all(by_state.get(limit.state_id, limit) is limit for limit in rule.limits)
+        if not same or not rule.agrees_with(other):
+            raise shared_name(rule, other)
 
 
 def _itself(rule: Rule, owner: type | None) -> Rule:  # noqa: ARG001 — a RuleSource

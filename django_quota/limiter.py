@@ -18,7 +18,7 @@ from django_quota import overrides
 from django_quota.clock import frozen_now
 from django_quota.conf import QuotaSettings, conf, current
 from django_quota.decisions import Decision, told
-from django_quota.exceptions import StoreUnavailable
+from django_quota.exceptions import RuleError, StoreUnavailable
 from django_quota.operations.hits import Hit
 from django_quota.planning import RuleOrRate, Subject, plan_of, request_plan
 from django_quota.plans import Plan
@@ -36,6 +36,8 @@ MAX_GUESSES = 5
 
 SIGNALS = {"refused": refused, "banned": banned, "near": near_limit}
 """The signal of each thing that a store tells."""
+
+_WITHOUT_HOLDS = {"reserve": "check", "settle": "peek"}
 
 _SLOW = "its answers take longer than the periods of a calendar limit last"
 
@@ -62,7 +64,7 @@ class Limiter:
                 decision = plan.read(reply)
                 if decision is not None:
                     for signal, hit in self._answered(plan, reply, decision, mode):
-                        signal.send_robust(Limiter, rule=hit.rule, subject=hit.subject, decision=decision)
+                        _send(signal, hit, decision)
                     return decision
                 plan.revise(reply)
                 guess = self._learn(reply[0])
@@ -139,8 +141,19 @@ class Limiter:
         """Decide in this process's memory."""
         now = frozen_now()
         moment = MemoryStore.now() if now is None else now
+        # A hold is the store's business: here its estimate is a hit like any other, and stays.
+        mode = _WITHOUT_HOLDS.get(mode.partition(" ")[0], mode)
         decision = plan.read(self.local.run(plan.operation(moment, mode), moment), degraded=True)
-        return plan.unlimited(degraded=True) if decision is None else decision
+        if decision is None:
+            raise RuntimeError("a plan without overrides and holds, at its own moment, was stale")
+        return decision
+
+
+def _send(signal: Signal, hit: Hit, decision: Decision) -> None:
+    try:
+        signal.send_robust(Limiter, rule=hit.rule, subject=hit.subject, decision=decision)
+    except RuntimeError:  # an async receiver cannot be waited for in the thread of an event loop: acheck() can
+        logger.exception("Not all receivers could be told that %r %s.", hit.rule.name, hit.subject)
 
 
 # --- the limiter of the settings --------------------------------------------------------------------------------------
@@ -203,7 +216,7 @@ def check(
     Decision is `degraded`; nothing is raised then.
     """
     plan = answer(plan_of(rule_or_rate, subject, cost, value, rule_options))
-    return _decide(plan, "check")
+    return decide_plan(plan, "check")
 
 
 async def acheck(
@@ -211,7 +224,7 @@ async def acheck(
 ) -> Decision:
     """Take a hit without blocking the event loop; see `check`."""
     plan = await aanswer(plan_of(rule_or_rate, subject, cost, value, rule_options))
-    return await _adecide(plan, "check")
+    return await adecide_plan(plan, "check")
 
 
 def peek(
@@ -219,7 +232,7 @@ def peek(
 ) -> Decision:
     """Say what `check` would, spending nothing and writing nothing; `remaining` is what is left as it stands."""
     plan = answer(plan_of(rule_or_rate, subject, cost, value, rule_options))
-    return _decide(plan, "peek")
+    return decide_plan(plan, "peek")
 
 
 async def apeek(
@@ -227,59 +240,73 @@ async def apeek(
 ) -> Decision:
     """Say what `acheck` would; see `peek`."""
     plan = await aanswer(plan_of(rule_or_rate, subject, cost, value, rule_options))
-    return await _adecide(plan, "peek")
+    return await adecide_plan(plan, "peek")
 
 
-def refund(
-    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, *, value: object = None, **rule_options: object
-) -> Decision:
+def refund(rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, **rule_options: object) -> Decision:
     """Give a cost back, never more than is used; return what `peek` says afterwards.
 
     Refund a hit that still counts. A sliding window gives back its oldest hits: so room comes back at once, and what
     stays expires no earlier than the hits that are kept. A hit whose window is over has given its room back already.
+    Raises `RuleError` for a rule with `distinct=`: the value may have been used before.
     """
-    plan = answer(plan_of(rule_or_rate, subject, cost, value, rule_options))
-    return _decide(plan, "refund")
+    plan = _giving_back(answer(plan_of(rule_or_rate, subject, cost, None, rule_options)))
+    return decide_plan(plan, "refund")
 
 
 async def arefund(
-    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, *, value: object = None, **rule_options: object
+    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, **rule_options: object
 ) -> Decision:
     """Give a cost back; see `refund`."""
-    plan = await aanswer(plan_of(rule_or_rate, subject, cost, value, rule_options))
-    return await _adecide(plan, "refund")
+    plan = _giving_back(await aanswer(plan_of(rule_or_rate, subject, cost, None, rule_options)))
+    return await adecide_plan(plan, "refund")
+
+
+def _giving_back(plan: Plan) -> Plan:
+    for rule in plan.rules:
+        if rule.distinct is not None:
+            raise RuleError(f"Rule {rule.name!r} counts different values: reset() forgets them, refund() cannot.")
+    return plan
 
 
 def reset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: object) -> bool:
     """Forget all that a rule has counted for a subject; say whether there was anything.
 
-    Raises `StoreUnavailable` where the store does not answer.
+    It lifts a ban; an override stays. Raises `StoreUnavailable` where the store does not answer.
     """
     plan = answer(plan_of(rule_or_rate, subject, 0, None, rule_options))
-    return bool(plan) and get_limiter().store.run(plan.forgetting()) > 0
+    if not plan or not current().enabled:
+        return False
+    decide_plan(plan, "peek")  # brings the limits of an override into the plan
+    return bool(get_limiter().store.run(plan.forgetting()) > 0)
 
 
 async def areset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: object) -> bool:
     """Forget all that a rule has counted for a subject; see `reset`."""
     plan = await aanswer(plan_of(rule_or_rate, subject, 0, None, rule_options))
-    return bool(plan) and await get_limiter().store.arun(plan.forgetting()) > 0
+    if not plan or not current().enabled:
+        return False
+    await adecide_plan(plan, "peek")  # brings the limits of an override into the plan
+    return bool(await get_limiter().store.arun(plan.forgetting()) > 0)
 
 
-def _decide(plan: Plan, mode: str) -> Decision:
+def decide_plan(plan: Plan, mode: str) -> Decision:
+    """Decide a plan on the store of the settings; all is allowed where `ENABLED` is false."""
     settings = current()
     return _limiter_of(settings).decide(plan, mode) if settings.enabled else plan.unlimited()
 
 
-async def _adecide(plan: Plan, mode: str) -> Decision:
+async def adecide_plan(plan: Plan, mode: str) -> Decision:
+    """Decide a plan; see `decide_plan`."""
     settings = current()
     return await _limiter_of(settings).adecide(plan, mode) if settings.enabled else plan.unlimited()
 
 
 def decide_request(rules: Iterable[Rule], request: HttpRequest) -> Decision:
     """Decide a request under these rules, in one store call; allowed, with no outcomes, where none of them holds."""
-    return _decide(answer(request_plan(rules, request)), "check")
+    return decide_plan(answer(request_plan(rules, request)), "check")
 
 
 async def adecide_request(rules: Iterable[Rule], request: HttpRequest) -> Decision:
     """Decide a request under these rules; see `decide_request`."""
-    return await _adecide(await aanswer(request_plan(rules, request)), "check")
+    return await adecide_plan(await aanswer(request_plan(rules, request)), "check")

@@ -62,7 +62,10 @@ def plan_of(
     settings = current()
     plan = Plan(settings.prefix, settings.events)
     if rule.distinct is not None and value is None and cost != 0:
-        raise RuleError(f"Rule {rule.name!r} counts different values: pass the one at hand as value=.")
+        raise RuleError(
+            f"Rule {rule.name!r} counts different values: check() and peek() take the one at hand as value=.",
+            "reset() forgets them; refund() and reserve() do not go with them.",
+        )
     plan.add(rule, name, check_cost(rule.cost if cost is None else cost, rule.name), _digest(rule, value))
     return plan
 

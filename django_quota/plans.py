@@ -22,7 +22,7 @@ from django_quota.operations.forget import Forget, Place
 from django_quota.operations.hits import DayKey, Hit
 from django_quota.operations.holds import member_of
 from django_quota.operations.standing import BANNED, BLOCKED, EXEMPT, HOLDS_DUE
-from django_quota.rules import Rule, shared_count
+from django_quota.rules import Rule, shared_name
 
 logger = logging.getLogger("django_quota")
 
@@ -39,14 +39,27 @@ class Plan:
     `events`: how many events the log keeps; 0: none are told.
     """
 
-    __slots__ = ("_groups", "_log", "_prefix", "_reply", "_steps", "costs", "hits", "rules", "subjects", "timeless")
+    __slots__ = (
+        "_groups",
+        "_hits",
+        "_log",
+        "_prefix",
+        "_remembers",
+        "_reply",
+        "costs",
+        "hits",
+        "rules",
+        "subjects",
+        "timeless",
+    )
 
     def __init__(self, prefix: str, events: int = 0) -> None:
         self._prefix = prefix
         self._log = log_of(prefix, events) if events else None
         self._reply: Sequence[int] | None = None
         self._groups = 0
-        self._steps: dict[str, tuple[Step, Hit]] = {}
+        self._hits: dict[tuple[str, str], Hit] = {}
+        self._remembers = True
         self.hits: list[Hit] = []
         self.rules: list[Rule] = []
         self.subjects: list[str] = []
@@ -55,42 +68,54 @@ class Plan:
         """Whether its form is the same at any time: it has no calendar limit, and counts no day."""
 
     def add(self, rule: Rule, subject: str, cost: int, value: str = "") -> None:
-        """Ask all limits of a rule for a subject; `cost` is what the hit takes of each, `value` a digest to count."""
+        """Ask all limits of a rule for a subject; `cost` is what the hit takes of each, `value` a digest to count.
+
+        Rules of one name and subject are one hit. Raises `RuleError` where they differ in more than their rates.
+        """
         self.rules.append(rule)
         self.subjects.append(subject)
         self.costs.append(cost)
         if rule.distinct is not None and cost > 1:
             raise RuleError(f"Rule {rule.name!r} counts different values: a hit costs 1, not {cost}.")
-        group = 0
-        if rule.shadow or not rule.block:
-            self._groups += 1
-            group = self._groups
         base = subject_base(self._prefix, subject)
         name = _field(rule.name)
-        hit = Hit(rule, name, f"{base}}}:s", [], group)
-        if rule.ban is not None and not rule.shadow:
-            hit.tally = key_of(base, "b", rule.name)
-        published = _known.get((hit.standing, name)) if _known else None
-        for step in self._steps_of(_overridden(hit, published) if published else rule, base, subject, cost, value):
-            twin, its_hit = self._steps.setdefault(step.key, (step, hit))
-            if twin is step:
-                hit.steps.append(step)
-            elif (twin.limit, twin.cost, its_hit.rule.shadow, its_hit.group > 0) != (
-                step.limit, cost, rule.shadow, group > 0,
-            ):  # fmt: skip
-                raise shared_count(step.limit, twin.limit)
+        hit = self._hits.get((base, name))
+        if hit is not None:
+            self._extend(hit, rule, base, cost, value)
+            return
+        hit = Hit(rule, name, f"{base}}}:s", [], 0)
+        published = _known.get((hit.standing, name)) if _known and self._remembers else None
+        hit.steps = self._steps_of(_overridden(hit, published) if published else rule, base, subject, cost, value)
         if not hit.steps:
             return
+        self._hits[base, name] = hit
         self.hits.append(hit)
+        if rule.shadow or not rule.block:
+            self._groups += 1
+            hit.group = self._groups
+        if rule.ban is not None and not rule.shadow:
+            hit.tally = key_of(base, "b", rule.name)
         if rule.daily or (rule.daily is None and _is_user(subject)):
             hit.day = _NO_DAY
             self.timeless = False
 
-    def _steps_of(self, rule: Rule, base: str, subject: str, cost: int, value: str) -> Iterator[Step]:
-        for limit in rule.limits:
-            if limit.fixed is None:
-                self.timeless = False
-            yield Step.of(state_key(base, limit), limit, subject, cost, 0, value)
+    def _extend(self, hit: Hit, rule: Rule, base: str, cost: int, value: str) -> None:
+        """Add the limits of a rule to the hit of its namesake."""
+        if (hit.cost, hit.steps[0].parameters.value) != (cost, value) or not rule.agrees_with(hit.rule):
+            raise shared_name(rule, hit.rule)
+        if hit.replaced:  # an override has taken the place of all their limits
+            return
+        for step in self._steps_of(rule, base, hit.subject, cost, value):
+            twin = next((other for other in hit.steps if other.key == step.key), None)
+            if twin is None:
+                hit.steps.append(step)
+            elif twin.limit is not step.limit:
+                raise shared_name(rule, hit.rule)
+
+    def _steps_of(self, rule: Rule, base: str, subject: str, cost: int, value: str) -> list[Step]:
+        steps = [Step.of(state_key(base, limit), limit, subject, cost, 0, value) for limit in rule.limits]
+        self.timeless = self.timeless and all(step.limit.fixed is not None for step in steps)
+        return steps
 
     def __len__(self) -> int:
         return len(self.hits)
@@ -134,7 +159,14 @@ class Plan:
     def forgetting(self) -> Forget:
         """Return the operation that forgets all that it counted, and lifts bans."""
         self.holding()
-        return Forget([Place.of(hit) for hit in self.hits], self._log)
+        return Forget([self._place_of(hit) for hit in self.hits], self._log)
+
+    def _place_of(self, hit: Hit) -> Place:
+        """Return where a hit counts: under its own limits, and under those of an override."""
+        base = subject_base(self._prefix, hit.subject)
+        own = [state_key(base, limit) for rule in self._rules_of(hit) for limit in rule.limits]
+        place = Place.of(hit)
+        return place._replace(states=list(dict.fromkeys([*place.states, *own])))
 
     def revise(self, reply: Sequence[int | str | bytes]) -> None:
         """Bring the plan into the form that a stale reply asks for."""
@@ -147,13 +179,24 @@ class Plan:
                 self._override(hit, text(value))  # type: ignore[arg-type]
 
     def _override(self, hit: Hit, published: str) -> None:
-        """Give a hit the limits of a rate override; empty: those of its own rule."""
+        """Give a hit the limits of a rate override; empty: those of its own rules."""
         _remember(hit, published)
         first = hit.steps[0]
-        rule = _overridden(hit, published) if published else hit.rule
-        hit.override = published
         base = subject_base(self._prefix, first.subject)
-        hit.steps = list(self._steps_of(rule, base, first.subject, first.cost, first.parameters.value))
+        hit.override, hit.replaced = published, False
+        overridden = _overridden(hit, published) if published else hit.rule
+        rules = [overridden] if hit.replaced else self._rules_of(hit)
+        steps: dict[str, Step] = {}
+        for rule in rules:
+            for step in self._steps_of(rule, base, first.subject, first.cost, first.parameters.value):
+                steps.setdefault(step.key, step)
+        hit.steps = list(steps.values())
+
+    def _rules_of(self, hit: Hit) -> Iterator[Rule]:
+        """Return the rules whose limits a hit stands for: those of its name and subject."""
+        for rule, subject in zip(self.rules, self.subjects, strict=True):
+            if (rule.name, subject) == (hit.rule.name, hit.subject):
+                yield rule
 
     def read(self, reply: Sequence[int], *, degraded: bool = False) -> Decision | None:
         """Return the decision that a store's reply amounts to; None where the plan was stale."""
@@ -176,10 +219,11 @@ class Plan:
     def only(self, rules: Sequence[Rule]) -> Plan:
         """Return the plan with no other rules than these; its hits are decided by the rules' own limits."""
         plan = Plan(self._prefix)
-        for hit in self.hits:
-            if hit.rule in rules:
-                first = hit.steps[0]
-                plan.add(hit.rule, first.subject, first.cost, first.parameters.value)
+        plan._remembers = False
+        values = {(hit.subject, hit.rule.name): hit.steps[0].parameters.value for hit in self.hits}
+        for rule, subject, cost in zip(self.rules, self.subjects, self.costs, strict=True):
+            if rule in rules:
+                plan.add(rule, subject, cost, values[subject, rule.name])
         return plan
 
 
@@ -210,7 +254,8 @@ def _overridden(hit: Hit, published: str) -> Rule:
     except RuleError as error:
         _complain(hit.rule.name, rates, str(error))
         return hit.rule
-    return rule if rule.limits else hit.rule
+    hit.replaced = bool(rule.limits)
+    return rule if hit.replaced else hit.rule
 
 
 @lru_cache(maxsize=256)

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from django_quota.decisions import Decision
 from django_quota.exceptions import RuleError
-from django_quota.limiter import get_limiter
+from django_quota.limiter import adecide_plan, decide_plan
 from django_quota.operations.decide import reserving, settling
 from django_quota.planning import RuleOrRate, Subject, plan_of
 from django_quota.plans import Plan
@@ -53,12 +53,12 @@ class Hold:
         the hold is given back at its ttl.
         """
         mode = self._settling(actual)
-        return get_limiter().decide(self._plan, mode) if mode else self.decision
+        return decide_plan(self._plan, mode) if mode else self.decision
 
     async def asettle(self, actual: int) -> Decision:
         """Make it what was really used; see `settle`."""
         mode = self._settling(actual)
-        return await get_limiter().adecide(self._plan, mode) if mode else self.decision
+        return await adecide_plan(self._plan, mode) if mode else self.decision
 
     def cancel(self) -> Decision:
         """Give all of it back; see `settle`."""
@@ -104,7 +104,7 @@ def reserve(
     """
     token, mode = _reserving(ttl)
     plan = _holding(answer(plan_of(rule_or_rate, subject, cost, None, rule_options)))
-    return Hold(plan, token, get_limiter().decide(plan, mode).raise_if_refused(), _cost(plan))
+    return Hold(plan, token, decide_plan(plan, mode).raise_if_refused(), _cost(plan))
 
 
 def areserve(
@@ -126,7 +126,7 @@ class _Reserving:
 
     async def _reserve(self) -> Hold:
         plan = _holding(await aanswer(plan_of(*self._asked)))
-        decision = await get_limiter().adecide(plan, self._mode)
+        decision = await adecide_plan(plan, self._mode)
         return Hold(plan, self._token, decision.raise_if_refused(), _cost(plan))
 
     def __await__(self) -> Generator[Any, Any, Hold]:

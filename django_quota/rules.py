@@ -18,6 +18,9 @@ from django_quota.rates import MAX_COUNT, Rate, parse_rates
 
 OnUnavailable = Literal["allow", "deny", "local"]
 
+_SHARED = ("shadow", "block", "ban", "warn_at", "daily", "distinct", "on_unavailable")
+"""What rules of one name must have in common: it is about the rule and its subject, not about one limit."""
+
 LEAST_SHARE = 0.001
 """The least of `warn_at`."""
 
@@ -150,6 +153,10 @@ class Rule:
         except TypeError:  # an option that cannot be a key of the cache
             return replace(self, rates=parsed)
 
+    def agrees_with(self, other: Rule) -> bool:
+        """Say whether this rule and another of its name differ in their rates and algorithm alone."""
+        return all(getattr(self, name) == getattr(other, name) for name in _SHARED)
+
     def named(self, name: str) -> Rule:
         """Return the rule under another name."""
         return replace(self, name=name)
@@ -173,11 +180,12 @@ def check_cost(cost: object, rule: str) -> int:
     return cost
 
 
-def shared_count(limit: Limit, other: Limit) -> RuleError:
-    """Return the error of two limits that differ but would count in the same place."""
+def shared_name(rule: Rule, other: Rule) -> RuleError:
+    """Return the error of two rules that would share one count, or one override and ban, and differ."""
+    ours, theirs = ("; ".join(map(str, each.rates)) for each in (rule, other))
     return RuleError(
-        f"Two rules are named {limit.rule!r} and count over the same window ({other.rate} and {limit.rate}), but their "
-        "limits, costs or options differ: they would share one count. Give one of them a name of its own."
+        f"Two rules are named {rule.name!r} ({theirs} and {ours}), but their limits over one window, their costs or "
+        "their options differ: they would share one count. Give one of them a name of its own."
     )
 
 

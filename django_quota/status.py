@@ -13,6 +13,7 @@ from typing import Any
 from django.urls import get_resolver
 
 from django_quota import keys
+from django_quota.algorithms import ALGORITHMS
 from django_quota.clock import SECOND, frozen_now
 from django_quota.conf import current, rule_of
 from django_quota.decisions import Outcome, Why
@@ -121,10 +122,10 @@ def status_of(subject: str, rules: Iterable[str] | None = None) -> SubjectStatus
     status = SubjectStatus(subject)
     found = _found(store, prefix, subject) if isinstance(store, RedisStore) else []
     asked: dict[str, Rule | str] = known_rules()
-    for name in (part.what.split(":")[1] for part in found if part.what.startswith("r:")):
+    for _, name, state_id in (part.what.split(":", 2) for part in found if part.what.startswith("r:")):
         known = keys.named(name)
         if known is not None and known not in asked:
-            asked[known] = _rule_by_name(known)
+            asked[known] = _rule_by_name(known, state_id)
     if rules is not None:
         asked = {name: asked.get(name) or rule_of(name, {}) for name in rules}
     for name, rule in asked.items():
@@ -158,12 +159,17 @@ def _ask(status: SubjectStatus, rule: Rule) -> None:
             status.bans[rule.name] = outcome.retry_after
 
 
-def _rule_by_name(name: str) -> Rule | str:
+def _rule_by_name(name: str, state_id: str) -> Rule | str:
     """Return the rule of a state whose name may be a rate: that is what `check` calls it by."""
-    try:
-        return rule_of(name, {})
-    except RuleError:
-        return "its name is none of the settings or the views, and no rate"
+    for algorithm in ALGORITHMS.values():
+        if state_id.startswith(f"{algorithm.code}."):
+            try:
+                rule = rule_of(name, {"algorithm": algorithm.name})
+            except RuleError:
+                break
+            if state_id in {limit.state_id for limit in rule.limits}:
+                return rule
+    return "its name is none of the settings or the views, and does not say what its rate and options are"
 
 
 def _found(store: RedisStore, prefix: str, subject: str) -> list[keys.Key]:

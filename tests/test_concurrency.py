@@ -302,6 +302,7 @@ urlpatterns = [
 
 
 @both_stores
+@pytest.mark.django_db  # the end of a response looks after connections, which other tests may have opened
 @pytest.mark.urls("tests.test_concurrency")
 class TestStreaming:
     @pytest.mark.parametrize("url", ["/stream/", "/twice/"])

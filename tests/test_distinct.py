@@ -12,11 +12,11 @@ from django.test import RequestFactory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota import check, quota, refund
+from django_quota import check, quota, refund, reset
 from django_quota.clock import SECOND
 from django_quota.exceptions import RuleError
 from django_quota.testing import freeze
-from tests.calls import run
+from tests.calls import get, run
 from tests.published import override
 from tests.steps import START
 
@@ -47,9 +47,7 @@ class TestDistinct:
 
     @given(st.lists(st.tuples(st.integers(0, 20), st.sampled_from("abcdef")), max_size=40))
     def test_no_window_ever_holds_more_different_values_than_the_limit(self, uses: list[tuple[int, str]]) -> None:
-        with freeze(START):
-            for value in "abcdef":
-                refund("3/m", "user:7", value=value, distinct=True)
+        reset("3/m", "user:7", distinct=True)
         now, admitted = START, []
         for gap, value in uses:
             now += gap * SECOND
@@ -77,11 +75,15 @@ class TestDistinct:
             assert refused.retry_after == 52.0
             assert check("3/m", "user:42", value="a", distinct=True)
 
-    def test_a_refund_forgets_the_value(self) -> None:
+    def test_a_reset_forgets_the_values_and_a_refund_is_an_error(self) -> None:
         with freeze(START):
             self.devices(*"abc")
-            refund("3/30d", "user:42", value="b", distinct=True)
-            assert self.devices("d", "b") == [True, False]
+            with pytest.raises(RuleError, match=r"reset\(\) forgets"):
+                refund("3/30d", "user:42", distinct=True)
+            with pytest.raises(RuleError, match="refund"):
+                refund("3/30d", get(), distinct="header:X-Device")
+            assert reset("3/30d", "user:42", distinct=True)
+            assert self.devices(*"def") == [True] * 3
 
     def test_a_view_counts_the_values_of_a_header(self) -> None:
         @quota("2/d", key="ip", distinct="header:X-Device")
@@ -97,7 +99,7 @@ class TestDistinct:
         ("options", "says"),
         [
             ({"value": "a"}, "counts hits, not different values"),
-            ({"distinct": True}, "pass the one at hand as value="),
+            ({"distinct": True}, "take the one at hand as value="),
             ({"distinct": True, "value": 1.5}, "a text, bytes or a whole number"),
             ({"distinct": True, "value": "a", "cost": 2}, "a hit costs 1, not 2"),
             ({"distinct": True, "value": "a", "algorithm": "token_bucket"}, "in a sliding window"),

@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 import redis
+from django.test import override_settings
 
-from django_quota import QuotaExceeded, reserve
+from django_quota import QuotaExceeded, check, reserve
+from django_quota.clock import SECOND
+from django_quota.testing import freeze
+from tests.calls import calls_of
+from tests.steps import START
 
 SUBJECT = "user:42"
 
@@ -26,10 +31,49 @@ class TestWithoutTheStore:
         assert not hold.is_open
         assert hold.settle(100) is hold.decision
 
+    def test_a_rule_that_counts_locally_reserves_and_settles_here(self) -> None:
+        with reserve("1000/h", SUBJECT, 600, on_unavailable="local") as hold:
+            assert hold.decision.degraded
+        with pytest.raises(QuotaExceeded):
+            reserve("1000/h", SUBJECT, 600, on_unavailable="local")
+
+    def test_a_hold_that_was_taken_before_is_settled_without_an_error(self) -> None:
+        settings_of_redis = override_settings(QUOTA={"STORE": "memory"})
+        with settings_of_redis:
+            hold = reserve("1000/h", SUBJECT, 600, on_unavailable="local")
+        assert hold.settle(100).degraded
+
     def test_a_rule_that_denies_refuses(self) -> None:
         with pytest.raises(QuotaExceeded) as caught:
             reserve("1000/h", SUBJECT, 600, on_unavailable="deny")
         assert caught.value.decision.degraded
+
+
+@pytest.mark.usefixtures("redis_cache")
+class TestWhatIsLostMeanwhile:
+    """Keys that are gone by their TTL, or because somebody deleted them."""
+
+    def keys(self) -> tuple[str, str]:
+        return f"quota:1:{{{SUBJECT}}}:s", f"quota:1:{{{SUBJECT}}}:h:1000%2Fh"
+
+    def test_how_the_subject_stands_has_a_ttl_again(self, raw: redis.Redis) -> None:
+        standing, _ = self.keys()
+        holds = [reserve("1000/h", SUBJECT, 5) for _ in range(2)]
+        raw.delete(standing)
+        holds[1].settle(0)
+        assert 0 < raw.pttl(standing) <= 3_700_000
+
+    def test_holds_that_are_gone_are_asked_for_once(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+        standing, holds = self.keys()
+        with freeze(START):
+            reserve("1000/h", SUBJECT, 5, ttl=1)
+            raw.delete(holds)
+        calls = calls_of(monkeypatch)
+        with freeze(START + 2 * SECOND):
+            for _ in range(4):
+                check("1000/h", SUBJECT)
+        assert len(calls) == 5
+        assert not raw.hexists(standing, "d:1000%2Fh")
 
 
 @pytest.mark.usefixtures("redis_cache")

@@ -16,7 +16,7 @@ from django.contrib.auth.models import User
 
 from django_quota.clock import SECOND
 from django_quota.exceptions import LeaseLost, QuotaExceeded, RuleError, StoreUnavailable
-from django_quota.leases import ASK_AGAIN, Lease, lock, slot
+from django_quota.leases import Lease, lock, slot
 from django_quota.limiter import get_limiter
 from django_quota.operations.leases import Acquire
 from django_quota.stores.memory import MemoryStore
@@ -588,32 +588,71 @@ class TestWaiting:
         with pytest.raises(StoreUnavailable, match="gone"):
             lock("line", wait=0.3).acquire()
 
-    def test_who_waits_asks_again_only_when_it_is_woken_or_from_time_to_time(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_who_waits_asks_again_when_it_is_woken_and_not_before(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_quota.leases.ASK_AGAIN", 50.0)
+        monkeypatch.setattr("django_quota.leases.PATIENCE", 60 * SECOND)
         store = get_limiter().store
-        asked: list[object] = []
+        heard: list[object] = []
         run, listen = store.run, store.listen
 
         def spy(operation: Any, now: int | None = None) -> Any:
             if isinstance(operation, Acquire):
-                asked.append(operation.token)
+                heard.append("asked")
             return run(operation, now)
 
         def spy_listen(bell: str, seconds: float) -> bool:
-            asked.append(seconds)
-            return listen(bell, seconds)
+            heard.append(seconds)
+            rung = listen(bell, seconds)
+            heard.append(rung)
+            return rung
 
-        held = lock("line", lease=60).acquire()
+        held = lock("line", lease=120).acquire()
         monkeypatch.setattr(store, "run", spy)
         monkeypatch.setattr(store, "listen", spy_listen)
         with in_line("line", 1) as futures:
             held.release()
-            lease = futures[0].result(60)
-        assert len(asked) >= 3
-        assert asked[::2] == [lease.token] * len(asked[::2])
-        assert asked[1::2] == [ASK_AGAIN] * len(asked[1::2])
-        lease.release()
+            futures[0].result(60).release()
+        assert heard == ["asked", 50.0, True, "asked"]
+
+    def test_a_task_that_waits_is_woken(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_quota.leases.ASK_AGAIN", 50.0)
+        monkeypatch.setattr("django_quota.leases.PATIENCE", 60 * SECOND)
+        store = get_limiter().store
+        heard: list[bool] = []
+        alisten = store.alisten
+
+        async def spy(bell: str, seconds: float) -> bool:
+            heard.append(await alisten(bell, seconds))
+            return heard[-1]
+
+        monkeypatch.setattr(store, "alisten", spy)
+
+        async def queue() -> None:
+            held = await lock("line", lease=120).aacquire()
+            task = asyncio.create_task(lock("line", wait=60).aacquire())
+            await auntil_so_many_wait("line", 1)
+            await held.arelease()
+            await (await task).arelease()
+
+        asyncio.run(queue())
+        assert heard == [True]
+
+    @pytest.mark.parametrize("turns", range(0, 60, 3))
+    def test_a_task_may_be_cancelled_at_any_point(self, turns: int) -> None:
+        """redis-py sends by `asyncio.wait_for`, which up to Python 3.11 hides a cancellation that comes as it ends."""
+
+        async def cancel(after: int) -> None:
+            async with lock("line"):
+                task = asyncio.create_task(lock("line", wait=60).aacquire())
+                for _ in range(after):
+                    await asyncio.sleep(0)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await asyncio.wait_for(task, 30)
+                assert waiting("line") == []
+
+        for after in range(turns, turns + 3):
+            asyncio.run(cancel(after))
 
 
 # --- Redis ------------------------------------------------------------------------------------------------------------

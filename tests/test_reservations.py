@@ -87,45 +87,48 @@ class TestEveryAlgorithm:
             hold.cancel()
             assert left(algorithm=algorithm) == 300
 
-    @given(
-        st.lists(
-            st.tuples(st.integers(0, 40 * 60), st.integers(1, 400), st.integers(0, 500), st.integers(0, 90 * 60)),
-            min_size=1,
-            max_size=8,
-        )
+
+# A fixed window begins with the hit that comes first: two limiters with other hits are not to be compared.
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "fixed_window"])
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 40 * 60), st.integers(1, 400), st.integers(0, 500), st.integers(0, 90 * 60)),
+        min_size=1,
+        max_size=8,
     )
-    @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-    def test_settling_never_mints(self, algorithm: str, work: list[tuple[int, int, int, int]]) -> None:
-        """What is left is never more than a limiter that had known the real costs beforehand would leave."""
-        moments = []
-        now = START
-        for gap, estimate, actual, after in work:
-            now += gap * SECOND
-            moments.append((now, "reserve", estimate, actual))
-            moments.append((now + after * SECOND, "settle", estimate, actual))
-        with freeze(START):
-            reset("1000/h", SUBJECT, algorithm=algorithm)
-            reset("1000/h", SUBJECT, algorithm=algorithm, name="known")
-        holds: dict[tuple[int, int], Any] = {}
-        for moment, what, estimate, actual in sorted(moments):
-            with freeze(moment):
-                if what == "reserve":
-                    try:
-                        holds[estimate, actual] = reserve("1000/h", SUBJECT, estimate, ttl=86_400, algorithm=algorithm)
-                    except QuotaExceeded:
-                        continue
-                    if actual:
-                        check("1000/h", SUBJECT, min(estimate, actual), algorithm=algorithm, name="known")
-                elif (estimate, actual) in holds:
-                    holds.pop((estimate, actual)).settle(actual)
-        with freeze(max(moments)[0]):
-            for hold in holds.values():
-                hold.settle(0)
-            known = peek("1000/h", SUBJECT, algorithm=algorithm, name="known").remaining
-            remaining = left(algorithm=algorithm)
-            assert known is not None
-            assert remaining is not None
-            assert remaining <= known
+)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_settling_never_mints(algorithm: str, work: list[tuple[int, int, int, int]]) -> None:
+    """What is left is never more than a limiter that had known the real costs beforehand would leave."""
+    moments = []
+    now = START
+    for gap, estimate, actual, after in work:
+        now += gap * SECOND
+        moments.append((now, "reserve", estimate, actual))
+        moments.append((now + after * SECOND, "settle", estimate, actual))
+    with freeze(START):
+        reset("1000/h", SUBJECT, algorithm=algorithm)
+        reset("1000/h", SUBJECT, algorithm=algorithm, name="known")
+    holds: dict[tuple[int, int], Any] = {}
+    for moment, what, estimate, actual in sorted(moments):
+        with freeze(moment):
+            if what == "reserve":
+                try:
+                    holds[estimate, actual] = reserve("1000/h", SUBJECT, estimate, ttl=86_400, algorithm=algorithm)
+                except QuotaExceeded:
+                    continue
+                if actual:
+                    check("1000/h", SUBJECT, min(estimate, actual), algorithm=algorithm, name="known")
+            elif (estimate, actual) in holds:
+                holds.pop((estimate, actual)).settle(actual)
+    with freeze(max(moments)[0]):
+        for hold in holds.values():
+            hold.settle(0)
+        known = peek("1000/h", SUBJECT, algorithm=algorithm, name="known").remaining
+        remaining = left(algorithm=algorithm)
+        assert known is not None
+        assert remaining is not None
+        assert remaining <= known
 
 
 def test_an_estimate_without_room_raises_and_takes_nothing() -> None:
@@ -147,6 +150,22 @@ def test_an_error_inside_cancels_and_a_block_that_ends_unsettled_keeps_the_estim
         assert left() == 600
     with freeze(START + 10 * MINUTE):
         assert left() == 600
+
+
+def test_a_peek_sees_what_an_abandoned_hold_gives_back_and_leaves_it_to_the_next_check() -> None:
+    with freeze(START):
+        reserve("1000/h", SUBJECT, 1_000, ttl=1)
+        assert not peek("1000/h", SUBJECT)
+    with freeze(START + SECOND):
+        assert [left() for _ in range(3)] == [1_000] * 3
+        assert check("1000/h", SUBJECT).remaining == 999
+
+
+def test_where_limiting_is_off_nothing_is_reserved(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
+    holds = [reserve("1/m", SUBJECT, 1) for _ in range(3)]
+    assert not any(hold.is_open for hold in holds)
+    assert not reset("1/m", SUBJECT)
 
 
 def test_all_limits_of_a_rule_are_settled() -> None:
@@ -180,7 +199,7 @@ def test_more_abandoned_holds_than_one_call_gives_back_return_all_the_same() -> 
             reserve("1000/h", SUBJECT, 4, ttl=1)
     with freeze(START + 2 * SECOND):
         for _ in range(3):
-            peek("1000/h", SUBJECT)
+            check("1000/h", SUBJECT, 0)
         assert left() == 1_000
 
 

@@ -6,10 +6,15 @@ import asyncio
 from typing import Any
 
 import pytest
+from django.http import HttpResponse
 
 from django_quota import Decision, QuotaExceeded, acheck, check, peek, plans, quota, refund, reset
 from django_quota.clock import SECOND
-from django_quota.exceptions import RuleError
+from django_quota.exceptions import RuleError, StoreUnavailable
+from django_quota.limiter import get_limiter
+from django_quota.rules import Rule
+from django_quota.stores.memory import MemoryStore
+from django_quota.stores.redis import RedisStore
 from django_quota.testing import freeze
 from tests.calls import calls_of, get, run
 from tests.published import override
@@ -166,6 +171,58 @@ class TestOverrides:
 
         assert asyncio.run(ask()).limit == 20
 
+    def test_reset_forgets_what_was_counted_under_it_too(self) -> None:
+        override("r 0 0 2/h", "2/m")
+        with freeze(START):
+            assert [bool(check("2/m", SUBJECT)) for _ in range(3)] == [True, True, False]
+            plans._known.clear()  # another process
+            assert reset("2/m", SUBJECT)
+            assert check("2/m", SUBJECT).remaining == 1
+            override("", "2/m")
+            check("2/m", SUBJECT)
+            override("r 0 0 2/h", "2/m")
+            assert reset("2/m", SUBJECT)
+            override("", "2/m")
+            assert peek("2/m", SUBJECT).remaining == 2
+
+    def test_limits_of_one_name_are_one_hit_that_it_replaces(self) -> None:
+        @quota("5/s", key="ip", name="api")
+        @quota("9/h", key="ip", name="api")
+        def view(request: Any) -> HttpResponse:
+            return HttpResponse(",".join(str(outcome.remaining) for outcome in request.quota.outcomes))
+
+        def visit() -> str:
+            response: Any = run(view, get(REMOTE_ADDR="203.0.113.9"))
+            return str(response.content.decode())
+
+        with freeze(START):
+            assert visit() == "4,8"
+            override("r 0 0 20/d", "api")
+            assert [visit(), visit()] == ["19", "18"]
+            override("", "api")
+            assert visit() == "3,7"
+
+    def test_rules_of_one_name_that_differ_in_more_than_their_rates_are_an_error(self) -> None:
+        plan = plans.Plan("quota")
+        plan.add(Rule.make("api", "5/s"), SUBJECT, 1)
+        with pytest.raises(RuleError, match="a name of its own"):
+            plan.add(Rule.make("api", "9/h", shadow=True), SUBJECT, 1)
+        with pytest.raises(RuleError, match="a name of its own"):
+            quota("5/s", name="api")(quota("9/h", name="api", ban=BAN)(lambda request: None))
+
+    def test_without_redis_the_rules_own_limits_are_counted_locally(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        override("r 0 0 50/m", "2/m")
+        with freeze(START):
+            assert check("2/m", SUBJECT, on_unavailable="local").limit == 50
+
+            def fail(*_: Any) -> Any:
+                raise StoreUnavailable("it is away")
+
+            monkeypatch.setattr(get_limiter().store, "run", fail)
+            get_limiter().local = MemoryStore()
+            decisions = [check("2/m", SUBJECT, on_unavailable="local") for _ in range(4)]
+        assert [(bool(decision), decision.limit) for decision in decisions] == [(True, 2)] * 2 + [(False, 2)] * 2
+
     def test_the_memory_of_overrides_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(plans, "MAX_KNOWN", 3)
         with freeze(START):
@@ -258,6 +315,30 @@ class TestBans:
             assert reset("1/h", SUBJECT, ban=BAN)
             assert not reset("1/h", SUBJECT, ban=BAN)
 
+    def test_a_refusal_counts_once_though_the_rule_has_several_limits(self) -> None:
+        ban = {"after": "4/m", "for": "1h"}
+
+        @quota("1/s", key="ip", name="two", ban=ban)
+        @quota("1/h", key="ip", name="two", ban=ban)
+        def view(request: Any) -> HttpResponse:
+            return HttpResponse()
+
+        with freeze(START):
+            waits = [run(view, get()).headers.get("Retry-After") for _ in range(6)]
+        assert waits == [None, "3600", "3600", "3600", "3600", "3600"]
+        with freeze(START + 30 * 60 * SECOND):
+            assert peek("1/h", "ip:192.0.2.1", name="two", ban=ban).outcomes[0].why == "banned"
+
+    def test_the_index_of_bans_does_not_outgrow_them(self) -> None:
+        ban = {"after": "1/m", "for": "1s"}
+        store = get_limiter().store
+        for number in range(60):
+            with freeze(START + number * SECOND):
+                check("0/m", f"ip:192.0.2.{number}", ban=ban)
+        if isinstance(store, RedisStore):  # the memory store keeps no index
+            with store.commands() as client:
+                assert 1 <= int(client.zcard("quota:1:{!}:bans")) <= 2
+
     def test_an_exempt_subject_is_not_banned(self) -> None:
         with freeze(START):
             self.refuse(4)
@@ -300,3 +381,16 @@ def test_raise_if_refused_carries_the_reason() -> None:
     override("b 0 0 ")
     with freeze(START), pytest.raises(QuotaExceeded, match="blocked by an operator"):
         check("10/m", SUBJECT).raise_if_refused()
+
+
+def test_an_override_that_does_not_fit_leaves_all_limits_of_the_name() -> None:
+    @quota("5/s", key="ip", name="api")
+    @quota("9/h", key="ip", name="api")
+    def view(request: Any) -> HttpResponse:
+        return HttpResponse(",".join(str(outcome.limit) for outcome in request.quota.outcomes))
+
+    override("r 0 0 5/month", "api")
+    with freeze(START):
+        for _ in range(2):
+            response: Any = run(view, get(REMOTE_ADDR="203.0.113.9"))
+            assert response.content == b"5,9"

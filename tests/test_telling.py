@@ -124,7 +124,26 @@ class TestWhatIsTold:
         settings.QUOTA = {**settings.QUOTA, "EVENTS": 0}
         with freeze(START):
             check("0/m", SUBJECT)
+            for _ in range(3):
+                decision = check("1/h", SUBJECT, ban={"after": "1/m", "for": "1h"})
+        assert decision.outcomes[0].why == "banned"
         assert told == []
+
+    def test_an_async_receiver_does_not_fail_a_sync_check_in_an_event_loop(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def receiver(**_: Any) -> None: ...
+
+        async def work() -> Decision:
+            return check("0/m", SUBJECT)
+
+        refused.connect(receiver)
+        try:
+            with freeze(START):
+                assert not asyncio.run(work())
+        finally:
+            refused.disconnect(receiver)
+        assert "could be told" in caplog.text
 
 
 @pytest.mark.usefixtures("redis_cache")

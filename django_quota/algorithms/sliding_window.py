@@ -81,6 +81,7 @@ class SlidingWindow(Algorithm[tuple[Entry, ...]]):
         """Add the cost to the entry that expires with this hit, or as a new one."""
         live = _live(state, now)
         expiry = now + p.a if p.b == 0 else (now // p.b + 1) * p.b - 1 + p.a
+        most = max(0, MOST - _used(live))
         total = live[-1].total if live else 0
         merged = 0
         if live and (over or live[-1].expiry >= expiry):
@@ -89,7 +90,7 @@ class SlidingWindow(Algorithm[tuple[Entry, ...]]):
             expiry, merged = max(live[-1].expiry, expiry), live[-1].cost
             live = live[:-1]
         # An entry of the whole limit refuses all: more says nothing, but where it may be given back in part.
-        cost = min(cost, MOST if over else max(0, p.capacity - merged))
+        cost = min(cost, most if over else max(0, p.capacity - merged))
         after = (*live, Entry((total + cost) % WRAP, merged + cost, expiry))
         return after, Verdict(ok=True, remaining=max(0, p.capacity - _used(after)), wait=0, reset=expiry - now)
 

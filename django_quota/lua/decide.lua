@@ -71,7 +71,7 @@ local function read_limit(key, wire, cost)
   local name, capacity, a, b, c, counted, value = string.match(wire, '^(%S+) (%d+) (%d+) (%d+) (%d+) (%d) (%S+)$')
   return {
     key = key, cost = tonumber(cost), algorithm = algorithms[name], capacity = tonumber(capacity), a = tonumber(a),
-    b = tonumber(b), c = tonumber(c), counted = counted == '1', value = value,
+    b = tonumber(b), c = tonumber(c), counted = counted == '1', value = value, credit = 0,
   }
 end
 
@@ -118,7 +118,11 @@ if mode ~= 'settle' then
   for _, hit in ipairs(hits) do stand(hit, stale) end
   if #stale > 2 then return stale end
   for _, hit in ipairs(hits) do
-    if hit.holds_key then give_back_due(hit) end
+    if hit.holds_key and mode == 'peek' then
+      credit_due(hit)
+    elseif hit.holds_key then
+      give_back_due(hit)
+    end
   end
 end
 

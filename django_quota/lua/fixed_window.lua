@@ -9,7 +9,8 @@ local function tally_read(limit, now)
   local value = redis.call('GET', limit.key)
   if not value then return end
   local count, stop = string.match(value, '^(%d+) (%d+)$')
-  if tonumber(stop) > now then limit.count, limit.stop = tonumber(count), tonumber(stop) end
+  if tonumber(stop) > now then limit.count, limit.stop = tonumber(count) - limit.credit, tonumber(stop) end
+  if limit.count <= 0 then limit.count, limit.stop = 0, now end
 end
 
 local function tally_write(limit, now)

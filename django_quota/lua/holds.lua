@@ -31,20 +31,37 @@ local function note_first_due(hit)
   local first = redis.call('ZRANGE', hit.holds_key, 0, 0, 'WITHSCORES')
   if first[1] then
     redis.call('HSET', hit.standing_key, 'd:' .. hit.rule, integer(tonumber(first[2])))
+    local ttl = redis.call('PTTL', hit.holds_key)
+    if redis.call('PTTL', hit.standing_key) < ttl then redis.call('PEXPIRE', hit.standing_key, ttl) end
   else
     redis.call('HDEL', hit.standing_key, 'd:' .. hit.rule)
   end
 end
 
 -- A hundred at a time: the next call goes on, since the first of the others is due as well.
+local function due_of(hit)
+  return redis.call('ZRANGEBYSCORE', hit.holds_key, '-inf', integer(now), 'LIMIT', 0, 100)
+end
+
+local function units_of(member) return tonumber(string.match(member, '^%S+ (%d+)')) end
+
 local function give_back_due(hit)
-  local due = redis.call('ZRANGEBYSCORE', hit.holds_key, '-inf', integer(now), 'LIMIT', 0, 100)
-  if not due[1] then return end
+  local due = due_of(hit)
   for _, member in ipairs(due) do
-    give_back(hit, member, tonumber(string.match(member, '^%S+ (%d+)')))
+    give_back(hit, member, units_of(member))
     redis.call('ZREM', hit.holds_key, member)
   end
-  note_first_due(hit)
+  -- The holds may be gone by their own TTL, before anybody noticed that they were due.
+  if due[1] or (hit.due and hit.due <= now) then note_first_due(hit) end
+end
+
+-- What would be given back, for a peek, which writes nothing: `inspect` takes it off.
+local function credit_due(hit)
+  for _, member in ipairs(due_of(hit)) do
+    for _, limit in ipairs(hit) do
+      limit.credit = limit.credit + still_used(member, limit, units_of(member))
+    end
+  end
 end
 
 local function hold(hit)
@@ -68,7 +85,7 @@ local function settle(hit)
   give_back_due(hit)
   if redis.call('ZREM', hit.holds_key, member) == 0 then return end -- settled before, or given back
   note_first_due(hit)
-  local held = tonumber(string.match(member, '^%S+ (%d+)'))
+  local held = units_of(member)
   actual = tonumber(actual)
   if actual < held then give_back(hit, member, held - actual) end
   for _, limit in ipairs(hit) do

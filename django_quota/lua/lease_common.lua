@@ -29,6 +29,22 @@ local function ends(key, member)
   return stop > now and stop or nil
 end
 
+-- Drops the dead at the front of the queue, a hundred at a time: a machine that is gone may leave many.
+local function drop_dead_at_front()
+  local dead, seen
+  repeat
+    local front = redis.call('LRANGE', queue_key, 0, 99)
+    if not front[1] then return end
+    local stops = redis.call('ZMSCORE', alive_key, unpack(front))
+    dead, seen = 0, #front
+    while dead < seen and tonumber(stops[dead + 1] or 0) <= now do dead = dead + 1 end
+    if dead > 0 then
+      redis.call('LTRIM', queue_key, dead, -1)
+      redis.call('ZREM', alive_key, unpack(front, 1, dead))
+    end
+  until dead < seen
+end
+
 -- Returns who is alive at a place of the queue, counted from 0, and until when; the dead up to there are dropped.
 local function waiter_at(place)
   while true do
@@ -36,8 +52,12 @@ local function waiter_at(place)
     if not waiter then return end
     local stop = ends(alive_key, waiter)
     if stop then return waiter, stop end
-    redis.call('LREM', queue_key, 1, waiter)
-    redis.call('ZREM', alive_key, waiter)
+    if place == 0 then
+      drop_dead_at_front()
+    else
+      redis.call('LREM', queue_key, 1, waiter)
+      redis.call('ZREM', alive_key, waiter)
+    end
   end
 end
 

@@ -28,11 +28,13 @@ local function sliding_read(limit, now)
   limit.total = tonumber(last_total)
   limit.last, limit.last_cost = last[1], tonumber(last_cost)
   limit.expiry = tonumber(last[2])
-  limit.used = (limit.total - limit.base) % SLIDING_WRAP
+  limit.used = math.max(0, (limit.total - limit.base) % SLIDING_WRAP - limit.credit)
+  if limit.used == 0 then limit.expiry = now end
 end
 
 -- Finds by bisection the first entry whose end gives `needed` back.
 local function sliding_wait(limit, needed, now)
+  needed = needed + limit.credit
   if limit.first_cost >= needed then return limit.first_expiry - now end
   local low = redis.call('ZCOUNT', limit.key, '-inf', integer(now)) + 1
   local high = redis.call('ZCARD', limit.key) - 1
@@ -65,7 +67,7 @@ algorithms.sliding_window = {
       expiry, merged = math.max(limit.expiry, expiry), limit.last_cost
     end
     -- An entry of the whole limit refuses all: more says nothing, but where it may be given back in part.
-    local cost = over and math.min(limit.cost, MOST) or math.min(limit.cost, math.max(0, limit.capacity - merged))
+    local cost = over and math.min(limit.cost, math.max(0, MOST - limit.used)) or math.min(limit.cost, math.max(0, limit.capacity - merged))
     local member = integer((limit.total + cost) % SLIDING_WRAP) .. ':' .. integer(merged + cost)
     -- Adding comes first: a full server refuses a script's first write, and lets it finish later ones.
     redis.call('ZADD', limit.key, integer(expiry), member)

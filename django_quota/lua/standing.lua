@@ -28,7 +28,8 @@ local function stand(hit, stale)
   if rates ~= hit.override then
     stale[#stale + 1], stale[#stale + 2], stale[#stale + 3] = hit.index, OVERRIDDEN, rates
   end
-  if fields[3] and tonumber(fields[3]) <= now and not hit.holds_key then
+  hit.due = tonumber(fields[3] or nil)
+  if hit.due and hit.due <= now and not hit.holds_key then
     stale[#stale + 1], stale[#stale + 2], stale[#stale + 3] = hit.index, HOLDS_DUE, ''
   end
   if kind == 'x' then

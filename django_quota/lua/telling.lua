@@ -44,7 +44,7 @@ end
 -- Counts a refusal; where it is one too many, the ban begins, longer than the one before that is still remembered.
 local function ban_after(hit, notes)
   local capacity, a, b, spans = string.match(hit.ban, '^(%d+);(%d+);(%d+);(%S+)$')
-  local tally = { key = hit.tally_key, cost = 1, capacity = tonumber(capacity), a = tonumber(a), b = tonumber(b) }
+  local tally = { key = hit.tally_key, cost = 1, credit = 0, capacity = tonumber(capacity), a = tonumber(a), b = tonumber(b) }
   local sliding = algorithms.sliding_window
   local _, left = sliding.inspect(tally, now)
   if left > 1 then
@@ -62,9 +62,13 @@ local function ban_after(hit, notes)
   keep(hit.standing_key, remembered - now)
   for _, limit in ipairs(hit) do limit.ok, limit.wait = false, stop - now end
   note(notes, hit, BANNED, stop)
-  note(notes, hit, BAN_BEGAN, stop)
   if bans_key then
+    note(notes, hit, BAN_BEGAN, stop)
     redis.call('ZADD', bans_key, integer(stop), subject_of(hit) .. ' ' .. hit.rule)
+    -- Each that begins takes some that have ended along: so the index stays as large as there are bans.
+    for _, ended in ipairs(redis.call('ZRANGEBYSCORE', bans_key, '-inf', integer(now), 'LIMIT', 0, 10)) do
+      redis.call('ZREM', bans_key, ended)
+    end
     keep(bans_key, stop - now)
     publish('banned', hit, hit[1], stop, level)
   end

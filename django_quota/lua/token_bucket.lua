@@ -6,7 +6,7 @@
 
 local function bucket_read(limit, now)
   local tat = tonumber(redis.call('GET', limit.key) or 0)
-  limit.backlog = math.max(0, tat - now)
+  limit.backlog = math.max(0, tat - limit.credit * limit.a - now)
 end
 
 local function bucket_write(limit, now)

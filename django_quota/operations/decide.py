@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 from django_quota.algorithms import EVERY, Step, Verdict, is_stale
 from django_quota.operations.base import Operation, Script, States, lua_source
 from django_quota.operations.hits import Hit
-from django_quota.operations.holds import give_back, give_back_due, hold, settle
+from django_quota.operations.holds import credits_due, give_back, give_back_due, hold, settle
 from django_quota.operations.standing import EXEMPT, Case, stand
 from django_quota.operations.telling import count, tell
 
@@ -82,7 +82,7 @@ class Decide(Operation):
                 return [now, STALE, *stale]
             _take_back(states, cases, mode, now)
         for case in cases:
-            case.verdicts = [_inspect(states, case, step, now) for step in case.hit.steps]
+            case.verdicts = [_inspect(states, case, number, now) for number in range(len(case.hit.steps))]
         refused = {case.hit.group for case in cases if case.is_refused}
         notes = [number for case in cases if case.standing for number in (case.index, case.standing, case.stop)]
         for case in cases:
@@ -122,15 +122,21 @@ def _is_stale(hit: Hit, now: int) -> bool:
 def _take_back(states: States, cases: Sequence[Case], mode: str, now: int) -> None:
     """Give back abandoned holds, and, where that is the mode, the costs."""
     for case in cases:
-        if case.hit.holds:
-            give_back_due(states, case.hit, now)
+        if case.hit.holds and mode == "peek":
+            case.credits = credits_due(states, case.hit, now)
+        elif case.hit.holds:
+            give_back_due(states, case.hit, now, case.due)
         if mode == "refund" and case.standing != EXEMPT:
             for step in case.hit.steps:
                 give_back(states, step, step.cost, now)
 
 
-def _inspect(states: States, case: Case, step: Step, now: int) -> Verdict:
-    verdict = step.limit.algorithm.inspect(states.get(step.key), step.parameters, step.cost, now)
+def _inspect(states: States, case: Case, number: int, now: int) -> Verdict:
+    step = case.hit.steps[number]
+    algorithm, state = step.limit.algorithm, states.get(step.key)
+    if case.credits is not None and case.credits[number]:
+        state = algorithm.refund(state, step.parameters, case.credits[number], now)
+    verdict = algorithm.inspect(state, step.parameters, step.cost, now)
     if case.standing == EXEMPT:
         return verdict._replace(ok=True, wait=0)
     if case.standing:

@@ -19,7 +19,7 @@ class DayKey(NamedTuple):
 class Hit:
     """One rule for one subject: limits that are decided together, under whatever else stands for the subject."""
 
-    __slots__ = ("day", "field", "group", "holds", "override", "rule", "standing", "steps", "tally")
+    __slots__ = ("day", "field", "group", "holds", "override", "replaced", "rule", "standing", "steps", "tally")
 
     def __init__(self, rule: Rule, field: str, standing: str, steps: list[Step], group: int) -> None:
         self.rule = rule
@@ -32,6 +32,8 @@ class Hit:
         """0 where a refusal refuses the plan; n where it belongs to the n-th rule that decides for itself alone."""
         self.override = ""
         """The rate override that the steps are those of, as it was published; empty for the rule's own."""
+        self.replaced = False
+        """Whether the steps are those of an override, which fits, and not the rule's own."""
         self.tally = ""
         """The key of the refusals on the way to a ban; empty where the rule has none."""
         self.day: DayKey | None = None

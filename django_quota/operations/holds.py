@@ -34,16 +34,27 @@ def hold(states: States, hit: Hit, token: str, ttl: int, used_until: Sequence[in
     _note_first_due(states, hit, keep_until)
 
 
-def give_back_due(states: States, hit: Hit, now: int) -> None:
-    """Give back the holds that were abandoned."""
+def give_back_due(states: States, hit: Hit, now: int, noted: int | None = None) -> None:
+    """Give back the holds that were abandoned; `noted`: when the first was said to be due."""
     held = dict(_held(states, hit))
-    due = sorted((stop, member) for member, stop in held.items() if stop <= now)
-    if not due:
-        return
-    for _, member in due[:AT_ONCE]:
+    due = _due(held, now)
+    for member in due:
         _give_back(states, hit, member, _units(member), now)
         del held[member]
-    _put(states, hit, held)
+    if due or (noted is not None and noted <= now):
+        _put(states, hit, held)
+
+
+def credits_due(states: States, hit: Hit, now: int) -> list[int]:
+    """Return what would be given back to each limit, for a peek, which writes nothing."""
+    return [
+        sum(_still_used(step, member, _units(member), now) for member in _due(_held(states, hit), now))
+        for step in hit.steps
+    ]
+
+
+def _due(held: Held, now: int) -> list[str]:
+    return [member for _, member in sorted((stop, member) for member, stop in held.items() if stop <= now)][:AT_ONCE]
 
 
 def settle(states: States, hit: Hit, member: str, actual: int, now: int) -> None:
@@ -64,15 +75,19 @@ def settle(states: States, hit: Hit, member: str, actual: int, now: int) -> None
 
 
 def _give_back(states: States, hit: Hit, member: str, units: int, now: int) -> None:
-    used_until = dict(part.split("=") for part in member.split(" ")[2:])
     for step in hit.steps:
-        stop = used_until.get(_window_of(step))
-        if stop is None:  # an override has put other limits in the place of those that the hold spent of
-            continue
-        algorithm = step.limit.algorithm
-        still_used = algorithm.still_used(step.parameters, units, int(stop), now)
+        still_used = _still_used(step, member, units, now)
         if still_used:
             give_back(states, step, still_used, now)
+
+
+def _still_used(step: Step, member: str, units: int, now: int) -> int:
+    """Return how many of a hold's units still count in a limit."""
+    used_until = dict(part.split("=") for part in member.split(" ")[2:])
+    stop = used_until.get(_window_of(step))
+    if stop is None:  # an override has put other limits in the place of those that the hold spent of
+        return 0
+    return step.limit.algorithm.still_used(step.parameters, units, int(stop), now)
 
 
 def give_back(states: States, step: Step, units: int, now: int) -> None:

@@ -38,6 +38,10 @@ class Case:
     """EXEMPT, BLOCKED or BANNED; 0 for neither."""
     stop: int = 0
     """When that ends; 0 for never."""
+    due: int | None = None
+    """When the first hold that is not settled is due."""
+    credits: list[int] | None = None
+    """What a peek takes off each limit, since it would be given back."""
     level: int = 0
     remembered: int = 0
     verdicts: list[Verdict] = field(default_factory=list)
@@ -58,7 +62,8 @@ def stand(states: States, case: Case, now: int) -> list[int | str]:
     if rates != case.hit.override:
         stale += (case.index, OVERRIDDEN, rates)
     due = fields.get(f"d:{rule}")
-    if due and int(due) <= now and not case.hit.holds:
+    case.due = None if due is None else int(due)
+    if case.due is not None and case.due <= now and not case.hit.holds:
         stale += (case.index, HOLDS_DUE, "")
     if override and override.mode != "r":
         case.standing, case.stop = EXEMPT if override.mode == "x" else BLOCKED, override.stop

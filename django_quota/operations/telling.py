@@ -35,7 +35,7 @@ def tell(states: States, case: Case, passed: bool, tells: bool, now: int) -> lis
     field = case.hit.field
     if case.is_refused:
         if case.hit.tally and not case.standing:
-            notes = _ban_after(states, case, now)
+            notes = _ban_after(states, case, tells, now)
             if notes:
                 return notes
         if tells and not rule.shadow and _may_tell(states, case, f"e:{field}", SECOND, now):
@@ -48,7 +48,7 @@ def tell(states: States, case: Case, passed: bool, tells: bool, now: int) -> lis
     return []
 
 
-def _ban_after(states: States, case: Case, now: int) -> list[int]:
+def _ban_after(states: States, case: Case, tells: bool, now: int) -> list[int]:
     """Count a refusal; where it is one too many, the ban begins."""
     hit, ban = case.hit, case.hit.rule.ban
     sliding = ALGORITHMS["sliding_window"]
@@ -63,7 +63,7 @@ def _ban_after(states: States, case: Case, now: int) -> list[int]:
     remembered = stop + ban.spans[-1]
     set_field(states, hit.standing, f"b:{hit.field}", f"{stop} {level} {remembered}", remembered)
     case.verdicts = [verdict._replace(ok=False, wait=stop - now) for verdict in case.verdicts]
-    return [case.index, BANNED, stop, case.index, BAN_BEGAN, stop]
+    return [case.index, BANNED, stop, *((case.index, BAN_BEGAN, stop) if tells else ())]
 
 
 def _may_tell(states: States, case: Case, field: str, span: int, now: int) -> bool:

@@ -58,6 +58,7 @@ class Listener:
                 connection = await pool.get_connection(*FOR_COMMAND)
                 try:
                     await connection.send_packed_command((_blocking_pop(bell, deadline - time.monotonic()),))
+                    cancellation.pass_on()
                     # Longer than the block around it lasts: without a number the socket's own time-out would hold.
                     rung = await connection.read_response(timeout=seconds + 1) is not None
                 except BaseException:

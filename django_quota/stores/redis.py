@@ -6,6 +6,7 @@ and a hit must not count twice.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from django_quota.operations.leases import Ring
 from django_quota.stores.connections import AsyncClient, AsyncClients, SyncConnections, sync_client
 from django_quota.stores.listening import Listener
 from django_quota.stores.wire import FOR_COMMAND, Cancellation, packed
+
+logger = logging.getLogger("django_quota")
 
 WATCH_EVERY = 1.0
 """Seconds between two looks at the key that shows whether Redis has kept its memory."""
@@ -38,6 +41,8 @@ class Watch:
         self._lost = lost
         self._clock = clock
         self._again = 0.0
+        self._has_lost = False
+        self._is_refused = False
 
     def look_now(self) -> None:
         """Look with the next trip: a server that does not know our script may be a new one."""
@@ -52,10 +57,24 @@ class Watch:
         key = self._key()
         return ("EXISTS", key) if key else None
 
-    def answered(self, reply: int) -> None:
-        """Take the answer."""
-        if not reply:
-            self._lost()
+    def answered(self, reply: int | ResponseError) -> None:
+        """Take the answer; what follows from it waits for `tell`."""
+        if isinstance(reply, ResponseError):
+            if not self._is_refused:
+                logger.error("Redis does not say whether it has kept the overrides: %s", reply)
+            self._is_refused = True
+        else:
+            self._is_refused = False
+            self._has_lost = not reply
+
+    def tell(self) -> None:
+        """Call `lost` where the answer was that the key is not there. What goes wrong there is nobody's request's."""
+        if self._has_lost:
+            self._has_lost = False
+            try:
+                self._lost()
+            except Exception:
+                logger.exception("The overrides could not be published again.")
 
 
 class RedisStore:
@@ -109,11 +128,13 @@ class RedisStore:
                 connection.send_packed_command((packed(command),))
             else:
                 connection.send_packed_command((packed(question) + packed(command),))
-                self._watch.answered(connection.read_response())
-                question = None
+                try:
+                    self._watch.answered(connection.read_response())
+                except ResponseError as error:
+                    self._watch.answered(error)
             reply = connection.read_response()
         except ResponseError as error:
-            if question is not None or _is_read_only(error):  # the reply to the command was not read, or must not come
+            if _is_read_only(error):
                 self._connections.drop(connection)
             else:
                 self._connections.give_back(connection)
@@ -121,7 +142,10 @@ class RedisStore:
         except BaseException:
             self._connections.drop(connection)  # a reply may still be under way: nobody else must read it
             raise
-        self._connections.give_back(connection)
+        else:
+            self._connections.give_back(connection)
+        finally:
+            self._watch.tell()
         return reply
 
     # --- async --------------------------------------------------------------------------------------------------------
@@ -163,11 +187,13 @@ class RedisStore:
                     await connection.send_packed_command((packed(command),))
                 else:
                     await connection.send_packed_command((packed(question) + packed(command),))
-                    self._watch.answered(await connection.read_response())
-                    question = None
+                    try:
+                        self._watch.answered(await connection.read_response())
+                    except ResponseError as error:
+                        self._watch.answered(error)
                 reply = await connection.read_response()
             except ResponseError as error:
-                if question is not None or _is_read_only(error):
+                if _is_read_only(error):
                     await connection.disconnect(nowait=True)
                 raise
             except BaseException:
@@ -175,6 +201,7 @@ class RedisStore:
                 raise
             finally:
                 await pool.release(connection)
+                self._watch.tell()
         cancellation.pass_on()
         return reply
 

@@ -23,7 +23,8 @@ from django_quota.operations.forget import Forget, Place
 from django_quota.operations.hits import Hit
 from django_quota.rules import Rule
 from django_quota.stores.connections import alias_problem
-from django_quota.stores.redis import RedisStore, Watch, packed
+from django_quota.stores.redis import RedisStore, Watch
+from django_quota.stores.wire import packed
 from django_quota.testing import RedisServer, running_redis
 from tests.conftest import caches
 from tests.steps import START, adecided, answers, decided, hits_of
@@ -398,12 +399,27 @@ class TestTheWatch:
         decided(watching, hits_of(RULE), "check", None)
         assert reads(raw) - before == 2  # ours, and this question
 
+    @pytest.mark.parametrize("way", ["sync", "async"])
     def test_a_look_that_fails_leaves_no_reply_behind_for_the_next_caller(
-        self, watching: RedisStore, raw: redis.Redis
+        self, watching: RedisStore, losses: list[int], way: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         watch: Any = watching._watch
         watch.question = lambda: ("EXISTS",)
-        with pytest.raises(StoreUnavailable, match="wrong number of arguments"):
-            decided(watching, hits_of(RULE), "check", START)
+        for _ in range(3):
+            self.ask(watching, way)
         watch.question = lambda: None
         assert decided(watching, hits_of(RULE), "peek", START + 7)[0] == START + 7
+        assert losses == []
+        assert caplog.text.count("wrong number of arguments") == 1
+
+    @pytest.mark.parametrize("way", ["sync", "async"])
+    def test_what_goes_wrong_when_the_loss_is_told_fails_no_request(
+        self, way: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail() -> None:
+            raise RuntimeError("can't start new thread")
+
+        store = RedisStore("default", Watch(lambda: "marker", fail))
+        self.ask(store, way)
+        store.close()
+        assert "can't start new thread" in caplog.text

@@ -26,9 +26,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
         parser.add_argument("subject", help="such as user:42 or ip:203.0.113.9")
-        parser.add_argument(
-            "--rule", action="append", metavar="NAME", help="only this rule; may be repeated"
-        )
+        parser.add_argument("--rule", action="append", metavar="NAME", help="only this rule; may be repeated")
         parser.add_argument("--json", action="store_true", help="print one JSON object; times in seconds")
 
     def handle(self, *_: Any, **options: Any) -> None:
