@@ -42,7 +42,9 @@ def code(name: str) -> str:
 
 
 def test_every_file_is_an_algorithm_or_belongs_to_an_operation() -> None:
-    named = {name for path in OPERATIONS for name in re.findall(r'(?:script|lua_source)\("(\w+)"\)', path.read_text())}
+    sources = [path.read_text() for path in OPERATIONS]
+    calls = [words for source in sources for words in re.findall(r"(?:script|lua_source)\(([^)]*)\)", source)]
+    named = {name for words in calls for name in re.findall(r'"(\w+)"', words)}
     assert set(FILES) == named | set(PARTS)
 
 

@@ -41,25 +41,6 @@ local algorithms = {}
 -- Of a hit that counts until `stop`, all units do.
 local function used_until(limit, units, stop, now) return stop > now and units or 0 end
 
-local function integer(number) return string.format('%.0f', number) end
-
--- A key's TTL in milliseconds: one more than its content needs, since keys expire on the millisecond. Where the caller
--- passes the time in (a test), Redis' own clock, by which keys expire, is another one: then an hour more.
-local grace = ARGV[1] == '' and 1 or 3600000
-local function lifetime(span) return integer(math.ceil(span / 1000) + grace) end
-
-local function expire(key, span) redis.call('PEXPIRE', key, lifetime(span)) end
-
--- Makes a key live at least that long, never shorter than it would.
-local function keep(key, span)
-  if redis.call('PTTL', key) < tonumber(lifetime(span)) then expire(key, span) end
-end
-
-local now = tonumber(ARGV[1])
-if not now then
-  local time = redis.call('TIME')
-  now = tonumber(time[1]) * 1000000 + tonumber(time[2])
-end
 local mode, mode_arguments = string.match(ARGV[2], '^(%l+) ?(.*)$')
 local stream_length = tonumber(ARGV[3])
 local events_key, bans_key

@@ -1,4 +1,4 @@
--- lease_common: what the scripts of the leases share. It stands in front of each of them.
+-- lease_common: what the scripts of the leases share. It stands in front of each of them, behind clock.
 --
 -- KEYS   those of the script behind it: [1] the leases: a sorted set, token -> when it ends; [2] the queue of tokens that
 --        wait, in the order in which they came: a list; [3] who of them is alive: a sorted set, token -> until when, unless
@@ -7,21 +7,6 @@
 -- reply  that of the script behind it
 local leases_key, queue_key, alive_key = KEYS[1], KEYS[2], KEYS[3]
 local token = ARGV[2]
-
-local now = tonumber(ARGV[1])
-if not now then
-  local time = redis.call('TIME')
-  now = tonumber(time[1]) * 1000000 + tonumber(time[2])
-end
-
-local function integer(number) return string.format('%.0f', number) end
-
--- Makes a key live for so many microseconds, never shorter than it would. Where the caller passes the time in (a test),
--- Redis' own clock, by which keys expire, is another one: then an hour more.
-local function keep(key, span)
-  local lifetime = math.ceil(span / 1000) + (ARGV[1] == '' and 1 or 3600000)
-  if redis.call('PTTL', key) < lifetime then redis.call('PEXPIRE', key, integer(lifetime)) end
-end
 
 -- Returns when what a sorted set says of a token ends; nothing where it has ended.
 local function ends(key, member)

@@ -8,14 +8,6 @@
 local MINUTE = 60000000
 
 local standing_key = KEYS[1]
-local grace = ARGV[1] == '' and 1 or 3600000
-
-local now = tonumber(ARGV[1])
-if not now then
-  local time = redis.call('TIME')
-  now = tonumber(time[1]) * 1000000 + tonumber(time[2])
-end
-
 local kept, count, longest = {}, 0, 0
 for i = 3, #ARGV, 2 do
   local stop = tonumber(string.match(ARGV[i + 1], '^%l %d+ (%d+)'))
@@ -27,12 +19,7 @@ for i = 3, #ARGV, 2 do
     longest = math.max(longest, stop == 0 and tonumber(ARGV[2]) or stop - now + MINUTE)
   end
 end
-if count > 0 then
-  local lifetime = math.ceil(longest / 1000) + grace
-  if redis.call('PTTL', standing_key) < lifetime then
-    redis.call('PEXPIRE', standing_key, string.format('%.0f', lifetime))
-  end
-end
+if count > 0 then keep(standing_key, longest) end
 for _, field in ipairs(redis.call('HKEYS', standing_key)) do
   if string.sub(field, 1, 2) == 'o:' and not kept[field] then redis.call('HDEL', standing_key, field) end
 end

@@ -10,15 +10,6 @@
 --        are left, and the TTL in milliseconds that a key without one was given, or would be (0: it has one)
 local LONGEST = 315360000000 -- ten years in milliseconds: a score that is no time must not keep a key for good
 
-local function integer(number) return string.format('%.0f', number) end
-
-local grace = ARGV[1] == '' and 1 or 3600000
-
-local now = tonumber(ARGV[1])
-if not now then
-  local time = redis.call('TIME')
-  now = tonumber(time[1]) * 1000000 + tonumber(time[2])
-end
 local most, repairs = tonumber(ARGV[2]), ARGV[3] == '1'
 
 -- How long a sorted set is needed: until its last entry expires.

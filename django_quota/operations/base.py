@@ -33,9 +33,9 @@ def lua_source(name: str) -> str:
     return files("django_quota").joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
 
 
-def script(name: str) -> Script:
-    """Return the script of `lua/<name>.lua`."""
-    return Script.of(lua_source(name))
+def script(*names: str) -> Script:
+    """Return the script that the files `lua/<name>.lua` are, one behind the other: each may use what is before it."""
+    return Script.of("".join(map(lua_source, names)))
 
 
 class States(Protocol):

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
-from django_quota.operations.base import Operation, Script, States, lua_source
+from django_quota.operations.base import Operation, Script, States, script
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ MILLISECOND = 1_000
 
 
 def _script(name: str) -> Script:
-    return Script.of(lua_source("counter_common") + lua_source(name))
+    return script("counter_common", name)
 
 
 class _FaultError(Exception):

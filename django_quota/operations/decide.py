@@ -29,7 +29,7 @@ def _put_together() -> str:
     frame = lua_source("decide")
     if frame.count(_PLACE) != 1:
         raise RuntimeError(f"lua/decide.lua must hold {_PLACE!r} exactly once")
-    return frame.replace(_PLACE, "\n".join(map(lua_source, PARTS)))
+    return lua_source("clock") + frame.replace(_PLACE, "\n".join(map(lua_source, PARTS)))
 
 
 class Log:

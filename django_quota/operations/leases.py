@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
-from django_quota.operations.base import Operation, Script, States, lua_source, script
+from django_quota.operations.base import Operation, Script, States, script
 
 BELL_KEPT = 5_000_000
 """How long a bell sounds where nobody waits at it, in microseconds."""
 
 
 def _script(name: str) -> Script:
-    return Script.of(lua_source("lease_common") + lua_source(name))
+    return script("clock", "lease_common", name)
 
 
 class SlotKeys(NamedTuple):

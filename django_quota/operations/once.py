@@ -10,7 +10,7 @@ from django_quota.operations.base import Operation, Script, States, script
 class Once(Operation):
     """Remember a value under its key for `span` microseconds; the reply is 1 the first time, else 0."""
 
-    script: ClassVar[Script] = script("once")
+    script: ClassVar[Script] = script("clock", "once")
 
     def __init__(self, key: str, span: int) -> None:
         self.keys = (key,)

@@ -26,7 +26,7 @@ FIELD = "o:"
 class Publish(Operation):
     """Make the overrides under a key these, by field; the reply is how many there are that have not ended."""
 
-    script: ClassVar[Script] = script("publish")
+    script: ClassVar[Script] = script("clock", "publish")
 
     def __init__(self, key: str, overrides: Mapping[str, str]) -> None:
         self.keys = [key]

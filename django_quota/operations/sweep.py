@@ -27,7 +27,7 @@ class Sweep(Operation):
     that has none is given where no score says it; without `repairs` none is given.
     """
 
-    script: ClassVar[Script] = script("sweep")
+    script: ClassVar[Script] = script("clock", "sweep")
 
     def __init__(
         self,
