@@ -11,7 +11,15 @@ from django_quota.counters import Counter, counter
 from django_quota.decisions import Decision, Outcome
 from django_quota.decorators import quota
 from django_quota.edge import QuotaRequest
-from django_quota.exceptions import CounterError, LeaseLost, QuotaError, QuotaExceeded, RateError, StoreUnavailable
+from django_quota.exceptions import (
+    CounterError,
+    LeaseLost,
+    QuotaError,
+    QuotaExceeded,
+    RateError,
+    RuleError,
+    StoreUnavailable,
+)
 from django_quota.leases import Lease, lock, slot
 from django_quota.limiter import acheck, apeek, arefund, areset, check, peek, refund, reset
 from django_quota.reservations import Hold, areserve, reserve
@@ -31,6 +39,7 @@ __all__ = [
     "QuotaRequest",
     "RateError",
     "Rule",
+    "RuleError",
     "StoreUnavailable",
     "acheck",
     "aonce",

@@ -122,7 +122,8 @@ class Limiter:
         """Note that the store does not answer, and log it the first time."""
         if not self._is_down:
             self._is_down = True
-            logger.error("%s. Rules decide by on_unavailable until it answers again.", error)
+            words = str(error).rstrip(".")
+            logger.error("%s. Rules decide by on_unavailable until it answers again.", words)
 
     def _degraded(self, plan: Plan, mode: str, error: StoreUnavailable) -> Decision:
         """Decide without the store."""

@@ -52,13 +52,11 @@ class Hold:
         changes. Raises `RuleError` for another number. While the store does not answer, the Decision is `degraded`, and
         the hold is given back at its ttl.
         """
-        mode = self._settling(actual)
-        return decide_plan(self._plan, mode) if mode else self.decision
+        return decide_plan(self._plan, self._settling(actual))
 
     async def asettle(self, actual: int) -> Decision:
         """Make it what was really used; see `settle`."""
-        mode = self._settling(actual)
-        return await adecide_plan(self._plan, mode) if mode else self.decision
+        return await adecide_plan(self._plan, self._settling(actual))
 
     def cancel(self) -> Decision:
         """Give all of it back; see `settle`."""
@@ -69,10 +67,10 @@ class Hold:
         return await self.asettle(0)
 
     def _settling(self, actual: int) -> str:
-        """Return the mode that settles; empty where that would change nothing."""
+        """Return the mode that settles, or where that would change nothing, the one that looks."""
         member, units = self._member, check_cost(actual, self._rule)
         self._member = ""
-        return settling(member, units) if member else ""
+        return settling(member, units) if member else "peek"
 
     def __enter__(self) -> Self:
         return self

@@ -376,10 +376,21 @@ def test_what_succeeds_in_the_end_is_no_dead_letter(raw: redis.Redis, tmp_path: 
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_a_program_that_is_not_there_is_a_failure_like_others(raw: redis.Redis) -> None:
+def test_a_program_that_cannot_be_started_is_a_failure_like_others(raw: redis.Redis, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o700)
     tell(raw, "ip:1")
-    assert "cannot be started" in consume("/no/such/program", "x", retries=0)
+    assert "cannot be started" in consume(str(program), "x", retries=0)
     assert raw.xlen(DEAD) == 1
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_program_that_is_not_there_is_said_before_any_event_is_lost_on_it(raw: redis.Redis) -> None:
+    tell(raw, "ip:1")
+    with pytest.raises(CommandError, match="there is no program '/no/such/program'"):
+        consume("/no/such/program", "x", retries=0)
+    assert raw.xlen(DEAD) == 0
 
 
 def test_a_program_that_takes_too_long_is_killed_with_its_children(tmp_path: Path) -> None:

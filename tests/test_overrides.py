@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from io import StringIO
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from django.db import connection, connections, transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_quota import background, overrides, publishing
+from django_quota import background, check, overrides, publishing
 from django_quota.clock import SECOND
 from django_quota.exceptions import StoreUnavailable
 from django_quota.keys import MAX_PART, field
@@ -29,6 +30,7 @@ from django_quota.overrides import Override, marker_key, publication, published,
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis import RedisStore
 from django_quota.testing import RedisServer, freeze
+from tests.databases import default_database, sqlite_database
 from tests.steps import START
 
 PREFIX = "quota"
@@ -621,7 +623,8 @@ class TestTheCommand:
 
         monkeypatch.setattr(publishing, "run_all", refuse)
         monkeypatch.setattr(publishing, "in_background", lambda *_: None)
-        assert "quota_sync" in said("set", "user:1", "blocked")
+        with pytest.raises(CommandError, match="quota_sync"):
+            said("set", "user:1", "blocked")
         assert QuotaOverride.objects.exists()
 
     def test_a_name_cannot_move_the_cursor(self) -> None:
@@ -630,8 +633,6 @@ class TestTheCommand:
 
 @pytest.mark.usefixtures("published_at_once")
 def test_an_override_binds_in_the_decision(settings: Any) -> None:
-    from django_quota import check
-
     settings.QUOTA = {"RULES": {"search": "10/m"}}
     with freeze(START):
         assert check("search", "user:1").allowed
@@ -640,3 +641,15 @@ def test_an_override_binds_in_the_decision(settings: Any) -> None:
         assert check("search", "user:2").allowed
         QuotaOverride.objects.update(mode="rate", rate="3/m")
         assert check("search", "user:1").limit == 3
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("words", [["quota_override", "list"], ["quota_sync"], ["quota_rollup"]])
+def test_where_the_tables_are_missing_it_says_what_makes_them(
+    words: list[str], tmp_path: Path, django_db_blocker: Any
+) -> None:
+    check("5/m", "user:1")  # something to carry
+    empty = sqlite_database(tmp_path / "empty.sqlite3")
+    with django_db_blocker.unblock(), default_database(empty), pytest.raises(CommandError) as caught:
+        call_command(*words, stdout=StringIO())
+    assert "`manage.py migrate` makes the tables" in str(caught.value)

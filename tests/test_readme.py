@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import AnonymousUser
+from django.contrib.auth.models import AnonymousUser, User
 from django.core.checks import run_checks
 from django.core.management import call_command, load_command_class
 from django.http import HttpRequest
@@ -105,6 +105,13 @@ def test_the_refusal_that_it_shows_is_what_a_client_gets(redis_cache: Any, setti
         response = view(visitor())
     assert {name: response.headers[name] for name in lines} == lines
     assert json.loads(response.content) == json.loads(body)
+
+
+@pytest.mark.usefixtures("database")
+def test_the_override_that_it_makes_in_code_binds(tour: dict[str, Any]) -> None:
+    user = User.objects.create(username="ann")
+    tour["raise_for_a_day"](user)
+    assert check("search", user).limit == 100
 
 
 def commands() -> Iterator[list[str]]:

@@ -181,8 +181,9 @@ def test_reserving_and_settling_is_one_call_each(monkeypatch: pytest.MonkeyPatch
         hold = reserve("1000/h", SUBJECT, 600)
         assert len(calls) == 1
         hold.settle(100)
-        hold.settle(100)
-    assert len(calls) == 2
+        assert len(calls) == 2
+        check("1000/h", SUBJECT, 50)
+        assert hold.settle(700).remaining == 850  # a second time it changes nothing, and says how the limit stands
 
 
 def test_holds_beside_each_other_are_told_apart() -> None:

@@ -129,6 +129,16 @@ def test_the_command_says_it_to_people() -> None:
     ]
 
 
+def test_what_is_unused_is_shown_when_asked_for() -> None:
+    with freeze(START):
+        check("search", SUBJECT, 10)
+    assert run("quota_status", SUBJECT).splitlines()[-1] == (
+        "  5 more can be seen with --all: limits that are unused, and rules that cannot be asked"
+    )
+    assert "viewed: 7/m" in run("quota_status", SUBJECT, "--all")
+    assert "Nothing is used" in run("quota_status", "ip:192.0.2.77")
+
+
 def test_the_command_says_it_to_machines() -> None:
     with freeze(START):
         override(f"x 0 {START + SECOND} ", "search")
@@ -213,8 +223,9 @@ class TestReset:
 
 @override_settings(QUOTA={"STORE": "memory"})
 def test_the_memory_of_one_process_is_not_looked_at_from_another() -> None:
-    with pytest.raises(CommandError, match='not "redis"'):
-        run("quota_reset", SUBJECT)
+    for command in ("quota_reset", "quota_status"):
+        with pytest.raises(CommandError, match='not "redis"'):
+            run(command, SUBJECT)
     with pytest.raises(ConfigurationError):
         counted(SUBJECT)
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from django.core.management.base import CommandError
+from django.db import DatabaseError
 
 from django_quota.limiter import get_limiter
 from django_quota.stores.redis import RedisStore
@@ -20,6 +21,13 @@ def redis_store() -> RedisStore:
     if not isinstance(store, RedisStore):
         raise CommandError('QUOTA["STORE"] is not "redis": there is nothing that another process could look at.')
     return store
+
+
+def explained(error: Exception) -> str:
+    """Return what went wrong, and what would do where our tables are missing."""
+    words = str(error).strip()
+    is_missing = isinstance(error, DatabaseError) and "django_quota_" in words and "column" not in words
+    return f"{words}: `manage.py migrate` makes the tables." if is_missing else words
 
 
 def printable(text: str) -> str:

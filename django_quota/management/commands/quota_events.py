@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import socket
 import threading
 from argparse import REMAINDER, RawDescriptionHelpFormatter
@@ -277,9 +278,12 @@ def _take_over(options: dict[str, Any]) -> float:
 def _program(options: dict[str, Any]) -> Program:
     words = options["exec"]
     try:
-        return Program(shlex.split(words[0]) if len(words) == 1 else words, options["timeout"])
+        program = Program(shlex.split(words[0]) if len(words) == 1 else words, options["timeout"])
     except ValueError as error:
         raise CommandError(f"--exec: {error}.") from None
+    if shutil.which(program.words[0]) is None:  # it would lose every event on it
+        raise CommandError(f"--exec: there is no program {program.words[0]!r} that could be run.")
+    return program
 
 
 def _start(since: str, stream: EventStream) -> str:

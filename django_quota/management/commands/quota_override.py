@@ -16,7 +16,7 @@ from django.utils.dateparse import parse_date, parse_datetime
 
 from django_quota.conf import current
 from django_quota.exceptions import QuotaError, RateError, did_you_mean
-from django_quota.management.console import printable
+from django_quota.management.console import explained, printable
 from django_quota.models import QuotaOverride
 from django_quota.overrides import ALL_RULES
 from django_quota.publishing import is_pending, write_database
@@ -53,7 +53,7 @@ class Command(BaseCommand):
         try:
             verbs[options["verb"]](options)
         except (QuotaError, DatabaseError) as error:
-            raise CommandError(str(error)) from error
+            raise CommandError(explained(error)) from error
 
     def _list(self, options: dict[str, Any]) -> None:
         rows = QuotaOverride.objects.using(write_database()).all()
@@ -66,6 +66,9 @@ class Command(BaseCommand):
     def _set(self, options: dict[str, Any]) -> None:
         given, rule = options["what"], options["rule"] or ALL_RULES
         mode = given if given in ("exempt", "blocked") else QuotaOverride.Mode.RATE
+        if mode == QuotaOverride.Mode.RATE and not any(sign.isdigit() for sign in given):
+            near = did_you_mean(given, ("exempt", "blocked"))
+            raise CommandError(f"{given!r} is neither a rate, such as 100/m, nor 'exempt' or 'blocked'.{near}")
         values = {
             "mode": mode,
             "rate": given if mode == QuotaOverride.Mode.RATE else "",
@@ -87,7 +90,7 @@ class Command(BaseCommand):
                 raise CommandError(_explained(error)) from error
             row.save(using=database)
         self._show([row], options, "")
-        self._warn_of_pending(subject, database)
+        self._refuse_pending(subject, database)
 
     def _clear(self, options: dict[str, Any]) -> None:
         subject, database = named_subject(options["subject"]), write_database()
@@ -97,7 +100,7 @@ class Command(BaseCommand):
         cleared = list(rows)
         rows.delete()
         self._show(cleared, options, f"There was none for {printable(subject)}.", "Cleared ")
-        self._warn_of_pending(subject, database)
+        self._refuse_pending(subject, database)
 
     def _show(self, rows: list[QuotaOverride], options: dict[str, Any], empty: str, prefix: str = "") -> None:
         if options["json"]:
@@ -113,9 +116,12 @@ class Command(BaseCommand):
                 f"{did_you_mean(rule, known)}"
             )
 
-    def _warn_of_pending(self, subject: str, database: str) -> None:
+    def _refuse_pending(self, subject: str, database: str) -> None:
         if is_pending(subject, database):
-            self.stderr.write("It was saved, but Redis does not know yet: run `manage.py quota_sync` when it answers.")
+            raise CommandError(
+                "It is in the database, but Redis does not answer, so it does not hold yet: `manage.py quota_sync` "
+                "publishes it."
+            )
 
 
 _RULE_HELP = {

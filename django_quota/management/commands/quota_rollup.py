@@ -16,7 +16,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, close_old_connections
 
 from django_quota.exceptions import QuotaError, StoreUnavailable
-from django_quota.management.console import redis_store, stopping
+from django_quota.management.console import explained, redis_store, stopping
 from django_quota.management.progress import progress
 from django_quota.rollup import BATCH, Carried, roll_up
 from django_quota.stores.redis import RedisStore
@@ -58,7 +58,7 @@ class Command(BaseCommand):
                 while every is not None and not stop.wait(every):
                     self._later_round(redis_store(), stop, options)
         except (QuotaError, DatabaseError) as error:
-            raise CommandError(str(error)) from error
+            raise CommandError(explained(error)) from error
 
     def _later_round(self, store: RedisStore, stop: threading.Event, options: dict[str, Any]) -> None:
         """Roll up; where Redis or the database is away by now, say so, and leave it to the next round."""

@@ -11,8 +11,9 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_quota.clock import SECOND, in_words
+from django_quota.conf import current
 from django_quota.exceptions import QuotaError
-from django_quota.management.console import printable
+from django_quota.management.console import printable, redis_store
 from django_quota.overrides import Override
 from django_quota.status import Held, LimitStatus, SubjectStatus, status_of
 from django_quota.subjects import named_subject
@@ -27,18 +28,22 @@ class Command(BaseCommand):
         """Declare the options."""
         parser.add_argument("subject", help="such as user:42 or ip:203.0.113.9")
         parser.add_argument("--rule", action="append", metavar="NAME", help="only this rule; may be repeated")
+        parser.add_argument("--all", action="store_true", help="unused limits and rules that cannot be asked, too")
         parser.add_argument("--json", action="store_true", help="print one JSON object; times in seconds")
 
     def handle(self, *_: Any, **options: Any) -> None:
         """Ask, and show."""
         try:
+            redis_store()
             status = status_of(named_subject(options["subject"]), options["rule"])
         except QuotaError as error:
             raise CommandError(str(error)) from error
         if options["json"]:
             self.stdout.write(json.dumps(as_json(status)))
             return
-        for line in lines(status):
+        if not current().enabled:
+            self.stderr.write('Note: QUOTA["ENABLED"] is false, so nothing is limited.')
+        for line in lines(status, with_unused=bool(options["all"] or options["rule"])):
             self.stdout.write(printable(line))
 
 
@@ -62,13 +67,17 @@ def as_json(status: SubjectStatus) -> dict[str, Any]:
     }
 
 
-def lines(status: SubjectStatus) -> Iterator[str]:
+def lines(status: SubjectStatus, *, with_unused: bool = True) -> Iterator[str]:
     """Return what the command prints for people, a line each."""
     yield status.subject
-    if not status.limits:
-        yield "  No rule limits it, and nothing was counted for it."
-    for limit in status.limits:
+    shown = [limit for limit in status.limits if with_unused or limit.used or limit.why]
+    for limit in shown:
         yield from _limit_lines(limit)
+    if not shown:
+        yield "  Nothing is used, and nothing stands above its limits."
+    hidden = len(status.limits) - len(shown) + (0 if with_unused else len(status.unread))
+    if hidden:
+        yield f"  {hidden} more can be seen with --all: limits that are unused, and rules that cannot be asked"
     for rule, override in status.overrides.items():
         yield f"  override  {_override(rule, override)}"
     for rule, seconds in status.bans.items():
@@ -80,7 +89,7 @@ def lines(status: SubjectStatus) -> Iterator[str]:
     for day, rules in sorted(status.days.items()):
         counts = ", ".join(f"{rule} {count.allowed} allowed {count.refused} refused" for rule, count in rules.items())
         yield f"  {day}  {counts}"
-    for name, why in status.unread.items():
+    for name, why in status.unread.items() if with_unused else ():
         yield f"  not asked {name}: {why}"
 
 

@@ -21,6 +21,10 @@ from django_quota.sweeping import Report, Sweeper
 MOST_MS = 1_000
 
 
+LONGEST_PAUSE = 86_400.0
+"""The most seconds between two sweeps."""
+
+
 class Command(BaseCommand):
     """The command; see the module."""
 
@@ -44,8 +48,8 @@ class Command(BaseCommand):
         """Sweep once, or again and again."""
         if not 1 <= options["budget_ms"] <= MOST_MS:
             raise CommandError(f"--budget-ms {options['budget_ms']} is not within 1 to {MOST_MS}.")
-        if options["every"] is not None and not options["every"] > 0:
-            raise CommandError(f"--every {options['every']:g} is not above 0.")
+        if options["every"] is not None and not 0 < options["every"] <= LONGEST_PAUSE:
+            raise CommandError(f"--every {options['every']:g} is not above 0 and up to a day of seconds; 60 would do.")
         with stopping() as stop:
             while True:
                 try:

@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 
 from django_quota.exceptions import QuotaError
-from django_quota.management.console import redis_store
+from django_quota.management.console import explained, redis_store
 from django_quota.management.progress import progress
 from django_quota.publishing import count_subjects, republish, write_database
 
@@ -36,7 +36,7 @@ class Command(BaseCommand):
             with progress(self.stderr, "Publishing", count_subjects(database)) as advance:
                 done = republish(database, advance)
         except (QuotaError, DatabaseError) as error:
-            raise CommandError(str(error)) from error
+            raise CommandError(explained(error)) from error
         if options["json"]:
             self.stdout.write(json.dumps(done._asdict()))
         else:
