@@ -209,9 +209,10 @@ def outcomes_of(reply: Sequence[int], hits: Sequence[Hit]) -> tuple[Outcome, ...
     """Read the reply of a store into one outcome a limit."""
     outcomes = []
     position = 2  # behind now and the verdict
+    noted_of_all = notes(reply, hits)
     for index, hit in enumerate(hits):
         above: Why = "override" if hit.override else ""
-        for noted, what, _ in notes(reply, hits):
+        for noted, what, _ in noted_of_all:
             if noted == index:
                 above = _NOTED.get(what, above)
         for step in hit.steps:

@@ -137,12 +137,12 @@ class Plan:
         for hit in self.hits:
             hit.steps = [step.aimed(now) for step in hit.steps]
             if hit.day is not None:
-                hit.day = DayKey(f"{hit.standing[:-1]}day:{day.date}", day.begins, day.ends)
+                hit.day = DayKey(_beside(hit, f"day:{day.date}"), day.begins, day.ends)
 
     def holding(self) -> None:
         """Have every hit bring the key of its holds: to reserve, and to settle."""
         for hit in self.hits:
-            hit.holds = f"{hit.standing[:-1]}h:{hit.field}"
+            hit.holds = _beside(hit, f"h:{hit.field}")
 
     def held(self, token: str) -> str:
         """Return the hold that has just been taken under a token; empty where nothing was spent."""
@@ -174,7 +174,7 @@ class Plan:
             index, what, value = reply[position : position + 3]
             hit = self.hits[int(index)]
             if what == HOLDS_DUE:
-                hit.holds = f"{hit.standing[:-1]}h:{hit.field}"
+                hit.holds = _beside(hit, f"h:{hit.field}")
             else:
                 self._override(hit, text(value))  # type: ignore[arg-type]
 
@@ -229,6 +229,11 @@ class Plan:
 
 _NO_DAY = DayKey("", 0, 0)
 """Stands where a day is counted, until the plan is aimed at one."""
+
+
+def _beside(hit: Hit, what: str) -> str:
+    """Return another key of a hit's subject: that of how it stands ends with the `s` of its kind."""
+    return hit.standing.removesuffix("s") + what
 
 
 def _is_user(subject: str) -> bool:

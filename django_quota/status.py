@@ -24,7 +24,7 @@ from django_quota.operations.forget import Forget, Place
 from django_quota.overrides import Override, published
 from django_quota.plans import Plan, log_of
 from django_quota.rules import Rule
-from django_quota.stores.redis import RedisStore
+from django_quota.stores.redis import RedisStore, time_of
 from django_quota.usage import Count, usage
 from django_quota.views import rules_of_views
 
@@ -188,16 +188,11 @@ def _held(store: RedisStore, prefix: str, subject: str, found: Iterable[keys.Key
         source = f"{base}}}:{part}"
         with store.commands() as lent:
             client: Any = lent
-            now = frozen_now() or _redis_now(client)
+            now = frozen_now() or time_of(client)
             members = client.zrangebyscore(source, now + 1, "+inf", withscores=True)
         if members:
             ends_in = tuple((float(score) - now) / SECOND for _, score in members)
             yield Held(keys.named(part.split(":")[1]) or part, ends_in, source)
-
-
-def _redis_now(client: Any) -> int:
-    seconds, microseconds = client.time()
-    return int(seconds) * SECOND + int(microseconds)
 
 
 # --- forgetting -------------------------------------------------------------------------------------------------------

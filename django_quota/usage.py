@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any, NamedTuple
 
-from django_quota.clock import SECOND, frozen_now
+from django_quota.clock import frozen_now
 from django_quota.conf import current
 from django_quota.days import day_of
 from django_quota.exceptions import RuleError
@@ -20,7 +20,7 @@ from django_quota.limiter import get_limiter
 from django_quota.operations.base import text
 from django_quota.operations.usage import DropDay, ReadDays
 from django_quota.stores.memory import MemoryStore
-from django_quota.stores.redis import RedisStore
+from django_quota.stores.redis import RedisStore, time_of
 from django_quota.subjects import is_user, named_subject, user_subject
 
 KEPT = 8
@@ -189,5 +189,5 @@ def _named_day(prefix: str, key: str) -> tuple[str, date] | None:
 def finished_before(store: RedisStore) -> date:
     """Return the day before today, by Redis' clock: nothing is counted any more on the days before it."""
     with store.commands() as client:
-        seconds, microseconds = client.time()
-    return day_of(int(seconds) * SECOND + int(microseconds)).date - timedelta(days=1)
+        now = time_of(client)
+    return day_of(now).date - timedelta(days=1)

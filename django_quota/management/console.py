@@ -11,16 +11,17 @@ from types import FrameType
 from django.core.management.base import CommandError
 from django.db import DatabaseError
 
-from django_quota.limiter import get_limiter
+from django_quota import status
+from django_quota.exceptions import ConfigurationError
 from django_quota.stores.redis import RedisStore
 
 
 def redis_store() -> RedisStore:
     """Return the limiter's store. Raises `CommandError` where it is not Redis."""
-    store = get_limiter().store
-    if not isinstance(store, RedisStore):
-        raise CommandError('QUOTA["STORE"] is not "redis": there is nothing that another process could look at.')
-    return store
+    try:
+        return status.redis_store()
+    except ConfigurationError as error:
+        raise CommandError(error.problem) from error
 
 
 def explained(error: Exception) -> str:

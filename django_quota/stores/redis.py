@@ -15,6 +15,7 @@ from typing import Any
 from redis import Redis, RedisError
 from redis.exceptions import ClusterCrossSlotError, NoScriptError, ReadOnlyError, ResponseError
 
+from django_quota.clock import SECOND
 from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
 from django_quota.operations.base import Operation
 from django_quota.operations.leases import Ring
@@ -216,6 +217,12 @@ def _command(operation: Operation, now: int | None) -> list[str | int]:
     return [
         "EVALSHA", operation.script.sha, len(keys), *keys, "" if now is None else now, *operation.arguments()
     ]  # fmt: skip
+
+
+def time_of(client: Redis) -> int:
+    """Return the server's time in microseconds."""
+    seconds, microseconds = client.time()
+    return int(seconds) * SECOND + int(microseconds)
 
 
 @contextmanager
