@@ -213,6 +213,34 @@ class QuotaOverride(models.Model):
                 yield known.rule(name)
 
 
+class Subject(QuotaOverride):
+    """A subject as the admin shows it: no table of its own, only a page and who may do what on it."""
+
+    class Meta:
+        """Blocks, exemptions and other rates are overrides, and go by their permissions."""
+
+        proxy = True
+        verbose_name = _("subject")
+        verbose_name_plural = _("subjects")
+        default_permissions = ("view",)
+        permissions = (
+            ("reset_subject", _("Can reset what a subject has used")),
+            ("lift_ban", _("Can lift the ban of a subject")),
+        )
+
+
+class Overview(QuotaOverride):
+    """What the limiter does now, as the admin shows it: no table of its own, only a page and who may see it."""
+
+    class Meta:
+        """It is only looked at."""
+
+        proxy = True
+        verbose_name = _("overview")
+        verbose_name_plural = _("overview")
+        default_permissions = ("view",)
+
+
 class OverrideOutbox(models.Model):
     """A subject whose overrides have changed: written with the change, gone when Redis knows.
 

@@ -36,7 +36,7 @@ LAYERS = (
     },
     # L4 the Django edge
     {"edge", "decorators", "middleware", "responses", "checks", "apps", "testing", "models", "migrations", "management"}
-    | {"background", "publishing", "rollup", "concurrency", "view_kinds", "views", "status", ""},
+    | {"background", "publishing", "rollup", "concurrency", "view_kinds", "views", "status", "admin", ""},
 )
 MODULES = sorted(ROOT.rglob("*.py"))
 

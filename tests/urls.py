@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from django.contrib import admin
 from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
@@ -53,6 +54,7 @@ def writes(request: HttpRequest) -> HttpResponse:
 
 
 urlpatterns = [
+    path("admin/", admin.site.urls),
     path("writes/", writes),
     path("by-hand/", by_hand),
     path("by-hand-async/", by_hand_async),
