@@ -24,12 +24,20 @@ def client_ip(request: HttpRequest) -> str:
     past the proxies that are trusted too, to the first address that is not. What stands left of it was written by the
     client and is never looked at. Raises `ConfigurationError` where there is no address at all.
     """
+    return _client(request, current().ipv6_prefix)
+
+
+def is_from(request: HttpRequest, networks: tuple[Network, ...]) -> bool:
+    """Say whether the client's address, whole, lies in one of these networks."""
+    return _is_in(_client(request, FULL_IPV6), networks)
+
+
+def _client(request: HttpRequest, ipv6_prefix: int) -> str:
     peer = request.META.get("REMOTE_ADDR") or ""
-    settings = current()
-    proxies = settings.trusted_proxies
-    if proxies and _is_trusted(peer, proxies):
+    proxies = current().trusted_proxies
+    if proxies and _is_in(peer, proxies):
         peer = _walk(peer, request.META.get("HTTP_X_FORWARDED_FOR", ""), proxies)
-    address = canonical(peer, settings.ipv6_prefix)
+    address = canonical(peer, ipv6_prefix)
     if address is None:
         raise _unknown(peer, proxies)
     return address
@@ -53,7 +61,7 @@ def _walk(peer: str, forwarded: str, proxies: tuple[Network | str, ...]) -> str:
         if canonical(address, FULL_IPV6) is None:
             break  # not an address: the proxy that passed it on is the last one that can be believed
         nearest = address
-        if not _is_trusted(address, proxies):
+        if not _is_in(address, proxies):
             break
     return nearest
 
@@ -83,14 +91,14 @@ def canonical(text: str, ipv6_prefix: int) -> str | None:
 
 
 @lru_cache(maxsize=4096)
-def _is_trusted(peer: str, proxies: tuple[Network | str, ...]) -> bool:
+def _is_in(peer: str, networks: tuple[Network | str, ...]) -> bool:
     if peer in _UNIX_PEERS:
-        return UNIX in proxies
+        return UNIX in networks
     spelt = canonical(peer, FULL_IPV6)
     if spelt is None:
         return False
     address = ip_address(spelt)
-    return any(not isinstance(network, str) and address in network for network in proxies)
+    return any(not isinstance(network, str) and address in network for network in networks)
 
 
 @lru_cache(maxsize=4096)

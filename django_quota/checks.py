@@ -5,18 +5,21 @@ Each finding has an id of its own. The checks call the same properties and parse
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from django.apps import AppConfig
 from django.conf import settings
+from django.contrib.auth.middleware import AuthenticationMiddleware
 from django.core.checks import CheckMessage, Error, register
 from django.core.checks import Warning as CheckWarning
 from django.template import TemplateDoesNotExist
 from django.template.loader import get_template
 from django.urls import get_resolver
+from django.utils.module_loading import import_string
 
-from django_quota.conf import KNOWN_SETTINGS, conf
+from django_quota.conf import KNOWN_SETTINGS, conf, current
+from django_quota.dotted import imported
 from django_quota.exceptions import (
     AlgorithmError,
     ConfigurationError,
@@ -25,10 +28,12 @@ from django_quota.exceptions import (
     SubjectKeyError,
     did_you_mean,
 )
+from django_quota.matching import Pattern
+from django_quota.middleware import QuotaMiddleware
 from django_quota.rules import Rule
 from django_quota.stores.connections import alias_problem
 from django_quota.subjects import check_keys
-from django_quota.views import limited_views
+from django_quota.views import limited_views, rules_of_views
 
 
 @register("django_quota")
@@ -48,6 +53,8 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> 
         *_check_store(),
         *_check_template(),
         *_check_decorators(),
+        *_check_middleware(),
+        *_check_views_of_rules(),
     ]
 
 
@@ -74,7 +81,7 @@ def _check_rules() -> Iterator[CheckMessage]:
     for name, value in rules.items():
         place = f'QUOTA["RULES"][{name!r}]'
         try:
-            check_keys(Rule.from_setting(name, value))
+            check_keys(Rule.from_setting(name, value, imported))
         except RuleError as error:
             cause = error.__cause__ if isinstance(error.__cause__, RuleError) else error
             text = str(cause).removesuffix(cause.hint).strip()
@@ -129,3 +136,109 @@ def _check_template() -> Iterator[CheckMessage]:
             hint='Add the template, or "django_quota" to INSTALLED_APPS with APP_DIRS on, which brings a 429.html.',
             id="django_quota.W002",
         )
+
+
+# --- the middleware, and the rules that it applies --------------------------------------------------------------------
+
+
+def _check_middleware() -> Iterator[CheckMessage]:
+    """Find rules that nobody applies, and rules about users where no user is known."""
+    applied = list(_applied_rules())
+    ours = _position_of(QuotaMiddleware)
+    if applied and ours is None:
+        yield CheckWarning(
+            f'QUOTA["RULES"][{applied[0].name!r}] has a match, but nothing applies it.',
+            hint="Add 'django_quota.middleware.QuotaMiddleware' to MIDDLEWARE, below AuthenticationMiddleware.",
+            id="django_quota.W003",
+        )
+    about_users = next(filter(_asks_for_the_user, applied), None)
+    theirs = _position_of(AuthenticationMiddleware)
+    if about_users is not None and ours is not None and theirs is not None and ours < theirs:
+        yield CheckWarning(
+            f"QuotaMiddleware stands above AuthenticationMiddleware: rule {about_users.name!r} does not know the user "
+            "of a request that another middleware answers in between, and limits it by its address.",
+            hint="Put 'django_quota.middleware.QuotaMiddleware' below AuthenticationMiddleware.",
+            id="django_quota.W004",
+        )
+    yield from _check_users(applied)
+
+
+def _check_users(applied: list[Rule]) -> Iterator[CheckMessage]:
+    if any("auth" in str(path).lower() for path in settings.MIDDLEWARE):
+        return  # one of the project's own may find the user too
+    has_urls = bool(getattr(settings, "ROOT_URLCONF", None))
+    of_views = rules_of_views(get_resolver().url_patterns) if has_urls else ()
+    about_users = next(filter(_asks_for_the_user, [*applied, *of_views]), None)
+    if about_users is not None:
+        yield CheckWarning(
+            f"Rule {about_users.name!r} asks for the user, whom no middleware finds: everybody is limited by IP.",
+            hint="Add 'django.contrib.auth.middleware.AuthenticationMiddleware' to MIDDLEWARE.",
+            id="django_quota.W005",
+        )
+
+
+def _check_views_of_rules() -> Iterator[CheckMessage]:
+    """Find views and namespaces in `match` and `exclude` that the URLs do not have: such a rule would never hold."""
+    named = [(rule, option, pattern) for rule in _applied_rules() for option, pattern in _views_in(rule)]
+    if not named or not getattr(settings, "ROOT_URLCONF", None):
+        return
+    views = set(_names_of_views(get_resolver().url_patterns, ""))
+    namespaces = {f"{view[:end]}:*" for view in views for end, sign in enumerate(view) if sign == ":"}
+    for rule, option, pattern in named:
+        known = namespaces if pattern.text.endswith(":*") else views
+        if pattern.text not in known:
+            near = did_you_mean(pattern.text, known)
+            yield CheckWarning(
+                f'QUOTA["RULES"][{rule.name!r}]["{option}"]: the URLs have no {pattern.text!r}, so it never fits.',
+                hint=near.strip()
+                if "mean" in near
+                else "The name of a path() with its namespaces, such as 'api:search'.",
+                id="django_quota.W006",
+            )
+
+
+def _applied_rules() -> Iterator[Rule]:
+    """Return the rules that the middleware applies, as far as they can be read."""
+    try:
+        names = [name for name, value in conf.rules.items() if isinstance(value, Mapping) and value.get("match")]
+    except ConfigurationError:
+        return  # said by _check_values
+    for name in names:
+        try:
+            yield current().rule(name)
+        except RuleError:  # said by _check_rules
+            continue
+
+
+def _views_in(rule: Rule) -> Iterator[tuple[str, Pattern]]:
+    for option, match in (("match", rule.match), ("exclude", rule.exclude)):
+        for pattern in match.patterns if match is not None else ():
+            if pattern.kind == "view":
+                yield option, pattern
+
+
+def _names_of_views(patterns: Iterable[Any], namespace: str) -> Iterator[str]:
+    for pattern in patterns:
+        if hasattr(pattern, "url_patterns"):
+            inner = getattr(pattern, "namespace", None)
+            yield from _names_of_views(pattern.url_patterns, f"{namespace}{inner}:" if inner else namespace)
+        else:
+            yield f"{namespace}{pattern.name or pattern.lookup_str}"
+
+
+def _position_of(middleware: type) -> int | None:
+    """Return where a middleware, or one derived from it, stands in MIDDLEWARE."""
+    for position, path in enumerate(settings.MIDDLEWARE):
+        try:
+            found = import_string(path)
+        except (ImportError, TypeError, ValueError):  # Django says so when it starts
+            continue
+        if isinstance(found, type) and issubclass(found, middleware):
+            return position
+    return None
+
+
+def _asks_for_the_user(rule: Rule) -> bool:
+    keys = rule.key if isinstance(rule.key, tuple) else (rule.key,)
+    by_tier = bool(rule.tiers) and rule.tier is None
+    return by_tier or getattr(rule.exempt, "staff", False) or any(key in ("user", "user_or_ip") for key in keys)

@@ -7,8 +7,9 @@ that is changed in place (a list of proxies is not looked into again). A propert
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, lru_cache
+from inspect import iscoroutinefunction
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 from typing import Any, Literal, TypeVar, cast, get_args
 
@@ -16,6 +17,7 @@ from django.conf import settings
 
 from django_quota.algorithms.calendar import is_zone
 from django_quota.bans import Ban
+from django_quota.dotted import function_at, imported, is_path
 from django_quota.exceptions import ConfigurationError, RateError, RuleError, did_you_mean
 from django_quota.rules import OnUnavailable, Rule, path_of
 
@@ -130,6 +132,21 @@ class QuotaSettings:
         return template
 
     @cached_property
+    def response(self) -> Callable[[Any, Any], Any] | None:
+        """`RESPONSE`: a function `(request, decision) -> HttpResponse`, or its dotted path; None: ours.
+
+        What answers who is refused; where it returns None, that is ours.
+        """
+        given = self._given.get("RESPONSE")
+        function = function_at('QUOTA["RESPONSE"]', str(given)) if is_path(given) else given
+        if function is None or (callable(function) and not _is_async(function) and not isinstance(function, type)):
+            return cast("Callable[[Any, Any], Any] | None", function)
+        raise ConfigurationError(
+            f'QUOTA["RESPONSE"] is {given!r}{", which is async" if _is_async(function) else ""}.',
+            "A plain function (request, decision) -> HttpResponse, or its dotted path, would do.",
+        )
+
+    @cached_property
     def events(self) -> int:
         """`EVENTS`: how many refusals, bans and warnings the stream in Redis keeps, about; 0: nothing is told."""
         events = self._get("EVENTS", int, 10_000, "10000")
@@ -157,13 +174,13 @@ class QuotaSettings:
             raise RuleError(f'There is no rule {name!r} in QUOTA["RULES"].{did_you_mean(name, map(str, rules))}')
         made = self._made.get(name)
         if made is None or made[0] != rules[name]:
-            made = self._made[name] = (_copied(rules[name]), Rule.from_setting(name, rules[name]))
+            made = self._made[name] = (_copied(rules[name]), Rule.from_setting(name, rules[name], imported))
         return made[1]
 
 
 KNOWN_SETTINGS = (
     "CACHE", "DIGEST_KEY", "ENABLED", "EVENTS", "HEADERS", "IPV6_PREFIX", "LEGACY_HEADERS", "ON_UNAVAILABLE", "PREFIX",
-    "RULES", "STORE", "TEMPLATE", "TIME_ZONE", "TRUSTED_PROXIES",
+    "RESPONSE", "RULES", "STORE", "TEMPLATE", "TIME_ZONE", "TRUSTED_PROXIES",
 )  # fmt: skip
 """The names that `settings.QUOTA` may have; in lower case, the properties that read them."""
 
@@ -200,6 +217,10 @@ class _Live:
 
 conf = cast("QuotaSettings", _Live())
 """The live settings: each attribute is read when it is asked for."""
+
+
+def _is_async(function: object) -> bool:
+    return iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def _copied(value: object) -> object:

@@ -6,7 +6,7 @@ One with another decorator in between is not: what stands between them must run 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from django.http import HttpRequest, HttpResponseBase
 
 from django_quota.conf import current
-from django_quota.edge import enter, leave, refuse_in_view
+from django_quota.edge import enter, is_taken, leave, refuse_in_view
 from django_quota.exceptions import QuotaExceeded, RateError, RuleError
 from django_quota.limiter import adecide_request, decide_request
 from django_quota.rules import Rule, path_of, shared_name
@@ -59,18 +59,19 @@ class Limited:
 
 
 def quota(
-    *rates: str | Callable[[Any], Any] | None,
+    *rates: str | Mapping[str, Any] | Callable[[Any], Any] | None,
     rule: str | Rule | None = None,
     name: str | None = None,
     **options: Unpack[RuleOptions],
 ) -> Callable[[V], V]:
     """Limit a view.
 
-    `rates`: `"10/m"`, several (`"10/s", "500/h"`), or functions of the request that return them, sync or async; None is
-    unlimited. `rule`: in their place, the name of a rule of the settings, read at each request. `name`: what the rule
-    is called in keys, logs and headers; by default the path of the view's function or class, so that no two views
-    share a limit. The options are those of `Rule`: `key`, `algorithm`, `cost`, `burst`, `precision`, `tz`,
-    `count_refused`, `methods`, `block`, `shadow`, `skip`, `on_unavailable`, `ban`, `warn_at`, `daily`, `distinct`.
+    `rates`: `"10/m"`, several (`"10/s", "500/h"`), a dict of them by tier, or functions of the request that return
+    them, sync or async; None is unlimited. `rule`: in their place, the name of a rule of the settings, read at each
+    request. `name`: what the rule is called in keys, logs and headers; by default the path of the view's function or
+    class, so that no two views share a limit. The options are those of `Rule`: `key`, `algorithm`, `cost`, `burst`,
+    `precision`, `tz`, `count_refused`, `methods`, `block`, `shadow`, `skip`, `exempt`, `tier`, `on_unavailable`, `ban`,
+    `warn_at`, `daily`, `distinct`.
 
     The Decision lies on `request.quota`. A refused request is answered with 429, and so is a `QuotaExceeded` raised
     inside the view.
@@ -158,7 +159,8 @@ class _Decorator:
         if isinstance(rule, str):
             return
         keys = [key for given in (rule.key, rule.distinct) for key in (given if isinstance(given, tuple) else (given,))]
-        functions = [("cost", rule.cost), ("skip", rule.skip)]
+        functions = [("cost", rule.cost), ("skip", rule.skip), ("tier", rule.tier)]
+        functions += [("exempt", function) for function in getattr(rule.exempt, "functions", ())]
         functions += [("key", key) for key in keys] + [("rate", rate) for rate in rule.rates]
         for option, value in functions:
             if is_async_callable(value):
@@ -218,9 +220,10 @@ def _wrapper(spec: Limited) -> Callable[..., Any]:
         if owner is not None and getattr(owner, "view_is_async", False):
             # dispatch() of an async class-based view: a plain function that returns a coroutine.
             return _acall(spec, request, owner, args, kwargs)
-        refused = enter(request, decide_request(spec.rules(owner), request))
-        if refused is not None:
-            return refused
+        if not is_taken(request, spec):
+            refused = enter(request, decide_request(spec.rules(owner), request))
+            if refused is not None:
+                return refused
         try:
             response = view(*args, **kwargs)
             if isawaitable(response):  # an async view that does not say so
@@ -244,9 +247,10 @@ def _async_wrapper(spec: Limited) -> Callable[..., Any]:
 async def _acall(
     spec: Limited, request: HttpRequest, owner: type | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> HttpResponseBase:
-    refused = enter(request, await adecide_request(spec.rules(owner), request))
-    if refused is not None:
-        return refused
+    if not is_taken(request, spec):
+        refused = enter(request, await adecide_request(spec.rules(owner), request))
+        if refused is not None:
+            return refused
     try:
         return await _finish(request, spec.view(*args, **kwargs))
     except QuotaExceeded as exceeded:

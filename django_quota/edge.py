@@ -24,6 +24,8 @@ class QuotaRequest(HttpRequest):
 LEFT_TO_MIDDLEWARE = "_django_quota_middleware"
 """The mark of a request whose reply passes our middleware: then that one writes the headers, once for all."""
 
+_TAKEN = "_django_quota_taken"
+
 R = TypeVar("R", bound=HttpResponseBase)
 
 
@@ -31,6 +33,19 @@ def enter(request: HttpRequest, decision: Decision) -> HttpResponse | None:
     """Put the decision on `request.quota`, joined with earlier ones; return the answer where it blocks."""
     joined = _join(request, decision)
     return refusal(request, joined) if decision.blocked else None
+
+
+def take(request: HttpRequest, decorator: object) -> None:
+    """Note that a decorator's rules are decided before its view is called."""
+    setattr(request, _TAKEN, decorator)
+
+
+def is_taken(request: HttpRequest, decorator: object) -> bool:
+    """Say whether a decorator's rules were decided for this call of its view; for the next call they are not."""
+    if getattr(request, _TAKEN, None) is not decorator:
+        return False
+    delattr(request, _TAKEN)
+    return True
 
 
 def refuse_in_view(request: HttpRequest, decision: Decision) -> HttpResponse:

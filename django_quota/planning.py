@@ -10,11 +10,14 @@ from typing import Any
 
 from django.http import HttpRequest
 
+from django_quota.addresses import is_from
 from django_quota.conf import current, rule_of
-from django_quota.exceptions import RateError, RuleError
+from django_quota.exceptions import RateError, RuleError, did_you_mean
+from django_quota.exemptions import Exemption
 from django_quota.plans import Plan
 from django_quota.rules import Rule, check_cost, path_of
-from django_quota.subjects import Flow, call, digest, is_user, named_subject, subject_flow, user_subject
+from django_quota.subjects import Flow, call, digest, is_user, named_subject, subject_flow, user_flow, user_subject
+from django_quota.tiers import ANONYMOUS, AUTHENTICATED
 
 RuleOrRate = str | Rule
 Subject = Any
@@ -33,6 +36,8 @@ def request_plan(rules: Iterable[Rule], request: HttpRequest) -> Flow:
         if rule.methods is not None and request.method not in rule.methods:
             continue
         if rule.skip is not None and (yield from call(rule.skip, request)):
+            continue
+        if rule.exempt is not None and (yield from _is_exempt(rule.exempt, request)):
             continue
         if rule.key != key:  # stacked rules mostly share their key
             key, subject = rule.key, (yield from subject_flow(rule.key, request))
@@ -55,6 +60,8 @@ def plan_of(
         name = user_subject(subject)
     else:
         raise RuleError(f"{subject!r} is no subject: a text such as 'ip:203.0.113.9', a user or a request would do.")
+    if rule.tiers and rule.tier is None:
+        rule = rule.tiers[AUTHENTICATED if name.startswith("user:") else ANONYMOUS]
     if rule.dynamic:
         raise RuleError(f"The rates of rule {rule.name!r} are functions of the request: pass the request as subject.")
     if cost is None and callable(rule.cost):
@@ -110,8 +117,36 @@ def _digest(rule: Rule, value: object) -> str:
     return digest(value if isinstance(value, bytes) else str(value))
 
 
+def _is_exempt(exemption: Exemption, request: HttpRequest) -> Flow:
+    """Return (as the flow's result) whether a request is exempt."""
+    if exemption.networks and is_from(request, exemption.networks):
+        return True
+    if exemption.staff:
+        user = yield from user_flow(request)
+        if getattr(user, "is_active", False) and getattr(user, "is_staff", False):
+            return True
+    for function in exemption.functions:
+        if (yield from call(function, request)):
+            return True
+    return False
+
+
+def _tier(rule: Rule, request: HttpRequest) -> Flow:
+    """Return (as the flow's result) the rule of a request's tier."""
+    tier = None if rule.tier is None else (yield from call(rule.tier, request))
+    if tier is None:
+        user = yield from user_flow(request)
+        tier = AUTHENTICATED if getattr(user, "is_authenticated", False) else ANONYMOUS
+    found = rule.tiers.get(tier)
+    if found is None:
+        raise RuleError(f"Rule {rule.name!r} has no rate for the tier {tier!r}.{did_you_mean(str(tier), rule.tiers)}")
+    return found
+
+
 def _with_rates(rule: Rule, request: HttpRequest) -> Flow:
-    """Return the rule with the rates that its functions of the request give."""
+    """Return the rule with the rates that depend on the request."""
+    if rule.tiers:
+        return (yield from _tier(rule, request))
     rates: list[object] = []
     for rate in rule.rates:
         given = (yield from call(rate, request)) if callable(rate) else rate

@@ -14,21 +14,22 @@ from typing import Any, Literal, TypedDict, cast, get_args
 from django_quota.algorithms import ALGORITHMS, DISTINCT, Limit, Options
 from django_quota.bans import Ban
 from django_quota.exceptions import AlgorithmError, RateError, RuleError, did_you_mean
+from django_quota.exemptions import Exemption
+from django_quota.matching import Match
+from django_quota.methods import read_methods
 from django_quota.rates import MAX_COUNT, Rate, parse_rates
+from django_quota.tiers import Tiers
 
 OnUnavailable = Literal["allow", "deny", "local"]
+
+_OF_THE_SETTINGS = ("match", "exclude")
+"""The options that only rules of the settings have."""
 
 _SHARED = ("shadow", "block", "ban", "warn_at", "daily", "distinct", "on_unavailable")
 """What rules of one name must have in common: it is about the rule and its subject, not about one limit."""
 
 LEAST_SHARE = 0.001
 """The least of `warn_at`."""
-
-HTTP_METHODS = frozenset(
-    "CONNECT COPY DELETE GET HEAD LINK LOCK MKCOL MOVE OPTIONS PATCH POST PROPFIND PROPPATCH PURGE PUT QUERY REPORT "  # noqa: SIM905
-    "SEARCH TRACE UNLINK UNLOCK".split()
-)
-"""The methods that a rule may name: those of HTTP, WebDAV and caches."""
 
 DynamicRate = Callable[[Any], Any]
 """A function of the request that returns a rate (`"10/m"`, several, or None for unlimited); may be async."""
@@ -48,6 +49,8 @@ class RuleOptions(TypedDict, total=False):
     block: bool
     shadow: bool
     skip: Callable[[Any], Any] | None
+    exempt: Any
+    tier: Callable[[Any], Any] | None
     on_unavailable: OnUnavailable | None
     ban: Mapping[str, Any] | None
     warn_at: float | None
@@ -63,19 +66,22 @@ class Rule:
     `cost`: units a hit takes, a whole number or a function of the request. `burst`, `precision`, `tz`, `count_refused`:
     see `algorithms.Options`. `methods`: the HTTP methods it holds for (GET means HEAD too); None for all. `block`:
     whether a refusal answers the request, or only shows on `request.quota`. `shadow`: decide and report, never
-    refuse. `skip`: a function of the request; where it returns true, the rule does not hold. `on_unavailable`: what
+    refuse. `skip`: a function of the request; where it returns true, the rule does not hold. `exempt`: whom it does not
+    hold for: networks, `"staff"`, a function of the request. `tier`: a function of the request that names its tier,
+    where the rates are a dict by tier; by default `"anonymous"` or `"authenticated"`. `on_unavailable`: what
     holds while the store does not answer: `"allow"`, `"deny"` or `"local"` (each process counts by itself, the full
     limit); None for the setting's. `ban`: `{"after": "20/m", "for": ["10m", "1h"]}`: so many refusals shut the subject
     out, each time longer. `warn_at`: the share of a limit, above 0 and up to 1, whose use is told as `near_limit`;
     None: never. `daily`: whether allowed and refused are counted for the subject, by day; None: for users.
     `distinct`: what is limited are the different values of this key (`"header:X-Device"`, a function of the request;
-    True: `check(..., value=)` brings them), not the hits.
+    True: `check(..., value=)` brings them), not the hits. `match` and `exclude`, of rules of the settings alone: where
+    the middleware applies it; see `matching.Match`.
 
     Raises `RuleError` (of which `RateError` is one) where anything does not fit.
     """
 
     name: str
-    rates: tuple[Rate | DynamicRate, ...]
+    rates: tuple[Rate | DynamicRate | Tiers, ...]
     key: Any = "ip"
     algorithm: str = "sliding_window"
     cost: int | Callable[[Any], Any] = 1
@@ -87,6 +93,10 @@ class Rule:
     block: bool = True
     shadow: bool = False
     skip: Callable[[Any], Any] | None = None
+    exempt: Any = None
+    tier: Callable[[Any], Any] | None = None
+    match: Match | None = None
+    exclude: Match | None = None
     on_unavailable: OnUnavailable | None = None
     ban: Any = None
     warn_at: float | None = 0.8
@@ -94,16 +104,19 @@ class Rule:
     distinct: Any = None
     limits: tuple[Limit, ...] = field(init=False, repr=False, compare=False)
     dynamic: bool = field(init=False, repr=False, compare=False)
-    """Whether any rate is a function of the request: then `limits` is empty and `with_rates` makes the real rule."""
+    """Whether a rate depends on the request: then `limits` is empty, and `with_rates` or `tiers` has the real rule."""
+    tiers: Mapping[str, Rule] = field(init=False, repr=False, compare=False)
+    """The rule of each tier, by the tier's name; empty where the rates are not by tier."""
     wire: str = field(init=False, repr=False, compare=False)
     """What `lua/decide.lua` is told of the rule besides its limits: near from, ban, whether its events are told."""
 
     def __post_init__(self) -> None:
         _normalize(self)
         _check_options(self)
-        dynamic = any(callable(rate) for rate in self.rates)
+        dynamic = any(not isinstance(rate, Rate) for rate in self.rates)
         object.__setattr__(self, "dynamic", dynamic)
         object.__setattr__(self, "limits", () if dynamic else _limits(self))
+        object.__setattr__(self, "tiers", _rules_of_tiers(self))
         ban = "-" if self.ban is None or self.shadow else self.ban.wire
         object.__setattr__(self, "wire", f"{int((self.warn_at or 0) * 1000)} {ban} {not self.shadow:d}")
 
@@ -115,24 +128,32 @@ class Rule:
         """
         known = option_names()
         for option in options:
+            if option in _OF_THE_SETTINGS:
+                raise RuleError(
+                    f"{option}= is for rules of the settings, which hold by themselves; elsewhere you say where."
+                )
             if option not in known:
                 raise RuleError(f"{option!r} is not an option of a rule.{did_you_mean(option, known)}")
-        return cls(name, cast("tuple[Rate | DynamicRate, ...]", rates), **cast("dict[str, Any]", options))
+        return cls(name, cast("Any", rates), **cast("dict[str, Any]", options))
 
     @classmethod
-    def from_setting(cls, name: str, value: object) -> Rule:
+    def from_setting(cls, name: str, value: object, imported: Callable[[str, object], object] | None = None) -> Rule:
         """Make a rule of an entry of `QUOTA["RULES"]`: a rate, a list of rates, or a dict with `rate` and options.
 
-        Raises `RuleError` with the place in the settings.
+        `imported`: is given the name and the value of each option, and returns what a dotted path stands for. Raises
+        `RuleError` with the place in the settings.
         """
         place = f'QUOTA["RULES"][{name!r}]'
         try:
-            if isinstance(value, Mapping):
-                options = {str(option): given for option, given in value.items()}
-                if "rate" not in options:
-                    raise RuleError("it has no 'rate'; {'rate': '10/m', 'key': 'ip'} would do.")  # noqa: TRY301
-                return cls._of_setting(name, options.pop("rate"), options)
-            return cls._of_setting(name, value, {})
+            options = {str(option): given for option, given in value.items()} if isinstance(value, Mapping) else {}
+            known = option_names() | {"rate", "name"}
+            for option in [option for option in options if option not in known]:
+                raise RuleError(f"{option!r} is not an option of a rule.{did_you_mean(option, known)}")  # noqa: TRY301
+            if isinstance(value, Mapping) and "rate" not in options:
+                raise RuleError("it has no 'rate'; {'rate': '10/m', 'key': 'ip'} would do.")  # noqa: TRY301
+            if imported is not None:
+                options = {option: imported(option, given) for option, given in options.items()}
+            return cls._of_setting(name, options.pop("rate", value), options)
         except RuleError as error:
             raise RuleError(f"{place}: {error}") from error
 
@@ -143,7 +164,12 @@ class Rule:
         rates = rate if isinstance(rate, (list, tuple)) else (rate,)
         if not rates:
             raise RuleError("it lists no rate.", "'10/m' would do, or None for unlimited.")
-        return cls.make(name, *rates, **options)
+        places = {option: options.pop(option) for option in _OF_THE_SETTINGS if option in options}
+        rule = cls.make(name, *rates, **options)
+        read = {option: Match.read(option, given) for option, given in places.items() if given is not None}
+        if "exclude" in read and "match" not in read:
+            raise RuleError("exclude= takes nothing away where no match= says where the rule holds.", "'match': '/'")
+        return replace(rule, **cast("Any", read)) if read else rule
 
     def with_rates(self, *rates: object) -> Rule:
         """Return the rule with rates as people write them in the place of its own; None means unlimited."""
@@ -151,7 +177,7 @@ class Rule:
         try:
             return _with_rates(self, parsed)
         except TypeError:  # an option that cannot be a key of the cache
-            return replace(self, rates=parsed)
+            return replace(self, rates=parsed, tier=None)
 
     def agrees_with(self, other: Rule) -> bool:
         """Say whether this rule and another of its name differ in their rates and algorithm alone."""
@@ -164,7 +190,7 @@ class Rule:
 
 @lru_cache(maxsize=1024)
 def _with_rates(rule: Rule, rates: tuple[Rate, ...]) -> Rule:
-    return replace(rule, rates=rates)
+    return replace(rule, rates=rates, tier=None)
 
 
 @lru_cache(maxsize=1)
@@ -199,9 +225,12 @@ def path_of(function: Any) -> str:
 
 def _normalize(rule: Rule) -> None:
     """Bring rates, key and methods, as people write them, into their one form."""
-    rates: list[Rate | DynamicRate] = []
-    for rate in rule.rates:
-        rates += (rate,) if callable(rate) else parse_rates(rate)
+    rates: list[Rate | DynamicRate | Tiers] = []
+    for rate in cast("tuple[object, ...]", rule.rates):
+        if isinstance(rate, (Mapping, Tiers)):
+            rates.append(Tiers.read(rate))
+        else:
+            rates += (rate,) if callable(rate) else parse_rates(rate)
     object.__setattr__(rule, "rates", tuple(rates))
     if isinstance(rule.key, list):
         object.__setattr__(rule, "key", tuple(rule.key))
@@ -209,8 +238,10 @@ def _normalize(rule: Rule) -> None:
         object.__setattr__(rule, "distinct", tuple(rule.distinct))
     if rule.ban is not None:
         object.__setattr__(rule, "ban", Ban.read(rule.ban))
+    if rule.exempt is not None:
+        object.__setattr__(rule, "exempt", Exemption.read(rule.exempt))
     if rule.methods is not None:
-        object.__setattr__(rule, "methods", _methods(rule.methods))
+        object.__setattr__(rule, "methods", read_methods(rule.methods))
 
 
 def _check_options(rule: Rule) -> None:
@@ -250,8 +281,30 @@ def _check_behaviour(rule: Rule) -> None:
     if rule.daily not in (None, True, False):
         raise RuleError(f"daily={rule.daily!r} is not True, False or None.")
     _check_share(rule.warn_at)
+    _check_tiers(rule)
     if rule.distinct is not None:
         _check_distinct(rule)
+
+
+def _check_tiers(rule: Rule) -> None:
+    tiers = next((rate for rate in rule.rates if isinstance(rate, Tiers)), None)
+    if tiers is None:
+        if rule.tier is not None:
+            raise RuleError("tier= goes with rates by tier: {'anonymous': '10/m', 'authenticated': '100/m'} would do.")
+        return
+    if len(rule.rates) > 1:
+        raise RuleError(f"{tiers} stands beside other rates.", "A tier may have several: {'pro': '10/s; 500/h'}.")
+    if rule.tier is None:
+        tiers.check_default()
+    elif not callable(rule.tier):
+        raise RuleError(f"tier={rule.tier!r} is not a function of the request, nor the dotted path of one.")
+
+
+def _rules_of_tiers(rule: Rule) -> Mapping[str, Rule]:
+    tiers = rule.rates[0] if rule.rates else None
+    if not isinstance(tiers, Tiers):
+        return {}
+    return {name: replace(rule, rates=rates, tier=None) for name, rates in tiers.rates}
 
 
 def _check_share(share: object) -> None:
@@ -287,17 +340,3 @@ def _limits(rule: Rule) -> tuple[Limit, ...]:
             )
         limits[limit.state_id] = limit
     return tuple(limits.values())
-
-
-def _methods(given: object) -> frozenset[str]:
-    names: Iterable[object] = [given] if isinstance(given, str) else cast("Iterable[object]", given)
-    try:
-        methods = frozenset(names)
-    except TypeError:
-        methods = frozenset()
-    if not methods or not all(isinstance(name, str) and name.isalpha() for name in methods):
-        raise RuleError(f"methods={given!r} are no HTTP methods; ['POST', 'PUT'] would do.")
-    upper = frozenset(str(name).upper() for name in methods)
-    for name in sorted(upper - HTTP_METHODS):
-        raise RuleError(f"methods={given!r}: {name!r} is no HTTP method.", did_you_mean(name, HTTP_METHODS).strip())
-    return upper | {"HEAD"} if "GET" in upper else upper  # a HEAD runs the same view

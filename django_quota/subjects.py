@@ -14,14 +14,15 @@ from functools import lru_cache, partial
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from asgiref.sync import iscoroutinefunction, sync_to_async
+from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
+from django.core.exceptions import SynchronousOnlyOperation
 from django.http import HttpRequest
 from django.utils.encoding import force_bytes
 from django.utils.functional import LazyObject
-from django.utils.module_loading import import_string
 
 from django_quota.addresses import canonical_part, client_ip
 from django_quota.conf import conf, current
+from django_quota.dotted import function_at
 from django_quota.exceptions import ConfigurationError, RuleError, SubjectKeyError, did_you_mean
 from django_quota.rules import Rule, path_of
 
@@ -85,20 +86,32 @@ async def aanswer(flow: Any) -> Any:
 
 def call(function: Callable[..., Any], request: HttpRequest) -> Flow:
     """Call a user's function of the request, sync or async; the flow's result is what it returns."""
-    value = function(request)
+    try:
+        value = function(request)
+    except SynchronousOnlyOperation as error:  # it asks the database, in an event loop: there it needs a thread
+        return (yield Ask(partial(_raise, error), partial(sync_to_async(function), request)))
     if not inspect.isawaitable(value):
         return value
-
-    def refuse() -> Any:
-        if inspect.iscoroutine(value):
-            value.close()
-        name = getattr(function, "__qualname__", repr(function))
-        raise ConfigurationError(f"{name} is async and cannot be awaited in a sync view; a sync function would do.")
 
     async def wait() -> Any:
         return await value
 
-    return (yield Ask(refuse, wait))
+    def run() -> Any:
+        try:
+            return async_to_sync(wait)()
+        except RuntimeError as error:
+            if not inspect.iscoroutine(value) or inspect.getcoroutinestate(value) != inspect.CORO_CREATED:
+                raise
+            value.close()
+            name = getattr(function, "__qualname__", repr(function))
+            hint = "The async twin of what you call would do, or a sync function."
+            raise ConfigurationError(f"{name} is async and cannot be awaited here.", hint) from error
+
+    return (yield Ask(run, wait))
+
+
+def _raise(error: Exception) -> Any:
+    raise error
 
 
 # --- what a key may be ------------------------------------------------------------------------------------------------
@@ -157,43 +170,39 @@ def _compile_text(key: str) -> tuple[Resolver, ...]:
     if kind in _NAMED:
         raise SubjectKeyError(f"key={key!r} does not say which.", f"{kind + ':' + _EXAMPLES[kind]!r} would do.")
     if not colon and "." in key:
-        return (partial(_from_callable, _imported(key)),)
+        return (partial(_from_callable, function_at("key", key, SubjectKeyError)),)
     known = [*_PLAIN, *(f"{kind}:{name}" for kind, name in _EXAMPLES.items())]
     raise SubjectKeyError(f"key={key!r} is not a key.", did_you_mean(key, known).strip())
 
 
-def _imported(path: str) -> Callable[[HttpRequest], Any]:
-    try:
-        function = import_string(path)
-    except (ImportError, ValueError, TypeError) as error:
-        raise SubjectKeyError(
-            f"key={path!r} cannot be imported: {error}.", "The path of a function would do."
-        ) from error
-    if not callable(function):
-        raise SubjectKeyError(f"key={path!r} is {type(function).__name__}.", "A function of the request would do.")
-    return function  # type: ignore[no-any-return]
+def user_flow(request: HttpRequest) -> Flow:
+    """Return (as the flow's result) the user of a request, loaded; None where no middleware has put one there."""
+    user: Any = getattr(request, "user", None)
+    if not isinstance(user, LazyObject):
+        return user
 
+    # It loads, mostly by SQL, when it is first looked at: under async that must be awaited. What a middleware other
+    # than Django's own has put there, request.auser does not know.
+    def load() -> Any:
+        bool(getattr(user, "is_authenticated", False))
+        return user
 
-def _user(request: HttpRequest) -> Flow | str | None:
-    user = getattr(request, "user", None)
-    if isinstance(user, LazyObject):
-        return _lazy_user(user, request)
-    return _known_user(user)
+    later: Any = sync_to_async(load)
+    if getattr(user.__dict__.get("_setupfunc"), "__module__", "") == _DJANGOS_OWN:
+        later = request.auser
+    return (yield Ask(load, later))
 
 
 _DJANGOS_OWN = "django.contrib.auth.middleware"
 
 
-def _lazy_user(user: Any, request: HttpRequest) -> Flow:
-    # It loads, mostly by SQL, when it is first looked at: under async that must be awaited. What a middleware other
-    # than Django's own has put there, request.auser does not know.
-    load: Any = sync_to_async(partial(_known_user, user))
-    if getattr(user.__dict__.get("_setupfunc"), "__module__", "") == _DJANGOS_OWN:
+def _user(request: HttpRequest) -> Flow | str | None:
+    user = getattr(request, "user", None)
+    return _lazy_user(request) if isinstance(user, LazyObject) else _known_user(user)
 
-        async def load() -> str | None:
-            return _known_user(await request.auser())
 
-    return (yield Ask(partial(_known_user, user), load))
+def _lazy_user(request: HttpRequest) -> Flow:
+    return _known_user((yield from user_flow(request)))
 
 
 def _known_user(user: Any) -> str | None:
@@ -221,7 +230,7 @@ def _from_callable(function: Callable[[HttpRequest], Any], request: HttpRequest)
     if value is None or value == "":
         return None
     if value is getattr(request, "user", None) and isinstance(value, LazyObject):
-        return (yield from _lazy_user(value, request))
+        return (yield from _lazy_user(request))
     if is_user(value):
         return _known_user(value)
     if isinstance(value, (dict, list, set, tuple)) or _is_shown_by_address(value):

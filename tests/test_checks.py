@@ -9,11 +9,14 @@ import pytest
 from django.core.checks import CheckMessage, run_checks
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
+from django.http import HttpResponse
 from django.test import override_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota.conf import KNOWN_SETTINGS
+from django_quota.middleware import QuotaMiddleware
+from tests.site_response import in_vain
 
 REDIS: dict[str, Any] = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
 
@@ -70,6 +73,11 @@ def test_e001_the_setting_is_no_dict(quota: object) -> None:
         ("PREFIX", "a; {b", "a text without braces"), ("IPV6_PREFIX", 0, "1 to 128 would do"),
         ("TRUSTED_PROXIES", ["10.0.0.1/8"], "would do"), ("TRUSTED_PROXIES", "10.0.0.1", "would do"),
         ("TRUSTED_PROXIES", [["10.0.0.0/8"]], "would do"), ("RULES", "a; b", "{'search': '10/m'} would do"),
+        ("RESPONSE", 5, "A plain function"), ("RESPONSE", "teapot", "A plain function"),
+        ("RESPONSE", HttpResponse, "A plain function"), ("RESPONSE", in_vain, "A plain function"),
+        ("RESPONSE", "tests.site_response.nothing", "The path of a function"),
+        ("RESPONSE", "tests.nothing.teapot", "The path of a function"),
+        ("RESPONSE", "tests.site_response.NOT_A_FUNCTION", "A function"),
         ("CACHE", None, "'default' would do"), ("TEMPLATE", 5, "would do"), ("DIGEST_KEY", 5, "a long random text"),
     ],
 )  # fmt: skip
@@ -168,6 +176,96 @@ def test_e007_a_rate_cannot_be_read(value: object) -> None:
     assert found.msg.startswith("QUOTA[\"RULES\"]['search']: ")
     assert found.hint
     assert found.hint not in found.msg  # it is said once, as the hint
+
+
+@pytest.mark.parametrize(
+    ("rule", "code", "text"),
+    [
+        ({"rate": "1/m", "match": "api*"}, "E006", "match='api*'"),
+        ({"rate": "1/m", "match": "/", "exclude": {"pth": "/"}}, "E006", "Did you mean 'path'"),
+        ({"rate": "1/m", "exclude": "/"}, "E006", "exclude= takes nothing away"),
+        ({"rate": "1/m", "matches": "/"}, "E006", "Did you mean 'match'"),
+        ({"rate": "1/m", "exempt": "stuff"}, "E006", "exempt='stuff'"),
+        ({"rate": "1/m", "exempt": ["nowhere.at_all"]}, "E006", "exempt='nowhere.at_all' cannot be imported"),
+        ({"rate": "1/m", "cost": "tests.test_checks.REDIS"}, "E006", "cost='tests.test_checks.REDIS' is dict"),
+        ({"rate": "1/m", "skip": "x"}, "E006", "skip='x' cannot be imported"),
+        ({"rate": "nowhere.rate"}, "E006", "rate='nowhere.rate' cannot be imported"),
+        ({"rate": {"anonymous": "1/m", "pro": "9/m"}}, "E006", "no tier= to tell who is in 'pro'"),
+        ({"rate": {"anonymous": "1/mx", "authenticated": "9/m"}}, "E007", "for tier 'anonymous'"),
+        ({"rate": "1/m", "tier": "tests.test_checks.ids"}, "E006", "tier= goes with rates by tier"),
+        ({"ratee": "1/m"}, "E006", "Did you mean 'rate'?"),
+    ],
+)
+def test_what_is_wrong_with_where_and_for_whom_a_rule_holds_names_the_field(
+    rule: dict[str, Any], code: str, text: str
+) -> None:
+    (found,) = findings({"RULES": {"search": rule}})
+    assert found.id == f"django_quota.{code}"
+    assert found.msg.startswith("QUOTA[\"RULES\"]['search']: ")
+    assert text in f"{found.msg} {found.hint}"
+    assert found.hint
+
+
+OURS, THEIRS = "django_quota.middleware.QuotaMiddleware", "django.contrib.auth.middleware.AuthenticationMiddleware"
+BY_USER = {"rate": "1/m", "match": "/", "key": "user"}
+
+
+class TestMiddleware:
+    @pytest.mark.parametrize(
+        ("rule", "middleware", "expected"),
+        [
+            (BY_USER, [THEIRS, OURS], []), (BY_USER, [OURS, THEIRS], ["W004"]), (BY_USER, [OURS], ["W005"]),
+            (BY_USER, [THEIRS], ["W003"]), ({**BY_USER, "key": "ip"}, [OURS, THEIRS], []),
+            ({**BY_USER, "key": "ip"}, [OURS], []), ({**BY_USER, "key": ("ip", "user")}, [OURS], ["W005"]),
+            ({"rate": {"anonymous": "1/m", "authenticated": "2/m"}, "match": "/"}, [OURS, THEIRS], ["W004"]),
+            ({**BY_USER, "key": "ip", "exempt": "staff"}, [OURS], ["W005"]), ("1/m", [], []),
+            ({**BY_USER, "key": "ip"}, [], ["W003"]), (BY_USER, ["tests.test_checks.Derived", "tests.auth"], ["E"]),
+        ],
+    )  # fmt: skip
+    def test_rules_that_nobody_applies_or_that_do_not_know_the_user_are_warned_of(
+        self, rule: Any, middleware: list[str], expected: list[str], settings: Any
+    ) -> None:
+        settings.MIDDLEWARE = middleware
+        settings.ROOT_URLCONF = "tests.urls_of_rules"
+        assert ids({"RULES": {"site": rule}}) == [code for code in expected if code != "E"]
+
+    def test_a_decorator_about_users_needs_somebody_who_finds_them(self, settings: Any) -> None:
+        settings.MIDDLEWARE = [OURS]
+        (found,) = findings()  # tests.urls has one, by user
+        assert found.id == "django_quota.W005"
+        assert "whoami-async" in found.msg
+
+
+class Derived(QuotaMiddleware):
+    """One of a project's own."""
+
+
+class TestViewsOfRules:
+    @pytest.mark.parametrize(
+        ("match", "near"),
+        [
+            ("api:serach", "Did you mean 'api:search'?"), ("apis:*", "Did you mean 'api:*'?"),
+            ("plane", "Did you mean 'plain'?"),
+            (["/x/", "nothing-like-it"], "The name of a path()"),
+            ({"view": "api:v2:*", "path": "/"}, "Did you mean 'api:v1:*'?"),
+        ],
+    )  # fmt: skip
+    def test_w006_a_view_that_the_urls_do_not_have_would_never_fit(self, match: Any, near: str, settings: Any) -> None:
+        settings.ROOT_URLCONF = "tests.urls_of_rules"
+        (found,) = findings({"RULES": {"search": {"rate": "1/m", "match": match}}})
+        assert found.id == "django_quota.W006"
+        assert found.msg.startswith('QUOTA["RULES"][\'search\']["match"]: the URLs have no ')
+        assert str(found.hint).startswith(near)
+
+    def test_what_is_excluded_must_be_there_too(self, settings: Any) -> None:
+        settings.ROOT_URLCONF = "tests.urls_of_rules"
+        (found,) = findings({"RULES": {"search": {"rate": "1/m", "match": "/", "exclude": "api:serach"}}})
+        assert '["exclude"]' in found.msg
+
+    def test_names_namespaces_and_dotted_paths_that_are_there_are_fine(self, settings: Any) -> None:
+        settings.ROOT_URLCONF = "tests.urls_of_rules"
+        match = ["api:search", "api:*", "api:v1:*", "api:v1:items", "plain", "tests.urls_of_rules.twice"]
+        assert ids({"RULES": {"search": {"rate": "1/m", "match": match}}}) == []
 
 
 def test_every_wrong_rule_is_said_at_once() -> None:

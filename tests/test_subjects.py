@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from asgiref.sync import async_to_sync
 from django.contrib.auth.models import AnonymousUser, User
 from django.http import HttpRequest
 from django.test import AsyncClient, RequestFactory
+from django.utils.asyncio import async_unsafe
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -201,9 +203,39 @@ class TestFunctions:
         async def key(of: HttpRequest) -> str:
             return "x"
 
-        assert asyncio.run(aanswer(subject_flow(key, request()))).endswith(":x")
-        with pytest.raises(ConfigurationError, match="is async and cannot be awaited in a sync view"):
+        async def ask_without_waiting() -> None:
             answer(subject_flow(key, request()))
+
+        assert asyncio.run(aanswer(subject_flow(key, request()))).endswith(":x")
+        assert answer(subject_flow(key, request())).endswith(":x")
+        with pytest.raises(ConfigurationError, match="key is async and cannot be awaited here"):
+            asyncio.run(ask_without_waiting())
+
+    def test_a_runtime_error_of_an_async_function_is_its_own(self) -> None:
+        async def key(of: HttpRequest) -> str:
+            raise RuntimeError("its own")
+
+        with pytest.raises(RuntimeError, match="its own"):
+            answer(subject_flow(key, request()))
+
+    def test_a_function_that_asks_the_database_is_called_in_a_thread_where_blocking_is_not_allowed(self) -> None:
+        calls = []
+
+        def key(of: HttpRequest) -> str:
+            calls.append(threading.current_thread())
+            return load()
+
+        @async_unsafe
+        def load() -> str:
+            return "x"
+
+        async def ask() -> threading.Thread:
+            assert (await aanswer(subject_flow(key, request()))).endswith(":x")
+            return threading.current_thread()
+
+        loop = asyncio.run(ask())
+        assert (calls[0], calls[1]) == (loop, calls[1])
+        assert calls[1] is not loop
 
 
 @pytest.mark.parametrize(

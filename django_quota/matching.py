@@ -1,0 +1,212 @@
+"""Where a rule of the settings holds by itself: paths, views and hosts, read strictly once. Pure.
+
+It compares texts that it is given; it must not know requests, URLconfs or what a rule limits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, Protocol, cast
+
+from django_quota.exceptions import RuleError, did_you_mean
+
+Kind = Literal["path", "view", "host"]
+
+KINDS: tuple[Kind, ...] = ("path", "view", "host")
+
+_EXAMPLE = "'/api/' (a path), 'api:search' (a view), 'api:*' (a namespace) or 'host:api.example.com' would do."
+_VIEW = re.compile(r"[^\s/:*]+(:[^\s/:*]+)*")
+_NAMESPACE = re.compile(r"[^\s/:*]+(:[^\s/:*]+)*:\*")
+_HOST = re.compile(r"(\*\.)?[^\s/:*.]+(\.[^\s/:*.]+)*|\[[0-9a-f:.]+\]", re.IGNORECASE)
+
+
+class Where(Protocol):
+    """What a request says of where it goes."""
+
+    @property
+    def path(self) -> str:
+        """The path, from a slash on, without the prefix that the site is mounted under."""
+
+    @property
+    def view(self) -> str:
+        """The view's name with its namespaces, such as `"api:search"`; empty where there is none."""
+
+    @property
+    def host(self) -> str:
+        """The host without its port, in lower case; empty where it is not to be believed."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One text of `match` or `exclude`, and what it is compared with."""
+
+    kind: Kind
+    text: str
+    fits: Callable[[str], object] = field(repr=False, compare=False)
+    anchor: str | None = field(default=None, compare=False)
+    """What can be looked up before comparing: the first part of a path, or the name of a view or a namespace."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Patterns that must fit together: of each kind that is named at least one."""
+
+    patterns: tuple[tuple[Pattern, ...], ...]
+
+    def holds(self, where: Where) -> bool:
+        """Say whether a request goes there."""
+        for alternatives in self.patterns:
+            value = getattr(where, alternatives[0].kind)
+            for pattern in alternatives:
+                if pattern.fits(value):
+                    break
+            else:
+                return False
+        return True
+
+
+@dataclass(frozen=True)
+class Match:
+    """Places of which one is enough."""
+
+    places: tuple[Place, ...]
+
+    @classmethod
+    def read(cls, option: str, value: object) -> Match:
+        """Read what a rule says: a text, a dict of texts by kind, or a list of those. Raises `RuleError`.
+
+        A text is a path (`/api/`, `/files/*.zip`, `re:^/v[12]/`), the name of a view (`api:search`), a namespace with
+        all below it (`api:*`) or a host (`host:*.example.com`). A list fits where any of its entries does, a dict
+        (`{"path": ..., "host": ...}`) where all of its kinds do.
+        """
+        if isinstance(value, Match):
+            return value
+        entries = value if isinstance(value, (list, tuple, set, frozenset)) else (value,)
+        if not entries:
+            raise RuleError(f"{option}={value!r} names nothing.", _EXAMPLE)
+        return cls(tuple(_place(option, entry) for entry in entries))
+
+    def holds(self, where: Where) -> bool:
+        """Say whether a request goes to any of the places."""
+        return any(place.holds(where) for place in self.places)
+
+    @property
+    def patterns(self) -> Iterator[Pattern]:
+        """All patterns."""
+        for place in self.places:
+            for alternatives in place.patterns:
+                yield from alternatives
+
+    @cached_property
+    def anchors(self) -> frozenset[tuple[Kind, str]] | None:
+        """What a request must have one of to fit: first parts of paths, names of views; None where nothing is known."""
+        found: set[tuple[Kind, str]] = set()
+        for place in self.places:
+            narrow = _narrowest(place)
+            if narrow is None:
+                return None
+            found.update(narrow)
+        return frozenset(found)
+
+
+def _narrowest(place: Place) -> list[tuple[Kind, str]] | None:
+    """Return the anchors of a kind of which every pattern has one; that of the views before that of the paths."""
+    for alternatives in reversed(place.patterns):
+        anchors = [(pattern.kind, pattern.anchor) for pattern in alternatives if pattern.anchor is not None]
+        if len(anchors) == len(alternatives):
+            return anchors
+    return None
+
+
+def _place(option: str, entry: object) -> Place:
+    if not isinstance(entry, Mapping):
+        return Place(((_pattern(option, entry),),))
+    if not entry:
+        raise RuleError(f"{option}={{}} names nothing.", _EXAMPLE)
+    for kind in entry:
+        if kind not in KINDS:
+            hint = did_you_mean(str(kind), KINDS).strip()
+            raise RuleError(f"{option}={dict(entry)!r}: {kind!r} is not a kind of place.", hint)
+    return Place(tuple(_of_kind(option, kind, entry[kind]) for kind in KINDS if kind in entry))
+
+
+def _of_kind(option: str, kind: Kind, value: object) -> tuple[Pattern, ...]:
+    texts: Iterable[object] = value if isinstance(value, (list, tuple, set, frozenset)) else (value,)
+    patterns = tuple(
+        _host(option, text) if kind == "host" and isinstance(text, str) else _pattern(option, text) for text in texts
+    )
+    if not patterns:
+        raise RuleError(f"{option}[{kind!r}]={value!r} names nothing.", _EXAMPLE)
+    for pattern in patterns:
+        if pattern.kind != kind:
+            raise RuleError(f"{option}[{kind!r}] holds {pattern.text!r}, which is no {kind}.", _EXAMPLE)
+    return patterns
+
+
+def _pattern(option: str, value: object) -> Pattern:
+    if isinstance(value, re.Pattern) and isinstance(value.pattern, str):
+        compiled = cast("re.Pattern[str]", value)
+        return Pattern("path", f"re:{compiled.pattern} {compiled.flags}", compiled.search)
+    if not isinstance(value, str):
+        raise RuleError(f"{option}={value!r} is {type(value).__name__}, not a text.", _EXAMPLE)
+    if value.startswith("re:"):
+        return _regex(option, value)
+    if value.startswith("/"):
+        return _glob(value) if "*" in value else _prefix(value)
+    if value.startswith("host:"):
+        return _host(option, value)
+    if _VIEW.fullmatch(value):
+        return Pattern("view", value, value.__eq__, value)
+    if _NAMESPACE.fullmatch(value):
+        below = value.removesuffix("*")
+        return Pattern("view", value, _begins_with(below), below)
+    hint = "'/' holds everywhere." if value in ("*", "**") else _EXAMPLE
+    raise RuleError(f"{option}={value!r} is neither a path, a view nor a host.", hint)
+
+
+def _begins_with(prefix: str) -> Callable[[str], bool]:
+    return lambda text: text.startswith(prefix)
+
+
+def _prefix(text: str) -> Pattern:
+    """Return the pattern of a path and all below it; without a slash at its end, of the path itself too."""
+    anchor = text.split("/", 2)[1] or None
+    if text.endswith("/"):
+        return Pattern("path", text, _begins_with(text), anchor)
+    below = f"{text}/"
+    return Pattern("path", text, lambda path: path == text or path.startswith(below), anchor)
+
+
+def _glob(text: str) -> Pattern:
+    """Return the pattern of a glob, which fits a whole path: `*` stays within a part of it, `**` does not."""
+    parts = re.split(r"(\*+)", text)
+    wild = {"*": "[^/]*"}
+    expression = "".join(wild.get(part, ".*") if part.startswith("*") else re.escape(part) for part in parts)
+    first = text.split("/", 2)
+    literal = len(first) > 2 and "*" not in first[1]  # noqa: PLR2004 — before, first part, rest
+    return Pattern("path", text, re.compile(expression, re.DOTALL).fullmatch, (first[1] or None) if literal else None)
+
+
+def _regex(option: str, text: str) -> Pattern:
+    expression = text.removeprefix("re:")
+    try:
+        compiled = re.compile(expression)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise RuleError(f"{option}={text!r} is no regular expression: {error}.", "'re:^/v[12]/' would do.") from None
+    if not expression:
+        raise RuleError(f"{option}={text!r} is no regular expression: it is empty.", "'re:^/v[12]/' would do.")
+    return Pattern("path", text, compiled.search)
+
+
+def _host(option: str, text: str) -> Pattern:
+    host = text.removeprefix("host:").lower().removesuffix(".")
+    if not _HOST.fullmatch(host):
+        hint = "'host:api.example.com' or 'host:*.example.com' would do; ports do not count."
+        raise RuleError(f"{option}={text!r} names no host.", hint)
+    if host.startswith("*."):
+        ending = host.removeprefix("*")
+        return Pattern("host", f"host:{host}", lambda given: given.endswith(ending))
+    return Pattern("host", f"host:{host}", host.__eq__)

@@ -1,0 +1,370 @@
+"""Rules of the settings that hold by themselves: found by where a request goes, and joined with the view's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from asgiref.sync import iscoroutinefunction
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client, RequestFactory, override_settings
+from django.urls import resolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_quota import Rule, peek
+from django_quota.conf import QuotaSettings, current
+from django_quota.exceptions import RuleError
+from django_quota.limiter import get_limiter
+from django_quota.middleware import QuotaMiddleware
+from django_quota.site_rules import Destination, site_rules
+from django_quota.stores.redis import RedisStore
+from tests.calls import calls_of
+from tests.test_middleware import both, fetch
+
+URLS = "tests.urls_of_rules"
+
+
+@pytest.fixture(autouse=True)
+def urls(settings: Any) -> None:
+    settings.ROOT_URLCONF = URLS
+
+
+def to(path: str, **meta: Any) -> Any:
+    request = RequestFactory().get(path, **meta)
+    request.resolver_match = resolve(request.path_info, URLS)
+    return request
+
+
+def found(path: str, rules: dict[str, Any], **meta: Any) -> list[str]:
+    with override_settings(QUOTA={"STORE": "memory", "RULES": rules}):
+        return [rule.name for rule in site_rules(to(path, **meta))]
+
+
+def matching(*matches: Any, **more: Any) -> dict[str, Any]:
+    return {str(number): {"rate": "9/m", "match": match, **more} for number, match in enumerate(matches)}
+
+
+PLACES: list[Any] = [
+    "/", "/api/", "/api", "/api/*", "/*/search/", "re:s", "api:*", "api:search", "plain", "api:v1:*", "/plain",
+    "host:testserver", "host:*.example", ["/x/", "plain"], {"path": "/api/", "view": ["plain", "api:*"]},
+]  # fmt: skip
+
+
+class TestFinding:
+    @pytest.mark.parametrize(
+        ("match", "path"),
+        [
+            ("/", "/api/search/"), ("/api/", "/api/search/"), ("api:search", "/api/search/"),
+            ("api:*", "/api/v1/items/"),
+            ("api:v1:*", "/api/v1/items/"), ("api:v1:items", "/api/v1/items/"), ("tests.urls_of_rules.plain", None),
+            ("host:testserver", "/plain/"), ("re:^/pl", "/plain/"), ("/*/search/", "/api/search/"),
+            ("plain", "/plain/"),
+        ],
+    )  # fmt: skip
+    def test_a_rule_is_found_by_path_view_namespace_or_host(self, match: str, path: str | None) -> None:
+        if path is not None:
+            assert found(path, matching(match)) == ["0"]
+            assert found("/twice/", matching(match)) == (["0"] if match in ("/", "host:testserver") else [])
+
+    def test_a_view_without_a_name_goes_by_its_dotted_path(self) -> None:
+        assert found("/twice/", matching("tests.urls_of_rules.twice")) == ["0"]
+
+    def test_a_view_of_no_namespace_is_not_one_of_the_same_name_in_a_namespace(self) -> None:
+        assert found("/api/plain/", matching("plain", "api:plain")) == ["1"]
+
+    def test_rules_come_in_the_order_of_the_settings_each_once(self) -> None:
+        assert found("/api/search/", matching("re:.", ["api:*", "/api/", "api:search"], "/", "/x/")) == ["0", "1", "2"]
+
+    def test_they_do_so_however_they_are_found(self) -> None:
+        matches = ["/elsewhere/"] * 20
+        matches[0], matches[8], matches[16] = "/api/", "api:search", "/"
+        assert found("/api/search/", matching(*matches)) == ["0", "8", "16"]
+
+    def test_what_is_excluded_is_left_out(self) -> None:
+        rules = matching("/api/", exclude=["api:v1:*", "/api/plain/"])
+        assert found("/api/search/", rules) == ["0"]
+        assert found("/api/v1/items/", rules) == []
+        assert found("/api/plain/", rules) == []
+
+    def test_a_rule_without_a_match_holds_nowhere_by_itself(self) -> None:
+        assert (
+            found("/plain/", {"a": "1/m", "b": {"rate": "1/m"}, "c": ["1/m"], "d": {"rate": "1/m", "match": None}})
+            == []
+        )
+
+    def test_a_host_that_is_not_to_be_believed_fits_no_host(self, settings: Any) -> None:
+        settings.ALLOWED_HOSTS = ["testserver"]
+        rules = matching("host:evil.example", "/")
+        assert found("/plain/", rules, HTTP_HOST="evil.example") == ["1"]
+        assert found("/plain/", matching("host:testserver"), HTTP_HOST="TestServer:8000") == ["0"]
+
+    def test_the_prefix_that_a_site_is_mounted_under_does_not_count(self) -> None:
+        request = RequestFactory().get("/plain/", SCRIPT_NAME="/mounted")
+        assert Destination(request).path == "/plain/"
+
+    def test_a_rule_that_is_put_in_replaced_or_taken_out_in_place_is_seen(self, settings: Any) -> None:
+        rules: dict[str, Any] = matching("/")
+        settings.QUOTA = {"STORE": "memory", "RULES": rules}
+        request = to("/plain/")
+        assert [rule.name for rule in site_rules(request)] == ["0"]
+        rules["more"] = {"rate": "1/m", "match": "plain"}
+        assert [rule.name for rule in site_rules(request)] == ["0", "more"]
+        rules["0"] = {"rate": "1/m", "match": "/elsewhere/"}
+        assert [rule.name for rule in site_rules(request)] == ["more"]
+        rules["renamed"] = rules.pop("more")
+        assert [rule.name for rule in site_rules(request)] == ["renamed"]
+        rules["renamed"]["rate"] = "7/m"
+        assert [str(rule.rates[0]) for rule in site_rules(request)] == ["7/m"]
+
+    def test_a_rule_that_cannot_be_read_is_an_error_and_not_a_limit_that_is_missing(self) -> None:
+        with pytest.raises(RuleError, match=r"RULES.*'0'.*match=5"):
+            found("/plain/", matching(5))
+
+    @given(
+        st.lists(st.sampled_from(PLACES), max_size=6),
+        st.sampled_from(["/api/search/", "/api/plain/", "/api/v1/items/", "/plain/", "/twice/", "/class/"]),
+    )  # fmt: skip
+    def test_looking_up_finds_what_comparing_all_would(self, matches: list[Any], path: str) -> None:
+        with override_settings(QUOTA={"STORE": "memory", "RULES": matching(*matches)}, ROOT_URLCONF=URLS):
+            request = to(path)
+            where = Destination(request)
+            rules = [current().rule(name) for name in current().rules]
+            assert site_rules(request) == [rule for rule in rules if rule.match and rule.match.holds(where)]
+
+
+def test_two_hundred_rules_are_not_compared_one_by_one(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = {f"r{n}": {"rate": "9/m", "match": [f"/area{n}/", f"shop{n}:item", f"ns{n}:*"][n % 3]} for n in range(200)}
+    settings.QUOTA = {"STORE": "memory", "RULES": {**rules, "api": {"rate": "9/m", "match": "api:*"}}}
+    site_rules(to("/api/search/"))
+    looked_at: list[str] = []
+    real = QuotaSettings.rule
+
+    def looking(settings: QuotaSettings, name: str) -> Rule:
+        looked_at.append(name)
+        return real(settings, name)
+
+    monkeypatch.setattr(QuotaSettings, "rule", looking)
+    assert [rule.name for rule in site_rules(to("/api/search/"))] == ["api"]
+    assert looked_at == ["api"]
+
+
+RULES = {
+    "site": {"rate": "30/m", "match": "/", "key": "ip"},
+    "api": {"rate": {"anonymous": "25/m", "authenticated": "250/m"}, "match": "api:*", "key": "user"},
+}
+
+
+@both
+@pytest.mark.usefixtures("either_store")
+@pytest.mark.django_db
+class TestJoining:
+    @pytest.fixture(autouse=True)
+    def rules(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": RULES}
+
+    def test_two_rules_and_a_decorator_with_two_rates_are_one_call_and_no_sql(
+        self, kind: str, monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
+    ) -> None:
+        path = "/api/search/" if kind == "sync" else "/api/search-async/"
+        fetch(kind, path)  # finds the overrides of Redis, once
+        calls = store_calls(monkeypatch, kind)
+        with django_assert_num_queries(0):
+            (reply,) = fetch(kind, path)
+        assert calls == [1]
+        assert reply.json() == {"rules": ["site", "api", "two", "two"]}
+        assert reply.headers["RateLimit-Policy"] == (
+            '"site";q=30;w=60, "api";q=25;w=60, "two-m";q=20;w=60, "two-h";q=200;w=3600'
+        )
+
+    @pytest.mark.parametrize(
+        ("path", "own"),
+        [
+            ("/exempt-of-csrf/", "two"), ("/exempt-of-csrf-async/", "two"), ("/class/", "class"),
+            ("/class-async/", "class"),
+            ("/class-exempt-of-csrf/", "class"), ("/method/", "method"), ("/method-async/", "method"),
+        ],
+    )  # fmt: skip
+    def test_a_decorator_that_stands_outermost_is_joined_on_whatever_kind_of_view(
+        self, kind: str, path: str, own: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = store_calls(monkeypatch, kind)
+        (reply,) = fetch(kind, path)
+        assert list(dict.fromkeys(reply.json()["rules"])) == ["site", own]
+        assert calls == [1]
+
+    @pytest.mark.parametrize("path", ["/guarded/", "/guarded-class/", "/setup/", "/by-method-decorator/"])
+    def test_what_stands_in_front_runs_first_and_then_the_decorator_decides_for_itself(
+        self, kind: str, path: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = store_calls(monkeypatch, "both")
+        (reply,) = fetch(kind, path)
+        assert reply.json()["rules"][0] == "site"
+        assert len(reply.json()["rules"]) > 1
+        assert calls == [1, 1]
+        if "guarded" in path:
+            assert fetch(kind, f"{path}?no")[0].status_code == 403
+            assert calls == [1, 1, 1]
+
+    def test_another_method_of_the_class_is_not_limited_by_the_decorator_of_one(self, kind: str) -> None:
+        client = Client()
+        assert client.post("/method/").json() == {"rules": ["site"]}
+        assert client.head("/method/").status_code == 200
+        assert peek("20/m", "ip:127.0.0.1", name="method").remaining == 19
+
+    def test_a_head_is_joined_with_what_stands_on_get(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = store_calls(monkeypatch, "both")
+        reply = Client().head("/method/") if kind == "sync" else asyncio.run(AsyncClient().head("/method/"))  # type: ignore[arg-type]
+        assert '"method";r=19' in reply.headers["RateLimit"]
+        assert calls == [1]
+
+    def test_a_limited_view_that_calls_itself_decides_each_time(self, kind: str) -> None:
+        fetch(kind, "/again/")
+        assert peek("20/m", "ip:127.0.0.1", name="again").remaining == 18
+
+    def test_a_limited_view_that_is_called_by_another_decides_each_time(self, kind: str) -> None:
+        fetch(kind, "/twice/")
+        assert peek("20/m", "ip:127.0.0.1", name="two").remaining == 18
+
+    def test_all_or_nothing_what_one_refuses_the_others_do_not_count(self, kind: str, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {**RULES, "api": {"rate": "2/m", "match": "api:*"}}}
+        path = "/api/search/" if kind == "sync" else "/api/search-async/"
+        replies = fetch(kind, path, 4)
+        assert [reply.status_code for reply in replies] == [200, 200, 429, 429]
+        assert peek("site", "ip:127.0.0.1").remaining == 28
+        assert peek("20/m", "ip:127.0.0.1", name="two").remaining == 18
+        assert '"api";r=0' in replies[-1].headers["RateLimit"]
+        assert int(replies[-1].headers["Retry-After"]) >= 1
+
+    def test_a_view_that_has_the_rule_which_holds_anyway_counts_once(self, kind: str, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"two": {"rate": ["20/m", "200/h"], "match": "api:*"}}}
+        (reply,) = fetch(kind, "/api/search/")
+        assert reply.json() == {"rules": ["two", "two"]}
+        assert peek("two", "ip:127.0.0.1").remaining == 19
+
+
+@both
+@pytest.mark.usefixtures("either_store")
+class TestWithoutAView:
+    @pytest.fixture(autouse=True)
+    def rules(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"site": {"rate": "2/m", "match": "/"}}}
+
+    def test_a_path_that_leads_nowhere_is_limited_too(self, kind: str) -> None:
+        replies = fetch(kind, "/wp-login.php", 3)
+        assert [reply.status_code for reply in replies] == [404, 404, 429]
+        assert replies[0].headers["RateLimit"].startswith('"site";r=1')
+
+    def test_what_another_middleware_answers_is_limited_too(self, kind: str, settings: Any) -> None:
+        settings.MIDDLEWARE = [*settings.MIDDLEWARE, "tests.test_site_rules.teapot"]
+        assert [reply.status_code for reply in fetch(kind, "/plain/", 3)] == [418, 418, 429]
+
+    def test_a_view_that_another_middleware_keeps_shut_is_limited_too(self, kind: str, settings: Any) -> None:
+        settings.MIDDLEWARE = ["tests.test_site_rules.Shut", *settings.MIDDLEWARE]
+        assert [reply.status_code for reply in fetch(kind, "/plain/", 3)] == [403, 403, 429]
+
+    def test_a_request_is_decided_once(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = store_calls(monkeypatch, kind)
+        fetch(kind, "/plain/")
+        fetch(kind, "/nowhere/")
+        assert calls == [1, 1]
+
+    def test_where_quota_is_off_nothing_is_asked(self, kind: str, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
+        replies = fetch(kind, "/plain/", 4)
+        assert [reply.status_code for reply in replies] == [200] * 4
+        assert "RateLimit" not in replies[0].headers
+
+
+def test_under_asgi_deciding_needs_no_thread() -> None:
+    async def get_response(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    assert iscoroutinefunction(QuotaMiddleware(get_response).process_view)
+    assert not iscoroutinefunction(QuotaMiddleware(lambda request: HttpResponse()).process_view)
+
+
+def teapot(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
+    return lambda request: HttpResponse(status=418)
+
+
+class Shut:
+    """Keeps every view shut, before our middleware has seen which it is."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> Any:
+        return self.get_response(request)
+
+    def process_view(self, request: HttpRequest, *_: Any) -> None:
+        raise PermissionDenied
+
+
+def tier_that_asks_the_database(request: Any) -> str:
+    from django.contrib.auth.models import User
+
+    return "pro" if request.user.is_authenticated and User.objects.filter(pk=request.user.pk).exists() else "anonymous"
+
+
+async def tier_async(request: Any) -> str:
+    user = await request.auser()
+    return "pro" if user.is_authenticated else "anonymous"
+
+
+@both
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("tier", ["tier_that_asks_the_database", "tier_async"])
+def test_a_tier_of_the_settings_may_be_sync_or_async_and_ask_the_database(kind: str, tier: str, settings: Any) -> None:
+    from django.contrib.auth.models import User
+
+    settings.QUOTA = {
+        **settings.QUOTA,
+        "RULES": {
+            "api": {
+                "rate": {"anonymous": "5/m", "pro": "50/m"}, "tier": f"tests.test_site_rules.{tier}", "match": "api:*",
+                "key": "user",
+            }
+        },
+    }  # fmt: skip
+    user = User.objects.create(username="ann")
+
+    def limits_of(who: Any) -> list[str]:
+        paths = ("/api/search/", "/api/search-async/", "/api/plain/")
+        if kind == "sync":
+            client = Client()
+            if who is not None:
+                client.force_login(who)
+            return [client.get(path).headers["RateLimit-Policy"].partition(",")[0] for path in paths]
+
+        async def ask() -> list[str]:
+            aclient = AsyncClient()
+            if who is not None:
+                await aclient.aforce_login(who)
+            replies = [await aclient.get(path) for path in paths]
+            return [reply.headers["RateLimit-Policy"].partition(",")[0] for reply in replies]
+
+        return asyncio.run(ask())
+
+    assert limits_of(None) == ['"api";q=5;w=60'] * 3
+    assert limits_of(user) == ['"api";q=50;w=60'] * 3
+    assert peek("50/m", user, name="api").remaining == 47
+
+
+def store_calls(monkeypatch: pytest.MonkeyPatch, kind: str) -> list[int]:
+    """Note every operation of the store from now on, sync and async."""
+    calls = calls_of(monkeypatch)
+    store = get_limiter().store
+    if isinstance(store, RedisStore):
+        real = store.arun
+
+        async def counted(*arguments: Any) -> Any:
+            calls.append(1)
+            return await real(*arguments)
+
+        monkeypatch.setattr(store, "arun", counted)
+    return calls
