@@ -17,7 +17,7 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.core.checks import run_checks
 from django.core.management import call_command, load_command_class
 from django.http import HttpRequest
-from django.test import RequestFactory, override_settings
+from django.test import Client, RequestFactory, override_settings
 
 from django_quota import check, quota
 from django_quota.algorithms import ALGORITHMS
@@ -86,6 +86,25 @@ def test_every_view_of_the_tour_limits_as_it_says(tour: dict[str, Any]) -> None:
         ids = RequestFactory().get("/?id=1&id=2&id=3")
         ids.user = AnonymousUser()
         assert tour["lookup"](ids).headers["RateLimit"].startswith('"lookup";r=997;')
+
+
+def test_the_rules_for_a_whole_site_that_it_shows_hold(memory_store: None, settings: Any) -> None:
+    names: dict[str, Any] = {}
+    exec(next(text for _, name, _, text in BLOCKS if name == "rules"), names)
+    settings.QUOTA = {**settings.QUOTA, **names["QUOTA"]}
+    settings.ROOT_URLCONF = "tests.urls_of_rules"
+    settings.ALLOWED_HOSTS = ["*"]
+    assert run_checks(tags=["django_quota"]) == []
+    client = Client()
+    with freeze(1_800_000_000_000_000):
+        assert [client.get("/api/v1/items/").status_code for _ in range(11)] == [200] * 10 + [429]
+        assert "RateLimit" not in client.get("/api/plain/").headers
+        assert "RateLimit" not in client.get("/api/docs/old/style.css").headers
+        assert "RateLimit" not in client.get("/api/v1/items/", REMOTE_ADDR="10.1.2.3").headers
+        policies = client.get("/api/search/?a=1&b=2", HTTP_HOST="x.partners.example.com").headers["RateLimit"]
+        assert policies.startswith('"api";r=0')
+        reply = client.get("/api/search/?a=1&b=2", HTTP_HOST="x.partners.example.com", REMOTE_ADDR="10.1.2.3")
+        assert reply.headers["RateLimit"].startswith('"search";r=2;t=1, "partners";r=9999;t=')
 
 
 def test_the_refusal_that_it_shows_is_what_a_client_gets(redis_cache: Any, settings: Any) -> None:
