@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo serve test lint bench clean
+.PHONY: help demo serve test lint bench messages screenshots clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -32,6 +32,12 @@ lint: $(VENV)/.installed-bench ## ruff (format and lint) and mypy strict; of the
 
 bench: $(VENV)/.installed-bench ## Measure a check beside bare EVALSHA and four other limiters
 	@$(BIN)/python -m tests.benchmarks.bench $(ARGS)
+
+messages: $(VENV)/.installed-dev ## Carry new texts into the translations and compile them; say what is missing
+	@$(BIN)/python -m tests.catalogs
+
+screenshots: $(VENV)/.installed-dev ## Take pictures of every page, into screenshots/ or the folder of ARGS
+	@$(BIN)/python -m tests.browser.screenshots $(or $(ARGS),screenshots)
 
 clean: ## Remove what the targets made
 	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -74,9 +74,21 @@ def concurrency(
         if isinstance(view, HttpRequest) or not callable(view):
             raise RuleError(f"@concurrency stands on {type(view).__name__}, not on a view.")
         name_for = naming(view) if name is None else lambda _: name
-        return _wrap(view, _Gate(made, name_for, key, on_unavailable, block=block))
+        gate = _Gate(made, name_for, key, on_unavailable, block=block)
+        wrapped = _wrap(view, gate)
+        setattr(wrapped, _MARK, gate)
+        return wrapped
 
     return decorate
+
+
+_MARK = "_django_quota_gate"
+
+
+def slot_of(view: object, owner: type | None) -> Slot | None:
+    """Return the slot that `@concurrency` takes before a view of this class (None: a function); None for no slot."""
+    gate = getattr(view, _MARK, None)
+    return gate.slot(owner) if isinstance(gate, _Gate) else None
 
 
 class _Gate:
@@ -102,13 +114,14 @@ class _Gate:
         """Return (as the flow's result) what the request holds, and the answer where it is refused."""
         if not current().enabled:
             return _Holding(None), None
-        slot = self._slot(owner)
+        slot = self.slot(owner)
         subject = yield from subject_flow(self._key, request)
         lease, decision = yield from self._taking(slot, subject)
         holding = _Holding(lease)
         return holding, enter(request, decision if self._block else _aside(decision))
 
-    def _slot(self, owner: type | None) -> Slot:
+    def slot(self, owner: type | None) -> Slot:
+        """Return the slot that a view of this class takes; None: a function."""
         name = self._name_for(owner)
         slot = self._slots.get(name)
         if slot is None:

@@ -1,7 +1,8 @@
 """How a Decision looks over HTTP: headers on every reply, and the answer to who is refused. It decides nothing.
 
 The one place that writes them, so that decorators, middleware and frameworks agree. Sources: RFC 9651 (structured
-fields), RFC 6585 (429), RFC 9457 (problem details) and draft-ietf-httpapi-ratelimit-headers-10.
+fields), RFC 6585 (429), RFC 9110 (Accept, Retry-After), RFC 9457 (problem details) and
+draft-ietf-httpapi-ratelimit-headers-11.
 """
 
 from __future__ import annotations
@@ -11,22 +12,38 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 from http import HTTPStatus
+from inspect import iscoroutine
+from typing import Any, cast
 from urllib.parse import quote
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http.request import MediaType
 from django.template import TemplateDoesNotExist
 from django.template.loader import render_to_string
-from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from django_quota.algorithms import Limit
 from django_quota.algorithms.concurrency import AtOnce
 from django_quota.conf import conf, current
 from django_quota.decisions import AnyLimit, Decision, Outcome
+from django_quota.exceptions import ConfigurationError
+from django_quota.page import page_context
 from django_quota.rates import Rate
+from django_quota.wording import message, title, whole_wait
 
 PROBLEM_TYPES = "https://iana.org/assignments/http-problem-types"
-_BODIES = ("application/problem+json", "application/json", "text/html", "text/plain")
+
+PROBLEM = "application/problem+json"
+
+_BODIES = (PROBLEM, "application/json", "text/html", "text/plain")
+
+_MOST = 999_999_999_999_999
+"""The largest integer of a structured field."""
+
+_LONGEST_ACCEPT = 4_096
+"""Characters of an Accept header that is read; what is longer is nobody's browser."""
+
+_KEPT = "_django_quota_kept"
+"""The mark of a refusal that the site wrote itself: which headers it brought, and so keeps."""
 
 
 def write_headers(response: HttpResponseBase, decision: Decision) -> None:
@@ -35,14 +52,16 @@ def write_headers(response: HttpResponseBase, decision: Decision) -> None:
     if not outcomes:
         return
     settings = current()
-    if settings.headers:
+    kept = getattr(response, _KEPT, ())
+    if settings.headers and not ("ratelimit" in kept or "ratelimit-policy" in kept):
         names, policy = _policies(tuple(outcome.of for outcome in outcomes))
         response.headers["RateLimit-Policy"] = policy
         response.headers["RateLimit"] = ", ".join(map(_state, names, outcomes))
     if settings.legacy_headers and decision.binding is not None:
-        response.headers["X-RateLimit-Limit"] = str(decision.limit)
-        response.headers["X-RateLimit-Remaining"] = str(decision.remaining)
-        response.headers["X-RateLimit-Reset"] = str(math.ceil(decision.reset_after))
+        legacy = {"Limit": decision.limit, "Remaining": decision.remaining, "Reset": math.ceil(decision.reset_after)}
+        for name, value in legacy.items():
+            if f"x-ratelimit-{name.lower()}" not in kept:
+                response.headers[f"X-RateLimit-{name}"] = str(value)
 
 
 @lru_cache(maxsize=1024)
@@ -82,82 +101,122 @@ def _policy(name: str, limit: AnyLimit) -> str:
 
 
 def _state(name: str, outcome: Outcome) -> str:
-    return f'"{name}";r={outcome.remaining};t={math.ceil(outcome.reset_after)}'
+    remaining = min(max(outcome.remaining, 0), _MOST)
+    return f'"{name}";r={remaining};t={min(math.ceil(outcome.reset_after), _MOST)}'
 
 
 def refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
     """Return the answer to a refused request: 429, or 503 where it was refused because the store did not answer.
 
-    The body is what the request accepts: problem+json, the page of the `TEMPLATE` setting, or plain text.
+    The body is what the function of the `RESPONSE` setting returns, else what the request accepts: problem+json, the
+    page of the `TEMPLATE` setting, or plain text. Raises `ConfigurationError` where that function returns no response.
     """
-    unavailable = decision.degraded and decision.binding is None
-    status = HTTPStatus.SERVICE_UNAVAILABLE if unavailable else HTTPStatus.TOO_MANY_REQUESTS
-    body, content_type = _body(request, decision, status)
-    response = HttpResponse(body, status=status, content_type=content_type)
-    if decision.retry_after is not None:
-        response.headers["Retry-After"] = str(max(1, math.ceil(decision.retry_after)))
-    response.headers["Cache-Control"] = "no-store"
-    response.headers["Vary"] = "Accept"
+    response = _of_the_site(request, decision)
+    if response is None:
+        response = _ours(request, decision)
+    kept = getattr(response, _KEPT, ())
+    wait = whole_wait(decision)
+    if wait is not None and "retry-after" not in kept:
+        response.headers["Retry-After"] = str(wait)
+    if "cache-control" not in kept:
+        response.headers["Cache-Control"] = "no-store"
     write_headers(response, decision)
     return response
 
 
+def _of_the_site(request: HttpRequest, decision: Decision) -> HttpResponse | None:
+    """Return what the `RESPONSE` setting answers, marked with the headers it brings; None: the default answer."""
+    respond = current().response
+    response: Any = None if respond is None else respond(request, decision)
+    if response is None:
+        return None
+    if not isinstance(response, HttpResponseBase):
+        if iscoroutine(response):
+            response.close()
+        raise ConfigurationError(
+            f'QUOTA["RESPONSE"] returned {type(response).__name__}, not a response.',
+            "A plain function that returns an HttpResponse, or None for the default answer, would do.",
+        )
+    if not getattr(response, "is_rendered", True):
+        response = cast("Any", response).render()  # whoever refuses before the view is not rendered by Django
+    if not hasattr(response, _KEPT):
+        setattr(response, _KEPT, frozenset(name.lower() for name in response.headers))
+    return cast("HttpResponse", response)
+
+
+def _ours(request: HttpRequest, decision: Decision) -> HttpResponse:
+    unavailable = decision.degraded and decision.binding is None
+    status = HTTPStatus.SERVICE_UNAVAILABLE if unavailable else HTTPStatus.TOO_MANY_REQUESTS
+    body, content_type = _body(request, decision, status)
+    return HttpResponse(body, status=status, content_type=content_type, headers={"Vary": "Accept"})
+
+
 def _body(request: HttpRequest, decision: Decision, status: HTTPStatus) -> tuple[str, str]:
-    accepted = request.get_preferred_type(_BODIES)
+    accepted = preferred_type(request.headers.get("Accept"))
     detail = message(decision)
     if accepted == "text/html":
-        context = {"decision": decision, "detail": detail, "status": int(status), "title": _title(status)}
+        context = {"title": title(status), "detail": detail, **page_context(request, decision, status)}
         try:
             return render_to_string(conf.template, context, request), "text/html; charset=utf-8"
         except TemplateDoesNotExist:  # a system check says so; a refusal must not become an error page
             accepted = "text/plain"
     if accepted == "text/plain":
         return f"{detail}\n", "text/plain; charset=utf-8"
-    unavailable = status == HTTPStatus.SERVICE_UNAVAILABLE
+    return json.dumps(problem(decision, status, detail)), PROBLEM
+
+
+def problem(decision: Decision, status: HTTPStatus, detail: str) -> dict[str, object]:
+    """Return the problem details of a refusal: the members of RFC 9457 and of the type, and our `retry_after`.
+
+    `retry_after`: whole seconds, as the header has them; browsers do not show that one to scripts of other origins.
+    """
     outcomes = [outcome for outcome in decision.outcomes if not outcome.shadow]
     names = policy_names([outcome.of for outcome in outcomes])
-    problem = {
-        "type": f"{PROBLEM_TYPES}#{'temporary-reduced-capacity' if unavailable else 'quota-exceeded'}",
-        "title": _title(status),
+    wait = whole_wait(decision)
+    return {
+        "type": f"{PROBLEM_TYPES}#{_problem_type(decision, status)}",
+        "title": title(status),
         "status": int(status),
         "detail": detail,
         "violated-policies": [name for name, outcome in zip(names, outcomes, strict=True) if not outcome.allowed],
+        **({} if wait is None else {"retry_after": wait}),
     }
-    return json.dumps(problem), "application/problem+json"
 
 
-def _title(status: HTTPStatus) -> str:
-    return _("Service unavailable") if status == HTTPStatus.SERVICE_UNAVAILABLE else _("Too many requests")
-
-
-def message(decision: Decision) -> str:
-    """Say to whoever is refused what the limit is and when to try again; no names of rules, views or subjects."""
-    if decision.binding is None:
-        return _("This cannot be served right now. Please try again shortly.")
-    if decision.binding.why in ("blocked", "banned"):
-        return _shut_out(decision)
-    if decision.limit == 0:
-        return _("This is closed at the moment.")
-    limit = _("The limit is %(rate)s.") % {"rate": decision.binding.rate.in_words()}
-    if decision.retry_after is None:
-        return limit + " " + _("This request is larger than that, so trying again will not help.")
-    seconds = max(1, math.ceil(decision.retry_after))
-    return limit + " " + _("Please try again in %(wait)s.") % {"wait": _wait(seconds)}
-
-
-def _shut_out(decision: Decision) -> str:
+def _problem_type(decision: Decision, status: HTTPStatus) -> str:
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        return "temporary-reduced-capacity"
     banned = decision.binding is not None and decision.binding.why == "banned"
-    why = _("There were too many refused requests.") if banned else _("Access is blocked.")
-    if decision.retry_after is None:
-        return why
-    return why + " " + _("Please try again in %(wait)s.") % {"wait": _wait(max(1, math.ceil(decision.retry_after)))}
+    return "abnormal-usage-detected" if banned else "quota-exceeded"
 
 
-def _wait(seconds: int) -> str:
-    if seconds < 120:  # noqa: PLR2004 — up to two minutes, seconds read well
-        return ngettext("%(n)d second", "%(n)d seconds", seconds) % {"n": seconds}
-    if seconds < 7_200:  # noqa: PLR2004 — up to two hours
-        minutes = math.ceil(seconds / 60)
-        return ngettext("%(n)d minute", "%(n)d minutes", minutes) % {"n": minutes}
-    hours = math.ceil(seconds / 3_600)
-    return ngettext("%(n)d hour", "%(n)d hours", hours) % {"n": hours}
+def preferred_type(accept: str | None) -> str:
+    """Return which of our bodies suits an Accept header best, by RFC 9110: problem+json where none does.
+
+    The quality of a type is that of the most specific range that names it (0: not acceptable), so that
+    `text/html;q=0, text/*` is text/plain. Of equals, the one that is named more specifically, then ours first.
+    """
+    if accept is None or len(accept) > _LONGEST_ACCEPT:
+        return PROBLEM
+    ranges = [MediaType(part) for part in accept.split(",") if part.strip()]
+    best, chosen = (0.0, 0), PROBLEM
+    for offered in _BODIES:
+        naming = [given for given in ranges if _names(given, offered)]
+        if naming:
+            closest = max(naming, key=_specificity)
+            rank = (closest.quality, _specificity(closest))
+            if rank[0] > 0 and rank > best:
+                best, chosen = rank, offered
+    return chosen
+
+
+def _specificity(given: MediaType) -> int:
+    return given.specificity
+
+
+def _names(given: MediaType, offered: str) -> bool:
+    """Say whether a media range names a type; all our bodies are UTF-8, and have no other parameters."""
+    if any((name, str(value).lower()) != ("charset", "utf-8") for name, value in given.range_params.items()):
+        return False
+    main, _, sub = offered.partition("/")
+    return (given.main_type, given.sub_type) in ((main, sub), (main, "*"), ("*", "*"))

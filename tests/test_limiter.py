@@ -255,6 +255,19 @@ def test_a_refusal_never_asks_to_be_held_back(memory_store: None) -> None:
     assert [decision.delay for decision in decisions] == [0.0] * 6
 
 
+@pytest.mark.usefixtures("either_store")
+def test_a_refused_hit_that_fills_another_limit_says_how_long_that_one_refuses() -> None:
+    with freeze(START):
+        assert check("1/s; 2/m", SUBJECT, count_refused=True)
+        refused = check("1/s; 2/m", SUBJECT, count_refused=True)
+    assert [outcome.allowed for outcome in refused.outcomes] == [False, False]
+    assert refused.retry_after is not None
+    with freeze(START + round(refused.retry_after * SECOND) - 1):
+        assert not peek("1/s; 2/m", SUBJECT, count_refused=True)
+    with freeze(START + round(refused.retry_after * SECOND)):
+        assert check("1/s; 2/m", SUBJECT, count_refused=True)
+
+
 def test_a_blocking_rule_is_not_swallowed_by_a_shadow_of_its_name(memory_store: None) -> None:
     from django_quota.limiter import decide_request
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import pickle
@@ -11,17 +12,26 @@ from typing import Any
 import http_sf
 import pytest
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
-from django.test import RequestFactory, override_settings
+from django.template import engines
+from django.template.response import SimpleTemplateResponse
+from django.test import AsyncClient, Client, RequestFactory, override_settings
+from django.utils import translation
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota import Decision, Rule, check, quota
-from django_quota.responses import message, policy_names, refusal, write_headers
+from django_quota import Decision, Rule, check, concurrency, quota
+from django_quota.exceptions import ConfigurationError
+from django_quota.responses import PROBLEM, policy_names, preferred_type, refusal, write_headers
 from django_quota.testing import freeze
+from django_quota.wording import message
+from tests.site_response import in_vain, teapot
 
 NOW = 1_790_000_000_123_457
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
 SECRET = "s3cret-value"
+RANGES = st.sampled_from(
+    ["*/*", "text/*", "application/*", "text/html", "text/plain", "application/json", PROBLEM, "image/png"]
+)
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
@@ -170,6 +180,14 @@ class TestBodies:
             ("text/html", "text/html; charset=utf-8"), ("text/plain", "text/plain; charset=utf-8"),
             ("text/html;q=0.1, text/plain", "text/plain; charset=utf-8"), ("image/png", "application/problem+json"),
             ("", "application/problem+json"), ("text/html;q=0, */*", "application/problem+json"),
+            ("text/html;q=0, text/*", "text/plain; charset=utf-8"),
+            ("*/*;q=0.1, application/problem+json;q=0, application/json;q=0", "text/html; charset=utf-8"),
+            ("application/json, text/plain, */*", "application/problem+json"),
+            ("text/html, */*", "text/html; charset=utf-8"), ("TEXT/HTML", "text/html; charset=utf-8"),
+            ("text/plain; charset=UTF-8, application/json;q=0.9", "text/plain; charset=utf-8"),
+            ("text/plain; charset=latin-1, text/html;q=0.1", "text/html; charset=utf-8"),
+            ("text/html;level=1", "application/problem+json"), ("*/plain", "application/problem+json"),
+            ("text/html;q=nan", "application/problem+json"), ("text/html" + " " * 9_000, "application/problem+json"),
         ],
     )  # fmt: skip
     def test_the_body_is_what_is_accepted(self, accept: str | None, kind: str) -> None:
@@ -181,6 +199,48 @@ class TestBodies:
     @given(st.text(st.characters(codec="latin-1")) | st.text("text/html;q=0.19,* \"'", max_size=30))
     def test_any_accept_header_gets_an_answer(self, accept: str) -> None:
         assert refused(accept).status_code == 429
+
+    @given(st.lists(st.tuples(RANGES, st.integers(0, 1_000)), max_size=6, unique_by=lambda each: each[0]))
+    def test_the_body_has_the_highest_quality_that_the_most_specific_range_gives_it(
+        self, ranges: list[tuple[str, int]]
+    ) -> None:
+        accept = ", ".join(f"{name};q={quality / 1000:.3f}" for name, quality in ranges)
+        given = dict(ranges)
+
+        def quality_of(offered: str) -> int:
+            group = offered.partition("/")[0] + "/*"
+            return next((given[name] for name in (offered, group, "*/*") if name in given), 0)
+
+        best = max(map(quality_of, (PROBLEM, "application/json", "text/html", "text/plain")))
+        chosen = preferred_type(accept)
+        assert chosen == PROBLEM if best == 0 else quality_of(chosen) == best
+
+    @pytest.mark.parametrize("accept", [None, BROWSER, "text/plain"])
+    def test_a_head_request_gets_the_headers_of_a_get_and_no_body(self, accept: str | None, client: Client) -> None:
+        headers = {} if accept is None else {"Accept": accept}
+        with freeze(NOW):
+            for _ in range(3):
+                client.get("/limited/")
+            got, head = client.get("/limited/", headers=headers), client.head("/limited/", headers=headers)
+        assert (got.status_code, head.status_code, head.content) == (429, 429, b"")
+        assert head.headers.items() == got.headers.items()
+
+    def test_vary_keeps_what_other_middleware_adds(self, client: Client, settings: Any) -> None:
+        settings.MIDDLEWARE = ["django.middleware.locale.LocaleMiddleware", *settings.MIDDLEWARE]
+        with translation.override("en"):  # the middleware leaves its language active
+            for _ in range(4):
+                response = client.get("/limited/", headers={"Accept": BROWSER, "Accept-Language": "de"})
+        assert response.status_code == 429
+        assert response.headers["Vary"] == "Accept, Accept-Language"
+        assert (response.headers["Content-Language"], "Zu viele Anfragen" in response.text) == ("de", True)
+
+    def test_a_ban_is_of_the_type_of_abnormal_usage(self) -> None:
+        with freeze(NOW):
+            for _ in range(3):
+                decision = check("1/m", "global", name="b", ban={"after": "1/m", "for": "10m"})
+            problem = json.loads(refusal(get(), decision).content)
+        assert problem["type"].endswith("#abnormal-usage-detected")
+        assert (problem["status"], problem["retry_after"], problem["violated-policies"]) == (429, 600, ["b"])
 
     def test_problem_json_has_the_members_of_its_type(self) -> None:
         request: Any = get("application/json")
@@ -194,6 +254,7 @@ class TestBodies:
             "status": 429,
             "detail": "The limit is 1 per minute. Please try again in 60 seconds.",
             "violated-policies": ["na%22rrow"],
+            "retry_after": 60,
         }
         assert response.headers["RateLimit-Policy"].startswith('"wide";q=5;w=60, "na%22rrow"')
 
@@ -253,3 +314,84 @@ class TestBodies:
             "quota:1:",
         ):
             assert word not in sent
+
+
+class TestTheSitesOwnAnswer:
+    """The setting RESPONSE."""
+
+    @pytest.fixture
+    def answer(self, settings: Any) -> Callable[[Any], None]:
+        def set_to(function: Any) -> None:
+            settings.QUOTA = {"STORE": "memory", "RESPONSE": function}
+
+        return set_to
+
+    def test_it_is_the_body_of_every_refusal_and_we_add_the_headers(self, answer: Any, client: Client) -> None:
+        answer("tests.site_response.teapot")
+        for path, most in (("/limited/", 3), ("/by-hand/", 2)):
+            with freeze(NOW):
+                replies = [client.get(path) for _ in range(most + 1)]
+            assert [reply.status_code for reply in replies] == [200] * most + [418]
+            assert replies[-1].json() == {"rule": path.strip("/"), "path": path}
+            assert replies[-1].headers["Retry-After"] == "60"
+            assert replies[-1].headers["Cache-Control"] == "no-store"
+            assert parsed(replies[-1], "RateLimit") == [(path.strip("/"), {"r": 0, "t": 60})]
+
+    async def _last(self, path: str, most: int) -> HttpResponseBase:
+        client = AsyncClient()
+        for _ in range(most):
+            assert (await client.get(path)).status_code == 200
+        return await client.get(path)
+
+    @pytest.mark.parametrize(("path", "most"), [("/limited-async/", 3), ("/by-hand-async/", 2)])
+    def test_it_is_so_of_async_views_too(self, answer: Any, path: str, most: int) -> None:
+        answer("tests.site_response.teapot")
+        reply = asyncio.run(self._last(path, most))
+        assert (reply.status_code, "RateLimit" in reply.headers) == (418, True)
+
+    def test_it_is_so_of_slots(self, answer: Any) -> None:
+        answer(teapot)
+        inner = concurrency(1, name="one")(view)
+        outer: Any = concurrency(1, name="one")(lambda request: inner(get()))
+        assert outer(get()).status_code == 418
+
+    def test_none_is_the_default_answer(self, answer: Any) -> None:
+        answer(lambda request, decision: None)
+        assert (refused().status_code, refused().headers["Content-Type"]) == (429, PROBLEM)
+
+    def test_headers_that_it_brings_are_kept(self, answer: Any, client: Client) -> None:
+        own = {"Retry-After": "7", "RateLimit": '"mine";r=0', "Cache-Control": "private", "X-RateLimit-Limit": "1"}
+        answer(lambda request, decision: HttpResponse("no", status=429, headers=own))
+        settings_now = {"STORE": "memory", "LEGACY_HEADERS": True}
+        with override_settings(QUOTA={**settings_now, "RESPONSE": lambda r, d: HttpResponse("no", headers=own)}):
+            for _ in range(4):
+                reply = client.get("/limited/")
+        assert {name: reply.headers[name] for name in own} == own
+        assert "RateLimit-Policy" not in reply.headers, "the names of two policies would not pair up"
+        assert reply.headers["X-RateLimit-Remaining"] == "0"
+
+    def test_one_response_for_all_refusals_tells_each_its_own_wait(self, answer: Any) -> None:
+        always = HttpResponse("no", status=429)
+        answer(lambda request, decision: always)
+        limited = quota("1/m", name="one")(view)
+        with freeze(NOW):
+            limited(get())
+            assert limited(get()).headers["Retry-After"] == "60"
+        with freeze(NOW + 50_000_000):
+            assert limited(get()).headers["Retry-After"] == "10"
+
+    def test_a_template_response_is_rendered(self, answer: Any) -> None:
+        template = engines["django"].from_string("no: {{ rule }}")
+        answer(lambda request, decision: SimpleTemplateResponse(template, {"rule": decision.rule}, status=429))
+        assert refused(name="r").text == "no: r"
+
+    @pytest.mark.parametrize("wrong", ["text", 429, {"detail": "no"}])
+    def test_what_is_no_response_is_a_clear_error(self, answer: Any, wrong: object) -> None:
+        answer(lambda request, decision: wrong)
+        with pytest.raises(ConfigurationError, match=rf'QUOTA\["RESPONSE"\] returned {type(wrong).__name__}'):
+            refused()
+
+    def test_what_must_be_awaited_is_a_clear_error_and_is_closed(self, answer: Any) -> None:
+        answer(lambda request, decision: [in_vain(request, decision)][0])
+        with pytest.raises(ConfigurationError, match="returned coroutine"):
+            refused()

@@ -139,9 +139,8 @@ local function spend(hit, limit)
     limit.remaining, limit.wait, limit.reset = limit.algorithm.spend(limit, now)
   elseif limit.counted and limit.capacity > 0 and refused[hit.group] then
     limit.algorithm.spend(limit, now)
-    local _
-    _, limit.remaining, limit.wait, limit.reset = limit.algorithm.inspect(limit, now)
-    if limit.ok then limit.wait = 0 end
+    -- What a refused hit has filled refuses the next one: so it is said to, and how long.
+    limit.ok, limit.remaining, limit.wait, limit.reset = limit.algorithm.inspect(limit, now)
   end
 end
 

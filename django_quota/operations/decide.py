@@ -83,6 +83,7 @@ class Decide(Operation):
             _take_back(states, cases, mode, now)
         for case in cases:
             case.verdicts = [_inspect(states, case, number, now) for number in range(len(case.hit.steps))]
+            case.is_refused = any(not verdict.ok for verdict in case.verdicts)
         refused = {case.hit.group for case in cases if case.is_refused}
         notes = [number for case in cases if case.standing for number in (case.index, case.standing, case.stop)]
         for case in cases:
@@ -164,5 +165,5 @@ def _spend_one(states: States, step: Step, verdict: Verdict, group: int, refused
     states.put(step.key, state, algorithm.expiry(state))
     if passed:
         return spent
-    after = algorithm.inspect(state, step.parameters, step.cost, now)
-    return after._replace(ok=verdict.ok, wait=0 if verdict.ok else after.wait)
+    # What a refused hit has filled refuses the next one: so it is said to, and how long.
+    return algorithm.inspect(state, step.parameters, step.cost, now)

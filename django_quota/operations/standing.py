@@ -45,11 +45,8 @@ class Case:
     level: int = 0
     remembered: int = 0
     verdicts: list[Verdict] = field(default_factory=list)
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether any of its limits refuses."""
-        return any(not verdict.ok for verdict in self.verdicts)
+    is_refused: bool = False
+    """Whether any of its limits refuses it; what it does to them afterwards does not count."""
 
 
 def stand(states: States, case: Case, now: int) -> list[int | str]:

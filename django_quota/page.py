@@ -1,0 +1,101 @@
+"""The page for people who are refused: what its template is told. It must not know how a refusal is sent.
+
+A refusal comes in a moment of trouble, so the page needs nothing else: no static files, no scripts, no database.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import TypedDict
+
+from django.http import HttpRequest
+from django.utils import timezone
+from django.utils.http import escape_leading_slashes
+
+from django_quota.clock import SECOND, frozen_now
+from django_quota.decisions import Decision, Outcome
+from django_quota.wording import rate_in_words, wait_in_words, whole_wait
+
+LONGEST_BAR = 3_600
+"""Seconds of the longest wait that is worth watching a bar for."""
+
+LONGEST_UNTIL = 10 * 366 * 86_400
+"""Seconds of the longest wait whose end is named as a moment."""
+
+
+class LimitShown(TypedDict):
+    """A limit that refuses, as the page shows it."""
+
+    rate: str
+    """In words: `"10 per minute"`."""
+    limit: int
+    remaining: int
+    used: int
+    """Never above the limit."""
+    cost: int
+    """How much of it the request asked for."""
+    wait: str
+    """In words; empty where no time helps."""
+
+
+def page_context(request: HttpRequest, decision: Decision, status: HTTPStatus) -> dict[str, object]:
+    """Return what the template gets beside the words: see `429.html`, whose head lists it."""
+    wait = whole_wait(decision)
+    until = None if wait is None or decision.binding is None or wait > LONGEST_UNTIL else _moment_in(wait)
+    return {
+        "decision": decision,
+        "status": int(status),
+        "wait": wait,
+        "until": until,
+        "is_today": until is not None and until.date() == _moment_in(0).date(),
+        "bar": wait if until is not None and wait is not None and 1 < wait <= LONGEST_BAR else None,
+        "limits": [_shown(outcome) for outcome in decision.outcomes if _is_shown(outcome)],
+        "try_again": _try_again(request, decision),
+        "is_safe": request.method in ("GET", "HEAD"),
+        "csp_nonce": _nonce(request),
+    }
+
+
+def _moment_in(seconds: int) -> datetime:
+    """Return the moment so many seconds from now, in the visitor's time zone, rounded up to the second."""
+    frozen = frozen_now()
+    now = time.time() if frozen is None else frozen / SECOND
+    return timezone.localtime(datetime.fromtimestamp(math.ceil(now) + seconds, UTC))
+
+
+def _is_shown(outcome: Outcome) -> bool:
+    refuses = not outcome.allowed and not outcome.shadow and outcome.limit > 0
+    return refuses and outcome.why not in ("banned", "blocked")
+
+
+def _shown(outcome: Outcome) -> LimitShown:
+    remaining = max(outcome.remaining, 0)
+    wait = outcome.retry_after
+    return {
+        "rate": rate_in_words(outcome.rate),
+        "limit": outcome.limit,
+        "remaining": remaining,
+        "used": max(outcome.limit - remaining, 0),
+        "cost": outcome.cost,
+        "wait": "" if wait is None else wait_in_words(max(1, math.ceil(wait))),
+    }
+
+
+def _try_again(request: HttpRequest, decision: Decision) -> str:
+    """Return where to try again: the same address; empty where that would do no good, or would not be the same."""
+    may_help = decision.retry_after is not None or decision.limit == 0
+    if request.method not in ("GET", "HEAD") or not may_help:
+        return ""
+    return escape_leading_slashes(request.get_full_path())  # "//elsewhere/" would lead there
+
+
+def _nonce(request: HttpRequest) -> str:
+    """Return the nonce of the request's Content-Security-Policy: django-csp's, or Django's own (6.0); else empty."""
+    for name in ("csp_nonce", "_csp_nonce"):
+        nonce = getattr(request, name, None)
+        if nonce is not None:  # its truth value is false until it is asked for
+            return str(nonce)
+    return ""

@@ -1,0 +1,86 @@
+"""What people are told, in their language: rates, waits, and why they were refused.
+
+No names of rules, views or subjects. It must not know HTTP; what operators and logs read is `Decision.explain`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from http import HTTPStatus
+
+from django.utils.formats import number_format
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
+
+from django_quota.algorithms.concurrency import AtOnce
+from django_quota.decisions import Decision
+from django_quota.rates import Rate
+
+_EVERY = {
+    "second": gettext_lazy("%(count)s per second"),
+    "minute": gettext_lazy("%(count)s per minute"),
+    "hour": gettext_lazy("%(count)s per hour"),
+    "day": gettext_lazy("%(count)s per day"),
+    "week": gettext_lazy("%(count)s per week"),
+    "month": gettext_lazy("%(count)s per month"),
+    "year": gettext_lazy("%(count)s per year"),
+}
+_EVERY_FEW = {
+    "second": ngettext_lazy("%(count)s per %(n)d second", "%(count)s per %(n)d seconds", "n"),
+    "minute": ngettext_lazy("%(count)s per %(n)d minute", "%(count)s per %(n)d minutes", "n"),
+    "hour": ngettext_lazy("%(count)s per %(n)d hour", "%(count)s per %(n)d hours", "n"),
+    "day": ngettext_lazy("%(count)s per %(n)d day", "%(count)s per %(n)d days", "n"),
+    "week": ngettext_lazy("%(count)s per %(n)d week", "%(count)s per %(n)d weeks", "n"),
+    "month": ngettext_lazy("%(count)s per %(n)d month", "%(count)s per %(n)d months", "n"),
+    "year": ngettext_lazy("%(count)s per %(n)d year", "%(count)s per %(n)d years", "n"),
+}
+
+
+def rate_in_words(rate: Rate | AtOnce) -> str:
+    """Return a rate as people say it: `"10 per minute"`, `"5 per 30 seconds"`, `"10 at once"`."""
+    count = number_format(rate.count)
+    if isinstance(rate, AtOnce):
+        return _("%(count)s at once") % {"count": count}
+    if rate.multiple == 1:
+        return _EVERY[rate.unit] % {"count": count}
+    return _EVERY_FEW[rate.unit] % {"count": count, "n": rate.multiple}
+
+
+def wait_in_words(seconds: int) -> str:
+    """Return so many seconds as people say it, in one unit, rounded up: `"90 seconds"`, `"3 hours"`, `"2 days"`."""
+    if seconds < 120:  # noqa: PLR2004 — up to two minutes, seconds read well
+        return ngettext("%(n)d second", "%(n)d seconds", seconds) % {"n": seconds}
+    if seconds < 7_200:  # noqa: PLR2004 — up to two hours
+        minutes = math.ceil(seconds / 60)
+        return ngettext("%(n)d minute", "%(n)d minutes", minutes) % {"n": minutes}
+    if seconds < 172_800:  # noqa: PLR2004 — up to two days
+        hours = math.ceil(seconds / 3_600)
+        return ngettext("%(n)d hour", "%(n)d hours", hours) % {"n": hours}
+    days = math.ceil(seconds / 86_400)
+    return ngettext("%(n)d day", "%(n)d days", days) % {"n": days}
+
+
+def whole_wait(decision: Decision) -> int | None:
+    """Return how long to wait in whole seconds, rounded up, at least 1; None where no time helps."""
+    return None if decision.retry_after is None else max(1, math.ceil(decision.retry_after))
+
+
+def title(status: HTTPStatus) -> str:
+    """Return what a refusal of this status, 429 or 503, is called."""
+    return _("Service unavailable") if status == HTTPStatus.SERVICE_UNAVAILABLE else _("Too many requests")
+
+
+def message(decision: Decision) -> str:
+    """Say to whoever is refused what the limit is, and when to try again."""
+    if decision.binding is None:
+        return _("This cannot be served right now. Please try again shortly.")
+    wait = whole_wait(decision)
+    again = "" if wait is None else " " + _("Please try again in %(wait)s.") % {"wait": wait_in_words(wait)}
+    if decision.binding.why == "banned":
+        return _("There were too many refused requests.") + again
+    if decision.binding.why == "blocked":
+        return _("Access is blocked.") + again
+    if decision.limit == 0:
+        return _("This is closed at the moment.")
+    limit = _("The limit is %(rate)s.") % {"rate": rate_in_words(decision.binding.rate)}
+    return limit + (again or " " + _("This request is larger than that, so trying again will not help."))
