@@ -38,6 +38,19 @@ KINDS = {
 }
 """What a key of a subject holds, by the first part behind it."""
 
+SYSTEM_KINDS = {
+    "events": "what was refused, banned or is near: a stream",
+    "dead": "events that a group has given up: dead:<group>; a stream",
+    "bans": "all bans: <subject> <rule>, by their end; a sorted set",
+    "overrides": "that all overrides are published; a string, and its locks behind a colon",
+    "sweep": "how far a sweep has come; a string",
+    "tally": "checks of all subjects, by rule: tally:<date>, tally:<minute since 1970>; a hash",
+    "refused": "who was refused how often on a day: refused:<date>; a sorted set",
+    "slots": "slots that were asked for lately: <subject> <name> <limit>, by when they are forgotten; a sorted set",
+    "told": "which tally a process has sent last: told:<token>; a string",
+}
+"""What a key of no subject holds, by the first part of its name; see `system_key`."""
+
 
 class Key(NamedTuple):
     """A key taken apart; `subject` is None where its digest stands for it."""
@@ -78,7 +91,12 @@ def _state_suffix(limit: Limit) -> str:
 
 def subject_base(prefix: str, subject: str) -> str:
     """Return what all keys of a subject begin with, up to the closing brace."""
-    return f"{prefix}:{VERSION}:{{{escape(subject)}"
+    return part_base(prefix, escape(subject))
+
+
+def part_base(prefix: str, part: str) -> str:
+    """Return what all keys of a subject begin with; `part` is its name as `escape` has made it."""
+    return f"{prefix}:{VERSION}:{{{part}"
 
 
 def state_key(base: str, limit: Limit) -> str:

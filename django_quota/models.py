@@ -303,13 +303,19 @@ class DailyCounter(models.Model):
     objects = DailyCounterQuerySet.as_manager()
 
     class Meta:
-        """One row a subject, day and rule; by subject through the unique index, by day and rule through the other."""
+        """One row a subject, day and rule; by subject through the unique index, newest first through the others.
+
+        Each of these holds the order of the admin's list, so that a page of it reads a page, whatever the rows.
+        """
 
         verbose_name = _("daily counter")
         verbose_name_plural = _("daily counters")
         ordering = ("-day", "subject", "rule")
         constraints = (models.UniqueConstraint(fields=["subject", "day", "rule"], name="django_quota_daily_unique"),)
-        indexes = (models.Index(fields=["day", "rule"], name="django_quota_daily_day_rule"),)
+        indexes = (
+            models.Index(fields=["-day", "subject", "rule"], name="django_quota_daily_newest"),
+            models.Index(fields=["rule", "-day", "subject"], name="django_quota_daily_rule"),
+        )
 
     def __str__(self) -> str:
         return f"{self.subject}, {self.rule}, {self.day}: {self.allowed} allowed, {self.refused} refused"

@@ -103,22 +103,26 @@ def carry(store: RedisStore, keys: Iterable[str], using: str) -> Carried:
 
 
 def settle(row: DailyCounter, incarnation: int, count: Count) -> Count:
-    """Add to a row what a hash of this incarnation has counted since it was carried last; return that.
+    """Add to a row what a hash of this incarnation has counted since it was carried last; return that."""
+    added = uncarried(row, incarnation, count)
+    row.allowed += added.allowed
+    row.refused += added.refused
+    row.incarnation, (row.carried_allowed, row.carried_refused) = incarnation, count
+    return added
+
+
+def uncarried(row: DailyCounter, incarnation: int, count: Count) -> Count:
+    """Return what a hash of this incarnation has counted that the row does not have yet.
 
     A hash that the row does not know was begun by a Redis without memory: all of it is new. One that counts less than
     was carried, or is older than the one carried last, comes from a Redis that has lost a part of its memory, or got an
     old one back: what it holds has been carried before, and only what it counts from here on is new.
     """
     if incarnation > row.incarnation:
-        added = count
-    elif incarnation == row.incarnation:
-        added = Count(max(0, count.allowed - row.carried_allowed), max(0, count.refused - row.carried_refused))
-    else:
-        added = Count()
-    row.allowed += added.allowed
-    row.refused += added.refused
-    row.incarnation, (row.carried_allowed, row.carried_refused) = incarnation, count
-    return added
+        return count
+    if incarnation == row.incarnation:
+        return Count(max(0, count.allowed - row.carried_allowed), max(0, count.refused - row.carried_refused))
+    return Count()
 
 
 def place_of(row: DailyCounter) -> Place:

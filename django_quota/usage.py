@@ -6,7 +6,8 @@ hash says when it was opened: its incarnation. By it one tells a Redis that goes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from django_quota.clock import frozen_now
 from django_quota.conf import current
 from django_quota.days import day_of
 from django_quota.exceptions import RuleError
-from django_quota.keys import key_of, named, pattern, read, subject_base
+from django_quota.keys import escape, key_of, named, part_base, pattern, read
 from django_quota.limiter import get_limiter
 from django_quota.operations.base import text
 from django_quota.operations.usage import DropDay, ReadDays
@@ -89,6 +90,22 @@ def row_name(part: str) -> str:
     return name if is_plain else f"~{part}"
 
 
+def row_part(name: str, escaped: Callable[[str], str] = escape) -> str:
+    """Return the part of a key that `row_name` made this of; of a plain name, its part.
+
+    `escaped`: how a name becomes a part, `escape` for a subject and `field` for a rule. So a name may be given as
+    people write it or as a row has it.
+    """
+    if name.startswith("~"):
+        part = name if _DIGEST.fullmatch(name) else name[1:]
+        if part and row_name(part) == name:
+            return part
+    return escaped(name)
+
+
+_DIGEST = re.compile(r"~[0-9a-f]{64}")
+
+
 # --- one subject ------------------------------------------------------------------------------------------------------
 
 
@@ -98,14 +115,32 @@ def usage(subject: Any) -> dict[date, dict[str, Count]]:
     `subject`: a text such as `"ip:203.0.113.9"`, or a user. Rows may hold more: what was counted before. Raises
     `RuleError` where the subject is none, `StoreUnavailable` where the store does not answer.
     """
-    asked = _days_of(subject)
-    return _counted(asked, get_limiter().store.run(ReadDays(list(asked)), frozen_now()))
+    return {day.day: day.counts for day in counted_days(subject)}
 
 
 async def ausage(subject: Any) -> dict[date, dict[str, Count]]:
     """Return what Redis has counted for a subject; see `usage`."""
+    return {day.day: day.counts for day in await acounted_days(subject)}
+
+
+def counted_days(subject: Any) -> list[DayUsage]:
+    """Return the days of `usage`, each with its incarnation, oldest first.
+
+    `subject` may also be a text as rows have it; see `row_name`. Raises as `usage` does.
+    """
+    asked = _days_of(subject)
+    return _counted(asked, get_limiter().store.run(ReadDays(list(asked)), frozen_now()))
+
+
+async def acounted_days(subject: Any) -> list[DayUsage]:
+    """Return the days of a subject; see `counted_days`."""
     asked = _days_of(subject)
     return _counted(asked, await get_limiter().store.arun(ReadDays(list(asked)), frozen_now()))
+
+
+def today() -> date:
+    """Return the day that is counted now, by this process's clock."""
+    return day_of(frozen_now() or MemoryStore.now()).date
 
 
 def _days_of(subject: Any) -> dict[str, DayUsage]:
@@ -116,18 +151,19 @@ def _days_of(subject: Any) -> dict[str, DayUsage]:
         name = user_subject(subject)
     else:
         raise RuleError(f"{subject!r} is no subject: a text such as 'ip:203.0.113.9' or a user would do.")
-    base = subject_base(current().prefix, name)
-    today = day_of(frozen_now() or MemoryStore.now()).date
-    days = [today - timedelta(days=back) for back in range(KEPT + 1, -2, -1)]
-    return {(key := day_key(base, day)): DayUsage(key, name, day, {}) for day in days}
+    part = row_part(name)
+    base = part_base(current().prefix, part)
+    last = today() + timedelta(days=1)
+    days = [last - timedelta(days=back) for back in range(KEPT + 2, -1, -1)]
+    return {(key := day_key(base, day)): DayUsage(key, row_name(part), day, {}) for day in days}
 
 
-def _counted(asked: Mapping[str, DayUsage], reply: Sequence[Any]) -> dict[date, dict[str, Count]]:
+def _counted(asked: Mapping[str, DayUsage], reply: Sequence[Any]) -> list[DayUsage]:
     found = [
         DayUsage(empty.key, empty.subject, empty.day, _pairs(flat))
         for empty, flat in zip(asked.values(), reply, strict=True)
     ]
-    return {day.day: day.counts for day in found if day.counts}
+    return [day for day in found if day.counts]
 
 
 def _pairs(flat: Sequence[Any]) -> dict[str, str]:
@@ -182,7 +218,7 @@ def _named_day(prefix: str, key: str) -> tuple[str, date] | None:
         when = date.fromisoformat(day) if kind == "day" else None
     except ValueError:
         return None
-    subject = key.removeprefix(subject_base(prefix, "")).partition("}")[0]
+    subject = key.removeprefix(part_base(prefix, "")).partition("}")[0]
     return None if when is None else (row_name(subject), when)
 
 

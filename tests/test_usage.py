@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from django_quota import check, usage
 from django_quota.clock import SECOND
 from django_quota.exceptions import RuleError
-from django_quota.keys import MAX_PART, field, subject_base
+from django_quota.keys import MAX_PART, escape, field, subject_base
 from django_quota.limiter import get_limiter
 from django_quota.operations.base import DictStates, text
 from django_quota.operations.usage import DropDay, ReadDays
 from django_quota.stores.redis import RedisStore
 from django_quota.testing import freeze
-from django_quota.usage import Count, ausage, day_key, row_name
+from django_quota.usage import Count, acounted_days, ausage, counted_days, day_key, row_name, row_part, today
 from tests.days import count
 from tests.steps import START
 
@@ -61,6 +61,19 @@ def test_a_name_is_kept_as_it_is_where_that_can_be() -> None:
     assert row_name(field("~")) == "~%7E"
 
 
+@given(st.text(max_size=300))
+def test_a_name_may_be_given_as_it_is_or_as_a_row_has_it(name: str) -> None:
+    for escaped in (escape, field):
+        part = escaped(name)
+        assert row_part(row_name(part), escaped) == part
+        assert row_part(row_name(row_part(row_name(part), escaped)), escaped) == part
+
+
+@given(names.filter(lambda name: not name.startswith("~")))
+def test_a_plain_name_is_its_own(name: str) -> None:
+    assert row_part(name) == escape(name)
+
+
 # --- one subject ------------------------------------------------------------------------------------------------------
 
 
@@ -74,6 +87,21 @@ def test_the_usage_of_a_subject_is_what_was_decided(settings: Any) -> None:
         expected = {TODAY: {"few": Count(2, 1)}, TODAY + timedelta(days=1): {"few": Count(1, 0)}}
         assert usage.usage("user:1") == asyncio.run(ausage("user:1")) == expected
         assert usage.usage("user:2") == {}
+
+
+@pytest.mark.usefixtures("either_store")
+def test_days_say_when_their_hash_was_opened(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "TIME_ZONE": "UTC"}
+    long = "user:" + "x" * 300
+    with freeze(START):
+        assert today() == TODAY
+        for subject in ("user:1", long):
+            check("2/h", subject, name="few", daily=True)
+            name = row_name(escape(subject))
+            for asked in (subject, name):
+                (day,) = counted_days(asked)
+                assert asyncio.run(acounted_days(asked)) == [day]
+                assert (day.subject, day.day, day.incarnation, day.counts) == (name, TODAY, START, {"few": Count(1, 0)})
 
 
 @pytest.mark.usefixtures("memory_store")

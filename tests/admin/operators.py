@@ -1,0 +1,43 @@
+"""Who works in the admin: users with these permissions and no others, logged in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.apps import apps
+from django.contrib.auth.management import create_permissions
+from django.contrib.auth.models import Permission, User
+from django.contrib.contenttypes.models import ContentType
+from django.test import Client
+
+
+def _know_the_permissions() -> None:
+    """An emptied database has neither content types nor permissions, and Django remembers those of the last one."""
+    ContentType.objects.clear_cache()
+    if not Permission.objects.filter(codename="view_subject").exists():
+        for app in apps.get_app_configs():
+            create_permissions(app, verbosity=0)
+
+
+def operator(*permissions: str, name: str = "operator", **client: Any) -> Client:
+    """Return the client of a staff user with these permissions of django_quota (or `app.codename`)."""
+    _know_the_permissions()
+    user = User.objects.create_user(name, is_staff=True)
+    for permission in permissions:
+        app, _, codename = permission.rpartition(".")
+        user.user_permissions.add(
+            Permission.objects.get(content_type__app_label=app or "django_quota", codename=codename)
+        )
+    return _logged_in(user, client)
+
+
+def superuser(name: str = "root", **client: Any) -> Client:
+    """Return the client of a superuser."""
+    _know_the_permissions()
+    return _logged_in(User.objects.create_superuser(name, f"{name}@example.org"), client)
+
+
+def _logged_in(user: User, options: dict[str, Any]) -> Client:
+    client = Client(**options)
+    client.force_login(user)
+    return client

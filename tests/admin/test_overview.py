@@ -1,0 +1,335 @@
+"""The overview: its figures are those of the store, its trips and queries are bounded, and only who may sees it."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+import redis
+from django.apps import apps
+from django.contrib.auth.management import create_permissions
+from django.test import Client
+from django.urls import reverse
+from redis.connection import AbstractConnection
+
+from django_quota import check, sizes, slot
+from django_quota.activity import RULES, Minute, activity
+from django_quota.admin import overview
+from django_quota.admin.sparkline import HEIGHT, STEP, sparkline
+from django_quota.health import Health, health
+from django_quota.keys import KINDS, SYSTEM_KINDS
+from django_quota.limiter import get_limiter
+from django_quota.models import OverrideOutbox
+from django_quota.stores.redis import RedisStore
+from django_quota.tallies import Tally
+from tests.admin.operators import operator, superuser
+from tests.conftest import caches
+
+PAGE = "/admin/django_quota/overview/"
+PARTS = ("", "figures/", "events/", "stream/")
+SUBJECT = "ip:203.0.113.9"
+
+
+@pytest.fixture(autouse=True)
+def tallying(nothing_is_tallied: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count; what is read tells it to the store first."""
+    monkeypatch.setattr(Tally, "is_on", True)
+    monkeypatch.setattr(Tally, "flush_what_is_left", lambda *_, **__: None)
+
+
+@pytest.fixture
+def permissions(database: dict[str, Any]) -> None:
+    create_permissions(apps.get_app_config("django_quota"), verbosity=0)  # an emptied PostgreSQL has none
+
+
+@pytest.fixture
+def client(permissions: None) -> Client:
+    return operator("view_overview", "view_subject")
+
+
+def ban(subject: str, times: int = 8) -> None:
+    for _ in range(times):
+        check("1/m", subject, name="login", ban={"after": "5/m", "for": "10m"})
+
+
+class _Watched(HTMLParser):
+    """What a page must not hold: style attributes, handlers, scripts and styles in the page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = dict(attrs)
+        self.found += [f"{tag} {name}" for name in names if name == "style" or name.startswith("on")]
+        if tag == "style" or (tag == "script" and "src" not in names and "json" not in (names.get("type") or "")):
+            self.found.append(tag)
+
+
+class TestWhoMaySeeIt:
+    @pytest.mark.usefixtures("redis_cache")
+    @pytest.mark.parametrize("part", PARTS)
+    def test_without_the_permission_every_address_of_it_is_forbidden(self, permissions: None, part: str) -> None:
+        assert operator("view_subject", "view_quotaoverride").get(PAGE + part).status_code == 403
+
+    @pytest.mark.usefixtures("redis_cache", "database")
+    @pytest.mark.parametrize("part", PARTS)
+    def test_a_stranger_is_sent_to_the_login(self, part: str) -> None:
+        reply = Client().get(PAGE + part)
+        assert (reply.status_code, reply["Location"].partition("?")[0]) == (302, "/admin/login/")
+
+    @pytest.mark.usefixtures("redis_cache")
+    def test_there_is_nothing_to_add_change_or_delete_even_for_a_superuser(self, database: dict[str, Any]) -> None:
+        client = superuser()
+        for what in ("add/", "1/change/", "1/delete/", "1/history/"):
+            assert client.get(PAGE + what).status_code == 404
+        assert client.get(PAGE).status_code == 200
+        assert "overview/add" not in client.get("/admin/").content.decode()
+
+    @pytest.mark.usefixtures("redis_cache")
+    def test_who_may_not_see_subjects_gets_no_links_to_them(self, permissions: None) -> None:
+        check("0/m", SUBJECT, name="a")
+        page = operator("view_overview").get(PAGE).content.decode()
+        assert SUBJECT in page
+        assert "?subject=" not in page
+
+
+@pytest.mark.usefixtures("either_store")
+class TestThePage:
+    def test_it_shows_what_was_checked_and_whom_it_refused(self, client: Client) -> None:
+        for _ in range(5):
+            check("3/m", SUBJECT, name="search")
+        page = client.get(PAGE).content.decode()
+        row = re.search(r'<th scope="row">search</th>(.*?)</tr>', page, re.DOTALL)
+        assert row is not None
+        assert re.findall(r">(\d+)<", row[1])[:3] == ["5", "3", "2"]
+        assert "3 allowed, 2 refused; at most 5 in a minute" in row[1]
+        assert re.search(rf"{SUBJECT}(</a>|</span>)\s*</th><td class=\"quota-number\">2<", page)
+
+    def test_it_shows_slots(self, client: Client) -> None:
+        with slot("export", 1, subject=SUBJECT):
+            page = client.get(PAGE + "figures/").content.decode()
+        assert re.search(r"export.*?1 of 1 <strong[^>]*>full", page, re.DOTALL)
+
+    def test_nothing_in_it_is_against_a_strict_content_policy(self, client: Client) -> None:
+        ban(SUBJECT)
+        with slot("export", 1):
+            for address in (PAGE, PAGE + "?sizes=1", PAGE + "figures/"):
+                watched = _Watched()
+                watched.feed(client.get(address).content.decode())
+                assert watched.found == []
+
+    def test_what_strangers_have_chosen_is_escaped(self, client: Client) -> None:
+        check("0/m", "user:<script>alert(1)</script>", name="<b>&")
+        page = client.get(PAGE).content.decode()
+        assert "<script>alert" not in page
+        assert "<b>&" not in page
+
+    def test_an_empty_one_says_so(self, client: Client) -> None:
+        page = client.get(PAGE).content.decode()
+        assert "Nothing has been checked today." in page
+        assert "Nobody has been refused today." in page
+
+    def test_limits_that_are_switched_off_are_told(self, client: Client, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
+        assert "Limits are switched off" in client.get(PAGE).content.decode()
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_the_memory_store_is_called_so(client: Client) -> None:
+    page = client.get(PAGE).content.decode()
+    assert "each process counts by itself" in page
+    assert 'data-events-url=""' in page
+
+
+@pytest.mark.usefixtures("redis_cache")
+class TestOnRedis:
+    def test_bans_with_their_end_and_a_link_to_the_subject(self, client: Client) -> None:
+        ban(SUBJECT)
+        ban("ip:203.0.113.10")
+        page = client.get(PAGE).content.decode()
+        assert "The next 2 to end, of 2" in page
+        assert "in 10 minutes" in page
+        assert f'<a href="{reverse("admin:django_quota_subject_changelist")}?subject=ip%3A203.0.113.9">' in page
+
+    def test_the_last_events_are_there_without_a_script_the_newest_first(self, client: Client) -> None:
+        ban(SUBJECT)
+        page = client.get(PAGE).content.decode()
+        kinds = re.findall(r"quota-kind-(\w+)", page)
+        assert kinds[0] == "banned"
+        assert "refused" in kinds
+
+    def test_figures_that_are_fetched_again_are_those_of_the_page(self, client: Client) -> None:
+        check("0/m", SUBJECT, name="a")
+        figures = client.get(PAGE + "figures/").content.decode()
+        assert 'id="quota-rules-title"' in figures
+        assert "<html" not in figures
+
+    def test_trips_and_queries_are_bounded_whatever_there_is(
+        self, client: Client, raw: redis.Redis, django_assert_num_queries: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for number in range(RULES + 30):
+            check("5/m", f"ip:192.0.2.{number}", name=f"rule{number}")
+        for number in range(30):
+            ban(f"ip:198.51.100.{number}")
+            with slot(f"slot{number}", 2):
+                pass
+        client.get(PAGE)
+        raw.config_resetstat()
+        check("5/m", SUBJECT, name="one more")
+        trips = []
+        send: Any = AbstractConnection.send_packed_command
+
+        def count(self: Any, command: Any, *args: Any, **kwargs: Any) -> Any:
+            trips.append(command)
+            return send(self, command, *args, **kwargs)
+
+        monkeypatch.setattr(AbstractConnection, "send_packed_command", count)
+        with django_assert_num_queries(6):  # four of the admin: who it is, and what they may; two of ours
+            assert client.get(PAGE).status_code == 200
+        monkeypatch.undo()
+        assert len(trips) == 7  # the own tally, two of activity, two pings, one of health, one of events
+        assert not {"cmdstat_keys", "cmdstat_scan"} & set(raw.info("commandstats"))
+
+    def test_it_shows_as_many_rules_as_it_says_and_the_others_together(self) -> None:
+        for number in range(RULES + 5):
+            check("5/m", SUBJECT, name=f"rule{number}")
+        check("5/m", SUBJECT, name="rule7")
+        rules = activity().rules
+        assert len(rules) == RULES + 1
+        assert rules[0].rule == "rule7"
+        assert rules[-1].is_rest
+        assert sum(rule.total for rule in rules) == RULES + 6
+
+    def test_a_store_that_does_not_answer_is_told(self, client: Client, settings: Any) -> None:
+        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nowhere/redis.sock"}}
+        reply = client.get(PAGE)
+        assert reply.status_code == 200
+        assert "The store does not answer" in reply.content.decode()
+        assert "The store does not answer" in client.get(PAGE + "figures/").content.decode()
+        assert client.get(PAGE + "events/?after=0-0").status_code == 503
+
+    def test_overrides_that_wait_are_told(self, client: Client) -> None:
+        OverrideOutbox.objects.create(subject=SUBJECT)
+        assert "Overrides that wait to be published to Redis: 1." in client.get(PAGE).content.decode()
+
+
+@pytest.mark.usefixtures("redis_cache")
+class TestHealth:
+    def test_it_says_what_the_server_says(self, raw: redis.Redis) -> None:
+        store = get_limiter().store
+        assert isinstance(store, RedisStore)
+        raw.config_set("maxmemory", "500mb")
+        raw.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            found = health(store, "quota")
+        finally:
+            raw.config_set("maxmemory", 0)
+            raw.config_set("maxmemory-policy", "noeviction")
+        assert (found.version, found.role) == (raw.info("server")["redis_version"], "master")
+        assert (found.most, found.policy) == (500 * 1024 * 1024, "allkeys-lru")
+        assert found.may_evict
+        assert not found.is_nearly_full
+        assert found.holds_overrides is False
+        assert 0 < found.latency < 5
+
+    def test_what_it_may_not_ask_is_left_out(self, settings: Any, redis_server: Any, raw: redis.Redis) -> None:
+        client: Any = raw
+        client.execute_command("ACL", "SETUSER", "poor", "on", "nopass", "~*", "+@all", "-info", "-dbsize")
+        try:
+            settings.CACHES = caches(redis_server, username="poor", password="any")
+            store = get_limiter().store
+            assert isinstance(store, RedisStore)
+            found = health(store, "quota")
+        finally:
+            client.execute_command("ACL", "DELUSER", "poor")
+        assert (found.version, found.keys, found.events) == (None, None, 0)
+        assert not found.may_evict
+
+    @pytest.mark.parametrize(
+        ("used", "most", "policy", "evicts", "full"),
+        [
+            (10, 0, "allkeys-lru", False, False),
+            (10, 100, "noeviction", False, False),
+            (90, 100, "noeviction", False, True),
+            (89, 100, "volatile-ttl", True, False),
+            (None, None, None, False, False),
+        ],
+    )
+    def test_what_may_harm(self, used: int, most: int, policy: str, evicts: bool, full: bool) -> None:
+        found = Health(0.1, used=used, most=most, policy=policy)
+        assert (found.may_evict, found.is_nearly_full) == (evicts, full)
+
+
+def test_every_kind_of_key_has_a_word() -> None:
+    assert set(overview._KINDS) == set(KINDS)
+    assert set(overview._SYSTEM_KINDS) == set(SYSTEM_KINDS)
+
+
+@pytest.mark.usefixtures("redis_cache")
+class TestSizes:
+    @pytest.fixture(autouse=True)
+    def unknown(self) -> None:
+        sizes._last.clear()
+
+    def store(self) -> RedisStore:
+        store = get_limiter().store
+        assert isinstance(store, RedisStore)
+        return store
+
+    def test_few_keys_are_all_listed(self, raw: redis.Redis) -> None:
+        for number in range(30):
+            check("5/m", f"ip:192.0.2.{number}", name="a")
+        raw.set("foreign", "x" * 10_000, ex=100)
+        found = sizes.sizes(self.store(), "quota")
+        assert found.is_whole
+        assert (found.listed, found.total) == (31, 31)
+        assert {(kind.kind, kind.keys) for kind in found.kinds} == {("r", 30)}
+        client: Any = raw
+        expected = sum(client.memory_usage(key) for key in client.keys("quota:*"))
+        assert found.bytes == expected
+
+    def test_of_many_a_sample_stands_for_all_with_a_bounded_number_of_commands(self, raw: redis.Redis) -> None:
+        with raw.pipeline(transaction=False) as pipeline:
+            for number in range(20_000):
+                pipeline.set(f"quota:1:{{ip:{number}}}:c:clicks" if number % 2 else f"other:{number}", "7", ex=1000)
+            pipeline.execute()
+        raw.config_resetstat()
+        found = sizes.sizes(self.store(), "quota")
+        stats = raw.info("commandstats")
+        assert stats["cmdstat_scan"]["calls"] == sizes.STEPS
+        usage = stats.get("cmdstat_memory|usage") or stats["cmdstat_memory"]
+        assert usage["calls"] <= sizes.MEASURED
+        assert not found.is_whole
+        assert found.total == 20_000
+        assert 8_000 < found.keys < 12_000
+
+    def test_it_is_asked_for_and_kept_for_a_while(self, client: Client, raw: redis.Redis) -> None:
+        check("5/m", SUBJECT, name="a")
+        raw.config_resetstat()
+        assert ">Estimate<" in client.get(PAGE).content.decode()
+        assert "cmdstat_scan" not in raw.info("commandstats")
+        for _ in range(2):
+            assert "that were measured" in client.get(PAGE + "?sizes=1").content.decode()
+        assert raw.info("commandstats")["cmdstat_scan"]["calls"] == 1
+
+
+class TestSparklines:
+    def test_no_minutes_are_no_drawing(self) -> None:
+        assert sparkline([]) is None
+
+    def test_an_hour_without_checks_is_an_empty_one(self) -> None:
+        drawn = sparkline([Minute()] * 60)
+        assert drawn is not None
+        assert (drawn.allowed, drawn.refused, drawn.width) == ("", "", 60 * STEP)
+
+    def test_the_tallest_fills_it_and_one_refusal_among_many_is_seen(self) -> None:
+        drawn = sparkline([Minute(5_000, 1), Minute(1, 0), Minute(0, 3)])
+        assert drawn is not None
+        assert drawn.refused.startswith(f"M0 0h{STEP - 1}v1")
+        assert f"M0 1h{STEP - 1}v{HEIGHT - 1}" in drawn.allowed
+        assert drawn.allowed.count("M") == 2
+        assert drawn.refused.count("M") == 2
+        assert "5001 allowed, 4 refused; at most 5001 in a minute" in drawn.words

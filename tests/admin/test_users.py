@@ -1,0 +1,69 @@
+"""From a user's page in the admin to how it stands: the links, and who gets them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import Permission, User
+from django.contrib.contenttypes.models import ContentType
+from django.urls import path
+
+from django_quota.admin.users import UsageLinks
+from tests.admin.operators import operator, superuser
+
+QUOTA, USAGE = "/admin/django_quota/subject/?subject=user%3A", "/admin/django_quota/dailycounter/usage/?subject=user%3A"
+
+
+class Member(User):
+    """A user model that the templates for Django's own do not reach."""
+
+    class Meta:
+        proxy = True
+        app_label = "auth"
+
+
+class Members(UsageLinks, admin.ModelAdmin):  # type: ignore[type-arg]  # Django's own takes none
+    """Its admin, as a project would write it."""
+
+
+site = admin.AdminSite()
+site._registry.update(admin.site._registry)
+site.register(Member, Members)
+urlpatterns = [path("admin/", site.urls)]
+
+
+def page(user: User, asker: Any) -> str:
+    answer = asker.get(f"/admin/auth/user/{user.pk}/change/")
+    assert answer.status_code == 200
+    return str(answer.content.decode())
+
+
+@pytest.mark.usefixtures("database", "memory_store")
+class TestLinks:
+    def test_a_users_page_leads_to_how_it_stands_and_what_it_used(self) -> None:
+        ann = User.objects.create_user("ann")
+        shown = page(ann, superuser())
+        assert f'href="{QUOTA}{ann.pk}"' in shown
+        assert f'href="{USAGE}{ann.pk}"' in shown
+        assert "History" in shown
+
+    def test_only_with_the_permission(self) -> None:
+        ann = User.objects.create_user("ann")
+        shown = page(ann, operator("auth.view_user", "view_subject"))
+        assert f'href="{QUOTA}{ann.pk}"' in shown
+        assert USAGE not in shown
+        shown = page(ann, operator("auth.view_user", name="other"))
+        assert QUOTA not in shown
+
+    def test_a_user_model_of_ones_own_has_them_by_a_mixin(self, settings: Any) -> None:
+        settings.ROOT_URLCONF = __name__
+        client, ann = superuser(), User.objects.create_user("ann")
+        shown = client.get(f"/admin/auth/member/{ann.pk}/change/").content.decode()
+        assert f'href="{QUOTA}{ann.pk}"' in shown
+        assert f'href="{USAGE}{ann.pk}"' in shown
+        assert client.get("/admin/auth/member/add/").status_code == 200
+        content_type = ContentType.objects.get_for_model(Member, for_concrete_model=False)
+        Permission.objects.get_or_create(codename="view_member", content_type=content_type)  # not migrated for
+        assert USAGE not in operator("auth.view_member").get(f"/admin/auth/member/{ann.pk}/change/").content.decode()
