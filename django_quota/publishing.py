@@ -110,7 +110,7 @@ def _overrides_of(subjects: Collection[str], using: str) -> dict[str, dict[str, 
     """Return the overrides of each of these subjects, by rule."""
     found: dict[str, dict[str, Override]] = {subject: {} for subject in subjects}
     for row in _not_ended(using).filter(subject__in=subjects):
-        override = _as_published(row)
+        override = as_published(row)
         if override is not None:
             found[row.subject][row.rule] = override
     return found
@@ -121,7 +121,7 @@ def _not_ended(using: str) -> QuerySet[QuotaOverride]:
     return rows.filter(Q(expires__isnull=True) | Q(expires__gt=timezone.now() - LONG_AGO))
 
 
-def _as_published(row: QuotaOverride) -> Override | None:
+def as_published(row: QuotaOverride) -> Override | None:
     """Return an override as it is published; None where its rate, saved behind the model's back, is none."""
     rates = ""
     if row.mode == QuotaOverride.Mode.RATE:

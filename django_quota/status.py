@@ -50,9 +50,11 @@ class LimitStatus:
     """What stands above the limit; see `Outcome.why`."""
     source: str
     """The key in Redis that the figures come from."""
+    tier: str = ""
+    """Which tier the limit is of, where its rule has rates by tier."""
 
     @classmethod
-    def of(cls, outcome: Outcome, source: str) -> LimitStatus:
+    def of(cls, outcome: Outcome, source: str, tier: str = "") -> LimitStatus:
         """Read what a peek said."""
         return cls(
             outcome.rule,
@@ -65,6 +67,7 @@ class LimitStatus:
             outcome.reset_after,
             outcome.why,
             source,
+            tier,
         )
 
 
@@ -74,8 +77,10 @@ class Held:
 
     name: str
     ends_in: tuple[float, ...]
-    """Seconds, the first one first."""
+    """Seconds, the first one first; of very many, the first hundred or so."""
     source: str
+    number: int = 0
+    """How many there are."""
 
 
 @dataclass(slots=True)
@@ -141,20 +146,24 @@ def status_of(subject: str, rules: Iterable[str] | None = None) -> SubjectStatus
     return status
 
 
-def _ask(status: SubjectStatus, rule: Rule) -> None:
+def _ask(status: SubjectStatus, rule: Rule, tier: str = "") -> None:
+    if rule.tiers:
+        for name, of_tier in rule.tiers.items():
+            _ask(status, of_tier, name)
+        return
     if rule.dynamic:
         status.unread[rule.name] = "its rates are functions of the request"
         return
     plan = Plan(current().prefix)
     plan.add(rule, status.subject, 1)
     if not plan:
-        status.unread[rule.name] = "it is unlimited"
+        status.unread[f"{rule.name} ({tier})" if tier else rule.name] = "it is unlimited"
         return
     decision = get_limiter().decide(plan, "peek")
     if not decision.outcomes:
         status.unread[rule.name] = "the store does not answer"
     for outcome, step in zip(decision.outcomes, plan.steps, strict=False):
-        status.limits.append(LimitStatus.of(outcome, step.key))
+        status.limits.append(LimitStatus.of(outcome, step.key, tier))
         if outcome.why == "banned" and outcome.retry_after is not None:
             status.bans[rule.name] = outcome.retry_after
 
@@ -192,7 +201,7 @@ def _held(store: RedisStore, prefix: str, subject: str, found: Iterable[keys.Key
             members = client.zrangebyscore(source, now + 1, "+inf", withscores=True)
         if members:
             ends_in = tuple((float(score) - now) / SECOND for _, score in members)
-            yield Held(keys.named(part.split(":")[1]) or part, ends_in, source)
+            yield Held(keys.named(part.split(":")[1]) or part, ends_in, source, len(ends_in))
 
 
 # --- forgetting -------------------------------------------------------------------------------------------------------

@@ -77,6 +77,13 @@ def test_every_limit_is_said_with_its_figures_and_their_source() -> None:
     }
 
 
+def test_a_rule_with_tiers_is_said_tier_by_tier(settings: Any) -> None:
+    settings.QUOTA = {"RULES": {"tiered": {"rate": {"anonymous": "5/m", "authenticated": None}}}}
+    status = status_of(SUBJECT, ["tiered"])
+    assert [(limit.rule, limit.tier, limit.limit) for limit in status.limits] == [("tiered", "anonymous", 5)]
+    assert status.unread == {"tiered (authenticated)": "it is unlimited"}
+
+
 def test_what_a_plain_rate_has_counted_is_found() -> None:
     with freeze(START):
         check("5/30m", SUBJECT)

@@ -1,0 +1,139 @@
+"""Live events for the overview: as a stream under ASGI, by asking again and again elsewhere.
+
+Both send the same: lines of HTML, the oldest first, and the id of the last event, behind which to go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from django.core.handlers.asgi import ASGIRequest
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
+from django.template.loader import render_to_string
+from django.utils import timezone, translation
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy as _lazy
+
+from django_quota.clock import SECOND
+from django_quota.conf import current
+from django_quota.events import BEGINNING, Entry, Event, EventStream
+from django_quota.exceptions import QuotaError
+from django_quota.feeds import SHOWN, feed_of, is_entry_id
+from django_quota.limiter import get_limiter
+from django_quota.stores.redis import RedisStore
+
+LASTS = 120.0
+"""Seconds until a stream ends, and its viewer comes again: so that a server that is to stop is not kept for longer."""
+
+HEARTBEAT = 15.0
+"""Seconds without events after which a stream says that it is alive: so a viewer that has gone is noticed."""
+
+PACE = 0.5
+"""Seconds between two messages: what comes in meanwhile goes together, so that a flood costs no more than a rain."""
+
+RETRY = 2_000
+"""Milliseconds after which a viewer whose stream has ended comes again."""
+
+Render = Callable[[Sequence[Event]], str]
+
+_KINDS = {"refused": _lazy("refused"), "banned": _lazy("banned"), "near": _lazy("near its limit")}
+
+
+class Line(NamedTuple):
+    """An event as it is shown."""
+
+    kind: str
+    what: str
+    """Its kind in words."""
+    event: Event
+    at: datetime
+    until: datetime | None
+
+
+def lines(found: Sequence[Event]) -> list[Line]:
+    """Return events as they are shown."""
+    return [
+        Line(event.kind, str(_KINDS[event.kind]), event, moment(event.at), moment(event.until) if event.until else None)
+        for event in found
+    ]
+
+
+def moment(microseconds: int) -> datetime:
+    """Return a moment of the store's clock as templates take it."""
+    return datetime.fromtimestamp(microseconds // SECOND, UTC)
+
+
+def newest(after: str) -> list[Entry]:
+    """Return the last entries behind an id, the oldest first; none where the store keeps no events."""
+    store = get_limiter().store
+    return EventStream(store, current().prefix).newest(SHOWN, after) if isinstance(store, RedisStore) else []
+
+
+def events(request: HttpRequest, subject_url: str) -> HttpResponse:
+    """Answer with what came in behind the event of `?after=`, in JSON; 503 where the store does not answer."""
+    given = request.GET.get("after", BEGINNING)
+    if not is_entry_id(given):
+        return JsonResponse({"problem": _("That is no id of an event.")}, status=400)
+    try:
+        entries = newest(given)
+    except QuotaError as error:
+        return JsonResponse({"problem": str(error)}, status=503)
+    found = [entry.event for entry in entries if entry.event is not None]
+    return JsonResponse({"last": entries[-1].id if entries else given, "html": _rendering(subject_url)(found)})
+
+
+def stream(request: HttpRequest, subject_url: str) -> HttpResponseBase:
+    """Answer with events as they come, as server-sent events; 406 where the server or the store cannot."""
+    store = get_limiter().store
+    if not isinstance(request, ASGIRequest) or not isinstance(store, RedisStore):
+        return HttpResponse(_("This server sends no streams."), status=406, content_type="text/plain")
+    given = request.headers.get("Last-Event-ID") or request.GET.get("after") or ""
+    after = given if is_entry_id(given) else None
+    messages = _messages(store, current().prefix, after, _rendering(subject_url))
+    return StreamingHttpResponse(
+        messages,
+        content_type="text/event-stream; charset=utf-8",
+        headers={
+            "Cache-Control": "no-cache",
+            "X-Accel-Buffering": "no",  # nginx would hold it back
+            "Content-Encoding": "identity",  # and so would GZipMiddleware, which leaves alone what has one
+        },
+    )
+
+
+async def _messages(store: RedisStore, prefix: str, after: str | None, render: Render) -> AsyncIterator[bytes]:
+    ends = asyncio.get_running_loop().time() + LASTS
+    yield b"retry: %d\n\n" % RETRY
+    try:
+        async with aclosing(feed_of(store, prefix).follow(after, HEARTBEAT)) as news:
+            async for last, found in news:
+                if found:
+                    body = json.dumps({"last": last, "html": render(found)})
+                    yield f"id: {last}\ndata: {body}\n\n".encode()
+                    await asyncio.sleep(PACE)
+                else:
+                    yield b": still here\n\n"
+                if asyncio.get_running_loop().time() > ends:
+                    return
+    except QuotaError:
+        yield b": the store does not answer\n\n"  # the viewer comes again, and the figures say so
+
+
+def _rendering(subject_url: str) -> Render:
+    """Return what makes lines of events in the language and the time zone of this request, in whatever task."""
+    language, zone = translation.get_language(), timezone.get_current_timezone()
+
+    def render(found: Sequence[Event]) -> str:
+        if not found:
+            return ""
+        with translation.override(language), timezone.override(zone):
+            return render_to_string(
+                "admin/django_quota/overview_events.html", {"lines": lines(found), "subject_url": subject_url}
+            )
+
+    return render

@@ -1,0 +1,149 @@
+"""What the admin says: spans, moments, limits and overrides in words, translated. It must not ask anybody for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from math import ceil
+
+from django.conf import settings
+from django.utils import timezone
+from django.utils.formats import date_format
+from django.utils.functional import Promise
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from django_quota.clock import SECOND
+from django_quota.models import QuotaOverride
+from django_quota.overrides import ALL_RULES
+from django_quota.status import LimitStatus
+from django_quota.wording import wait_in_words
+
+ALGORITHM_NAMES: dict[str, str | Promise] = {
+    "sliding_window": gettext_lazy("sliding window"),
+    "fixed_window": gettext_lazy("fixed window"),
+    "calendar": gettext_lazy("calendar"),
+    "token_bucket": gettext_lazy("token bucket"),
+    "leaky_bucket": gettext_lazy("leaky bucket"),
+    "distinct": gettext_lazy("different values"),
+}
+
+WHYS: dict[str, str | Promise] = {
+    "override": gettext_lazy("by an override"),
+    "exempt": gettext_lazy("exempt by an override"),
+    "blocked": gettext_lazy("blocked by an override"),
+    "banned": gettext_lazy("banned"),
+}
+
+
+def span_in_words(seconds: float) -> str:
+    """Return a span in one unit, never shorter than it is: `"90 seconds"`, `"3 hours"`."""
+    return wait_in_words(max(1, ceil(seconds)))
+
+
+def moment_of(now: int, seconds: float = 0.0) -> datetime:
+    """Return the moment so many seconds after the store's time, as the admin shows it."""
+    moment = datetime.fromtimestamp(now / SECOND, UTC) + timedelta(seconds=seconds)
+    return timezone.localtime(moment) if settings.USE_TZ else timezone.make_naive(moment)
+
+
+def moment_in_words(moment: datetime, style: str = "DATETIME_FORMAT") -> str:
+    """Return a moment as the admin writes dates; `style`: the name of one of Django's formats."""
+    shown = timezone.localtime(moment) if timezone.is_aware(moment) else moment
+    return date_format(shown, style)
+
+
+def rule_in_words(rule: str) -> str:
+    """Return a rule as a sentence names it: `rule “search”`, `all rules`."""
+    return _("all rules") if rule in ("", ALL_RULES) else _("rule “%s”") % rule
+
+
+def mode_in_words(row: QuotaOverride) -> str:
+    """Return what an override makes of its rule: its rate, or its mode."""
+    return row.rate if row.mode == QuotaOverride.Mode.RATE else row.get_mode_display()
+
+
+STATES: dict[str, str | Promise] = {
+    "active": gettext_lazy("active"),
+    "pending": gettext_lazy("not yet begun"),
+    "ended": gettext_lazy("ended"),
+}
+
+
+def state_of(row: QuotaOverride, now: datetime) -> str:
+    """Return how an override stands at a moment: a key of `STATES`."""
+    if row.expires is not None and row.expires <= now:
+        return "ended"
+    return "pending" if row.starts is not None and row.starts > now else "active"
+
+
+@dataclass(frozen=True, slots=True)
+class LimitRow:
+    """A limit in words."""
+
+    status: LimitStatus
+    now: int
+    """The store's time, in microseconds."""
+
+    @property
+    def title(self) -> str:
+        """Its rate and its algorithm."""
+        words = {"rate": self.status.rate, "algorithm": ALGORITHM_NAMES.get(self.status.algorithm, "")}
+        return _("%(rate)s by %(algorithm)s") % words
+
+    @property
+    def figures(self) -> str:
+        """What is used and what is left."""
+        words = {"used": self.status.used, "limit": self.status.limit, "left": self.status.remaining}
+        return _("%(used)d of %(limit)d used, %(left)d left") % words
+
+    @property
+    def next(self) -> str:
+        """When one more hit is admitted."""
+        return next_in_words(self.status.retry_after)
+
+    @property
+    def next_moment(self) -> datetime | None:
+        """The moment from which on one more hit is admitted; None for now and for never."""
+        return moment_of(self.now, self.status.retry_after) if self.status.retry_after else None
+
+    @property
+    def reset(self) -> str:
+        """When nothing of it is used any more; empty where nothing is."""
+        if not self.status.used:
+            return ""
+        return _("all of it is back in %s") % span_in_words(self.status.reset_after)
+
+    @property
+    def why(self) -> str | Promise:
+        """What stands above it."""
+        return WHYS.get(self.status.why, "")
+
+    @property
+    def most(self) -> int:
+        """The length of its bar: a bar of no length is none."""
+        return max(1, self.status.limit)
+
+    @property
+    def high(self) -> int:
+        """From where on its bar warns."""
+        return self.most * 4 // 5
+
+    @property
+    def filled(self) -> int:
+        """How much of its bar is filled: all of it where it admits nothing."""
+        return min(self.status.used, self.most) if self.status.limit else self.most
+
+
+def next_in_words(retry_after: float | None) -> str:
+    """Say when one more hit is admitted: None for never."""
+    if retry_after is None:
+        return _("no hit is admitted")
+    if retry_after == 0:
+        return _("the next hit is admitted")
+    return _("the next hit is admitted in %s") % span_in_words(retry_after)
+
+
+def ordinal(level: int) -> str:
+    """Say which ban in a row this is."""
+    return ngettext("the first", "number %(level)d in a row", level) % {"level": level}

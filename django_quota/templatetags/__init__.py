@@ -1,0 +1,1 @@
+"""Template tags: what a template of the admin cannot say by itself."""
