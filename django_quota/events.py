@@ -161,6 +161,11 @@ class EventStream:
             page = _page(client.xrevrange(self.key, upper, "-", 1))
         return page[0].id if page else BEGINNING
 
+    def newest(self, count: int, after: str = BEGINNING) -> list[Entry]:
+        """Return the last entries behind this one, the oldest first, `count` at most, and wait for none."""
+        with self.store.commands() as client:
+            return _page(client.xrevrange(self.key, "+", f"({after}", count))[::-1]
+
     def after(self, entry_id: str) -> list[Entry]:
         """Return the entries behind this one, `PAGE` at most; where there is none, wait up to a second for some."""
         with self.store.commands() as client:

@@ -247,6 +247,9 @@ class _Place:
 
     def entering(self, token: str) -> Flow:
         """Return (as the flow's result) the decision that lets a token in; raise `QuotaExceeded` where none does."""
+        tally = get_limiter().tally
+        if tally is not None:
+            tally.saw_slot(self.subject, self.slot.name, self.slot.limit, self.slot.span)
         deadline = time.monotonic() + self.slot.patience
         queued = False
         while True:

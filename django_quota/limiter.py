@@ -25,9 +25,11 @@ from django_quota.plans import Plan
 from django_quota.rules import Rule
 from django_quota.signals import banned, near_limit, refused
 from django_quota.stores.base import Store
+from django_quota.stores.errands import Watch
 from django_quota.stores.memory import MemoryStore
-from django_quota.stores.redis import RedisStore, Watch
+from django_quota.stores.redis import RedisStore
 from django_quota.subjects import aanswer, answer
+from django_quota.tallies import Tally
 
 logger = logging.getLogger("django_quota")
 
@@ -37,6 +39,9 @@ MAX_GUESSES = 5
 SIGNALS = {"refused": refused, "banned": banned, "near": near_limit}
 """The signal of each thing that a store tells."""
 
+_COUNTED = ("check", "reserve")
+"""The modes in which a decision is one of those that are counted."""
+
 _WITHOUT_HOLDS = {"reserve": "check", "settle": "peek"}
 
 _SLOW = "its answers take longer than the periods of a calendar limit last"
@@ -45,8 +50,10 @@ _SLOW = "its answers take longer than the periods of a calendar limit last"
 class Limiter:
     """Decides plans on a store, and by each rule's `on_unavailable` while the store does not answer."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, tally: Tally | None = None) -> None:
         self.store = store
+        self.tally = tally
+        """What counts its decisions for the overview; None: nobody does."""
         self.local = MemoryStore()
         """Decides for the rules that say `on_unavailable="local"`: each process by itself."""
         self._skew = 0
@@ -106,6 +113,8 @@ class Limiter:
     def _answered(self, plan: Plan, reply: list[int], decision: Decision, mode: str) -> Sequence[tuple[Signal, Hit]]:
         """Note that the store has answered; return what it told, with the signals to send."""
         self.came_back()
+        if self.tally is not None and mode.startswith(_COUNTED):
+            self.tally.count(reply[0], plan.hits, decision)
         if mode == "check":
             for outcome in decision.outcomes:
                 if outcome.shadow and not outcome.allowed:
@@ -171,10 +180,10 @@ def _limiter_of(settings: QuotaSettings) -> Limiter:
     kind, alias = named = (settings.store, settings.cache)
     limiter = _limiters.get(named)
     if limiter is None:
-        store: Store = (
-            MemoryStore() if kind == "memory" else RedisStore(alias, Watch(_overrides_marker, _overrides_lost))
-        )
-        limiter = _limiters.setdefault(named, Limiter(store))
+        tally, watch = Tally(), Watch(_overrides_marker, _overrides_lost)
+        store: Store = MemoryStore() if kind == "memory" else RedisStore(alias, watch, tally)
+        tally.carried_to(store)
+        limiter = _limiters.setdefault(named, Limiter(store, tally))
     return limiter
 
 

@@ -101,8 +101,10 @@ def _policy(name: str, limit: AnyLimit) -> str:
 
 
 def _state(name: str, outcome: Outcome) -> str:
-    remaining = min(max(outcome.remaining, 0), _MOST)
-    return f'"{name}";r={remaining};t={min(math.ceil(outcome.reset_after), _MOST)}'
+    remaining, reset = outcome.remaining, math.ceil(outcome.reset_after)
+    if not (0 <= remaining <= _MOST and reset <= _MOST):
+        remaining, reset = min(max(remaining, 0), _MOST), min(reset, _MOST)
+    return f'"{name}";r={remaining};t={reset}'
 
 
 def refusal(request: HttpRequest, decision: Decision) -> HttpResponse:

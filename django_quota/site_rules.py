@@ -93,7 +93,7 @@ class _Current:
     def __call__(self) -> RuleIndex:
         settings = current()
         rules = settings.rules
-        written = (tuple(rules), tuple(rules.values()))
+        written = (tuple(rules), tuple(rules.values())) if rules else ()
         seen, wrote, index = self._seen
         if index is None or seen is not settings or wrote != written:
             index = RuleIndex(settings)

@@ -35,7 +35,7 @@ class Manage:
         module = folder / "settings_of_a_process.py"
         tables = "" if databases is None else f"DATABASES = {databases!r}\n"
         module.write_text(f"from tests.settings import *\nCACHES = {caches!r}\n{tables}")
-        self._environment = {
+        self.environment = {
             **os.environ,
             "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
             "DJANGO_SETTINGS_MODULE": module.stem,
@@ -50,7 +50,7 @@ class Manage:
         with said.open("w") as errors:
             process = subprocess.Popen(
                 [sys.executable, "-W", "error", "-m", "django", *words],
-                env=self._environment,
+                env=self.environment,
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -76,6 +76,12 @@ def overrides_are_not_republished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_quota.overrides.on_lost", None)
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_tallied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tally may reach Redis a moment late, among the keys of the next test; those of the overview turn it on."""
+    monkeypatch.setattr("django_quota.tallies.Tally.is_on", False)
+
+
 @pytest.fixture
 def raw(redis_server: RedisServer) -> Iterator[redis.Redis]:
     """A plain client on the emptied server, to look at what lies there."""

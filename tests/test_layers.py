@@ -14,9 +14,23 @@ import django_quota
 ROOT = Path(django_quota.__file__).parent
 LAYERS = (
     # L0 pure: no Django, no I/O
-    {"exceptions", "clock", "rates", "bans", "rules", "decisions", "algorithms", "operations"},
+    {
+        "exceptions",
+        "clock",
+        "rates",
+        "bans",
+        "rules",
+        "tiers",
+        "matching",
+        "exemptions",
+        "methods",
+        "decisions",
+        "algorithms",
+        "operations",
+        "charts",
+    },
     # L1 configuration, identity
-    {"conf", "addresses", "subjects", "keys", "days", "plans", "planning"},
+    {"conf", "dotted", "site_rules", "addresses", "subjects", "keys", "days", "plans", "planning"},
     # L2 stores
     {"stores"},
     # L3 services
@@ -33,10 +47,33 @@ LAYERS = (
         "signals",
         "standing",
         "sweeping",
+        "tallies",
+        "workers",
+        "carrying",
+        "activity",
+        "feeds",
+        "health",
+        "sizes",
     },
     # L4 the Django edge
     {"edge", "decorators", "middleware", "responses", "checks", "apps", "testing", "models", "migrations", "management"}
-    | {"background", "publishing", "rollup", "concurrency", "view_kinds", "views", "status", "admin", ""},
+    | {
+        "background",
+        "account",
+        "previews",
+        "templatetags",
+        "publishing",
+        "rollup",
+        "concurrency",
+        "view_kinds",
+        "wording",
+        "page",
+        "views",
+        "joining",
+        "status",
+        "admin",
+        "",
+    },
 )
 MODULES = sorted(ROOT.rglob("*.py"))
 

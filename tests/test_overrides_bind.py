@@ -68,7 +68,7 @@ def test_a_redis_that_comes_back_empty_is_told_again_by_whoever_asks_next(
     background.join(publishing.REPUBLISHING)
     raw.flushall()  # scripts stay: the missing marker alone tells
     monkeypatch.setattr(publishing._Looking, "again", 0.0)
-    store._watch.look_now()  # a second later
+    store._errands.hurry()  # a second later
     assert check("5/m", SUBJECT)
     wait_until(lambda: not check("5/m", SUBJECT))
     background.join(publishing.REPUBLISHING)

@@ -217,7 +217,7 @@ class TestJoining:
 
     def test_a_head_is_joined_with_what_stands_on_get(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = store_calls(monkeypatch, "both")
-        reply = Client().head("/method/") if kind == "sync" else asyncio.run(AsyncClient().head("/method/"))  # type: ignore[arg-type]
+        reply = Client().head("/method/") if kind == "sync" else asyncio.run(AsyncClient().head("/method/"))
         assert '"method";r=19' in reply.headers["RateLimit"]
         assert calls == [1]
 

@@ -5,6 +5,7 @@ One page, and a part of it that is fetched again and again. It only shows what `
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from django.contrib import admin
@@ -187,7 +188,7 @@ _SYSTEM_KINDS = {
 }
 
 
-def _of(kind: KindSize) -> dict[str, str]:
+def _of(kind: KindSize) -> Mapping[str, object]:
     return _SYSTEM_KINDS if kind.is_system else _KINDS
 
 

@@ -42,24 +42,20 @@ class LiftBans(Operation):
 
     script: ClassVar[Script] = script("clock", "lift_bans")
 
-    def __init__(self, standing: str, tallies: dict[str, str], log: Log | None = None) -> None:
+    def __init__(self, standing: str, rules: Sequence[str], log: Log | None = None) -> None:
         self.standing = standing
-        self.tallies = tallies
-        """The key of the refusals on the way to a ban, by rule."""
-        self.keys = [standing, *tallies.values()]
-        if log is not None:
-            self.keys.append(log.keys[1])
+        self.rules = rules
+        self.keys = [standing] if log is None else [standing, log.keys[1]]
 
     def arguments(self) -> list[str | int]:
         """Return the rules."""
-        return list(self.tallies)
+        return list(self.rules)
 
     def run(self, states: States, now: int) -> int:
         """End them."""
         lifted = 0
-        for rule, tally in self.tallies.items():
+        for rule in self.rules:
             ban = fields_of(states, self.standing).get(f"b:{rule}", "0")
             lifted += int(ban.partition(" ")[0]) > now
             drop_field(states, self.standing, f"b:{rule}")
-            states.drop(tally)
         return lifted

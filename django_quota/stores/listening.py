@@ -1,4 +1,6 @@
-"""Waiting at a bell in Redis: a blocking pop, over connections that decisions do not need. It raises redis-py's errors.
+"""Waiting in Redis, mostly at a bell: blocking commands, over connections that decisions do not need.
+
+It raises redis-py's errors.
 
 There are as many of these connections as the alias may have of the others; where all are in use, the span passes
 without a ring, and whoever waits looks for itself.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from django_quota.stores.connections import AllInUseError, AsyncClients, SyncConnections
@@ -18,6 +21,9 @@ COARSE = 0.1
 
 _LONG = 1.0
 """Seconds from which on a span may end early rather than cost a connection."""
+
+OVERDUE = 2.0
+"""Seconds behind the end of its wait after which a command has not been answered at all."""
 
 
 class Listener:
@@ -70,6 +76,24 @@ class Listener:
             rung = False
         cancellation.pass_on()
         return rung
+
+    async def acall(self, command: Sequence[str | int], seconds: float) -> Any:
+        """Send a command that may wait so many seconds, and return its reply as it comes over the wire."""
+        client = await self._clients.get()
+        pool: Any = client.client.connection_pool
+        cancellation = Cancellation()
+        async with asyncio.timeout(seconds + OVERDUE), client.slots:
+            connection = await pool.get_connection(*FOR_COMMAND)
+            try:
+                await connection.send_packed_command((packed(command),))
+                reply = await connection.read_response(timeout=seconds + OVERDUE)
+            except BaseException:
+                await connection.disconnect(nowait=True)  # its reply may still be under way
+                raise
+            finally:
+                await pool.release(connection)
+        cancellation.pass_on()
+        return reply
 
     def close(self) -> None:
         """Close idle connections; an event loop closes its own."""

@@ -6,9 +6,7 @@ and a hit must not count twice.
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,70 +18,17 @@ from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavail
 from django_quota.operations.base import Operation
 from django_quota.operations.leases import Ring
 from django_quota.stores.connections import AsyncClient, AsyncClients, SyncConnections, sync_client
+from django_quota.stores.errands import Errand, Errands, Taken
 from django_quota.stores.listening import Listener
 from django_quota.stores.wire import FOR_COMMAND, Cancellation, packed
-
-logger = logging.getLogger("django_quota")
-
-WATCH_EVERY = 1.0
-"""Seconds between two looks at the key that shows whether Redis has kept its memory."""
-
-
-class Watch:
-    """A key whose absence shows that Redis has lost its memory: looked at now and then, in a trip that is made anyway.
-
-    `key` returns its name, empty where there is nothing to watch; `lost` is called where the key is not there.
-    """
-
-    def __init__(
-        self, key: Callable[[], str], lost: Callable[[], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._key = key
-        self._lost = lost
-        self._clock = clock
-        self._again = 0.0
-        self._has_lost = False
-        self._is_refused = False
-
-    def look_now(self) -> None:
-        """Look with the next trip: a server that does not know our script may be a new one."""
-        self._again = 0.0
-
-    def question(self) -> tuple[str, str] | None:
-        """Return the command to send ahead of the next one; None where it is not time to look."""
-        now = self._clock()
-        if now < self._again:
-            return None
-        self._again = now + WATCH_EVERY
-        key = self._key()
-        return ("EXISTS", key) if key else None
-
-    def answered(self, reply: int | ResponseError) -> None:
-        """Take the answer; what follows from it waits for `tell`."""
-        if isinstance(reply, ResponseError):
-            if not self._is_refused:
-                logger.error("Redis does not say whether it has kept the overrides: %s", reply)
-            self._is_refused = True
-        else:
-            self._is_refused = False
-            self._has_lost = not reply
-
-    def tell(self) -> None:
-        """Call `lost` where the answer was that the key is not there. What goes wrong there is nobody's request's."""
-        if self._has_lost:
-            self._has_lost = False
-            try:
-                self._lost()
-            except Exception:
-                logger.exception("The overrides could not be published again.")
 
 
 class RedisStore:
     """States in the Redis of a cache alias. Its clock is Redis' own."""
 
-    def __init__(self, alias: str, watch: Watch | None = None) -> None:
+    def __init__(self, alias: str, *errands: Errand) -> None:
         self.alias = alias
-        self._watch = watch or Watch(str, lambda: None)
+        self._errands = Errands(errands)
         self._connections = SyncConnections(alias)
         self._async_clients = AsyncClients(alias)
         self._listener = Listener(alias)
@@ -97,7 +42,7 @@ class RedisStore:
             try:
                 return self._exchange(command)
             except NoScriptError:
-                self._watch.look_now()
+                self._errands.hurry()  # a server that does not know our script may be a new one
                 self._exchange(("SCRIPT", "LOAD", operation.script.text))
                 return self._exchange(command)
         except (RedisError, OSError) as error:
@@ -123,16 +68,18 @@ class RedisStore:
     def _exchange(self, command: Sequence[str | int]) -> Any:
         """Send one command and read its reply: one round trip, never repeated."""
         connection = self._connections.take()
-        question = self._watch.question()
+        taken: Sequence[Taken] = ()
         try:
-            if question is None:
+            taken = self._errands.due()
+            if not taken:
                 connection.send_packed_command((packed(command),))
             else:
-                connection.send_packed_command((packed(question) + packed(command),))
-                try:
-                    self._watch.answered(connection.read_response())
-                except ResponseError as error:
-                    self._watch.answered(error)
+                connection.send_packed_command((_along(taken, command),))
+                for errand in taken:
+                    try:
+                        errand.answered(connection.read_response())
+                    except ResponseError as error:
+                        errand.answered(error)
             reply = connection.read_response()
         except ResponseError as error:
             if _is_read_only(error):
@@ -146,7 +93,8 @@ class RedisStore:
         else:
             self._connections.give_back(connection)
         finally:
-            self._watch.tell()
+            for errand in taken:
+                errand.over()
         return reply
 
     # --- async --------------------------------------------------------------------------------------------------------
@@ -159,7 +107,7 @@ class RedisStore:
             try:
                 return await self._aexchange(client, command)
             except NoScriptError:
-                self._watch.look_now()
+                self._errands.hurry()  # a server that does not know our script may be a new one
                 await self._aexchange(client, ("SCRIPT", "LOAD", operation.script.text))
                 return await self._aexchange(client, command)
         except (RedisError, OSError) as error:
@@ -182,16 +130,18 @@ class RedisStore:
         cancellation = Cancellation()
         async with client.slots:
             connection = await pool.get_connection(*FOR_COMMAND)
-            question = self._watch.question()
+            taken: Sequence[Taken] = ()
             try:
-                if question is None:
+                taken = self._errands.due()
+                if not taken:
                     await connection.send_packed_command((packed(command),))
                 else:
-                    await connection.send_packed_command((packed(question) + packed(command),))
-                    try:
-                        self._watch.answered(await connection.read_response())
-                    except ResponseError as error:
-                        self._watch.answered(error)
+                    await connection.send_packed_command((_along(taken, command),))
+                    for errand in taken:
+                        try:
+                            errand.answered(await connection.read_response())
+                        except ResponseError as error:
+                            errand.answered(error)
                 reply = await connection.read_response()
             except ResponseError as error:
                 if _is_read_only(error):
@@ -202,9 +152,20 @@ class RedisStore:
                 raise
             finally:
                 await pool.release(connection)
-                self._watch.tell()
+                for errand in taken:
+                    errand.over()
         cancellation.pass_on()
         return reply
+
+    async def acall(self, command: Sequence[str | int], seconds: float) -> Any:
+        """Send a command that may wait up to so many seconds, beside the decisions' connections; return its raw reply.
+
+        Raises `StoreUnavailable` where Redis does not answer.
+        """
+        try:
+            return await self._listener.acall(command, seconds)
+        except (RedisError, OSError) as error:
+            raise ours(error) from error
 
     def close(self) -> None:
         """Close idle connections; an event loop closes its own client."""
@@ -217,6 +178,11 @@ def _command(operation: Operation, now: int | None) -> list[str | int]:
     return [
         "EVALSHA", operation.script.sha, len(keys), *keys, "" if now is None else now, *operation.arguments()
     ]  # fmt: skip
+
+
+def _along(taken: Sequence[Taken], command: Sequence[str | int]) -> bytes:
+    """Return a command with the errands in front of it."""
+    return b"".join([*(errand.wire for errand in taken), packed(command)])
 
 
 def time_of(client: Redis) -> int:

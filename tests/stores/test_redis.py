@@ -23,7 +23,8 @@ from django_quota.operations.forget import Forget, Place
 from django_quota.operations.hits import Hit
 from django_quota.rules import Rule
 from django_quota.stores.connections import alias_problem
-from django_quota.stores.redis import RedisStore, Watch
+from django_quota.stores.errands import Errands, Watch
+from django_quota.stores.redis import RedisStore
 from django_quota.stores.wire import packed
 from django_quota.testing import RedisServer, running_redis
 from tests.conftest import caches
@@ -366,7 +367,7 @@ class TestTheWatch:
     def test_a_missing_key_is_noticed_and_not_sooner_again_than_in_a_second(
         self, watching: RedisStore, losses: list[int], way: str
     ) -> None:
-        watching._watch._clock = iter([100.0, 100.5, 100.9, 101.0]).__next__
+        watching._errands._clock = iter([100.0, 100.5, 100.9, 101.0]).__next__
         watching._exchange(("SCRIPT", "LOAD", Decide.script.text))  # the first moment is this one's
         assert losses == [1]
         for _ in range(3):
@@ -395,7 +396,7 @@ class TestTheWatch:
     def test_it_takes_no_trip_of_its_own(self, watching: RedisStore, raw: redis.Redis) -> None:
         watching._exchange(("SCRIPT", "LOAD", Decide.script.text))
         before = reads(raw)
-        watching._watch.look_now()
+        watching._errands.hurry()
         decided(watching, hits_of(RULE), "check", None)
         assert reads(raw) - before == 2  # ours, and this question
 
@@ -403,7 +404,8 @@ class TestTheWatch:
     def test_a_look_that_fails_leaves_no_reply_behind_for_the_next_caller(
         self, watching: RedisStore, losses: list[int], way: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        watch: Any = watching._watch
+        watch: Any = watching._errands._errands[0]
+        watching._errands = Errands([watch], iter(range(100, 200)).__next__)  # at each call
         watch.question = lambda: ("EXISTS",)
         for _ in range(3):
             self.ask(watching, way)

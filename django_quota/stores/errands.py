@@ -1,0 +1,125 @@
+"""Errands: what is asked or told of Redis in a trip that is made anyway. They must not know the decision beside them.
+
+A call to Redis costs mostly the way there and back. So what is due once a second goes along with whatever call comes
+next, in front of it: no trip of its own, and no thread. An errand that fails never fails the call.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from redis.exceptions import ResponseError
+
+from django_quota.stores.wire import packed
+
+logger = logging.getLogger("django_quota")
+
+EVERY = 1.0
+"""Seconds between two trips that errands go along with."""
+
+
+class Errand(Protocol):
+    """Something to ask or tell: `question` comes first, then `answered` or `lost`, then `tell`, outside the trip."""
+
+    def question(self) -> Sequence[str | int] | None:
+        """Return the command to send; None where there is nothing to do now."""
+        ...
+
+    def answered(self, reply: Any) -> None:
+        """Take the answer, which may be a `ResponseError`; what follows from it waits for `tell`."""
+        ...
+
+    def lost(self) -> None:
+        """Note that no answer came: whether Redis has done it is not known."""
+        ...
+
+    def tell(self) -> None:
+        """Do what follows from the answer. It raises nothing."""
+        ...
+
+
+class Taken:
+    """An errand under way."""
+
+    __slots__ = ("_errand", "_is_answered", "wire")
+
+    def __init__(self, errand: Errand, command: Sequence[str | int]) -> None:
+        self._errand = errand
+        self._is_answered = False
+        self.wire = packed(command)
+
+    def answered(self, reply: Any) -> None:
+        """Pass the answer on."""
+        self._is_answered = True
+        self._errand.answered(reply)
+
+    def over(self) -> None:
+        """End it, whether or not the answer came."""
+        if not self._is_answered:
+            self._errand.lost()
+        self._errand.tell()
+
+
+class Errands:
+    """The errands of a store, and when they are due again."""
+
+    def __init__(self, errands: Sequence[Errand], clock: Callable[[], float] = time.monotonic) -> None:
+        self._errands = errands
+        self._clock = clock
+        self._again = 0.0
+
+    def hurry(self) -> None:
+        """Let them all go with the next trip."""
+        self._again = 0.0
+
+    def due(self) -> Sequence[Taken]:
+        """Return those to take along now: mostly none."""
+        now = self._clock()
+        if now < self._again:
+            return ()
+        self._again = now + EVERY
+        asked = [(errand, errand.question()) for errand in self._errands]
+        return [Taken(errand, command) for errand, command in asked if command is not None]
+
+
+class Watch:
+    """A key whose absence shows that Redis has lost its memory: an errand that looks for it.
+
+    `key` returns its name, empty where there is nothing to watch; `lost` is called where the key is not there.
+    """
+
+    def __init__(self, key: Callable[[], str], lost: Callable[[], None]) -> None:
+        self._key = key
+        self._lost = lost
+        self._has_lost = False
+        self._is_refused = False
+
+    def question(self) -> tuple[str, str] | None:
+        """Return the command that looks for the key."""
+        key = self._key()
+        return ("EXISTS", key) if key else None
+
+    def answered(self, reply: Any) -> None:
+        """Take the answer; what follows from it waits for `tell`."""
+        if isinstance(reply, ResponseError):
+            if not self._is_refused:
+                logger.error("Redis does not say whether it has kept the overrides: %s", reply)
+            self._is_refused = True
+        else:
+            self._is_refused = False
+            self._has_lost = not reply
+
+    def lost(self) -> None:
+        """Nothing is known; it is asked again."""
+
+    def tell(self) -> None:
+        """Call `lost` where the answer was that the key is not there. What goes wrong there is nobody's request's."""
+        if self._has_lost:
+            self._has_lost = False
+            try:
+                self._lost()
+            except Exception:
+                logger.exception("The overrides could not be published again.")
