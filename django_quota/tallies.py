@@ -137,17 +137,16 @@ class Tally:
         with self._lock:
             if not self._begins <= now < self._ends:
                 self._turn(now)
-            if len(hits) == 1:
-                hit = hits[0]
-                if decision.allowed and decision.cost and not hit.rule.shadow:  # nearly always
-                    row = self._pages[-1].counts.get(hit.field)
-                    if row is not None:
-                        row[ALLOWED] += 1
-                        return
-                if decision.cost:
-                    self._add(hit, decision.would_refuse if hit.rule.shadow else not decision.allowed)
-            else:
+            if not decision.allowed or not all([each.allowed for each in decision.outcomes]):  # noqa: C419 — quicker
                 self._add_all(hits, decision)
+                return
+            page = self._pages[-1]
+            for hit in hits:
+                if hit.cost:
+                    row = page.counts.get(hit.field)
+                    if row is None:
+                        row = page.row(hit.field)
+                    row[ALLOWED] += 1
 
     def _add_all(self, hits: Sequence[Hit], decision: Decision) -> None:
         """Count the hits that were decided: where the plan was refused, those that did so, and no others."""

@@ -40,7 +40,7 @@ class Act:
         for refusal in self.refusals:
             self.expect("Retry-After of a refusal", refusal.retry_after > 0, [True])
             problem = str(refusal.said.get("type"))
-            self.expect("the refusal's body", problem.endswith("#quota-exceeded"), [True])
+            self.expect("the refusal's body", problem.rpartition("#")[2], [self.scene.problem])
         for reply in self.declined:
             self.expect("why the view declined", bool(reply.said.get("detail")), [True])
         self.says = self.says or self._last_words()

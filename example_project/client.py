@@ -52,13 +52,23 @@ class Reply:
         """What each limit has left, as RateLimit says."""
         return [int(left) for left in re.findall(r";r=(\d+)", self.headers.get("RateLimit", ""))]
 
+    @property
+    def quotas(self) -> dict[str, int]:
+        """What each limit admits in its window, by its name, as RateLimit-Policy says."""
+        policies = re.findall(r'"([^"]*)";q=(\d+)', self.headers.get("RateLimit-Policy", ""))
+        return {name: int(quota) for name, quota in policies}
+
 
 class Visitor:
     """Somebody with a browser: a connection of their own, and cookies. Used as a context manager."""
 
-    def __init__(self, port: int, cookies: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, port: int, cookies: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
         self._connection = HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
         self.cookies = dict(cookies or {})
+        self.headers = {"Accept": "application/json", **(headers or {})}
+        """What every request of theirs brings."""
 
     def __enter__(self) -> Self:
         return self
@@ -83,7 +93,7 @@ class Visitor:
         headers: Mapping[str, str] | None = None,
     ) -> Reply:
         """Send a request, and keep the cookies of its reply."""
-        sent = {"Accept": "application/json", **(headers or {})}
+        sent = {**self.headers, **(headers or {})}
         body = None
         if fields is not None:
             body = urlencode(fields)

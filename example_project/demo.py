@@ -19,9 +19,11 @@ from rich.table import Table
 
 from django_quota import StoreUnavailable
 from example_project.act import Act
+from example_project.looking import look_through
 from example_project.plays import PLAYS, play
 from example_project.scenes import SCENES, Scene
 from example_project.stage import Site, StageError, ended_by_signals, running_site
+from example_project.waiting import shown
 
 PREFIX = "quota-example-demo"
 INTERRUPTED = 130
@@ -41,6 +43,19 @@ def play_all(console: Console, site: Site) -> list[str]:
     if site.process.poll() is not None:
         differing.append(f"The server has ended by itself, with status {site.process.returncode}.")
     return differing
+
+
+def look(console: Console, site: Site) -> list[str]:
+    """Open the admin's pages and print how that went; return what differs from what is promised."""
+    console.print(f"\n[bold]The admin, over {site.rows:,} daily counters of a year[/]")
+    try:
+        looks = look_through(site)
+    except (OSError, HTTPException) as error:
+        return [f"The admin: the site does not answer ({type(error).__name__}: {error})"]
+    for seen in looks:
+        mark = "[red]✗[/]" if seen.difference else "[green]✓[/]"
+        console.print(f"{mark} {seen.name:<18} {seen.status} in {seen.milliseconds:.0f} ms")
+    return [seen.difference for seen in looks if seen.difference]
 
 
 def _play_one(scene: Scene, site: Site, console: Console) -> list[str]:
@@ -91,10 +106,11 @@ def main() -> int:
     started = monotonic()
     try:
         with ended_by_signals(), ExitStack() as stack:
-            with console.status("Starting Redis and the site ..."):
-                site = stack.enter_context(running_site(prefix=PREFIX, keep_log=True))
-            console.print(f"The site is a real server at {site.url}, on {escape(site.redis)}.\n", soft_wrap=True)
-            differing = play_all(console, site)
+            with shown(console) as told:
+                site = stack.enter_context(running_site(prefix=PREFIX, keep_log=True, told=told))
+            console.print(f"The site is a real server at {site.url}, on {escape(site.redis)}.", soft_wrap=True)
+            console.print(f"{escape(site.sign_ins)}\n", soft_wrap=True)
+            differing = play_all(console, site) + look(console, site)
             wrote = site.wrote()
     except KeyboardInterrupt:
         console.print("Stopped. Nothing of it is left running.")

@@ -5,27 +5,40 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from functools import cache
 
-from django.contrib.auth import get_user_model, login, logout
+from django.contrib.auth import login, logout
+from django.contrib.auth.models import User
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import get_object_or_404, redirect, render
+from django.templatetags.static import static
+from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
 from django_quota import check
 from example_project import start
 from example_project.client import Reply
 from example_project.highlight import highlighted
-from example_project.scenes import SCENES
+from example_project.people import DEMO
+from example_project.scenes import SCENES, Scene
 from example_project.sending import at_once
 
-DEMO_USER = "demo"
 _TOLD = ("Content-Type", "RateLimit", "RateLimit-Policy", "Retry-After")
 
 
 def front(request: HttpRequest) -> HttpResponse:
     """Show every scene, each with the code of its view and a button."""
-    scenes = [(scene, highlighted(scene.source)) for scene in SCENES]
-    return render(request, "example/front.html", {"scenes": scenes})
+    return render(request, "example/front.html", {"scenes": _coloured()})
+
+
+@cache
+def _coloured() -> list[tuple[Scene, SafeString]]:
+    return [(scene, highlighted(scene.source)) for scene in SCENES]
+
+
+def icon(request: HttpRequest) -> HttpResponse:  # noqa: ARG001 — a view takes a request
+    """Lead to the icon."""
+    return redirect(static("example/icon.svg"))
 
 
 def refused(request: HttpRequest) -> HttpResponse:
@@ -37,9 +50,8 @@ def refused(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def sign_in(request: HttpRequest) -> HttpResponse:
-    """Sign in as the demo user, who is made when first needed."""
-    user, _ = get_user_model().objects.get_or_create(username=DEMO_USER)
-    login(request, user)
+    """Sign in as one of the site's people, by default the demo user; never as one of the staff."""
+    login(request, get_object_or_404(User, username=request.POST.get("who", DEMO), is_staff=False))
     return redirect("front")
 
 

@@ -8,6 +8,7 @@ from time import monotonic, sleep
 from django_quota import counter
 from example_project.act import Act, promised_by_bucket
 from example_project.client import Visitor
+from example_project.people import DEMO, DEMO_PRO
 from example_project.scenes import Scene
 from example_project.sending import at_once, one_after_another
 from example_project.stage import Site
@@ -151,6 +152,43 @@ def play_devices(scene: Scene, site: Site) -> Iterator[Act]:
     yield act
 
 
+# --- an API that rules of the settings limit --------------------------------------------------------------------------
+
+
+def play_tiers(scene: Scene, site: Site) -> Iterator[Act]:
+    """Come as a guest, then as somebody who is signed in, then as a pro: the same view, three rates."""
+    for name, who, admits, rate in (
+        ("a guest", "", scene.admits, 10),
+        ("signed in", DEMO, scene.sends, 100),
+        ("a pro", DEMO_PRO, scene.sends, 1000),
+    ):
+        with Visitor(site.port) as visitor:
+            if who:
+                visitor.get("/")
+                visitor.post("/sign-in/", {"who": who})
+            act = Act(scene, name, one_after_another(scene, visitor), admits)
+            act.expect("the rate's count", act.replies[-1].quotas, [{"api": rate}])
+            act.expect("what is left", act.replies[-1].left, [[max(rate - scene.sends, 0)]])
+            yield act
+
+
+def play_joined(scene: Scene, site: Site) -> Iterator[Act]:
+    """Be refused by the decorator, and see that the two rules of the settings have counted what it let in, no more."""
+    act = _act(scene, site)
+    last = act.replies[-1]
+    act.expect("the limits", last.quotas, [{"api": 10, "api-export": 6, "export-burst": 4}])
+    act.expect("what the three have left", sorted(last.left), [[0, 2, 6]])
+    yield act
+
+
+def play_cost(scene: Scene, site: Site) -> Iterator[Act]:
+    """Take five units a search, until there is no room for five."""
+    act = _act(scene, site)
+    act.expect("the limits", act.replies[-1].quotas, [{"api": 10, "api-search": 30}])
+    act.expect("what the two have left", sorted(act.replies[-1].left), [[0, 4]])
+    yield act
+
+
 PLAYS: dict[str, Play] = {
     "bursts": play_bursts,
     "queue": play_queue,
@@ -163,5 +201,8 @@ PLAYS: dict[str, Play] = {
     "members": play_members,
     "login": play_login,
     "devices": play_devices,
+    "tiers": play_tiers,
+    "joined": play_joined,
+    "cost": play_cost,
 }
 """Scenes that take more than sending their requests once, by slug."""

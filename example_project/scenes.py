@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-from example_project import views
+from example_project import api, views
+from example_project.people import DEMO, DEMO_PRO
 from example_project.rules import RULES
 from example_project.start import CREDITS, STOCK
 
@@ -57,31 +58,36 @@ class Scene:
     """The headers that every request brings."""
     fresh_header: str = ""
     """The header that tells who is limited: each run makes up a new value."""
-    signs_in: bool = False
-    """Whether it differs for who is signed in."""
+    signs_in: tuple[str, ...] = ()
+    """The users that one may sign in as to see it differ."""
     full: int = 0
     """What is left when nothing is used, where that is not the rate's count: the size of a bucket."""
     tells_limits: bool = True
     """Whether every reply tells the limits in its headers; else only a refusal does."""
     tells: bool = False
     """Whether the front page shows what the replies say."""
-    rule: str = ""
-    """The rule of the settings that it is limited by."""
+    rules: tuple[str, ...] = ()
+    """The rules of the settings that it is limited by."""
+    problem: str = "quota-exceeded"
+    """What kind of problem a refusal says it is: those of the IANA's list."""
+    path: str = ""
+    """Where it is, where it has an address of its own."""
 
     @property
     def url(self) -> str:
         """Where it is."""
-        return f"/try/{self.slug}/"
+        return self.path or f"/try/{self.slug}/"
 
     @property
     def source(self) -> str:
-        """The view as it is written, decorators and all, but for the types in its head; with the rule that it names."""
+        """The view as it is written, decorators and all, but for the types in its head; with its rules."""
         source = inspect.getsource(inspect.unwrap(self.view)).rstrip()
         source = re.sub(r"\(request: \w+\) -> \w+:.*", "(request):", source)
-        if not self.rule:
+        if not self.rules:
             return source
-        options = json.dumps(RULES[self.rule])  # texts, lists and dicts, which Python writes alike
-        return f'{source}\n\n# in the settings\nQUOTA["RULES"]["{self.rule}"] = {options}'
+        # texts, numbers, lists and dicts, which Python writes alike
+        shown = [f'QUOTA["RULES"]["{rule}"] = {json.dumps(RULES[rule])}' for rule in self.rules]
+        return "\n".join([source, "", "# in the settings", *shown])
 
     @property
     def headers_json(self) -> str:
@@ -99,7 +105,8 @@ class Scene:
         return f"Send {self.sends} {'at once' if self.at_once else 'requests'}"
 
 
-LIMITS, TOGETHER, PEOPLE = "Limits", "Many at the same time", "People and their accounts"
+LIMITS, TOGETHER = "Limits", "Many at the same time"
+PEOPLE, API = "People and their accounts", "An API under rules of the settings"
 
 SCENES = (
     Scene(
@@ -163,7 +170,7 @@ SCENES = (
         admits=5,
         tells_limits=False,
         tells=True,
-        rule="tokens",
+        rules=("tokens",),
     ),
     Scene(
         group=TOGETHER,
@@ -241,7 +248,7 @@ SCENES = (
         view=views.members,
         sends=12,
         admits=10,
-        signs_in=True,
+        signs_in=(DEMO,),
     ),
     Scene(
         group=PEOPLE,
@@ -258,7 +265,8 @@ SCENES = (
         method="POST",
         given=Given("password", "Password", "guess", ("guess",) * 6 + ("correct horse",)),
         tells=True,
-        rule="login",
+        rules=("login",),
+        problem="abnormal-usage-detected",
     ),
     Scene(
         group=PEOPLE,
@@ -271,5 +279,44 @@ SCENES = (
         admits=5,
         given=Given("X-Device", "Device", "a", tuple("abcabd")),
         headers={"X-Account": "acme"},
+    ),
+    Scene(
+        group=API,
+        slug="tiers",
+        title="A plain view, three tiers",
+        shows="Nothing stands on the view: a rule of the settings says where it holds, and who gets how much. Guests "
+        "get 10 a minute, whoever is signed in 100, a pro 1,000. Try it as each of them.",
+        view=api.items,
+        path="/api/items/",
+        sends=12,
+        admits=10,
+        signs_in=(DEMO, DEMO_PRO),
+        rules=("api",),
+    ),
+    Scene(
+        group=API,
+        slug="joined",
+        title="Two rules and a decorator, one call",
+        shows="The export is under the API's rule, under a rule of its own, and under a decorator. The three are "
+        "decided together in one round trip: whom the decorator refuses has used nothing of the others.",
+        view=api.export,
+        path="/api/export/",
+        headers={"X-Forwarded-For": "203.0.113.201"},
+        sends=8,
+        admits=4,
+        rules=("api", "api-export"),
+    ),
+    Scene(
+        group=API,
+        slug="cost",
+        title="A search costs what it asks for",
+        shows="Thirty units a minute, and a search takes one for every twenty results: five here, as it asks for a "
+        "hundred. Six fit. The staff's searches are free.",
+        view=api.search,
+        path="/api/search/?limit=100",
+        headers={"X-Forwarded-For": "203.0.113.202"},
+        sends=8,
+        admits=6,
+        rules=("api-search", "api"),
     ),
 )

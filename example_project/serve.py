@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from contextlib import ExitStack
+
+from rich.console import Console
 
 from example_project.stage import StageError, ended_by_signals, running_site
+from example_project.waiting import shown
 
 PREFIX = "quota-example-site"
 
@@ -20,10 +24,14 @@ def main(arguments: list[str] | None = None) -> int:
         default=os.environ.get("PORT") or "8000",
         help="the port to listen on (default: the environment's PORT, or 8000); 0 is any free one",
     )
-    port = parser.parse_args(arguments).port
+    parser.add_argument("--wsgi", action="store_true", help="serve by WSGI: live pages ask every few seconds")
+    chosen = parser.parse_args(arguments)
     try:
-        with ended_by_signals(), running_site(prefix=PREFIX, port=port) as site:
-            print(f"The example site is up at {site.url}, on {site.redis}.\nCtrl-C ends it.", flush=True)
+        with ended_by_signals(), ExitStack() as stack:
+            with shown(Console(stderr=True)) as told:
+                site = stack.enter_context(running_site(prefix=PREFIX, port=chosen.port, wsgi=chosen.wsgi, told=told))
+            print(f"The example site is up at {site.url}, on {site.redis}.", site.sign_ins, "Ctrl-C ends it.", sep="\n")
+            sys.stdout.flush()
             status = site.process.wait()
             print(f"The server has ended by itself (status {status}).", file=sys.stderr)
             return 1

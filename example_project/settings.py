@@ -20,8 +20,10 @@ SECRET_KEY = os.environ.get("EXAMPLE_SECRET_KEY") or get_random_secret_key()
 ALLOWED_HOSTS = ["127.0.0.1", "localhost"]
 
 INSTALLED_APPS = [
+    "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
+    "django.contrib.messages",
     "django.contrib.sessions",
     "django.contrib.staticfiles",
     "django_quota",
@@ -29,10 +31,13 @@ INSTALLED_APPS = [
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "example_project.policy.ContentSecurityPolicy",
     "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.locale.LocaleMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_quota.middleware.QuotaMiddleware",
 ]
@@ -48,6 +53,7 @@ QUOTA = {
     "CACHE": "default",
     "PREFIX": os.environ.get("EXAMPLE_PREFIX") or "quota-example",
     "RULES": RULES,
+    "TRUSTED_PROXIES": ["127.0.0.1"],  # the visitors of `traffic` come as through a proxy on this machine
 }
 
 DATABASES = {
@@ -69,11 +75,13 @@ TEMPLATES = [
             "context_processors": [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
             ]
         },
     }
 ]
 USE_TZ = True
+TIME_ZONE = "UTC"
 
 # All to stderr. Django warns of every 4xx; here, where many are refused on purpose, only where DEBUG asks for it.
 LOGGING = {

@@ -13,10 +13,11 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from errno import EADDRINUSE
+from functools import partial
 from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
@@ -31,7 +32,9 @@ from redis import RedisError
 from django_quota import StoreUnavailable
 from django_quota.testing import running_redis
 from example_project.client import Visitor
+from example_project.people import Account, new_accounts
 from example_project.start import start_over
+from example_project.traffic import send_traffic
 
 HOST = "127.0.0.1"
 START_TIMEOUT = 20.0
@@ -40,6 +43,14 @@ STOP_TIMEOUT = 5.0
 """Seconds the server may take to end when asked to."""
 
 _OTHER_PORT = "PORT=8001 make serve, or python -m example_project.serve --port 8001"
+
+
+Told = Callable[[str, int, int], object]
+"""Is told what is being done, how far it is, and of how much; 0 of 0 where that is not known."""
+
+
+def _unheard(_what: str, _done: int, _total: int) -> None:
+    pass
 
 
 class StageError(RuntimeError):
@@ -57,11 +68,21 @@ class Site:
     """The server."""
     log: Path | None
     """Where the server writes; None for the terminal."""
+    accounts: Sequence[Account]
+    """Who may sign in to its admin, with their passwords."""
+    rows: int
+    """How many daily counters its history has."""
 
     @property
     def url(self) -> str:
         """Where the front page is."""
         return f"http://{HOST}:{self.port}/"
+
+    @property
+    def sign_ins(self) -> str:
+        """Where the admin is, and who may sign in there: they are told here, and kept nowhere."""
+        lines = (f"  {a.username:<8} password {a.password}   {a.may}" for a in self.accounts)
+        return "\n".join([f"Its admin is at {self.url}admin/, for", *lines])
 
     def wrote(self) -> str:
         """Return what the server has written, as an indented block."""
@@ -70,12 +91,16 @@ class Site:
 
 
 @contextmanager
-def running_site(*, prefix: str, port: int = 0, keep_log: bool = False) -> Iterator[Site]:
+def running_site(
+    *, prefix: str, port: int = 0, keep_log: bool = False, wsgi: bool = False, told: Told = _unheard
+) -> Iterator[Site]:
     """Run the example site for as long as the block lasts. Raises `StageError`.
 
     `prefix`: what its keys in Redis begin with. `port`: 0 is any free one. `keep_log`: whether what the server writes
-    goes to a file, and not to the terminal.
+    goes to a file, and not to the terminal. `wsgi`: whether it is served by WSGI in the place of ASGI. `told`: is told
+    what is being done, how far it is, and of how much.
     """
+    told("Redis", 0, 0)
     with (
         _listener(port) as listener,
         _redis() as (redis_url, redis_words),
@@ -88,12 +113,15 @@ def running_site(*, prefix: str, port: int = 0, keep_log: bool = False) -> Itera
             EXAMPLE_DATABASE=str(Path(folder, "example.sqlite3")),
             EXAMPLE_SECRET_KEY=get_random_secret_key(),
         )
-        _prepare()
+        accounts, rows = _prepare(told)
         port = listener.getsockname()[1]
         log = Path(folder, "server.log") if keep_log else None
-        with _server(listener, log) as process:
-            site = Site(port, redis_words, process, log)
+        told("The server", 0, 0)
+        with _server(listener, log, "wsgi" if wsgi else "asgi") as process:
+            site = Site(port, redis_words, process, log, accounts, rows)
             _wait_until_answering(site)
+            told("Today's first requests", 0, 0)
+            _send_traffic(site)
             yield site
 
 
@@ -150,25 +178,44 @@ def _redis() -> Iterator[tuple[str, str]]:
         yield server.url, f"a private Redis of its own ({server.program})"
 
 
-def _prepare() -> None:
-    """Make the database, forget what an earlier run has counted in a Redis that outlived it, fill the stock."""
+def _prepare(told: Told) -> tuple[Sequence[Account], int]:
+    """Make the database and its past; forget what an earlier run has counted in a Redis that outlived it.
+
+    Returns who may sign in to the admin, and how many daily counters there are.
+    """
+    told("The database", 0, 0)
     django.setup()
     call_command("migrate", verbosity=0, interactive=False)
+    from example_project.history import write_history, write_overrides, write_people  # noqa: PLC0415 — it has models
+
+    told("Its people", 0, 0)
+    accounts = new_accounts()
+    users = write_people(accounts)
+    rows = write_history(users, partial(told, "A year of history"))
     try:
         start_over()
+        write_overrides(users)
     except (RedisError, StoreUnavailable) as error:
         raise StageError(
             f"Redis does not answer ({error}). Without REDIS_URL a private one would be started."
         ) from error
+    return accounts, rows
+
+
+def _send_traffic(site: Site) -> None:
+    try:
+        send_traffic(site.port)
+    except (OSError, HTTPException) as error:
+        raise StageError(f"The server does not answer ({error}). It wrote:\n{site.wrote()}") from error
 
 
 @contextmanager
-def _server(listener: socket.socket, log: Path | None) -> Iterator[subprocess.Popen[bytes]]:
+def _server(listener: socket.socket, log: Path | None, interface: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run the server process on the open port."""
     with ExitStack() as stack:
         output = stack.enter_context(log.open("wb")) if log else None
         process = subprocess.Popen(
-            [sys.executable, "-m", "example_project.server", str(listener.fileno())],
+            [sys.executable, "-m", "example_project.server", str(listener.fileno()), interface],
             pass_fds=[listener.fileno()],
             stdout=output,
             stderr=output,

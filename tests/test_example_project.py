@@ -13,15 +13,23 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date, timedelta
 from email.message import Message
 from pathlib import Path
 
 import pytest
+from django.test import RequestFactory
+from django.utils import timezone
 
+from django_quota.models import DailyCounter, QuotaOverride
 from example_project.act import Act, promised_by_bucket
 from example_project.client import Reply, Visitor
 from example_project.highlight import highlighted
+from example_project.looking import Look
+from example_project.people import new_accounts
 from example_project.plays import PLAYS
+from example_project.rules import cost_of_search
 from example_project.scenes import SCENES, Scene
 from example_project.sending import at_once, one_after_another
 from example_project.serve import main as serve
@@ -60,20 +68,42 @@ def run(folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
     return process.returncode, said
 
 
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    """The port of a running `make serve`; ended as a service manager would."""
-    with scratch_folder() as folder, started(folder, "-m", "example_project.serve", "--port", "0") as process:
+@dataclass(frozen=True)
+class Serving:
+    """A running `make serve`."""
+
+    port: int
+    passwords: dict[str, str]
+    folder: Path
+
+
+@contextmanager
+def serving(*options: str) -> Iterator[Serving]:
+    """Run `make serve`; ended as a service manager would."""
+    with scratch_folder() as folder, started(folder, "-m", "example_project.serve", "--port", "0", *options) as process:
         assert process.stdout
         try:
             said = process.stdout.readline()
             found = re.search(r"http://127\.0\.0\.1:(\d+)/", said)
             assert found, said
-            yield int(found[1])
+            while "Ctrl-C" not in said:
+                said += process.stdout.readline()
+            yield Serving(int(found[1]), dict(re.findall(r"(?m)^  (\w+) +password (\S+)", said)), folder)
         finally:
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=20)
         assert process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Serving]:
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture
+def port(served: Serving) -> int:
+    return served.port
 
 
 @pytest.fixture
@@ -100,6 +130,13 @@ def test_the_demo_plays_every_scene_and_all_is_as_promised(scratch: Path) -> Non
     assert re.search(r"all at once +60 +20 +10 +30 +429", said)
     assert re.search(r"guessing on +7 +0 +5 +2 +429, Retry-After: (600|59\d)", said)
     assert re.search(r"all at once +5 +3 +2 +0 +409: Ann has 10, Bob has 90: 100 together", said)
+    assert re.search(r"a guest +12 +10 +2 .*\n.*api.*\n.*signed in +12 +12 +0 .*\n.*a pro +12 +12 +0", said)
+    assert re.search(
+        r'one after another +8 +4 +4 .*\n.*\n +"api";r=6.*\n +"api-export";r=2.*\n +"export-burst";r=0', said
+    )
+    for page in ("the overview", "a user's limits", "a user's year", "daily counters", "overrides"):
+        assert re.search(rf"✓ {page} +200 in \d+ ms", said)
+    assert re.search(r"admin +password \S{12} ", said)
 
 
 def test_the_demo_shows_why_the_server_does_not_start(scratch: Path, tmp_path: Path) -> None:
@@ -157,9 +194,17 @@ def test_an_act_tells_what_is_not_as_promised() -> None:
     assert Act(scene, "x", replies(200, 200), promised_by_bucket(1, 0.5, 2.1)).differences == []
 
 
+def test_a_look_tells_what_is_not_the_page() -> None:
+    assert not Look("x", 200, 1.0, is_ours=True).difference
+    assert "answered 500" in Look("x", 500, 1.0, is_ours=True).difference
+    assert "not by that page" in Look("x", 200, 1.0, is_ours=False).difference
+
+
 def test_an_act_tells_a_view_that_declines_from_a_limit_that_refuses() -> None:
     login = scene_of("login")
-    assert Act(login, "x", replies(403, 200, 403, 429), 1, 2).differences == []
+    banned = {**REFUSAL, "type": REFUSAL["type"].replace("quota-exceeded", "abnormal-usage-detected")}
+    assert Act(login, "x", replies(403, 200, 403, 429, body=banned), 1, 2).differences == []
+    assert "the refusal's body" in Act(login, "x", replies(403, 429), 0, 1).differences[0]
     assert Act(login, "x", replies(403, 403), 0, 1).differences == ["x: declined of 2: 2, promised 1"]
     assert "other answers: [409]" in Act(login, "x", replies(409), 0).differences[0]
     assert "why the view declined" in Act(login, "x", replies(403, body={}), 0, 1).differences[0]
@@ -201,7 +246,7 @@ def test_the_front_page_needs_nothing_from_elsewhere(visitor: Visitor) -> None:
     for asset in (link for link in linked if link.startswith("/static/")):
         reply = visitor.get(asset)
         assert reply.admitted
-        assert "//" not in re.sub(r"(?m)(^|\s)//.*$", "", reply.body)
+        assert "//" not in re.sub(r'(?m)(^|\s)//.*$|xmlns="[^"]*"', "", reply.body)
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.slug)
@@ -291,6 +336,145 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         assert serve(["--port", str(port)]) == 1
     assert f"Port {port} cannot be used: it is taken" in capsys.readouterr().err
     assert serve(["--port", "99999"]) == 1
+
+
+# --- the API and its rules --------------------------------------------------------------------------------------------
+
+
+def test_rules_of_the_settings_limit_the_api_and_leave_its_status_alone(port: int) -> None:
+    with Visitor(port, headers={"X-Forwarded-For": "203.0.113.230"}) as visitor:
+        assert [visitor.get("/api/items/").status for _ in range(11)] == [200] * 10 + [429]
+        assert [visitor.get("/api/status/").status for _ in range(11)] == [200] * 11
+        assert "RateLimit" not in visitor.get("/api/status/").headers
+
+
+def test_who_is_signed_in_goes_by_their_tier_and_their_own_count(port: int) -> None:
+    quotas = {}
+    for who in ("demo", "demo-pro"):
+        with Visitor(port, headers={"X-Forwarded-For": "203.0.113.231"}) as visitor:
+            visitor.get("/")
+            visitor.post("/sign-in/", {"who": who})
+            quotas[who] = visitor.get("/api/items/").quotas["api"]
+    assert quotas == {"demo": 100, "demo-pro": 1000}
+
+
+@pytest.mark.parametrize(
+    ("limit", "cost"), [("", 1), ("20", 1), ("21", 2), ("9999", 1), ("999", 5), ("-3", 1), ("²", 1)]
+)
+def test_a_search_costs_what_it_asks_for(limit: str, cost: int) -> None:
+    request = RequestFactory().get("/api/search/", {"limit": limit})
+    assert cost_of_search(request) == cost
+
+
+def test_searches_of_the_staff_are_free(served: Serving) -> None:
+    with Visitor(served.port) as visitor:
+        assert visitor.post("/sign-in/", {"who": "clerk"}).status == 403  # no page was opened
+        sign_in_to_the_admin(visitor, served, "clerk")
+        assert visitor.get("/api/search/?limit=100").quotas == {"api": 100}
+
+
+# --- the admin, and the past that it shows ----------------------------------------------------------------------------
+
+
+def sign_in_to_the_admin(visitor: Visitor, served: Serving, who: str) -> None:
+    visitor.get("/admin/login/")
+    fields = {"username": who, "password": served.passwords[who], "next": "/admin/"}
+    assert visitor.post("/admin/login/?next=/admin/", fields).status == 302
+
+
+def test_nobody_signs_in_as_staff_without_a_password(visitor: Visitor) -> None:
+    visitor.get("/")
+    for who in ("admin", "clerk", "ines", "nobody"):
+        assert visitor.post("/sign-in/", {"who": who}).status == 404
+
+
+@pytest.mark.parametrize(("who", "status"), [("admin", 200), ("clerk", 200), ("intern", 403)])
+def test_who_may_see_the_limits_in_the_admin(served: Serving, who: str, status: int) -> None:
+    with Visitor(served.port) as visitor:
+        sign_in_to_the_admin(visitor, served, who)
+        for page in ("subject/", "overview/", "quotaoverride/", "dailycounter/", "dailycounter/usage/"):
+            assert visitor.get(f"/admin/django_quota/{page}").status == status
+
+
+def test_passwords_are_told_and_kept_nowhere(served: Serving) -> None:
+    assert set(served.passwords) == {"admin", "clerk", "intern"}
+    assert len(set(served.passwords.values())) == 3
+    files = [file for file in served.folder.rglob("*") if file.is_file()]
+    assert any(file.suffix == ".sqlite3" for file in files)
+    for file in files:
+        assert not [word for word in served.passwords.values() if word.encode() in file.read_bytes()]
+
+
+def test_every_page_says_by_its_policy_that_nothing_is_from_elsewhere(visitor: Visitor) -> None:
+    for url in ("/", "/admin/login/", "/api/status/"):
+        assert visitor.get(url).headers["Content-Security-Policy"] == "default-src 'self'; img-src 'self' data:"
+    page = visitor.get("/refused/", {"Accept": "text/html"})
+    page = visitor.get("/refused/", {"Accept": "text/html"})
+    nonce = re.search(r'<style nonce="([^"]+)">', page.body)
+    assert nonce is None or f"'nonce-{nonce[1]}'" in page.headers["Content-Security-Policy"]
+
+
+def test_the_history_is_a_year_up_to_yesterday_and_the_same_each_time(database: object) -> None:
+    from example_project import history
+
+    def write() -> list[tuple[str, str, date, int, int]]:
+        rows = DailyCounter.objects.values_list("subject", "rule", "day", "allowed", "refused")
+        DailyCounter.objects.all().delete()
+        told: list[tuple[int, int]] = []
+        written = history.write_history(users, lambda done, total: told.append((done, total)))
+        assert written == rows.count()
+        assert told[0] == (0, written)
+        assert told[-1] == (written, written)
+        return list(rows)
+
+    users = history.write_people(new_accounts())
+    today = timezone.localdate()
+    first = write()
+    assert write() == first
+    days = {day for _, _, day, _, _ in first}
+    assert (min(days), max(days)) == (today - timedelta(days=365), today - timedelta(days=1))
+    assert len(days) == 365
+    runaway = f"user:{users[history.RUNAWAY].pk}"
+    incident = {today - timedelta(days=ago) for ago in history.INCIDENT}
+    refused = Counter(day for subject, _, day, _, refused in first for _ in range(refused) if subject == runaway)
+    assert {day for day, _ in refused.most_common(len(incident))} == incident
+
+
+def test_the_overrides_are_of_every_kind(database: object, redis_cache: object) -> None:
+    from example_project import history
+
+    history.write_overrides(history.write_people(new_accounts()))
+    rows = QuotaOverride.objects.all()
+    now = timezone.now()
+    assert {row.mode for row in rows} == set(QuotaOverride.Mode)
+    assert all(row.reason and row.created_by for row in rows)
+    assert [row for row in rows if row.starts and row.starts > now]
+    assert [row for row in rows if row.expires and row.expires < now]
+    assert [row for row in rows if not row.expires]
+
+
+@pytest.fixture(scope="module")
+def fresh() -> Iterator[Serving]:
+    """A site that nobody has started over, by WSGI."""
+    with serving("--wsgi") as site:
+        yield site
+
+
+def test_what_happened_today_was_really_refused(fresh: Serving) -> None:
+    with Visitor(fresh.port) as visitor:
+        sign_in_to_the_admin(visitor, fresh, "admin")
+        page = text_of(visitor.get("/admin/django_quota/overview/").body)
+    for subject in ("ip:198.51.100.140", "ip:192.0.2.66"):
+        assert subject in page
+    assert "banned" in page
+
+
+def test_by_wsgi_all_is_the_same(fresh: Serving) -> None:
+    with Visitor(fresh.port) as visitor:
+        assert visitor.get("/").admitted
+        download = scene_of("download")
+        assert [visitor.get(download.url).status for _ in range(download.sends)] == [200] * 5 + [429] * 2
+        assert visitor.get("/static/example/style.css").admitted
 
 
 # --- the rest ---------------------------------------------------------------------------------------------------------

@@ -284,23 +284,24 @@ const after = {
     for (const scene of scenes) scene.clear();
     document.querySelector("#said").textContent = "Forgotten: every limit has all its room again, and the stock is full.";
   },
-  "sign-in": () => showUser(true),
-  "sign-out": () => showUser(false),
+  "sign-in": (form, who) => showUser(form, who),
+  "sign-out": (form) => showUser(form, ""),
 };
 
-function showUser(signedIn) {
-  const [hide, show] = signedIn ? ["sign-in", "sign-out"] : ["sign-out", "sign-in"];
-  document.querySelector(`[data-form="${hide}"]`).hidden = true;
-  const form = document.querySelector(`[data-form="${show}"]`);
-  form.hidden = false;
-  form.querySelector("button").focus();
+// Every scene that differs for who is signed in says who that is now; the focus goes on where it was lost.
+function showUser(pressed, who) {
+  for (const form of document.querySelectorAll('[data-form="sign-in"]')) form.hidden = who !== "";
+  for (const form of document.querySelectorAll('[data-form="sign-out"]')) form.hidden = who === "";
+  for (const name of document.querySelectorAll("[data-who]")) name.textContent = who;
+  pressed.closest(".who").querySelector("form:not([hidden]) button").focus();
 }
 
 for (const form of document.querySelectorAll("[data-form]")) {
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    const reply = await post(form.action).catch(() => null);
-    if (reply?.ok) after[form.dataset.form]();
+    const who = event.submitter?.value ?? "";
+    const reply = await post(form.action, new URLSearchParams(who ? { who } : {})).catch(() => null);
+    if (reply?.ok) after[form.dataset.form](form, who);
     else form.submit(); // then the plain way, which shows what is wrong
   });
 }
