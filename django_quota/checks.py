@@ -6,6 +6,7 @@ Each finding has an id of its own. The checks call the same properties and parse
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from django.apps import AppConfig
@@ -15,7 +16,7 @@ from django.core.checks import CheckMessage, Error, register
 from django.core.checks import Warning as CheckWarning
 from django.template import TemplateDoesNotExist
 from django.template.loader import get_template
-from django.urls import get_resolver
+from django.urls import ResolverMatch, get_resolver
 from django.utils.module_loading import import_string
 
 from django_quota.conf import KNOWN_SETTINGS, conf, current
@@ -32,8 +33,10 @@ from django_quota.matching import Pattern
 from django_quota.middleware import QuotaMiddleware
 from django_quota.rules import Rule
 from django_quota.stores.connections import alias_problem
+from django_quota.stores.timeouts import ANSWER_WITHIN, missing_timeouts
 from django_quota.subjects import check_keys
-from django_quota.views import limited_views, rules_of_views
+from django_quota.view_kinds import is_dispatch
+from django_quota.views import limited_views
 
 
 @register("django_quota")
@@ -120,6 +123,16 @@ def _check_store() -> Iterator[CheckMessage]:
         return  # said by _check_values
     if problem is not None:
         yield Error(problem.message, hint=problem.hint, id=f"django_quota.{problem.code}")
+        return
+    alias: Any = settings.CACHES[conf.cache]
+    missing = missing_timeouts(alias.get("OPTIONS") or {})
+    if missing:
+        yield CheckWarning(
+            f'CACHES["{conf.cache}"] sets no {" and no ".join(missing)}: limits wait {ANSWER_WITHIN:g} s at most all '
+            "the same, but the cache's own calls and the commands hang as long as Redis does.",
+            hint=f'"OPTIONS": {{{", ".join(f"{name!r}: {ANSWER_WITHIN:g}" for name in missing)}}} would do.',
+            id="django_quota.W007",
+        )
 
 
 def _check_template() -> Iterator[CheckMessage]:
@@ -167,7 +180,7 @@ def _check_users(applied: list[Rule]) -> Iterator[CheckMessage]:
     if any("auth" in str(path).lower() for path in settings.MIDDLEWARE):
         return  # one of the project's own may find the user too
     has_urls = bool(getattr(settings, "ROOT_URLCONF", None))
-    of_views = rules_of_views(get_resolver().url_patterns) if has_urls else ()
+    of_views = _rules_without_a_framework(get_resolver().url_patterns) if has_urls else ()
     about_users = next(filter(_asks_for_the_user, [*applied, *of_views]), None)
     if about_users is not None:
         yield CheckWarning(
@@ -175,6 +188,15 @@ def _check_users(applied: list[Rule]) -> Iterator[CheckMessage]:
             hint="Add 'django.contrib.auth.middleware.AuthenticationMiddleware' to MIDDLEWARE.",
             id="django_quota.W005",
         )
+
+
+def _rules_without_a_framework(patterns: Iterable[Any]) -> Iterator[Rule]:
+    """Return the rules of views, but for those that stand where a framework has found the user by itself."""
+    for _, view_class, view in limited_views(patterns):
+        if is_dispatch(view.view) or not hasattr(view_class, "authentication_classes"):  # Django REST framework's
+            for source in view.sources:
+                with suppress(RuleError):  # said by _check_rules
+                    yield source(view_class)
 
 
 def _check_views_of_rules() -> Iterator[CheckMessage]:
@@ -223,7 +245,7 @@ def _names_of_views(patterns: Iterable[Any], namespace: str) -> Iterator[str]:
             inner = getattr(pattern, "namespace", None)
             yield from _names_of_views(pattern.url_patterns, f"{namespace}{inner}:" if inner else namespace)
         else:
-            yield f"{namespace}{pattern.name or pattern.lookup_str}"
+            yield f"{namespace}{ResolverMatch(pattern.callback, (), {}, pattern.name).view_name}"
 
 
 def _position_of(middleware: type) -> int | None:

@@ -18,11 +18,12 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from django_quota.conf import current
 from django_quota.decisions import Decision
-from django_quota.edge import enter, leave, refuse_in_view
+from django_quota.edge import aenter, arefuse_in_view, enter, leave, refuse_in_view
 from django_quota.exceptions import LeaseLost, QuotaExceeded, RuleError, StoreUnavailable
 from django_quota.leases import Lease, Slot
-from django_quota.limiter import get_limiter
+from django_quota.limiter import Limiter, get_limiter
 from django_quota.rules import OnUnavailable
+from django_quota.signals import Announcement, asend, send
 from django_quota.stores.base import Store
 from django_quota.subjects import GLOBAL, Ask, Flow, aanswer, answer, compile_key, subject_flow
 from django_quota.view_kinds import dispatch_of, is_async, naming, request_of
@@ -118,7 +119,8 @@ class _Gate:
         subject = yield from subject_flow(self._key, request)
         lease, decision = yield from self._taking(slot, subject)
         holding = _Holding(lease)
-        return holding, enter(request, decision if self._block else _aside(decision))
+        told = (request, decision if self._block else _aside(decision))
+        return holding, (yield Ask(partial(enter, *told), partial(aenter, *told)))
 
     def slot(self, owner: type | None) -> Slot:
         """Return the slot that a view of this class takes; None: a function."""
@@ -134,9 +136,9 @@ class _Gate:
         try:
             taken = yield from _trying(slot, subject, limiter.store)
         except StoreUnavailable as error:
-            limiter.went_down(error)
+            yield _announcing(limiter.went_down(error))
         else:
-            limiter.came_back()
+            yield _announcing(limiter.came_back())
             return taken
         how = self._on_unavailable or current().on_unavailable
         if how == "local":
@@ -144,6 +146,10 @@ class _Gate:
             return lease, replace(decision, degraded=True)
         denied = how == "deny"
         return None, Decision(not denied, slot.name, subject, degraded=True, blocked=denied)
+
+
+def _announcing(announcements: list[Announcement]) -> Ask:
+    return Ask(partial(send, announcements, Limiter), partial(asend, announcements, Limiter))
 
 
 def _trying(slot: Slot, subject: str, store: Store) -> Flow:
@@ -294,4 +300,4 @@ async def _afinish(request: HttpRequest, view: Callable[[], Any], holding: _Hold
                 response = await response
             return holding.until_closed(leave(request, cast("HttpResponse", response)))
     except QuotaExceeded as exceeded:
-        return refuse_in_view(request, exceeded.decision)
+        return await arefuse_in_view(request, exceeded.decision)

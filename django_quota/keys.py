@@ -47,6 +47,7 @@ SYSTEM_KINDS = {
     "tally": "checks of all subjects, by rule: tally:<date>, tally:<minute since 1970>; a hash",
     "refused": "who was refused how often on a day: refused:<date>; a sorted set",
     "slots": "slots that were asked for lately: <subject> <name> <limit>, by when they are forgotten; a sorted set",
+    "workers": "processes that share the limits: a token each, by when it is no longer counted; a sorted set",
     "told": "which tally a process has sent last: told:<token>; a string",
 }
 """What a key of no subject holds, by the first part of its name; see `system_key`."""

@@ -7,11 +7,12 @@ wait.
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from functools import partial
 
 from django.core.signals import setting_changed
-from django.dispatch import Signal
 from django.http import HttpRequest
 
 from django_quota import overrides
@@ -19,17 +20,17 @@ from django_quota.clock import frozen_now
 from django_quota.conf import QuotaSettings, conf, current
 from django_quota.decisions import Decision, told
 from django_quota.exceptions import RuleError, StoreUnavailable
-from django_quota.operations.hits import Hit
 from django_quota.planning import RuleOrRate, Subject, plan_of, request_plan
 from django_quota.plans import Plan
 from django_quota.rules import Rule
-from django_quota.signals import banned, near_limit, refused
+from django_quota.signals import Announcement, asend, banned, near_limit, refused, send, store_back, store_lost
 from django_quota.stores.base import Store
 from django_quota.stores.errands import Watch
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis import RedisStore
 from django_quota.subjects import aanswer, answer
 from django_quota.tallies import Tally
+from django_quota.workers import Workers, part_of
 
 logger = logging.getLogger("django_quota")
 
@@ -50,14 +51,18 @@ _SLOW = "its answers take longer than the periods of a calendar limit last"
 class Limiter:
     """Decides plans on a store, and by each rule's `on_unavailable` while the store does not answer."""
 
-    def __init__(self, store: Store, tally: Tally | None = None) -> None:
+    def __init__(self, store: Store, tally: Tally | None = None, workers: Workers | None = None) -> None:
         self.store = store
+        self.workers = workers
+        """Knows how many processes share the limits; None: this one has them alone."""
         self.tally = tally
         """What counts its decisions for the overview; None: nobody does."""
         self.local = MemoryStore()
-        """Decides for the rules that say `on_unavailable="local"`: each process by itself."""
+        """Decides for the rules that say `on_unavailable="local"`: each process its part of the limit."""
         self._skew = 0
-        self._is_down = False
+        self._down_since = 0.0
+        """Since when (by `time.monotonic`) the store has not answered; 0.0 while it does."""
+        self._changing = threading.Lock()
 
     def decide(self, plan: Plan, mode: str) -> Decision:
         """Decide a plan in one call to the store."""
@@ -70,14 +75,14 @@ class Limiter:
                 reply = self.store.run(plan.operation(guess, mode), now)
                 decision = plan.read(reply)
                 if decision is not None:
-                    for signal, hit in self._answered(plan, reply, decision, mode):
-                        _send(signal, hit, decision)
+                    send(self._answered(plan, reply, decision, mode), Limiter)
                     return decision
                 plan.revise(reply)
                 guess = self._learn(reply[0])
             raise StoreUnavailable(_SLOW)  # noqa: TRY301 — degrades like any other failure
         except StoreUnavailable as error:
-            return self._degraded(plan, mode, error)
+            send(self.went_down(error), Limiter)
+            return self._degraded(plan, mode)
 
     async def adecide(self, plan: Plan, mode: str) -> Decision:
         """Decide a plan in one call to the store; see `decide`."""
@@ -90,14 +95,15 @@ class Limiter:
                 reply = await self.store.arun(plan.operation(guess, mode), now)
                 decision = plan.read(reply)
                 if decision is not None:
-                    for signal, hit in self._answered(plan, reply, decision, mode):
-                        await signal.asend_robust(Limiter, rule=hit.rule, subject=hit.subject, decision=decision)
+                    if announcements := self._answered(plan, reply, decision, mode):
+                        await asend(announcements, Limiter)
                     return decision
                 plan.revise(reply)
                 guess = self._learn(reply[0])
             raise StoreUnavailable(_SLOW)  # noqa: TRY301 — degrades like any other failure
         except StoreUnavailable as error:
-            return self._degraded(plan, mode, error)
+            await asend(self.went_down(error), Limiter)
+            return self._degraded(plan, mode)
 
     def _guess(self, plan: Plan, now: int | None) -> int:
         """Guess the store's time, for the edges of calendar limits; the store corrects it where it is off."""
@@ -110,33 +116,43 @@ class Limiter:
         self._skew = store_now - time.time_ns() // 1_000
         return store_now
 
-    def _answered(self, plan: Plan, reply: list[int], decision: Decision, mode: str) -> Sequence[tuple[Signal, Hit]]:
-        """Note that the store has answered; return what it told, with the signals to send."""
-        self.came_back()
+    def _answered(self, plan: Plan, reply: list[int], decision: Decision, mode: str) -> list[Announcement]:
+        """Note that the store has answered; return what is to be announced."""
+        announcements = self.came_back()
         if self.tally is not None and mode.startswith(_COUNTED):
             self.tally.count(reply[0], plan.hits, decision)
         if mode == "check":
             for outcome in decision.outcomes:
                 if outcome.shadow and not outcome.allowed:
                     logger.info("Shadow rule %r would have refused %r.", outcome.rule, outcome.subject)
-        return [(SIGNALS[what], hit) for what, hit in told(reply, plan.hits)]
+        for what, hit in told(reply, plan.hits):
+            announcements.append((SIGNALS[what], {"rule": hit.rule, "subject": hit.subject, "decision": decision}))
+        return announcements
 
-    def came_back(self) -> None:
-        """Note that the store has answered, and log it where it had not before."""
-        if self._is_down:
-            self._is_down = False
-            logger.warning("The quota store answers again.")
+    def came_back(self) -> list[Announcement]:
+        """Note that the store has answered; log it where it had not before, and return what is to be announced."""
+        if not self._down_since:
+            return []
+        with self._changing:
+            since, self._down_since = self._down_since, 0.0
+        if not since:
+            return []
+        seconds = time.monotonic() - since
+        logger.warning("The quota store answers again, after %.1f s.", seconds)
+        return [(store_back, {"seconds": seconds})]
 
-    def went_down(self, error: StoreUnavailable) -> None:
-        """Note that the store does not answer, and log it the first time."""
-        if not self._is_down:
-            self._is_down = True
-            words = str(error).rstrip(".")
-            logger.error("%s. Rules decide by on_unavailable until it answers again.", words)
+    def went_down(self, error: StoreUnavailable) -> list[Announcement]:
+        """Note that the store does not answer; log it the first time, and return what is to be announced."""
+        with self._changing:
+            if self._down_since:
+                return []
+            self._down_since = time.monotonic()
+        words = str(error).rstrip(".")
+        logger.error("%s. Rules decide by on_unavailable until it answers again.", words)
+        return [(store_lost, {"reason": error.reason})]
 
-    def _degraded(self, plan: Plan, mode: str, error: StoreUnavailable) -> Decision:
+    def _degraded(self, plan: Plan, mode: str) -> Decision:
         """Decide without the store."""
-        self.went_down(error)
         default = conf.on_unavailable
         binding = [rule for rule in plan.rules if rule.limits and not rule.shadow]
         denying = [rule for rule in binding if (rule.on_unavailable or default) == "deny"]
@@ -144,7 +160,9 @@ class Limiter:
             if rule.block:
                 return plan.denied(rule)
         local = [rule for rule in plan.rules if rule.limits and (rule.on_unavailable or default) == "local"]
-        decision = self._local(plan.only(local), mode) if local else plan.unlimited(degraded=True)
+        workers = 1 if self.workers is None else self.workers.number
+        divided = partial(part_of, workers=workers)
+        decision = self._local(plan.only(local, divided), mode) if local else plan.unlimited(degraded=True)
         return decision.joined(plan.denied(denying[0])) if denying else decision
 
     def _local(self, plan: Plan, mode: str) -> Decision:
@@ -157,13 +175,6 @@ class Limiter:
         if decision is None:
             raise RuntimeError("a plan without overrides and holds, at its own moment, was stale")
         return decision
-
-
-def _send(signal: Signal, hit: Hit, decision: Decision) -> None:
-    try:
-        signal.send_robust(Limiter, rule=hit.rule, subject=hit.subject, decision=decision)
-    except RuntimeError:  # an async receiver cannot be waited for in the thread of an event loop: acheck() can
-        logger.exception("Not all receivers could be told that %r %s.", hit.rule.name, hit.subject)
 
 
 # --- the limiter of the settings --------------------------------------------------------------------------------------
@@ -180,10 +191,10 @@ def _limiter_of(settings: QuotaSettings) -> Limiter:
     kind, alias = named = (settings.store, settings.cache)
     limiter = _limiters.get(named)
     if limiter is None:
-        tally, watch = Tally(), Watch(_overrides_marker, _overrides_lost)
-        store: Store = MemoryStore() if kind == "memory" else RedisStore(alias, watch, tally)
+        tally, watch, workers = Tally(), Watch(_overrides_marker, _overrides_lost), Workers()
+        store: Store = MemoryStore() if kind == "memory" else RedisStore(alias, watch, tally, workers)
         tally.carried_to(store)
-        limiter = _limiters.setdefault(named, Limiter(store, tally))
+        limiter = _limiters.setdefault(named, Limiter(store, tally, workers))
     return limiter
 
 

@@ -8,7 +8,7 @@ form that the store asks for; rate overrides are remembered, so that a subject's
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 from django_quota.algorithms import Step
@@ -216,14 +216,14 @@ class Plan:
         subject = self.subjects[self.rules.index(rule)]
         return Decision(allowed=False, rule=rule.name, subject=subject, degraded=True, blocked=rule.block)
 
-    def only(self, rules: Sequence[Rule]) -> Plan:
-        """Return the plan with no other rules than these; its hits are decided by the rules' own limits."""
+    def only(self, rules: Sequence[Rule], changed: Callable[[Rule], Rule] = lambda rule: rule) -> Plan:
+        """Return the plan with no other rules than these, each `changed`; their own limits decide its hits."""
         plan = Plan(self._prefix)
         plan._remembers = False
         values = {(hit.subject, hit.rule.name): hit.steps[0].parameters.value for hit in self.hits}
         for rule, subject, cost in zip(self.rules, self.subjects, self.costs, strict=True):
             if rule in rules:
-                plan.add(rule, subject, cost, values[subject, rule.name])
+                plan.add(changed(rule), subject, cost, values[subject, rule.name])
         return plan
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from django.core.checks import CheckMessage, run_checks
@@ -11,14 +11,22 @@ from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.http import HttpResponse
 from django.test import override_settings
+from django.urls import path
+from django.views import View
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_quota import quota
 from django_quota.conf import KNOWN_SETTINGS
 from django_quota.middleware import QuotaMiddleware
 from tests.site_response import in_vain
 
-REDIS: dict[str, Any] = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
+TIMEOUTS = {"SOCKET_TIMEOUT": 0.25, "SOCKET_CONNECT_TIMEOUT": 0.25}
+REDIS: dict[str, Any] = {
+    "BACKEND": "django_redis.cache.RedisCache",
+    "LOCATION": "redis://127.0.0.1:1/0",
+    "OPTIONS": TIMEOUTS,
+}
 
 
 def findings(quota: object = None, caches: dict[str, Any] | None = None) -> list[CheckMessage]:
@@ -55,7 +63,7 @@ def test_no_setting_at_all_has_no_findings() -> None:
 
 @pytest.mark.parametrize("client", ["DefaultClient", "SentinelClient", "HerdClient"])
 def test_the_clients_that_can_run_scripts_have_no_findings(client: str) -> None:
-    options = {"CLIENT_CLASS": f"django_redis.client.{client}"}
+    options = {"CLIENT_CLASS": f"django_redis.client.{client}", **TIMEOUTS}
     assert ids(caches={"default": {**REDIS, "OPTIONS": options}}) == []
 
 
@@ -194,6 +202,7 @@ def test_e007_a_rate_cannot_be_read(value: object) -> None:
         ({"rate": {"anonymous": "1/mx", "authenticated": "9/m"}}, "E007", "for tier 'anonymous'"),
         ({"rate": "1/m", "tier": "tests.test_checks.ids"}, "E006", "tier= goes with rates by tier"),
         ({"ratee": "1/m"}, "E006", "Did you mean 'rate'?"),
+        ({"anonymous": "1/m", "authenticated": "9/m"}, "E006", "Rates by tier stand under 'rate'"),
     ],
 )
 def test_what_is_wrong_with_where_and_for_whom_a_rule_holds_names_the_field(
@@ -236,6 +245,35 @@ class TestMiddleware:
         assert "whoami-async" in found.msg
 
 
+    @pytest.mark.parametrize(("who_is_limited", "expected"), [("a method", []), ("the class", ["W005"])])
+    def test_a_framework_finds_the_user_by_itself_before_a_method_of_its_views(
+        self, who_is_limited: str, expected: list[str], settings: Any
+    ) -> None:
+        """Django REST framework's are so: dispatch() asks the authentication classes, and then calls get()."""
+
+        class OfAFramework(View):
+            authentication_classes: ClassVar[list[Any]] = []
+
+            def get(self, request: Any) -> HttpResponse:
+                return HttpResponse()
+
+        limit = quota("1/m", key="user")
+        if who_is_limited == "a method":
+            OfAFramework.get = limit(OfAFramework.get)  # type: ignore[method-assign]
+        else:
+            limit(OfAFramework)
+        settings.MIDDLEWARE = [OURS]
+        settings.ROOT_URLCONF = SimpleURLs([path("", OfAFramework.as_view())])
+        assert ids() == expected
+
+
+class SimpleURLs:
+    """A URLconf that is no module."""
+
+    def __init__(self, urlpatterns: list[Any]) -> None:
+        self.urlpatterns = urlpatterns
+
+
 class Derived(QuotaMiddleware):
     """One of a project's own."""
 
@@ -265,6 +303,7 @@ class TestViewsOfRules:
     def test_names_namespaces_and_dotted_paths_that_are_there_are_fine(self, settings: Any) -> None:
         settings.ROOT_URLCONF = "tests.urls_of_rules"
         match = ["api:search", "api:*", "api:v1:*", "api:v1:items", "plain", "tests.urls_of_rules.twice"]
+        match += ["tests.urls_of_rules.nested", "tests.urls_of_rules.Unhashable", "functools.partial"]
         assert ids({"RULES": {"search": {"rate": "1/m", "match": match}}}) == []
 
 
@@ -282,6 +321,20 @@ def test_w001_an_unknown_setting_is_a_warning_with_the_nearest_one() -> None:
 def test_the_memory_store_needs_no_redis() -> None:
     caches = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
     assert ids({"STORE": "memory"}, caches) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "missing"),
+    [
+        ({}, "no SOCKET_TIMEOUT and no SOCKET_CONNECT_TIMEOUT"), ({"SOCKET_TIMEOUT": 1}, "no SOCKET_CONNECT_TIMEOUT"),
+        ({"CONNECTION_POOL_KWARGS": {"socket_connect_timeout": 1}}, "no SOCKET_TIMEOUT"),
+        ({"CONNECTION_POOL_KWARGS": {"socket_connect_timeout": 1}, "SOCKET_TIMEOUT": 2}, None),
+    ],
+)  # fmt: skip
+def test_w007_a_cache_without_timeouts_is_warned_of(options: dict[str, Any], missing: str | None) -> None:
+    found = findings(caches={"default": {**REDIS, "OPTIONS": options}})
+    assert [each.id for each in found] == (["django_quota.W007"] if missing else [])
+    assert all(f"sets {missing}:" in each.msg for each in found)
 
 
 def test_manage_check_fails_with_the_findings() -> None:

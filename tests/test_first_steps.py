@@ -89,7 +89,7 @@ def test_a_cache_that_cannot_be_reached_as_it_is_written_is_a_finding(
 def test_no_options_at_all_are_none(settings: Any) -> None:
     cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1", "OPTIONS": None}
     settings.CACHES = {"default": cache}
-    assert run_checks(tags=["django_quota"]) == []
+    assert [found.id for found in run_checks(tags=["django_quota"])] == ["django_quota.W007"]
 
 
 def test_a_decision_without_redis_says_that_it_is_one(settings: Any, tmp_path: Path) -> None:

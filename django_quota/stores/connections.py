@@ -33,6 +33,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.sentinel import SentinelConnectionPool
 
 from django_quota.exceptions import ConfigurationError, did_you_mean
+from django_quota.stores.timeouts import with_timeouts
 
 _SYNC_ONLY = frozenset(
     {"url", "parser_class", "connection_class", "retry", "retry_on_error", "retry_on_timeout", "timeout", "queue_class"}
@@ -188,7 +189,7 @@ class SyncConnections:
             finally:
                 self._waiting -= 1
         try:
-            return pool.connection_class(**pool.connection_kwargs)
+            return pool.connection_class(**with_timeouts(pool.connection_kwargs))
         except BaseException:
             self._one_less()
             raise
@@ -306,6 +307,7 @@ def async_client(alias: str) -> AsyncClient:
     max_connections = int(given.pop("max_connections", ASYNC_CONNECTIONS))
     kwargs: dict[str, Any] = {name: value for name, value in given.items() if name not in _SYNC_ONLY}
     slots = asyncio.Semaphore(max_connections)
+    kwargs = with_timeouts(kwargs)
     kwargs["retry"] = Retry(NoBackoff(), 0)
     if isinstance(factory, SentinelConnectionFactory):
         return _sentinel_client(url, options, kwargs, slots, max_connections)
@@ -326,7 +328,8 @@ def _sentinel_client(
     if database.isdecimal():
         kwargs["db"] = int(database)
     make_sentinel = cast("Any", Sentinel)  # redis-py leaves it untyped
-    sentinel = make_sentinel(options["SENTINELS"], sentinel_kwargs=options.get("SENTINEL_KWARGS"), **kwargs)
+    asking = with_timeouts(options.get("SENTINEL_KWARGS") or {})
+    sentinel = make_sentinel(options["SENTINELS"], sentinel_kwargs=asking, **kwargs)
     client = sentinel.master_for(parts.hostname, max_connections=max_connections)
     return AsyncClient(client, slots, tuple(sentinel.sentinels))
 

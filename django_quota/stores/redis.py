@@ -17,7 +17,8 @@ from django_quota.clock import SECOND
 from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
 from django_quota.operations.base import Operation
 from django_quota.operations.leases import Ring
-from django_quota.stores.connections import AsyncClient, AsyncClients, SyncConnections, sync_client
+from django_quota.stores.breaker import Breaker
+from django_quota.stores.connections import AllInUseError, AsyncClient, AsyncClients, SyncConnections, sync_client
 from django_quota.stores.errands import Errand, Errands, Taken
 from django_quota.stores.listening import Listener
 from django_quota.stores.wire import FOR_COMMAND, Cancellation, packed
@@ -32,21 +33,27 @@ class RedisStore:
         self._connections = SyncConnections(alias)
         self._async_clients = AsyncClients(alias)
         self._listener = Listener(alias)
+        self.breaker = Breaker()
+        """Keeps calls from a server that does not answer."""
 
     # --- sync ---------------------------------------------------------------------------------------------------------
 
     def run(self, operation: Operation, now: int | None = None) -> Any:
         """Do an operation; see `Store.run`."""
         command = _command(operation, now)
+        self._enter()
         try:
             try:
-                return self._exchange(command)
+                reply = self._exchange(command)
             except NoScriptError:
                 self._errands.hurry()  # a server that does not know our script may be a new one
                 self._exchange(("SCRIPT", "LOAD", operation.script.text))
-                return self._exchange(command)
+                reply = self._exchange(command)
         except (RedisError, OSError) as error:
+            self._note(error)
             raise ours(error) from error
+        self.breaker.succeeded()
+        return reply
 
     @contextmanager
     def commands(self) -> Iterator[Redis]:
@@ -102,16 +109,20 @@ class RedisStore:
     async def arun(self, operation: Operation, now: int | None = None) -> Any:
         """Do an operation; see `Store.run`."""
         command = _command(operation, now)
+        self._enter()
         client = await self._async_clients.get()
         try:
             try:
-                return await self._aexchange(client, command)
+                reply = await self._aexchange(client, command)
             except NoScriptError:
                 self._errands.hurry()  # a server that does not know our script may be a new one
                 await self._aexchange(client, ("SCRIPT", "LOAD", operation.script.text))
-                return await self._aexchange(client, command)
+                reply = await self._aexchange(client, command)
         except (RedisError, OSError) as error:
+            self._note(error)
             raise ours(error) from error
+        self.breaker.succeeded()
+        return reply
 
     async def alisten(self, bell: str, seconds: float) -> bool:
         """Wait at a bell; see `Store.listen`."""
@@ -167,6 +178,20 @@ class RedisStore:
         except (RedisError, OSError) as error:
             raise ours(error) from error
 
+    # --- both ---------------------------------------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        """Raise `StoreUnavailable` at once where the server has not answered several times in a row."""
+        if not self.breaker.lets_through():
+            raise StoreUnavailable("it has not answered several times in a row, and is asked again in a moment")
+
+    def _note(self, error: Exception) -> None:
+        """Tell the breaker what a failure says of the server."""
+        if is_of_the_server(error):
+            self.breaker.failed()
+        elif not isinstance(error, AllInUseError):  # which says nothing of it
+            self.breaker.succeeded()
+
     def close(self) -> None:
         """Close idle connections; an event loop closes its own client."""
         self._connections.close()
@@ -204,6 +229,27 @@ def commands(alias: str) -> Iterator[Redis]:
 def _is_read_only(error: ResponseError) -> bool:
     """Say whether this server has become a replica: its connection must lead to the new primary next time."""
     return isinstance(error, ReadOnlyError) or "READONLY" in str(error)  # Redis 6 wraps what a script ran into
+
+
+_OF_A_KEY = ("WRONGTYPE", "CROSSSLOT")
+
+_OF_THE_SERVER = (
+    "LOADING", "READONLY", "MISCONF", "OOM", "NOAUTH", "NOPERM", "WRONGPASS", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS",
+    "BUSY", "TRYAGAIN", "max number of clients", "UNBLOCKED",
+)  # fmt: skip
+"""What the error replies say that any other call would get too."""
+
+
+def is_of_the_server(error: Exception) -> bool:
+    """Say whether an error would meet every call; not where it is about one key or script, or about our own pool."""
+    if isinstance(error, AllInUseError):
+        return False
+    if not isinstance(error, ResponseError):
+        return True  # no connection, no answer in time, or none that can be read
+    text = str(error)  # Redis 6 wraps what a script ran into
+    if any(word in text for word in _OF_A_KEY):
+        return False
+    return type(error) not in (ResponseError, NoScriptError) or any(word in text for word in _OF_THE_SERVER)
 
 
 def ours(error: Exception) -> QuotaError:

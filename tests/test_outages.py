@@ -1,0 +1,240 @@
+"""While Redis does not answer: nobody waits long, it is said once, and it goes on by itself when Redis is back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import exceptions as theirs
+
+from django_quota import StoreUnavailable, acheck, check, counter
+from django_quota.limiter import get_limiter
+from django_quota.signals import store_back, store_lost
+from django_quota.stores.breaker import FAILURES, Breaker
+from django_quota.stores.connections import AllInUseError
+from django_quota.stores.redis import RedisStore, is_of_the_server, ours
+from django_quota.stores.timeouts import ANSWER_WITHIN, missing_timeouts, with_timeouts
+from django_quota.testing import RedisServer
+from tests.conftest import caches
+
+both = pytest.mark.parametrize("kind", ["sync", "async"])
+
+
+def ask(kind: str, times: int = 1) -> list[Any]:
+    if kind == "sync":
+        return [check("9/m", "user:1") for _ in range(times)]
+
+    async def wait() -> list[Any]:
+        return [await acheck("9/m", "user:1") for _ in range(times)]
+
+    return asyncio.run(wait())
+
+
+@contextmanager
+def heard() -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """Note the signals about the store."""
+    told: list[tuple[str, dict[str, Any]]] = []
+
+    def lost(**carried: Any) -> None:
+        told.append(("lost", carried))
+
+    def back(**carried: Any) -> None:
+        told.append(("back", carried))
+
+    store_lost.connect(lost)
+    store_back.connect(back)
+    try:
+        yield told
+    finally:
+        store_lost.disconnect(lost)
+        store_back.disconnect(back)
+
+
+class Mute:
+    """A server that takes connections and never answers; counts them."""
+
+    def __init__(self, path: Path) -> None:
+        self.url = f"unix://{path}"
+        self.met = 0
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen(64)
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self.met += 1
+            self._open.append(connection)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in self._open:
+            connection.close()
+
+
+@pytest.fixture
+def mute(tmp_path_factory: pytest.TempPathFactory, settings: Any) -> Iterator[Mute]:
+    server = Mute(tmp_path_factory.mktemp("m") / "s")
+    settings.CACHES = caches(RedisServer(server.url, 0, Path()))
+    yield server
+    server.close()
+
+
+class Clock:
+    now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def with_clock(clock: Clock) -> RedisStore:
+    """Return the store of the settings, its breaker on this clock."""
+    store = get_limiter().store
+    assert isinstance(store, RedisStore)
+    store.breaker = Breaker(clock=clock)
+    return store
+
+
+@both
+class TestAServerThatHangs:
+    def test_it_is_left_alone_after_a_few_tries(self, kind: str, mute: Mute, clock: Clock) -> None:
+        with_clock(clock)
+        decisions = ask(kind, 50)
+        assert all(decision.allowed and decision.degraded for decision in decisions)
+        assert mute.met <= FAILURES
+
+    def test_one_asks_again_after_a_pause(self, kind: str, mute: Mute, clock: Clock) -> None:
+        with_clock(clock)
+        ask(kind, FAILURES)
+        before = mute.met
+        clock.now += 1
+        ask(kind, 10)
+        assert mute.met == before + 1
+
+    def test_it_is_told_once(self, kind: str, mute: Mute, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+        with_clock(clock)
+        with heard() as told:
+            ask(kind, 20)
+        assert [what for what, _ in told] == ["lost"]
+        assert told[0][1]["reason"]
+        assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 1
+
+
+def test_sync_and_async_share_what_they_know(mute: Mute, clock: Clock) -> None:
+    with_clock(clock)
+    ask("sync", FAILURES)
+    before = mute.met
+    ask("async", 5)
+    assert mute.met == before
+
+
+def test_counters_raise_at_once(mute: Mute, clock: Clock) -> None:
+    with_clock(clock)
+    ask("sync", FAILURES)
+    before = mute.met
+    with pytest.raises(StoreUnavailable, match="several times in a row"):
+        counter("clicks").incr("user:1")
+    assert mute.met == before
+
+
+@both
+def test_it_goes_on_by_itself_when_redis_is_back(
+    kind: str, redis_cache: RedisServer, settings: Any, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = with_clock(clock)
+    with heard() as told:
+        for _ in range(FAILURES):
+            store.breaker.failed()
+        assert ask(kind)[0].degraded
+        clock.now += 1
+        assert not ask(kind)[0].degraded
+        assert not ask(kind, 3)[0].degraded
+    assert [what for what, _ in told] == ["lost", "back"]
+    assert told[1][1]["seconds"] >= 0
+    assert "answers again, after" in caplog.text
+
+
+def test_an_async_receiver_hears_of_it_in_an_event_loop(mute: Mute, clock: Clock) -> None:
+    with_clock(clock)
+    told: list[str] = []
+
+    async def lost(**carried: Any) -> None:
+        told.append(carried["reason"])
+
+    store_lost.connect(lost)
+    try:
+        ask("async")
+    finally:
+        store_lost.disconnect(lost)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "is_servers"),
+    [
+        (theirs.ConnectionError("Connection refused"), True), (theirs.TimeoutError("Timeout"), True), (OSError(), True),
+        (theirs.BusyLoadingError("LOADING Redis is loading the dataset in memory"), True),
+        (theirs.ReadOnlyError("You can't write against a read only replica."), True),
+        (theirs.ResponseError("MISCONF Redis is configured to save RDB snapshots"), True),
+        (theirs.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), True),
+        (theirs.ResponseError("ERR Error running script (call to f_x): @user_script:1: OOM command not allowed"), True),
+        (theirs.ResponseError("Error running script: @user_script: 9: -READONLY You can't write"), True),
+        (theirs.AuthenticationError("NOAUTH"), True), (theirs.NoPermissionError("NOPERM"), True),
+        (theirs.ClusterDownError("The cluster is down"), True), (theirs.TryAgainError("TRYAGAIN"), True),
+        (theirs.ResponseError("BUSY Redis is busy running a script"), True),
+        (theirs.ResponseError("max number of clients reached"), True), (theirs.InvalidResponse("x"), True),
+        (theirs.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value"), False),
+        (theirs.ResponseError("ERR Error running script: @user_script: 9: WRONGTYPE Operation against a key"), False),
+        (theirs.ResponseError("ERR user_script:12: attempt to index a nil value"), False),
+        (AllInUseError("all 50 connections are in use"), False),
+    ],
+    ids=lambda value: getattr(value, "args", None) and str(value)[:28],
+)  # fmt: skip
+def test_every_failure_is_ours_and_only_those_of_the_server_open_the_breaker(error: Any, is_servers: bool) -> None:
+    assert isinstance(ours(error), StoreUnavailable)
+    assert is_of_the_server(error) is is_servers
+
+
+def test_a_key_of_the_wrong_type_spoils_its_own_subject_only(redis_cache: RedisServer, raw: Any) -> None:
+    raw.set("quota:1:{user:1}:r:9/m:sw.60s", "alien")
+    assert all(check("9/m", "user:1").degraded for _ in range(3 * FAILURES))
+    assert not check("9/m", "user:2").degraded
+
+
+class TestTimeouts:
+    def test_what_the_alias_does_not_say_is_short(self) -> None:
+        assert with_timeouts({"a": 1}) == {
+            "a": 1,
+            "socket_timeout": ANSWER_WITHIN,
+            "socket_connect_timeout": ANSWER_WITHIN,
+        }
+        assert with_timeouts({"socket_timeout": 9, "socket_connect_timeout": None})["socket_timeout"] == 9
+
+    def test_it_is_known_which_are_missing(self) -> None:
+        assert missing_timeouts({}) == ["SOCKET_TIMEOUT", "SOCKET_CONNECT_TIMEOUT"]
+        assert missing_timeouts({"CONNECTION_POOL_KWARGS": {"socket_timeout": 1}}) == ["SOCKET_CONNECT_TIMEOUT"]
+
+    def test_real_connections_have_them(self, redis_cache: RedisServer) -> None:
+        store = get_limiter().store
+        assert isinstance(store, RedisStore)
+        connection = store._connections.take()
+        assert (connection.socket_timeout, connection.socket_connect_timeout) == (ANSWER_WITHIN, ANSWER_WITHIN)
+        store._connections.give_back(connection)
