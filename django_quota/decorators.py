@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from django.http import HttpRequest, HttpResponseBase
 
 from django_quota.conf import current
-from django_quota.edge import enter, is_taken, leave, refuse_in_view
+from django_quota.edge import aenter, arefuse_in_view, enter, is_taken, leave, refuse_in_view
 from django_quota.exceptions import QuotaExceeded, RateError, RuleError
-from django_quota.limiter import adecide_request, decide_request
+from django_quota.request_decisions import adecide_request, decide_request
 from django_quota.rules import Rule, path_of, shared_name
 from django_quota.subjects import check_keys, is_async_callable
 from django_quota.view_kinds import dispatch_of, is_a_trial, is_async, is_dispatch, naming, request_of
@@ -248,13 +248,13 @@ async def _acall(
     spec: Limited, request: HttpRequest, owner: type | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> HttpResponseBase:
     if not is_taken(request, spec):
-        refused = enter(request, await adecide_request(spec.rules(owner), request))
+        refused = await aenter(request, await adecide_request(spec.rules(owner), request))
         if refused is not None:
             return refused
     try:
         return await _finish(request, spec.view(*args, **kwargs))
     except QuotaExceeded as exceeded:
-        return refuse_in_view(request, exceeded.decision)
+        return await arefuse_in_view(request, exceeded.decision)
 
 
 async def _finish(request: HttpRequest, response: Any) -> HttpResponseBase:
@@ -263,4 +263,4 @@ async def _finish(request: HttpRequest, response: Any) -> HttpResponseBase:
             response = await response
         return leave(request, cast("HttpResponseBase", response))
     except QuotaExceeded as exceeded:
-        return refuse_in_view(request, exceeded.decision)
+        return await arefuse_in_view(request, exceeded.decision)

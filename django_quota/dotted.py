@@ -39,7 +39,7 @@ def imported(option: str, value: object) -> object:
     if option in _OF_FUNCTIONS and isinstance(value, str):
         return function_at(option, value)
     if option in ("rate", "exempt"):
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, (list, tuple)) or (option == "exempt" and isinstance(value, (set, frozenset))):
             return [imported(option, each) for each in value]
         if is_path(value):
             return function_at(option, str(value))

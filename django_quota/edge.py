@@ -11,7 +11,7 @@ from django.db import connections
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from django_quota.decisions import Decision
-from django_quota.responses import refusal, write_headers
+from django_quota.responses import arefusal, refusal, write_headers
 
 
 class QuotaRequest(HttpRequest):
@@ -35,6 +35,12 @@ def enter(request: HttpRequest, decision: Decision) -> HttpResponse | None:
     return refusal(request, joined) if decision.blocked else None
 
 
+async def aenter(request: HttpRequest, decision: Decision) -> HttpResponse | None:
+    """Put the decision on `request.quota` without blocking the event loop; see `enter`."""
+    joined = _join(request, decision)
+    return await arefusal(request, joined) if decision.blocked else None
+
+
 def take(request: HttpRequest, decorator: object) -> None:
     """Note that a decorator's rules are decided before its view is called."""
     setattr(request, _TAKEN, decorator)
@@ -50,18 +56,33 @@ def is_taken(request: HttpRequest, decorator: object) -> bool:
 
 def refuse_in_view(request: HttpRequest, decision: Decision) -> HttpResponse:
     """Return the answer to a `QuotaExceeded` that a decorator caught; the view's transaction is rolled back."""
+    _roll_back()
+    return refuse(request, decision)
+
+
+async def arefuse_in_view(request: HttpRequest, decision: Decision) -> HttpResponse:
+    """Return the answer without blocking the event loop; see `refuse_in_view`."""
+    _roll_back()
+    return await arefusal(request, _refused(request, decision))
+
+
+def _roll_back() -> None:
     for connection in connections.all(initialized_only=True):
         if connection.settings_dict["ATOMIC_REQUESTS"] and connection.in_atomic_block:
             connection.set_rollback(True)  # as if the exception had left the view
-    return refuse(request, decision)
 
 
 def refuse(request: HttpRequest, decision: Decision) -> HttpResponse:
     """Return the answer to a `QuotaExceeded` that was raised inside a view."""
+    return refusal(request, _refused(request, decision))
+
+
+def _refused(request: HttpRequest, decision: Decision) -> Decision:
+    """Return what to answer a `QuotaExceeded` with: all that was decided for the request, where that refuses too."""
     earlier = decision_of(request)
     known = earlier is not None and set(decision.outcomes) <= set(earlier.outcomes)
     joined = earlier if earlier is not None and known else _join(request, decision)
-    return refusal(request, decision if joined.allowed else joined)
+    return decision if joined.allowed else joined
 
 
 def leave(request: HttpRequest, response: R) -> R:

@@ -9,20 +9,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
 from functools import partial
 
 from django.core.signals import setting_changed
-from django.http import HttpRequest
 
 from django_quota import overrides
 from django_quota.clock import frozen_now
 from django_quota.conf import QuotaSettings, conf, current
 from django_quota.decisions import Decision, told
 from django_quota.exceptions import RuleError, StoreUnavailable
-from django_quota.planning import RuleOrRate, Subject, plan_of, request_plan
+from django_quota.planning import RuleOrRate, Subject, plan_of
 from django_quota.plans import Plan
-from django_quota.rules import Rule
 from django_quota.signals import Announcement, asend, banned, near_limit, refused, send, store_back, store_lost
 from django_quota.stores.base import Store
 from django_quota.stores.errands import Watch
@@ -138,6 +135,7 @@ class Limiter:
         if not since:
             return []
         seconds = time.monotonic() - since
+        down.discard(self)
         logger.warning("The quota store answers again, after %.1f s.", seconds)
         return [(store_back, {"seconds": seconds})]
 
@@ -147,6 +145,7 @@ class Limiter:
             if self._down_since:
                 return []
             self._down_since = time.monotonic()
+        down.add(self)
         words = str(error).rstrip(".")
         logger.error("%s. Rules decide by on_unavailable until it answers again.", words)
         return [(store_lost, {"reason": error.reason})]
@@ -177,6 +176,10 @@ class Limiter:
         return decision
 
 
+down: set[Limiter] = set()
+"""The limiters whose store does not answer."""
+
+
 # --- the limiter of the settings --------------------------------------------------------------------------------------
 
 _limiters: dict[tuple[str, str], Limiter] = {}
@@ -184,10 +187,11 @@ _limiters: dict[tuple[str, str], Limiter] = {}
 
 def get_limiter() -> Limiter:
     """Return the limiter of the settings, made when it is first needed."""
-    return _limiter_of(current())
+    return limiter_of(current())
 
 
-def _limiter_of(settings: QuotaSettings) -> Limiter:
+def limiter_of(settings: QuotaSettings) -> Limiter:
+    """Return the limiter of these settings; see `get_limiter`."""
     kind, alias = named = (settings.store, settings.cache)
     limiter = _limiters.get(named)
     if limiter is None:
@@ -211,6 +215,7 @@ def _overrides_lost() -> None:
 def _forget(*, setting: str, **_: object) -> None:
     if setting in ("CACHES", "QUOTA"):
         for limiter in _limiters.values():
+            down.discard(limiter)
             limiter.store.close()
             limiter.local.close()
         _limiters.clear()
@@ -314,20 +319,10 @@ async def areset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: obj
 def decide_plan(plan: Plan, mode: str) -> Decision:
     """Decide a plan on the store of the settings; all is allowed where `ENABLED` is false."""
     settings = current()
-    return _limiter_of(settings).decide(plan, mode) if settings.enabled else plan.unlimited()
+    return limiter_of(settings).decide(plan, mode) if settings.enabled else plan.unlimited()
 
 
 async def adecide_plan(plan: Plan, mode: str) -> Decision:
     """Decide a plan; see `decide_plan`."""
     settings = current()
-    return await _limiter_of(settings).adecide(plan, mode) if settings.enabled else plan.unlimited()
-
-
-def decide_request(rules: Iterable[Rule], request: HttpRequest) -> Decision:
-    """Decide a request under these rules, in one store call; allowed, with no outcomes, where none of them holds."""
-    return decide_plan(answer(request_plan(rules, request)), "check")
-
-
-async def adecide_request(rules: Iterable[Rule], request: HttpRequest) -> Decision:
-    """Decide a request under these rules; see `decide_request`."""
-    return await adecide_plan(await aanswer(request_plan(rules, request)), "check")
+    return await limiter_of(settings).adecide(plan, mode) if settings.enabled else plan.unlimited()

@@ -20,6 +20,9 @@ KINDS: tuple[Kind, ...] = ("path", "view", "host")
 _EXAMPLE = "'/api/' (a path), 'api:search' (a view), 'api:*' (a namespace) or 'host:api.example.com' would do."
 _VIEW = re.compile(r"[^\s/:*]+(:[^\s/:*]+)*")
 _NAMESPACE = re.compile(r"[^\s/:*]+(:[^\s/:*]+)*:\*")
+_NEVER = re.compile(r"[?#<>\[\]]|%[0-9A-Fa-f]{2}")
+"""What paths do not have, as they come here: a query, a converter of Django's routes, escapes; nor is it a glob's."""
+
 _HOST = re.compile(r"(\*\.)?[^\s/:*.]+(\.[^\s/:*.]+)*|\[[0-9a-f:.]+\]", re.IGNORECASE)
 
 
@@ -135,15 +138,31 @@ def _place(option: str, entry: object) -> Place:
 
 def _of_kind(option: str, kind: Kind, value: object) -> tuple[Pattern, ...]:
     texts: Iterable[object] = value if isinstance(value, (list, tuple, set, frozenset)) else (value,)
-    patterns = tuple(
-        _host(option, text) if kind == "host" and isinstance(text, str) else _pattern(option, text) for text in texts
-    )
+    patterns = tuple(_of_known_kind(option, kind, text) for text in texts)
     if not patterns:
         raise RuleError(f"{option}[{kind!r}]={value!r} names nothing.", _EXAMPLE)
     for pattern in patterns:
         if pattern.kind != kind:
             raise RuleError(f"{option}[{kind!r}] holds {pattern.text!r}, which is no {kind}.", _EXAMPLE)
     return patterns
+
+
+def _of_known_kind(option: str, kind: Kind, text: object) -> Pattern:
+    """Return the pattern of a text whose kind is given, so that a namespace may be called "host" or "re"."""
+    found = None
+    if isinstance(text, str):
+        found = _host(option, text) if kind == "host" else _view(text) if kind == "view" else None
+    return found or _pattern(option, text)
+
+
+def _view(text: str) -> Pattern | None:
+    """Return the pattern of the name of a view or a namespace; None where the text is neither."""
+    if _VIEW.fullmatch(text):
+        return Pattern("view", text, text.__eq__, text)
+    if _NAMESPACE.fullmatch(text):
+        below = text.removesuffix("*")
+        return Pattern("view", text, _begins_with(below), below)
+    return None
 
 
 def _pattern(option: str, value: object) -> Pattern:
@@ -155,20 +174,25 @@ def _pattern(option: str, value: object) -> Pattern:
     if value.startswith("re:"):
         return _regex(option, value)
     if value.startswith("/"):
-        return _glob(value) if "*" in value else _prefix(value)
+        return _path(option, value)
     if value.startswith("host:"):
         return _host(option, value)
-    if _VIEW.fullmatch(value):
-        return Pattern("view", value, value.__eq__, value)
-    if _NAMESPACE.fullmatch(value):
-        below = value.removesuffix("*")
-        return Pattern("view", value, _begins_with(below), below)
+    if (view := _view(value)) is not None:
+        return view
     hint = "'/' holds everywhere." if value in ("*", "**") else _EXAMPLE
     raise RuleError(f"{option}={value!r} is neither a path, a view nor a host.", hint)
 
 
 def _begins_with(prefix: str) -> Callable[[str], bool]:
     return lambda text: text.startswith(prefix)
+
+
+def _path(option: str, text: str) -> Pattern:
+    odd = _NEVER.search(text)
+    if odd is not None:
+        hint = "Paths come decoded and without a query; a glob has * and **: '/items/*/'. 're:^/v[12]/' would do too."
+        raise RuleError(f"{option}={text!r} would never fit: no path has {odd[0]!r}.", hint)
+    return _glob(text) if "*" in text else _prefix(text)
 
 
 def _prefix(text: str) -> Pattern:
@@ -201,8 +225,16 @@ def _regex(option: str, text: str) -> Pattern:
     return Pattern("path", text, compiled.search)
 
 
+def _ascii(host: str) -> str:
+    """Return a host as requests name it: `bücher.example` is `xn--bcher-kva.example`; empty where it cannot be one."""
+    try:
+        return host if host.isascii() else host.encode("idna").decode()
+    except UnicodeError:
+        return ""
+
+
 def _host(option: str, text: str) -> Pattern:
-    host = text.removeprefix("host:").lower().removesuffix(".")
+    host = _ascii(text.removeprefix("host:").lower().removesuffix("."))
     if not _HOST.fullmatch(host):
         hint = "'host:api.example.com' or 'host:*.example.com' would do; ports do not count."
         raise RuleError(f"{option}={text!r} names no host.", hint)

@@ -12,6 +12,7 @@ from django.http import HttpRequest
 
 from django_quota.addresses import is_from
 from django_quota.conf import current, rule_of
+from django_quota.decisions import Decision
 from django_quota.exceptions import RateError, RuleError, did_you_mean
 from django_quota.exemptions import Exemption
 from django_quota.plans import Plan
@@ -31,7 +32,7 @@ def request_plan(rules: Iterable[Rule], request: HttpRequest) -> Flow:
     if not settings.enabled:
         return plan
     key: object = None
-    subject = ""
+    subject: str | None = None
     for rule in rules:
         if rule.methods is not None and request.method not in rule.methods:
             continue
@@ -39,12 +40,26 @@ def request_plan(rules: Iterable[Rule], request: HttpRequest) -> Flow:
             continue
         if rule.exempt is not None and (yield from _is_exempt(rule.exempt, request)):
             continue
-        if rule.key != key:  # stacked rules mostly share their key
+        if subject is None or rule.key != key:  # stacked rules mostly share their key
             key, subject = rule.key, (yield from subject_flow(rule.key, request))
+        if rule.match is not None and _is_applied(rule, subject, request):
+            continue
         cost = check_cost((yield from call(rule.cost, request)), rule.name) if callable(rule.cost) else rule.cost
         value = "" if rule.distinct is None else (yield from _value_flow(rule, request))
         plan.add((yield from _with_rates(rule, request)) if rule.dynamic else rule, subject, cost, value)
     return plan
+
+
+APPLIED = "_django_quota_applied"
+"""Where a request has the rules of the settings that hold by themselves for it, with what was decided of them."""
+
+
+def _is_applied(rule: Rule, subject: str, request: HttpRequest) -> bool:
+    """Say whether a rule of the settings that a decorator names has been decided for the request and this subject."""
+    applied: tuple[list[Rule], Decision] | None = getattr(request, APPLIED, None)
+    if applied is None or rule not in applied[0]:
+        return False
+    return any((outcome.rule, outcome.subject) == (rule.name, subject) for outcome in applied[1].outcomes)
 
 
 def plan_of(

@@ -16,6 +16,7 @@ from inspect import iscoroutine
 from typing import Any, cast
 from urllib.parse import quote
 
+from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.http.request import MediaType
 from django.template import TemplateDoesNotExist
@@ -124,6 +125,16 @@ def refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
         response.headers["Cache-Control"] = "no-store"
     write_headers(response, decision)
     return response
+
+
+async def arefusal(request: HttpRequest, decision: Decision) -> HttpResponse:
+    """Return the answer to a refused request without blocking the event loop; see `refusal`.
+
+    What the site wrote itself, its function or its template, may ask the database (who is signed in, say).
+    """
+    if current().response is None and preferred_type(request.headers.get("Accept")) != "text/html":
+        return refusal(request, decision)
+    return await sync_to_async(refusal)(request, decision)
 
 
 def _of_the_site(request: HttpRequest, decision: Decision) -> HttpResponse | None:

@@ -18,7 +18,7 @@ from django_quota.exemptions import Exemption
 from django_quota.matching import Match
 from django_quota.methods import read_methods
 from django_quota.rates import MAX_COUNT, Rate, parse_rates
-from django_quota.tiers import Tiers
+from django_quota.tiers import DEFAULT_TIERS, Tiers
 
 OnUnavailable = Literal["allow", "deny", "local"]
 
@@ -27,6 +27,8 @@ _OF_THE_SETTINGS = ("match", "exclude")
 
 _SHARED = ("shadow", "block", "ban", "warn_at", "daily", "distinct", "on_unavailable")
 """What rules of one name must have in common: it is about the rule and its subject, not about one limit."""
+
+_BY_TIER = "Rates by tier stand under 'rate': {'rate': {'anonymous': '10/m', 'authenticated': '100/m'}}."
 
 LEAST_SHARE = 0.001
 """The least of `warn_at`."""
@@ -148,7 +150,8 @@ class Rule:
             options = {str(option): given for option, given in value.items()} if isinstance(value, Mapping) else {}
             known = option_names() | {"rate", "name"}
             for option in [option for option in options if option not in known]:
-                raise RuleError(f"{option!r} is not an option of a rule.{did_you_mean(option, known)}")  # noqa: TRY301
+                hint = _BY_TIER if option in DEFAULT_TIERS else did_you_mean(option, known).strip()
+                raise RuleError(f"{option!r} is not an option of a rule.", hint)  # noqa: TRY301
             if isinstance(value, Mapping) and "rate" not in options:
                 raise RuleError("it has no 'rate'; {'rate': '10/m', 'key': 'ip'} would do.")  # noqa: TRY301
             if imported is not None:

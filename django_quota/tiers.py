@@ -11,7 +11,7 @@ from django_quota.rates import Rate, parse_rates
 ANONYMOUS = "anonymous"
 AUTHENTICATED = "authenticated"
 
-_DEFAULT = (ANONYMOUS, AUTHENTICATED)
+DEFAULT_TIERS = (ANONYMOUS, AUTHENTICATED)
 """The tiers that need no function to tell them apart."""
 
 _EXAMPLE = "{'anonymous': '10/m', 'authenticated': '100/m'} would do."
@@ -36,9 +36,9 @@ class Tiers:
         """Raise `RuleError` where the tiers are not those that need no function to tell them apart."""
         names = [name for name, _ in self.rates]
         for name in names:
-            if name not in _DEFAULT:
+            if name not in DEFAULT_TIERS:
                 raise RuleError(f"There is no tier= to tell who is in {name!r}.", f"A function would do.{_near(name)}")
-        for name in _DEFAULT:
+        for name in DEFAULT_TIERS:
             if name not in names:
                 raise RuleError(f"There is no rate for the tier {name!r}.", f"{_EXAMPLE} None is unlimited.")
 
@@ -47,7 +47,7 @@ class Tiers:
 
 
 def _near(name: str) -> str:
-    near = did_you_mean(name, _DEFAULT)
+    near = did_you_mean(name, DEFAULT_TIERS)
     return near if "mean" in near else ""
 
 

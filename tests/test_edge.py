@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.db import connection
-from django.http import HttpRequest
-from django.test import Client, RequestFactory
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client, RequestFactory
 from django.utils.functional import SimpleLazyObject
 
-from django_quota import acheck, check, quota
+from django_quota import Decision, acheck, check, concurrency, quota
+from tests.calls import run
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
@@ -47,3 +48,66 @@ def test_a_lazy_user_of_another_middleware_is_the_same_sync_and_async(loaded: bo
     assert check("9/m", request_of(user), key="user").subject == "user:7"
     other = SimpleLazyObject(lambda: User(pk=7))
     assert asyncio.run(acheck("9/m", request_of(other), key="user")).subject == "user:7"
+
+
+def asks_the_database(request: HttpRequest, decision: Decision) -> HttpResponse:
+    return HttpResponse(User.objects.get().username, status=429)
+
+
+@quota("0/m")
+async def refused_by_a_decorator(request: HttpRequest) -> HttpResponse:
+    raise AssertionError
+
+
+@quota("9/m")
+async def refused_by_hand(request: HttpRequest) -> HttpResponse:
+    (await acheck("0/m", request)).raise_if_refused()
+    raise AssertionError
+
+
+@concurrency(1, name="one")
+async def in_a_slot(request: HttpRequest, depth: int = 1) -> HttpResponse:
+    return await in_a_slot(request, depth - 1) if depth else HttpResponse()
+
+
+@concurrency(1, name="other")
+async def refused_by_hand_in_a_slot(request: HttpRequest) -> HttpResponse:
+    (await acheck("0/m", request)).raise_if_refused()
+    raise AssertionError
+
+
+class TestAnswersUnderASGI:
+    """What a site shows who is refused may ask the database, which must not happen in the event loop."""
+
+    @pytest.fixture(params=["function", "template"], autouse=True)
+    def _answer(self, request: pytest.FixtureRequest, settings: Any, transactional_db: None) -> None:
+        User.objects.create(username="ann")
+        if request.param == "function":
+            settings.QUOTA = {**settings.QUOTA, "RESPONSE": asks_the_database}
+        else:
+            loader = ("django.template.loaders.locmem.Loader", {"429.html": "{{ request.user.username }}"})
+            options = {**settings.TEMPLATES[0]["OPTIONS"], "loaders": [loader]}
+            settings.TEMPLATES = [{**settings.TEMPLATES[0], "APP_DIRS": False, "OPTIONS": options}]
+
+    @pytest.mark.parametrize(
+        "view",
+        [refused_by_a_decorator, refused_by_hand, in_a_slot, refused_by_hand_in_a_slot],
+        ids=lambda v: v.__name__,
+    )
+    def test_of_a_view(self, view: Any) -> None:
+        request = RequestFactory().get("/", headers={"Accept": "text/html"})
+        request.user = SimpleLazyObject(User.objects.get)  # type: ignore[assignment]
+        reply: Any = run(view, request)
+        assert (reply.status_code, reply.text) == (429, "ann")
+
+    @pytest.mark.parametrize("path", ["/free/", "/nowhere/"])
+    def test_of_the_middleware(self, path: str, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"shut": {"rate": "0/m", "match": "/"}}}
+
+        async def ask() -> Any:
+            client = AsyncClient()
+            await client.aforce_login(await User.objects.aget())
+            return await client.get(path, headers={"Accept": "text/html"})
+
+        reply = asyncio.run(ask())
+        assert (reply.status_code, reply.text) == (429, "ann")

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import AnonymousUser, User
 from django.http import HttpRequest, HttpResponse
+from django.test import override_settings
 
 from django_quota import Rule, quota
+from django_quota.conf import current
 from django_quota.exceptions import RuleError
 from tests.calls import calls_of, get, run
 
@@ -42,6 +44,7 @@ class TestNetworks:
         [
             ("192.0.2.0/24", "192.0.2.1", FREE), ("192.0.2.0/24", "198.51.100.1", LIMITED),
             ("192.0.2.1", "192.0.2.1", FREE), (["10.0.0.0/8", "192.0.2.0/24"], "192.0.2.1", FREE),
+            ({"10.0.0.0/8", "192.0.2.0/24"}, "192.0.2.1", FREE),
             ("2001:db8::1", "2001:db8::1", FREE), ("2001:db8::1", "2001:db8::2", LIMITED),
             ("192.0.2.0/24", "::ffff:192.0.2.1", FREE),
         ],
@@ -102,6 +105,11 @@ class TestFunctions:
 
         assert [run(view, get(HTTP_X_PARTNER="yes")).status_code for _ in range(2)] == FREE
         assert [run(view, get()).status_code for _ in range(2)] == LIMITED
+
+
+def test_a_path_may_stand_in_a_set() -> None:
+    with override_settings(QUOTA={"RULES": {"api": {"rate": "1/m", "exempt": {"tests.test_exemptions.is_partner"}}}}):
+        assert current().rule("api").exempt.functions == (is_partner,)
 
 
 def test_an_async_function_is_refused_at_import_on_a_sync_view() -> None:

@@ -269,7 +269,7 @@ def test_a_refused_hit_that_fills_another_limit_says_how_long_that_one_refuses()
 
 
 def test_a_blocking_rule_is_not_swallowed_by_a_shadow_of_its_name(memory_store: None) -> None:
-    from django_quota.limiter import decide_request
+    from django_quota.request_decisions import decide_request
 
     rules = [Rule.make("x", "2/m", shadow=True), Rule.make("x", "2/m")]
     with pytest.raises(RuleError, match="share one count"):
@@ -307,7 +307,7 @@ def test_several_subjects_on_a_cluster_are_a_clear_error_and_not_a_free_pass(
     redis_server: RedisServer, settings: Any, tmp_path: Path
 ) -> None:
     from django_quota.exceptions import ConfigurationError
-    from django_quota.limiter import decide_request
+    from django_quota.request_decisions import decide_request
     from django_quota.testing import running_redis
 
     with running_redis(redis_server.program, "--cluster-enabled", "yes") as server:

@@ -147,7 +147,10 @@ class TestAnchors:
         ({"host": "a b"}, "names no host"),
         ("host:", "names no host"), ("host:example.com:8000", "ports do not count"), ("host:*", "names no host"),
         ("host:a*.com", "names no host"), ("re:(", "is no regular expression"), ("re:", "it is empty"),
-        (re.compile(b"x"), "not a text"),
+        (re.compile(b"x"), "not a text"), ("/search?q=1", "no path has '?'"), ("/v?/", "a glob has * and **"),
+        ("/items/<int:pk>/", "no path has '<'"), ("/v[12]/*", "'re:^/v[12]/' would do"),
+        ("/caf%C3%A9/", "Paths come decoded"),
+        ("host:" + "ü" * 64 + ".example", "names no host"),
     ],
 )  # fmt: skip
 def test_what_is_no_place_is_refused_with_the_value_and_what_would_do(match: object, says: str) -> None:

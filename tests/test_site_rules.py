@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse
+from django.http import FileResponse, HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory, override_settings
-from django.urls import resolve
+from django.urls import path, resolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota import Rule, peek
+from django_quota import Rule, peek, quota
 from django_quota.conf import QuotaSettings, current
 from django_quota.exceptions import RuleError
 from django_quota.limiter import get_limiter
 from django_quota.middleware import QuotaMiddleware
+from django_quota.request_decisions import decide_request
 from django_quota.site_rules import Destination, site_rules
 from django_quota.stores.redis import RedisStore
 from tests.calls import calls_of
 from tests.test_middleware import both, fetch
+from tests.urls_of_rules import guarded, seen
 
 URLS = "tests.urls_of_rules"
 
@@ -73,6 +76,14 @@ class TestFinding:
     def test_a_view_without_a_name_goes_by_its_dotted_path(self) -> None:
         assert found("/twice/", matching("tests.urls_of_rules.twice")) == ["0"]
 
+    def test_a_namespace_may_be_called_as_a_kind_of_place_is(self) -> None:
+        assert found("/hosting/list/", matching({"view": "host:list"}, {"view": ["host:*"]})) == ["0", "1"]
+
+    def test_a_host_with_letters_of_its_language_is_the_one_that_requests_name(self) -> None:
+        rules = matching("host:Bücher.example", "host:*.bücher.example", "host:bucher.example")
+        assert found("/plain/", rules, HTTP_HOST="xn--bcher-kva.example") == ["0"]
+        assert found("/plain/", rules, HTTP_HOST="www.xn--bcher-kva.example") == ["1"]
+
     def test_a_view_of_no_namespace_is_not_one_of_the_same_name_in_a_namespace(self) -> None:
         assert found("/api/plain/", matching("plain", "api:plain")) == ["1"]
 
@@ -119,6 +130,13 @@ class TestFinding:
         assert [rule.name for rule in site_rules(request)] == ["renamed"]
         rules["renamed"]["rate"] = "7/m"
         assert [str(rule.rates[0]) for rule in site_rules(request)] == ["7/m"]
+
+    def test_a_key_that_is_none_is_an_error_and_not_the_subject_of_the_rule_before(self, settings: Any) -> None:
+        rules = {"first": {"rate": "9/m", "match": "/"}, "odd": {"rate": "9/m", "match": "/", "key": None}}
+        for written in ({"odd": rules["odd"]}, rules):
+            settings.QUOTA = {"STORE": "memory", "RULES": written}
+            with pytest.raises(RuleError, match="key=None is not a key"):
+                decide_request(site_rules(to("/plain/")), to("/plain/"))
 
     def test_a_rule_that_cannot_be_read_is_an_error_and_not_a_limit_that_is_missing(self) -> None:
         with pytest.raises(RuleError, match=r"RULES.*'0'.*match=5"):
@@ -215,6 +233,11 @@ class TestJoining:
         assert client.head("/method/").status_code == 200
         assert peek("20/m", "ip:127.0.0.1", name="method").remaining == 19
 
+    def test_a_method_that_as_view_leaves_out_is_not_limited(self, kind: str) -> None:
+        (reply,) = fetch(kind, "/method-of-post-alone/")
+        assert (reply.status_code, reply.headers["RateLimit"].count('"')) == (405, 2)
+        assert peek("20/m", "ip:127.0.0.1", name="method").remaining == 20
+
     def test_a_head_is_joined_with_what_stands_on_get(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = store_calls(monkeypatch, "both")
         reply = Client().head("/method/") if kind == "sync" else asyncio.run(AsyncClient().head("/method/"))
@@ -238,6 +261,38 @@ class TestJoining:
         assert peek("20/m", "ip:127.0.0.1", name="two").remaining == 18
         assert '"api";r=0' in replies[-1].headers["RateLimit"]
         assert int(replies[-1].headers["Retry-After"]) >= 1
+
+    def test_a_decorator_that_decides_for_itself_does_not_count_the_rule_which_holds_anyway_again(
+        self, kind: str, settings: Any
+    ) -> None:
+        settings.ROOT_URLCONF = "tests.test_site_rules"
+        (reply,) = fetch(kind, "/by-the-settings/")
+        assert reply.json() == {"rules": ["site"]}
+        assert peek("site", "ip:127.0.0.1").remaining == 29
+
+    def test_but_it_counts_it_for_another_subject(self, kind: str, settings: Any) -> None:
+        """As where a view's own authentication finds the user that no middleware knew."""
+        names = iter(["before", "after"])
+        rule = {"rate": "30/m", "match": "/", "key": lambda request: next(names)}
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"site": rule}}
+        settings.ROOT_URLCONF = "tests.test_site_rules"
+        (reply,) = fetch(kind, "/by-the-settings/")
+        assert reply.json() == {"rules": ["site", "site"]}
+
+    def test_a_view_that_cannot_be_a_key_of_a_dict_is_answered(self, kind: str) -> None:
+        (reply,) = fetch(kind, "/unhashable/")
+        assert reply.json() == {"rules": ["site"]}
+
+    def test_a_second_middleware_in_the_list_does_nothing(
+        self, kind: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django_quota.middleware.QuotaMiddleware"]
+        calls = store_calls(monkeypatch, kind)
+        (reply,) = fetch(kind, "/api/search/" if kind == "sync" else "/api/search-async/")
+        assert (reply.json()["rules"], calls) == (["site", "api", "two", "two"], [1])
+        assert fetch(kind, "/nowhere/")[0].status_code == 404
+        assert peek("site", "ip:127.0.0.1").remaining == 28
+        assert peek("20/m", "ip:127.0.0.1", name="two").remaining == 19
 
     def test_a_view_that_has_the_rule_which_holds_anyway_counts_once(self, kind: str, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "RULES": {"two": {"rate": ["20/m", "200/h"], "match": "api:*"}}}
@@ -266,6 +321,18 @@ class TestWithoutAView:
         settings.MIDDLEWARE = ["tests.test_site_rules.Shut", *settings.MIDDLEWARE]
         assert [reply.status_code for reply in fetch(kind, "/plain/", 3)] == [403, 403, 429]
 
+    def test_what_it_would_have_sent_is_closed(self, kind: str, settings: Any) -> None:
+        settings.MIDDLEWARE = [*settings.MIDDLEWARE, "tests.test_site_rules.files"]
+        opened.clear()
+        replies = fetch(kind, "/plain/", 3)
+        assert [reply.status_code for reply in replies] == [200, 200, 429]
+        assert opened[-1].closed
+
+    def test_a_projects_own_may_do_more_before_the_view(self, kind: str, settings: Any) -> None:
+        settings.MIDDLEWARE = ["tests.test_site_rules.Derived"]
+        assert fetch(kind, "/plain/?derived")[0].status_code == 418
+        assert [reply.status_code for reply in fetch(kind, "/plain/", 2)] == [200, 429]
+
     def test_a_request_is_decided_once(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = store_calls(monkeypatch, kind)
         fetch(kind, "/plain/")
@@ -279,6 +346,10 @@ class TestWithoutAView:
         assert "RateLimit" not in replies[0].headers
 
 
+urlpatterns = [path("by-the-settings/", guarded(quota(rule="site")(seen)))]
+"""A rule that holds by itself, and that a decorator names which decides for itself."""
+
+
 def test_under_asgi_deciding_needs_no_thread() -> None:
     async def get_response(request: HttpRequest) -> HttpResponse:
         return HttpResponse()
@@ -289,6 +360,24 @@ def test_under_asgi_deciding_needs_no_thread() -> None:
 
 def teapot(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
     return lambda request: HttpResponse(status=418)
+
+
+opened: list[io.BytesIO] = []
+
+
+def files(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], FileResponse]:
+    """Answers with a file."""
+
+    def answer(request: HttpRequest) -> FileResponse:
+        opened.append(io.BytesIO(b"file"))
+        return FileResponse(opened[-1])
+
+    return answer
+
+
+class Derived(QuotaMiddleware):
+    def process_view(self, request: HttpRequest, *args: Any) -> HttpResponse | None:
+        return HttpResponse(status=418) if "derived" in request.GET else super().process_view(request, *args)
 
 
 class Shut:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from dataclasses import dataclass
+from functools import partial, wraps
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -33,6 +34,22 @@ def two(request: HttpRequest) -> JsonResponse:
 @quota("20/m", "200/h", key="ip", name="two")
 async def two_async(request: HttpRequest) -> JsonResponse:
     return seen(request)
+
+
+@dataclass
+class Unhashable:
+    """A view that cannot be a key of a dict."""
+
+    name: str = "unhashable"
+
+    def __call__(self, request: HttpRequest) -> JsonResponse:
+        return seen(request)
+
+
+class Inner:
+    @staticmethod
+    def nested(request: HttpRequest) -> JsonResponse:
+        return seen(request)
 
 
 def guarded(view: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,11 +126,16 @@ urlpatterns = [
     path("exempt-of-csrf/", csrf_exempt(two)),
     path("exempt-of-csrf-async/", csrf_exempt(two_async)),
     path("guarded/", guarded(two)),
+    path("unhashable/", Unhashable()),
+    path("partial/", partial(plain)),
+    path("nested/", Inner.nested),
+    path("hosting/", include(([path("list/", plain, name="list")], "host"))),
     path("guarded-class/", guarded(OfAClass.as_view())),
     path("class/", OfAClass.as_view()),
     path("class-async/", OfAnAsyncClass.as_view()),
     path("class-exempt-of-csrf/", csrf_exempt(OfAClass.as_view())),
     path("method/", OfAMethod.as_view()),
+    path("method-of-post-alone/", OfAMethod.as_view(http_method_names=["post"])),
     path("method-async/", OfAnAsyncMethod.as_view()),
     path("setup/", WithASetup.as_view()),
     path("by-method-decorator/", ByMethodDecorator.as_view()),
