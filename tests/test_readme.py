@@ -178,7 +178,7 @@ def test_every_make_target_that_it_names_exists() -> None:
     named = set(re.findall(r"make ([a-z]+)\b", README)) - {"and"}
     defined = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert named <= defined
-    assert {"demo", "test", "serve", "lint", "bench"} <= named
+    assert {"demo", "test", "serve", "lint", "bench", "screenshots", "messages"} <= named
 
 
 def test_its_table_lists_the_algorithms_that_there_are() -> None:
@@ -186,6 +186,14 @@ def test_its_table_lists_the_algorithms_that_there_are() -> None:
     assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == list(ALGORITHMS)
 
 
-def test_every_path_that_it_links_to_exists() -> None:
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+def test_every_path_that_it_links_to_exists(page: str) -> None:
+    text = (ROOT / page).read_text()
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", text):
+        assert ((ROOT / page).parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", [path.name for path in (ROOT / "docs").glob("*.md")])
+def test_the_python_that_a_page_of_the_docs_shows_runs(page: str) -> None:
+    for text in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL):
+        exec(text, {})
