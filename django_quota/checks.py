@@ -31,10 +31,11 @@ from django_quota.exceptions import (
 )
 from django_quota.matching import Pattern
 from django_quota.middleware import QuotaMiddleware
+from django_quota.plans import Plan
 from django_quota.rules import Rule
 from django_quota.stores.connections import alias_problem
 from django_quota.stores.timeouts import ANSWER_WITHIN, missing_timeouts
-from django_quota.subjects import check_keys
+from django_quota.subjects import GLOBAL, check_keys
 from django_quota.view_kinds import is_dispatch
 from django_quota.views import limited_views
 
@@ -58,6 +59,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> 
         *_check_decorators(),
         *_check_middleware(),
         *_check_views_of_rules(),
+        *_check_shared_names(),
     ]
 
 
@@ -197,6 +199,28 @@ def _rules_without_a_framework(patterns: Iterable[Any]) -> Iterator[Rule]:
             for source in view.sources:
                 with suppress(RuleError):  # said by _check_rules
                     yield source(view_class)
+
+
+def _check_shared_names() -> Iterator[CheckMessage]:
+    """Find views whose own limits are called like a rule that holds by itself, and differ: they cannot be joined."""
+    applied = {rule.name: rule for rule in _applied_rules()}
+    if not applied or not getattr(settings, "ROOT_URLCONF", None):
+        return
+    for path, view_class, view in limited_views(get_resolver().url_patterns):
+        for source in view.sources:
+            try:
+                rule = source(view_class)
+            except RuleError:  # said by _check_rules
+                continue
+            other = applied.get(rule.name)
+            if other is None or other.key != rule.key:
+                continue
+            plan = Plan("quota")
+            try:
+                for each in (other, rule):
+                    plan.add(each, GLOBAL, 1 if callable(each.cost) else each.cost)
+            except RuleError as error:
+                yield Error(f"The view {path}: {error}", hint="Another name= would do.", id="django_quota.E011")
 
 
 def _check_views_of_rules() -> Iterator[CheckMessage]:

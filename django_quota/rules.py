@@ -72,12 +72,12 @@ class Rule:
     hold for: networks, `"staff"`, a function of the request. `tier`: a function of the request that names its tier,
     where the rates are a dict by tier; by default `"anonymous"` or `"authenticated"`. `on_unavailable`: what
     holds while the store does not answer: `"allow"`, `"deny"` or `"local"` (each process counts by itself, its part of
-    the limit); None for the setting's. `ban`: `{"after": "20/m", "for": ["10m", "1h"]}`: so many refusals shut the subject
-    out, each time longer. `warn_at`: the share of a limit, above 0 and up to 1, whose use is told as `near_limit`;
-    None: never. `daily`: whether allowed and refused are counted for the subject, by day; None: for users.
-    `distinct`: what is limited are the different values of this key (`"header:X-Device"`, a function of the request;
-    True: `check(..., value=)` brings them), not the hits. `match` and `exclude`, of rules of the settings alone: where
-    the middleware applies it; see `matching.Match`.
+    the limit); None for the setting's. `ban`: `{"after": "20/m", "for": ["10m", "1h"]}`: so many refusals shut the
+    subject out, each time longer. `warn_at`: the share of a limit, above 0 and up to 1, whose use is told as
+    `near_limit`; None: never. `daily`: whether allowed and refused are counted for the subject, by day; None: for
+    users. `distinct`: what is limited are the different values of this key (`"header:X-Device"`, a function of the
+    request; True: `check(..., value=)` brings them), not the hits. `match` and `exclude`, of rules of the
+    settings alone: where the middleware applies it; see `matching.Match`.
 
     Raises `RuleError` (of which `RateError` is one) where anything does not fit.
     """

@@ -267,6 +267,23 @@ class TestMiddleware:
         assert ids() == expected
 
 
+    @pytest.mark.parametrize(
+        ("limit", "expected"),
+        [
+            (quota("5/m", name="site"), ["E011"]), (quota("9/m", name="site"), []), (quota("5/m", name="other"), []),
+            (quota("9/m", name="site", cost=2), ["E011"]), (quota("5/m", name="site", key="user"), []),
+            (quota("50/h", name="site"), []), (quota(rule="site"), []),
+            (quota("50/h", name="site", block=False), ["E011"]),
+        ],
+    )  # fmt: skip
+    def test_e011_a_limit_of_a_view_that_is_called_like_a_rule_which_holds_by_itself_and_differs(
+        self, limit: Any, expected: list[str], settings: Any
+    ) -> None:
+        settings.MIDDLEWARE = [THEIRS, OURS]
+        settings.ROOT_URLCONF = SimpleURLs([path("", limit(lambda request: HttpResponse()))])
+        assert ids({"RULES": {"site": {"rate": "9/m", "match": "/"}}}) == expected
+
+
 class SimpleURLs:
     """A URLconf that is no module."""
 
