@@ -5,7 +5,9 @@ What cannot be known without waiting is a flow, which the driver answers; see `s
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 from django.http import HttpRequest
@@ -19,6 +21,8 @@ from django_quota.plans import Plan
 from django_quota.rules import Rule, check_cost, path_of
 from django_quota.subjects import Flow, call, digest, is_user, named_subject, subject_flow, user_flow, user_subject
 from django_quota.tiers import ANONYMOUS, AUTHENTICATED
+
+logger = logging.getLogger("django_quota")
 
 RuleOrRate = str | Rule
 Subject = Any
@@ -149,13 +153,26 @@ def _is_exempt(exemption: Exemption, request: HttpRequest) -> Flow:
 def _tier(rule: Rule, request: HttpRequest) -> Flow:
     """Return (as the flow's result) the rule of a request's tier."""
     tier = None if rule.tier is None else (yield from call(rule.tier, request))
-    if tier is None:
-        user = yield from user_flow(request)
-        tier = AUTHENTICATED if getattr(user, "is_authenticated", False) else ANONYMOUS
-    found = rule.tiers.get(tier)
+    if isinstance(tier, str) and tier in rule.tiers:
+        return rule.tiers[tier]
+    user = yield from user_flow(request)
+    default = AUTHENTICATED if getattr(user, "is_authenticated", False) else ANONYMOUS
+    found = rule.tiers.get(default)
     if found is None:
-        raise RuleError(f"Rule {rule.name!r} has no rate for the tier {tier!r}.{did_you_mean(str(tier), rule.tiers)}")
+        raise RuleError(_no_tier(rule.name, repr(default if tier is None else tier), tuple(rule.tiers)))
+    if tier is not None:
+        _complain_of_tier(rule.name, repr(tier), default, tuple(rule.tiers))
     return found
+
+
+def _no_tier(rule: str, tier: str, known: tuple[str, ...]) -> str:
+    return f"Rule {rule!r} has no rate for the tier {tier}.{did_you_mean(tier.strip("'"), known)}"
+
+
+@lru_cache(maxsize=256)
+def _complain_of_tier(rule: str, tier: str, default: str, known: tuple[str, ...]) -> None:
+    """Say once that a tier is not known: the request goes on, under the rate that it would have without a function."""
+    logger.error("%s It is treated as %r.", _no_tier(rule, tier, known), default)
 
 
 def _with_rates(rule: Rule, request: HttpRequest) -> Flow:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, TypedDict, cast, get_args
 
 from django_quota.algorithms import ALGORITHMS, DISTINCT, Limit, Options
@@ -220,6 +220,10 @@ def shared_name(rule: Rule, other: Rule) -> RuleError:
 
 def path_of(function: Any) -> str:
     """Return the dotted path that a function is known by; a lambda's has its line, to tell it from its neighbours."""
+    if isinstance(function, partial):
+        given = (*function.args, *function.keywords.items())
+        plain = (repr(each) if isinstance(each, (str, int, tuple)) else type(each).__name__ for each in given)
+        return f"{path_of(function.func)}({', '.join(plain)})"
     owner = function if hasattr(function, "__qualname__") else type(function)
     path = f"{owner.__module__}.{owner.__qualname__}"
     code = getattr(function, "__code__", None)

@@ -15,6 +15,7 @@ from django.test import override_settings
 
 from django_quota import Rule, acheck, check, peek, quota
 from django_quota.exceptions import RateError, RuleError
+from django_quota.planning import _complain_of_tier
 from django_quota.tiers import Tiers
 from tests.calls import calls_of, get, run
 from tests.published import override
@@ -120,8 +121,23 @@ class TestViews:
         assert "q=3" in run(view, asked_by(user())).headers["RateLimit-Policy"]
         assert "RateLimit-Policy" not in run(view, asked_by(HTTP_X_TIER="staff")).headers
 
-    def test_a_tier_that_there_is_not_is_an_error_that_names_the_nearest(self, kind: str) -> None:
+    def test_a_tier_that_there_is_not_is_treated_as_the_default_one_and_said_once(
+        self, kind: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        _complain_of_tier.cache_clear()
         view = quota(THREE, key="ip", tier=by_header)(made(kind))
+        assert "q=1" in run(view, asked_by(HTTP_X_TIER="prp")).headers["RateLimit-Policy"]
+        assert "q=3" in run(view, asked_by(user(), HTTP_X_TIER="prp")).headers["RateLimit-Policy"]
+        assert "q=3" in run(view, asked_by(user(), HTTP_X_TIER="prp")).headers["RateLimit-Policy"]
+        assert caplog.text.count("has no rate for the tier 'prp'. Did you mean 'pro'? It is treated as") == 2
+
+    @pytest.mark.parametrize("tier", [["pro"], 5, {"a": 1}, b"pro"])
+    def test_what_is_no_name_of_a_tier_is_treated_so_too(self, kind: str, tier: Any) -> None:
+        view = quota(THREE, key="ip", tier=lambda request: tier)(made(kind))
+        assert "q=1" in run(view, asked_by()).headers["RateLimit-Policy"]
+
+    def test_without_a_default_one_it_is_an_error_that_names_the_nearest(self, kind: str) -> None:
+        view = quota({"free": "1/m", "pro": "5/m"}, key="ip", tier=by_header)(made(kind))
         with pytest.raises(RuleError, match=r"no rate for the tier 'prp'. Did you mean 'pro'"):
             run(view, asked_by(HTTP_X_TIER="prp"))
 
