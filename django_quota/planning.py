@@ -166,7 +166,8 @@ def _tier(rule: Rule, request: HttpRequest) -> Flow:
 
 
 def _no_tier(rule: str, tier: str, known: tuple[str, ...]) -> str:
-    return f"Rule {rule!r} has no rate for the tier {tier}.{did_you_mean(tier.strip("'"), known)}"
+    near = did_you_mean(tier.strip("'"), known)
+    return f"Rule {rule!r} has no rate for the tier {tier}.{near}"
 
 
 @lru_cache(maxsize=256)
