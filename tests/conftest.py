@@ -46,13 +46,17 @@ def redis_server(request: pytest.FixtureRequest, started: Callable[[Path], Redis
     return started(request.param)
 
 
+PATIENT = {"SOCKET_TIMEOUT": 60, "SOCKET_CONNECT_TIMEOUT": 60}
+"""A busy machine stops a process for longer than a site would wait: that must not look like a Redis that is gone."""
+
+
 def caches(server: RedisServer, **pool_options: Any) -> dict[str, Any]:
     """Return CACHES with a default alias on this server."""
     return {
         "default": {
             "BACKEND": "django_redis.cache.RedisCache",
             "LOCATION": server.url,
-            "OPTIONS": {"CLIENT_CLASS": CLIENT, "CONNECTION_POOL_KWARGS": pool_options},
+            "OPTIONS": {"CLIENT_CLASS": CLIENT, **PATIENT, "CONNECTION_POOL_KWARGS": pool_options},
         }
     }
 
@@ -80,6 +84,12 @@ def overrides_are_not_republished(monkeypatch: pytest.MonkeyPatch) -> None:
 def nothing_is_tallied(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tally may reach Redis a moment late, among the keys of the next test; those of the overview turn it on."""
     monkeypatch.setattr("django_quota.tallies.Tally.is_on", False)
+
+
+@pytest.fixture(autouse=True)
+def no_worker_says_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many tests look at all keys that there are; those of the workers turn it on."""
+    monkeypatch.setattr("django_quota.workers.Workers.is_on", False)
 
 
 @pytest.fixture
