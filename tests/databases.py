@@ -90,6 +90,13 @@ def default_database(settings: dict[str, Any]) -> Iterator[None]:
         connections.settings["default"] = known
 
 
+def forget_connection() -> None:
+    """Let go of this thread's connection: one that outlives its test still leads to the database of that test."""
+    if hasattr(connections._connections, "default"):  # type: ignore[attr-defined]
+        connections["default"].close()
+        del connections["default"]
+
+
 def sqlite_database(file: Path) -> dict[str, Any]:
     """Return what goes into DATABASES for a file; who writes waits for another one for long."""
     return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(file), "OPTIONS": {"timeout": 60}}

@@ -117,10 +117,10 @@ class TestSubjects:
             assert check("2/m", "user:somebody-else", cost=0)
 
 
-FIELDS = (
-    "key cost algorithm burst precision tz methods ban warn_at match exclude exempt tier distinct "
-    "on_unavailable daily rate nmae"
-).split()
+FIELDS = [
+    "key", "cost", "algorithm", "burst", "precision", "tz", "methods", "ban", "warn_at", "match", "exclude", "exempt",
+    "tier", "distinct", "on_unavailable", "daily", "rate", "nmae",
+]  # fmt: skip
 OPTIONS = st.dictionaries(
     st.sampled_from(FIELDS),
     ANYTHING
