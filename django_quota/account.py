@@ -15,7 +15,6 @@ from itertools import zip_longest
 from typing import Any
 
 from django.urls import get_resolver
-from django.utils.translation import gettext as _
 
 from django_quota.algorithms import ALGORITHMS
 from django_quota.clock import SECOND, frozen_now
@@ -29,7 +28,7 @@ from django_quota.operations.look import LiftBans, Look
 from django_quota.overrides import ALL_RULES, Override, standing_key
 from django_quota.plans import Plan, log_of
 from django_quota.rules import Rule
-from django_quota.status import Held, LimitStatus, known_rules
+from django_quota.status import BY_REQUEST, UNLIMITED, UNNAMED, Held, LimitStatus, known_rules, tiers_for
 from django_quota.stores.redis import RedisStore
 from django_quota.usage import Count, usage
 from django_quota.views import slots_of_views
@@ -197,7 +196,7 @@ def _variants(name: str) -> Asked:
         with suppress(RuleError):
             rules.append(rule_of(name, {"algorithm": algorithm}))
     rules = [rule for rule in rules if rule.name == name]
-    return rules or _("its name is none of the settings or the views, and does not say what its rate and options are")
+    return rules or str(UNNAMED)
 
 
 def _ask(account: Account, asked: Mapping[str, Asked]) -> None:
@@ -209,11 +208,12 @@ def _ask(account: Account, asked: Mapping[str, Asked]) -> None:
         elif isinstance(given, str):
             account.unread[name] = given
         elif given.tiers:
-            by_tier.append([(tier, [rule]) for tier, rule in given.tiers.items() if rule.limits])
+            tiers = tiers_for(given, account.subject)
+            by_tier.append([(tier, [rule]) for tier, rule in tiers.items() if rule.limits])
         elif given.dynamic:
-            account.unread[name] = _("its rates are functions of the request")
+            account.unread[name] = str(BY_REQUEST)
         elif not given.limits:
-            account.unread[name] = _("it is unlimited")
+            account.unread[name] = str(UNLIMITED)
         else:
             plain.append(("", [given]))
     batches = [plain[first : first + AT_ONCE] for first in range(0, len(plain), AT_ONCE)]

@@ -146,7 +146,9 @@ def _order(entry_id: str) -> tuple[int, int]:
 def is_entry_id(given: str) -> bool:
     """Say whether a text is the id of an entry, such as `"1763700000000-0"`."""
     first, dash, second = given.partition("-")
-    return len(given) <= 41 and bool(dash) and all(part.isascii() and part.isdecimal() for part in (first, second))  # noqa: PLR2004
+    parts = (first, second)
+    is_pair = bool(dash) and all(part.isascii() and part.isdecimal() and len(part) <= 20 for part in parts)  # noqa: PLR2004
+    return is_pair and all(int(part) < 2**64 for part in parts)  # Redis refuses more
 
 
 def _entries(page: Any) -> list[Entry]:

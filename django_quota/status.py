@@ -11,6 +11,7 @@ from datetime import date
 from typing import Any
 
 from django.urls import get_resolver
+from django.utils.translation import gettext, gettext_lazy
 
 from django_quota import keys
 from django_quota.algorithms import ALGORITHMS
@@ -25,6 +26,7 @@ from django_quota.overrides import Override, published
 from django_quota.plans import Plan, log_of
 from django_quota.rules import Rule
 from django_quota.stores.redis import RedisStore, time_of
+from django_quota.tiers import ANONYMOUS, AUTHENTICATED
 from django_quota.usage import Count, usage
 from django_quota.views import rules_of_views
 
@@ -118,6 +120,26 @@ def known_rules() -> dict[str, Rule | str]:
     return rules
 
 
+UNLIMITED = gettext_lazy("it is unlimited")
+BY_REQUEST = gettext_lazy("its rates are functions of the request")
+UNNAMED = gettext_lazy("its name is none of the settings or the views, and does not say what its rate and options are")
+"""Why a rule cannot be asked."""
+
+
+def tiers_for(rule: Rule, subject: str) -> dict[str, Rule]:
+    """Return the tiers of a rule that a subject may be in; all of them where that leaves none.
+
+    A user is not anonymous. Who is no user is not signed in, where the key of the rule is the user; by another key,
+    such as the address, both may be.
+    """
+    parts = rule.key if isinstance(rule.key, tuple) else (rule.key,)
+    if any(part.startswith("user:") for part in subject.split("+")):
+        impossible = ANONYMOUS
+    else:
+        impossible = AUTHENTICATED if "user" in parts else ""
+    return {tier: of_tier for tier, of_tier in rule.tiers.items() if tier != impossible} or dict(rule.tiers)
+
+
 def status_of(subject: str, rules: Iterable[str] | None = None) -> SubjectStatus:
     """Return how a subject stands, under these rules (None: under all that are known or have counted anything).
 
@@ -148,20 +170,20 @@ def status_of(subject: str, rules: Iterable[str] | None = None) -> SubjectStatus
 
 def _ask(status: SubjectStatus, rule: Rule, tier: str = "") -> None:
     if rule.tiers:
-        for name, of_tier in rule.tiers.items():
+        for name, of_tier in tiers_for(rule, status.subject).items():
             _ask(status, of_tier, name)
         return
     if rule.dynamic:
-        status.unread[rule.name] = "its rates are functions of the request"
+        status.unread[rule.name] = str(BY_REQUEST)
         return
     plan = Plan(current().prefix)
     plan.add(rule, status.subject, 1)
     if not plan:
-        status.unread[f"{rule.name} ({tier})" if tier else rule.name] = "it is unlimited"
+        status.unread[f"{rule.name} ({tier})" if tier else rule.name] = str(UNLIMITED)
         return
     decision = get_limiter().decide(plan, "peek")
     if not decision.outcomes:
-        status.unread[rule.name] = "the store does not answer"
+        status.unread[rule.name] = gettext("the store does not answer")
     for outcome, step in zip(decision.outcomes, plan.steps, strict=False):
         status.limits.append(LimitStatus.of(outcome, step.key, tier))
         if outcome.why == "banned" and outcome.retry_after is not None:
@@ -178,7 +200,7 @@ def _rule_by_name(name: str, state_id: str) -> Rule | str:
                 break
             if state_id in {limit.state_id for limit in rule.limits}:
                 return rule
-    return "its name is none of the settings or the views, and does not say what its rate and options are"
+    return str(UNNAMED)
 
 
 def _found(store: RedisStore, prefix: str, subject: str) -> list[keys.Key]:

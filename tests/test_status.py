@@ -15,8 +15,9 @@ from django.urls import path
 
 from django_quota import check, quota, reserve
 from django_quota.clock import SECOND
+from django_quota.conf import rule_of
 from django_quota.exceptions import ConfigurationError
-from django_quota.status import counted, known_rules, status_of
+from django_quota.status import counted, known_rules, status_of, tiers_for
 from django_quota.testing import freeze
 from tests.published import override
 from tests.steps import START
@@ -243,3 +244,27 @@ def test_in_memory_the_limits_are_said_all_the_same() -> None:
         check("5/m", SUBJECT, name="one")
         limits = status_of(SUBJECT).limits
     assert [limit.used for limit in limits if limit.rule == "viewed"] == [0]
+
+
+TIERS = {"anonymous": "5/m", "authenticated": "50/m", "pro": "500/m"}
+
+
+@pytest.mark.parametrize(
+    ("key", "subject", "tiers"),
+    [
+        ("user", "user:1", ["authenticated", "pro"]),
+        ("user", "ip:192.0.2.1", ["anonymous", "pro"]),
+        (("user", "path"), "user:1+path:/", ["authenticated", "pro"]),
+        (("user", "path"), "ip:192.0.2.1+path:/", ["anonymous", "pro"]),
+        ("ip", "ip:192.0.2.1", ["anonymous", "authenticated", "pro"]),
+        ("ip", "user:1", ["authenticated", "pro"]),
+    ],
+)
+def test_tiers_that_a_subject_cannot_be_in_are_left_out(key: Any, subject: str, tiers: list[str]) -> None:
+    rule = rule_of(TIERS, {"key": key, "tier": lambda request: "pro", "name": "tiered"})
+    assert list(tiers_for(rule, subject)) == tiers
+
+
+def test_where_no_tier_is_left_all_are_said() -> None:
+    rule = rule_of({"anonymous": "5/m"}, {"key": "user", "tier": lambda request: None, "name": "tiered"})
+    assert list(tiers_for(rule, "user:1")) == ["anonymous"]

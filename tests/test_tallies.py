@@ -299,6 +299,20 @@ class TestTheWay:
         tally().flush()
         assert self.day(raw) == {"a:a": 4}
 
+    def test_whatever_the_store_raises_the_thread_that_carries_it_goes_on(
+        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(*_: Any) -> Any:
+            raise RuntimeError("no event loop")
+
+        check("9/m", SUBJECT, name="a")
+        with monkeypatch.context() as broken:
+            broken.setattr(RedisStore, "run", fail)
+            FLUSH(tally(), at_once=True)
+        assert "are kept: no event loop" in caplog.text
+        FLUSH(tally(), at_once=True)
+        assert self.day(raw) == {"a:a": 1}
+
     def test_racing_threads_lose_and_double_nothing(self, raw: redis.Redis) -> None:
         get_limiter()
         store()._errands._clock = iter(range(100, 10**9)).__next__  # along with every call

@@ -11,7 +11,7 @@ from datetime import date
 from typing import Any
 
 from django.contrib.admin import SimpleListFilter
-from django.contrib.admin.views.main import ORDER_VAR, ChangeList
+from django.contrib.admin.views.main import ORDER_VAR
 from django.core.paginator import Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest, QueryDict
@@ -22,12 +22,13 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_quota.admin.exports import BY_SUBJECT, NEWEST
-from django_quota.admin.names import MOST_NAMES, beginning, distinct, may_see_users, user_names
+from django_quota.admin.lists import RULE, CheckedList
+from django_quota.admin.names import beginning, may_see_users, user_names
 
 MOST_LISTED = 10_000
 """Rows that page numbers lead to: further ones are not even counted."""
 
-RULE, KIND = "rule", "kind"
+KIND = "kind"
 
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # Django's own takes none
@@ -47,28 +48,6 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]  # Django's own tak
     def is_more(self) -> bool:
         """Whether there are more than are listed."""
         return self._counted > MOST_LISTED
-
-
-class RuleFilter(SimpleListFilter):
-    """By rule: the first hundred that rows have, found by jumping through an index."""
-
-    title = gettext_lazy("rule")
-    parameter_name = RULE
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the rules, and the one that was asked for though it is not among them."""
-        names = distinct("rule")
-        chosen = self.value()
-        if len(names) == MOST_NAMES and chosen and chosen not in names:
-            names.append(chosen)
-        return [(name, name) for name in names]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Return the rows of the rule."""
-        chosen = self.value()
-        if not chosen:
-            return queryset
-        return queryset.none() if "\0" in chosen else queryset.filter(rule=chosen)
 
 
 KINDS = {
@@ -120,7 +99,7 @@ def sortable(parameters: QueryDict) -> tuple[str, ...]:
     return ("subject_link",) if order_of(parameters) == BY_SUBJECT else ("day", "subject_link")
 
 
-class CounterList(ChangeList):
+class CounterList(CheckedList):
     """The list; its rows know the names of their users, for those who may see users."""
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:

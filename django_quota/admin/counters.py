@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
@@ -24,12 +24,12 @@ from django_quota.admin.counter_list import (
     BoundedPaginator,
     CounterList,
     KindFilter,
-    RuleFilter,
     is_bounded,
     order_of,
     sortable,
 )
 from django_quota.admin.exports import BY_SUBJECT, NEWEST, as_download, csv_lines, pages
+from django_quota.admin.lists import RuleFilter
 from django_quota.admin.names import MOST_SUBJECTS, Meant, look_up, may_see_users
 from django_quota.models import DailyCounter
 
@@ -50,6 +50,11 @@ class DailyCounterAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's
     list_max_show_all = 0
     actions = ("export_selected",)
     change_list_template = "admin/django_quota/dailycounter/change_list.html"
+
+    class Media:
+        """What the list needs on a phone."""
+
+        css: ClassVar = {"all": ["django_quota/usage.css"]}
 
     # --- who may do what ----------------------------------------------------------------------------------------------
 
@@ -129,19 +134,20 @@ class DailyCounterAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's
             listed = self.get_changelist_instance(request)
         except IncorrectLookupParameters:
             return HttpResponseRedirect(f"{self._url('changelist')}?e=1")
-        return as_download(request, csv_lines(pages(listed.queryset, self._order(request))), "daily-counters")
+        return as_download(
+            request, csv_lines(pages(listed.queryset, self._order(request, listed.query))), "daily-counters"
+        )
 
     @admin.action(description=_("Export the selected ones as CSV"), permissions=["view"])
     def export_selected(self, request: HttpRequest, queryset: QuerySet[DailyCounter]) -> HttpResponseBase:
         """Return the selected rows as CSV; all that match, where that was chosen."""
         is_all = request.POST.get("select_across") == "1"
-        order = self._order(request) if is_all else NEWEST
+        order = self._order(request, request.GET.get(SEARCH_VAR, "")) if is_all else NEWEST
         return as_download(request, csv_lines(pages(queryset, order)), "daily-counters")
 
-    def _order(self, request: HttpRequest) -> tuple[str, ...]:
+    def _order(self, request: HttpRequest, text: str) -> tuple[str, ...]:
         """Return the order in which all that match are read: rows of some subjects lie together only by subject."""
         order = order_of(request.GET)
-        text = request.GET.get(SEARCH_VAR, "")
         is_of_subjects = bool(text) and not is_bounded(request.GET) and bool(self._meant(request, text).subjects)
         return BY_SUBJECT if is_of_subjects else order
 

@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import NamedTuple
 
 from django.core.handlers.asgi import ASGIRequest
@@ -19,7 +19,7 @@ from django.utils import timezone, translation
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy as _lazy
 
-from django_quota.clock import SECOND
+from django_quota.admin.wording import moment_of
 from django_quota.conf import current
 from django_quota.events import BEGINNING, Entry, Event, EventStream
 from django_quota.exceptions import QuotaError
@@ -58,14 +58,15 @@ class Line(NamedTuple):
 def lines(found: Sequence[Event]) -> list[Line]:
     """Return events as they are shown."""
     return [
-        Line(event.kind, str(_KINDS[event.kind]), event, moment(event.at), moment(event.until) if event.until else None)
+        Line(
+            event.kind,
+            str(_KINDS[event.kind]),
+            event,
+            moment_of(event.at),
+            moment_of(event.until) if event.until else None,
+        )
         for event in found
     ]
-
-
-def moment(microseconds: int) -> datetime:
-    """Return a moment of the store's clock as templates take it."""
-    return datetime.fromtimestamp(microseconds // SECOND, UTC)
 
 
 def newest(after: str) -> list[Entry]:

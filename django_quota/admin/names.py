@@ -56,20 +56,20 @@ def _beyond(text: str) -> str:
     return ""
 
 
-def distinct(field: str, begins: str = "", most: int = MOST_NAMES, using: str | None = None) -> list[str]:
+def distinct(
+    field: str, begins: str = "", most: int = MOST_NAMES, using: str | None = None, model: Any = DailyCounter
+) -> list[str]:
     """Return the first `most` different names in a field (`"subject"` or `"rule"`) of all rows, in order.
 
     `begins`: only those that begin with this. It takes one query, which reads one entry of an index for each name.
     """
-    alias = using or router.db_for_read(DailyCounter)
+    alias = using or router.db_for_read(model)
     connection = connections[alias]
-    query = (
-        DailyCounter.objects.using(alias).filter(beginning(field, begins, alias)).order_by(field).values(field).query
-    )
+    query = model.objects.using(alias).filter(beginning(field, begins, alias)).order_by(field).values(field).query
     compiler = query.get_compiler(alias)
     first, parameters = compiler.as_sql()
     condition, more = compiler.compile(query.where) if query.where else ("1 = 1", ())
-    table = connection.ops.quote_name(_opts(DailyCounter).db_table)
+    table = connection.ops.quote_name(_opts(model).db_table)
     column = connection.ops.quote_name(field)
     sql = (
         f"WITH RECURSIVE names (name, place) AS (SELECT ({first} LIMIT 1), 1 UNION ALL "  # noqa: S608 — values are apart
@@ -97,7 +97,7 @@ def look_up(text: str, with_users: bool) -> Meant:
 
     Names are looked up first, so many at most: so their rows are few, or all of one rule, in the order of its index.
     """
-    if not text:
+    if not text or "\0" in text:  # which PostgreSQL takes in no text, and Django's search form refuses
         return Meant(Q())
     rules = distinct("rule", text, MOST_RULES)
     if rules[:1] == [text]:
@@ -110,10 +110,15 @@ def look_up(text: str, with_users: bool) -> Meant:
 # --- users ------------------------------------------------------------------------------------------------------------
 
 
+def may_see(request: HttpRequest, model: Any) -> bool:
+    """Say whether who asks may see the rows of a model; who may change them may, as in Django's admin."""
+    opts, user = _opts(model), request.user
+    return any(user.has_perm(f"{opts.app_label}.{get_permission_codename(verb, opts)}") for verb in ("view", "change"))
+
+
 def may_see_users(request: HttpRequest) -> bool:
-    """Say whether who asks may see users: nobody else is told their names, nor finds them by an address."""
-    opts = _opts(get_user_model())
-    return request.user.has_perm(f"{opts.app_label}.{get_permission_codename('view', opts)}")
+    """Say whether who asks may see users: nobody else is told their names."""
+    return may_see(request, get_user_model())
 
 
 def users_called(text: str, most: int = MOST_USERS) -> list[Any]:
@@ -126,7 +131,7 @@ def users_called(text: str, most: int = MOST_USERS) -> list[Any]:
     wanted = Q()
     for field in fields:
         wanted |= Q(**{f"{field}__istartswith": text})
-    pk = _key(model, text)
+    pk = user_key(model, text)
     if pk is not None:
         wanted |= Q(pk=pk)
     users = list(_all(model).filter(wanted).order_by()[:most]) if text else []
@@ -144,7 +149,7 @@ def user_names(subjects: Iterable[str]) -> dict[str, str]:
     keys = {
         key
         for subject in subjects
-        if (text := DailyCounter(subject=subject).user_pk) is not None and (key := _key(model, text)) is not None
+        if (text := DailyCounter(subject=subject).user_pk) is not None and (key := user_key(model, text)) is not None
     }
     if not keys:
         return {}
@@ -163,7 +168,7 @@ def _has_field(model: Any, name: str) -> bool:
     return True
 
 
-def _key(model: Any, text: str) -> Any:
+def user_key(model: Any, text: str) -> Any:
     """Return a primary key as the model has it; None where the text is none, or more than a database holds."""
     field = _opts(model).pk
     try:

@@ -66,9 +66,12 @@ def _confirmed(
             request, _("That is more than %d at once: filter the list first.") % MOST_AT_ONCE, messages.ERROR
         )
         return None
+    if not rows:  # others have deleted them meanwhile
+        model_admin.message_user(request, _("None of these overrides is there any more."), messages.WARNING)
+        return None
     if request.POST.get("confirmed") != "yes":
         return _asked(model_admin, request, rows, action, said)
-    label = str(dict(model_admin.get_actions(request))[action][2])
+    label = getattr(model_admin, action).short_description
     with transaction.atomic(using=write_database()):
         changed = change(rows, timezone.now())
         LogEntry.objects.log_actions(
@@ -87,6 +90,7 @@ def _asked(
 ) -> TemplateResponse:
     now = timezone.now()
     states = [state_of(row, now) for row in rows]
+    is_all = request.POST.get("select_across") == "1"
     context = {
         **model_admin.admin_site.each_context(request),
         "title": _("Are you sure?"),
@@ -100,7 +104,8 @@ def _asked(
         "active": states.count("active"),
         "pending": states.count("pending"),
         "ended": states.count("ended"),
-        "chosen": [] if request.POST.get("select_across") == "1" else [row.pk for row in rows],
+        "is_all": is_all,
+        "chosen": [] if is_all else [row.pk for row in rows],
         "action_checkbox_name": ACTION_CHECKBOX_NAME,
     }
     request.current_app = model_admin.admin_site.name

@@ -14,6 +14,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from django_quota.admin.names import user_key
 from django_quota.admin.wording import LimitRow
 from django_quota.exceptions import QuotaError
 from django_quota.models import QuotaOverride
@@ -37,6 +38,15 @@ class SuggestingInput(forms.TextInput):
         field = super().render(name, value, {**(attrs or {}), "list": list_id}, renderer)
         options = format_html_join("", '<option value="{}"></option>', ((text,) for text in self.suggestions))
         return format_html('{}<datalist id="{}">{}</datalist>', field, list_id, options)
+
+
+class UserSelect(AutocompleteSelect):
+    """The search for a user; what is no primary key chooses nobody."""
+
+    def optgroups(self, name: str, value: Any, attrs: dict[str, Any] | None = None) -> Any:
+        """Return the user who is chosen."""
+        model = get_user_model()
+        return super().optgroups(name, [key for key in value if key and user_key(model, key) is not None], attrs)
 
 
 class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's own takes none
@@ -74,7 +84,7 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's own t
         shown = self.site._registry.get(model) if self.site else None
         if shown is not None and shown.search_fields:
             link = cast("Any", QuotaOverride._meta.get_field("created_by"))
-            field.widget = AutocompleteSelect(link, self.site, attrs={"data-placeholder": _("Search a user")})
+            field.widget = UserSelect(link, self.site, attrs={"data-placeholder": _("Search a user")})
             field.widget.choices = field.choices
         else:
             field.widget = forms.TextInput(attrs={"class": "vTextField", "inputmode": "text"})
@@ -108,13 +118,13 @@ class ChangeRow(NamedTuple):
 
 
 class Previewed:
-    """The preview of what a form says, in words, or why there is none."""
+    """The preview of what a form says, in words, or why there is none; before it is sent, of its row."""
 
     def __init__(self, form: OverrideForm) -> None:
         self.result: Preview | None = None
         self.trouble = ""
         self.row = form.instance
-        if not form.is_bound or form.errors:
+        if form.errors or not (form.is_bound or self.row.pk):
             return
         override = as_published(self.row)
         if override is None:  # a rate that the form has let through, and nobody could read

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, ClassVar
 from urllib.parse import urlencode
 
 from django.contrib import admin
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.db.models import Q, QuerySet
+from django.forms.utils import from_current_timezone
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+from django.utils.functional import Promise
 from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_quota.addresses import FULL_IPV6, canonical
+from django_quota.admin.lists import CheckedList, RuleFilter
+from django_quota.admin.names import may_see_users
 from django_quota.admin.override_actions import OverrideActions
 from django_quota.admin.override_form import OverrideForm, Previewed
 from django_quota.admin.subject_page import note
 from django_quota.admin.wording import STATES, mode_in_words, moment_in_words, state_of
-from django_quota.models import QuotaOverride
+from django_quota.models import QuotaOverride, Subject
 from django_quota.overrides import ALL_RULES
-from django_quota.status import known_rules
 from django_quota.subjects import named_subject
 
 LONGEST_TERM = 200
 """Characters that a search looks for."""
+
+MOST_OF_REASON = 60
+"""Characters of a reason that the list shows."""
 
 
 class StateFilter(admin.SimpleListFilter):
@@ -52,36 +62,20 @@ class StateFilter(admin.SimpleListFilter):
         return queryset.filter(chosen[self.value()]) if self.value() in chosen else queryset  # type: ignore[index]
 
 
-class RuleFilter(admin.SimpleListFilter):
-    """Which rule: those that are known are offered, so that no row is read for it."""
-
-    title = gettext_lazy("rule")
-    parameter_name = "rule"
-
-    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
-        """Offer the known rules, and the one that is chosen."""
-        chosen = request.GET.get(self.parameter_name, ALL_RULES)
-        names = sorted({*known_rules(), chosen} - {ALL_RULES})
-        return [(ALL_RULES, gettext_lazy("all rules")), *((name, name) for name in names)]
-
-    def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Keep the rows of a rule."""
-        return queryset.filter(rule=self.value()) if self.value() else queryset
-
-
 @admin.register(QuotaOverride)
 class QuotaOverrideAdmin(OverrideActions, admin.ModelAdmin):  # type: ignore[type-arg]  # Django's own takes none
     """The overrides."""
 
     form = OverrideForm
-    list_display = ("subject", "rule_shown", "instead", "state", "begins", "ends", "reason", "created_by", "stands")
+    list_display = ("subject", "rule_shown", "instead", "state_link", "why", "by")
     list_filter = ("mode", StateFilter, RuleFilter)
     list_select_related = ("created_by",)
     search_fields = ("subject", "rule", "reason")
     search_help_text = gettext_lazy("The beginning of a subject or a rule, or a part of a reason.")
     show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER  # a count of all rows for each of a hundred rules
     ordering = ("subject", "rule")  # the order of the unique index
-    sortable_by = ("subject", "ends")
+    sortable_by = ("subject", "state", "state_link")
     readonly_fields = ("created_by", "created", "updated")
     save_as = False
 
@@ -93,6 +87,10 @@ class QuotaOverrideAdmin(OverrideActions, admin.ModelAdmin):  # type: ignore[typ
 
     # --- the list -----------------------------------------------------------------------------------------------------
 
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[CheckedList]:
+        """Return the list that no parameter breaks."""
+        return CheckedList
+
     @admin.display(description=gettext_lazy("rule"))
     def rule_shown(self, row: QuotaOverride) -> str:
         """Return the rule's name, or that it is for all."""
@@ -103,31 +101,47 @@ class QuotaOverrideAdmin(OverrideActions, admin.ModelAdmin):  # type: ignore[typ
         """Return the rate or the mode."""
         return mode_in_words(row)
 
-    @admin.display(description=gettext_lazy("state"))
-    def state(self, row: QuotaOverride) -> Any:
-        """Return how it stands now."""
-        return STATES[state_of(row, timezone.now())]
+    @admin.display(description=gettext_lazy("state"), ordering="expires")
+    def state(self, row: QuotaOverride) -> SafeString:
+        """Return how it stands now, and from when until when."""
+        return format_html("{} {}", *self._state(row))
 
-    @admin.display(description=gettext_lazy("starts"))
-    def begins(self, row: QuotaOverride) -> str:
-        """Return when it starts."""
-        return moment_in_words(row.starts, "SHORT_DATETIME_FORMAT") if row.starts else "-"
+    def _state(self, row: QuotaOverride) -> tuple[str | Promise, SafeString]:
+        state, span = state_of(row, timezone.now()), ""
+        if state == "pending" and row.expires is not None:
+            words = {"starts": _short(row.starts), "expires": _short(row.expires)}
+            span = _("from %(starts)s until %(expires)s") % words
+        elif state == "pending":
+            span = _("from %s") % _short(row.starts)
+        elif row.expires is not None:
+            span = (_("on %s") if state == "ended" else _("until %s")) % _short(row.expires)
+        return STATES[state], format_html('<span class="quota-span">{}</span>', span) if span else SafeString()
 
-    @admin.display(description=gettext_lazy("expires"), ordering="expires")
-    def ends(self, row: QuotaOverride) -> str:
-        """Return when it expires."""
-        return moment_in_words(row.expires, "SHORT_DATETIME_FORMAT") if row.expires else _("never")
+    @admin.display(description=gettext_lazy("reason"))
+    def why(self, row: QuotaOverride) -> str | SafeString:
+        """Return the reason, a long one shortened."""
+        shown = Truncator(row.reason).chars(MOST_OF_REASON)
+        return shown if shown == row.reason else format_html('<span title="{}">{}</span>', row.reason, shown)
 
-    @admin.display(description=gettext_lazy("page"))
-    def stands(self, row: QuotaOverride) -> str:
-        """Link to how the subject stands."""
+    @admin.display(description=gettext_lazy("by"))
+    def by(self, row: QuotaOverride) -> str:
+        """Return who made it."""
+        return str(row.created_by or "-")
+
+    @admin.display(description=gettext_lazy("state"), ordering="expires")
+    def state_link(self, row: QuotaOverride) -> SafeString:
+        """Return the same, with a link to how the subject stands."""
         url = reverse("admin:django_quota_subject_changelist", current_app=self.admin_site.name)
-        return format_html('<a href="{}?{}">{}</a>', url, urlencode({"subject": row.subject}), _("How it stands"))
+        link = '<a href="{}?{}">{}<span class="quota-hidden">: {}</span></a> {}'
+        word, span = self._state(row)
+        return format_html(link, url, urlencode({"subject": row.subject}), word, _("How it stands"), span)
 
     def get_list_display(self, request: HttpRequest) -> Any:
-        """Leave the link out for those who may not follow it."""
+        """Leave the link out for those who may not follow it, and where this admin has no such page."""
         user: Any = request.user
-        return self.list_display if user.has_perm("django_quota.view_subject") else self.list_display[:-1]
+        if user.has_perm("django_quota.view_subject") and self.admin_site.is_registered(Subject):
+            return self.list_display
+        return ["state" if name == "state_link" else name for name in self.list_display]
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
@@ -147,7 +161,7 @@ class QuotaOverrideAdmin(OverrideActions, admin.ModelAdmin):  # type: ignore[typ
         """Offer users where a row is added, to those who may see users."""
         fields = ["subject", "rule", "mode", "rate", "starts", "expires", "reason"]
         if obj is None:
-            return ["subject", "user", *fields[1:]] if self._may_see_users(request) else fields
+            return ["subject", "user", *fields[1:]] if may_see_users(request) else fields
         return [*fields, *self.readonly_fields]
 
     def get_readonly_fields(self, request: HttpRequest, obj: QuotaOverride | None = None) -> Any:
@@ -163,12 +177,22 @@ class QuotaOverrideAdmin(OverrideActions, admin.ModelAdmin):  # type: ignore[typ
         return type(form.__name__, (form,), attributes)
 
     def render_change_form(self, request: Any, context: Any, *args: Any, **kwargs: Any) -> Any:
-        """Add the preview, where it was asked for."""
+        """Add the preview, where a row is opened or where it was asked for."""
         form = context["adminform"].form
-        if "_preview" in request.POST:
+        row = kwargs.get("obj")
+        is_opened = request.method == "GET" and row is not None and self.has_change_permission(request, row)
+        if is_opened or "_preview" in request.POST:
             context["preview"] = Previewed(form)
-        context["preview_url"] = self._preview_url(kwargs.get("obj"))
+        context["preview_url"] = self._preview_url(row)
         return super().render_change_form(request, context, *args, **kwargs)
+
+    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
+        """Take moments from the URL where they can be read; nothing else would be shown."""
+        given: dict[str, Any] = super().get_changeform_initial_data(request)
+        for name in ("starts", "expires"):
+            if name in given:
+                given[name] = _moment(given[name])
+        return given
 
     def save_model(self, request: HttpRequest, obj: QuotaOverride, form: Any, change: bool) -> None:
         """Note who made it."""
@@ -207,7 +231,15 @@ class QuotaOverrideAdmin(OverrideActions, admin.ModelAdmin):  # type: ignore[typ
         args = [] if row is None or row.pk is None else [row.pk]
         return reverse("admin:django_quota_quotaoverride_preview", args=args, current_app=self.admin_site.name)
 
-    def _may_see_users(self, request: HttpRequest) -> bool:
-        user: Any = request.user
-        opts = user._meta
-        return any(user.has_perm(f"{opts.app_label}.{verb}_{opts.model_name}") for verb in ("view", "change"))
+
+def _short(moment: datetime | None) -> str:
+    return moment_in_words(moment, "SHORT_DATETIME_FORMAT") if moment else ""
+
+
+def _moment(given: str) -> datetime | None:
+    """Read a moment of a URL; None where it is none."""
+    try:
+        moment = parse_datetime(given)
+        return from_current_timezone(moment) if moment is not None and timezone.is_naive(moment) else moment
+    except (ValueError, OverflowError, ValidationError):
+        return None

@@ -21,6 +21,7 @@ from django.utils.translation import gettext_lazy as _lazy
 from django_quota.activity import MINUTES, activity
 from django_quota.admin import live
 from django_quota.admin.sparkline import sparkline
+from django_quota.admin.wording import moment_of
 from django_quota.clock import SECOND
 from django_quota.conf import current
 from django_quota.events import BEGINNING
@@ -137,7 +138,7 @@ class OverviewAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's own
             found = activity()
             shown["activity"] = found
             shown["rules"] = [(rule, sparkline(rule.minutes)) for rule in found.rules]
-            shown["bans"] = [(ban, live.moment(ban.until), _left(ban.until - found.now)) for ban in found.bans or ()]
+            shown["bans"] = [(ban, moment_of(ban.until), _left(ban.until - found.now)) for ban in found.bans or ()]
             if isinstance(limiter.store, RedisStore):
                 shown["health"] = of_redis = health(limiter.store, prefix)
                 shown["latency"] = f"{of_redis.latency * 1_000:.2f}"
@@ -185,6 +186,7 @@ _SYSTEM_KINDS = {
     "refused": _lazy("who was refused most"),
     "slots": _lazy("slots that were asked for"),
     "told": _lazy("what each process has told"),
+    "workers": _lazy("processes that share the limits"),
 }
 
 

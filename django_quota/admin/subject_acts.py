@@ -101,9 +101,13 @@ class Act:
     permission = ""
     form: type[forms.Form] = ActForm
 
+    def may_be_allowed(self, user: Any) -> bool:
+        """Say whether a user may do it to anybody."""
+        return bool(user.has_perm(f"django_quota.{self.permission}"))
+
     def is_allowed(self, user: Any, target: Target, ruled: Collection[str] | None = None) -> bool:
         """Say whether a user may do it; `ruled`: the rules that the subject has rows for, asked for where None."""
-        return bool(user.has_perm(f"django_quota.{self.permission}"))
+        return self.may_be_allowed(user)
 
     def warning(self, target: Target) -> str:
         """Say what will happen, and to whom."""
@@ -193,7 +197,7 @@ class _Overriding(Act):
             "expires": None if span is None else timezone.now() + span,
         }
         try:
-            row = _saved(target, values)
+            row = _saved(target, values, with_change=user.has_perm("django_quota.change_quotaoverride"))
         except IntegrityError as error:
             raise ValidationError(_("Somebody else has just made one: look at it first.")) from error
         until = _("until it is cleared") if row.expires is None else _("until %s") % moment_in_words(row.expires)
@@ -205,12 +209,17 @@ class _Overriding(Act):
         raise NotImplementedError
 
 
-def _saved(target: Target, values: Mapping[str, Any]) -> QuotaOverride:
-    """Put these values into the row of a subject and rule, a new one where there is none."""
+def _saved(target: Target, values: Mapping[str, Any], *, with_change: bool) -> QuotaOverride:
+    """Put these values into the row of a subject and rule, a new one where there is none.
+
+    `with_change`: whether one that there is may be changed. Raises `IntegrityError` where not.
+    """
     database = write_database()
     with transaction.atomic(using=database):
         begin_writing(database)
         row = rows_of(target.subject).filter(rule=target.rule).first()
+        if row is not None and not with_change:  # made since the permission was looked at
+            raise IntegrityError
         row = row or QuotaOverride(subject=target.subject, rule=target.rule)
         for name, value in values.items():
             setattr(row, name, value)

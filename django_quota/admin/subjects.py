@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import admin, messages
-from django.contrib.admin.utils import unquote
+from django.contrib.admin.utils import quote, unquote
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -19,6 +19,7 @@ from django.urls import NoReverseMatch, URLPattern, path, reverse
 from django.utils.translation import gettext as _
 
 from django_quota.admin.finding import Found, find
+from django_quota.admin.names import may_see, may_see_users
 from django_quota.admin.subject_acts import ACTS, Act, Target, explained
 from django_quota.admin.subject_page import DIGESTED, note, page_of
 from django_quota.exceptions import QuotaError, RuleError
@@ -111,9 +112,10 @@ class SubjectAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's own 
 
     def _page(self, request: HttpRequest, subject: str) -> HttpResponse:
         page = page_of(subject, request.user)
-        context = {"title": _("Subject"), "subtitle": _short(subject), "page": page, "subject": subject}
+        name = str(page.user) if page.user is not None and may_see_users(request) else ""
+        context = {"title": _("Subject"), "subtitle": _short(subject), "page": page, "subject": subject, "name": name}
         context["links"] = _links(request, subject, page.user)
-        context["sees_overrides"] = _may_see(request, QuotaOverride._meta)
+        context["sees_overrides"] = may_see(request, QuotaOverride)
         return self._show(request, "page", context)
 
     def _show(self, request: HttpRequest, template: str, context: dict[str, Any]) -> TemplateResponse:
@@ -129,6 +131,8 @@ class SubjectAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's own 
         if act is None:
             raise Http404
         given = request.POST if request.method == "POST" else request.GET
+        if not act.may_be_allowed(request.user):
+            raise PermissionDenied
         try:
             target, rate = _target(given.get("subject", ""), given.get("on", ""))
         except RuleError as error:
@@ -176,11 +180,16 @@ def _target(subject: str, on: str) -> tuple[Target, str]:
         return Target(named_subject(subject)), ""
     try:
         parts = json.loads(on)
-    except ValueError:
+    except (ValueError, RecursionError):
         parts = None
-    if not isinstance(parts, list) or not parts or not all(isinstance(part, str) for part in parts):
+    if not isinstance(parts, list) or not parts or not all(map(_is_name, parts)):
         raise RuleError(_("This names no rule."))
     return Target(named_subject(subject), parts[0] or ALL_RULES), "".join(parts[1:2])
+
+
+def _is_name(part: object) -> bool:
+    """Say whether this may be a rule or a rate: a text that every database takes."""
+    return isinstance(part, str) and "\0" not in part and not any("\ud800" <= sign <= "\udfff" for sign in part)
 
 
 def _page_url(request: HttpRequest, subject: str) -> str:
@@ -194,23 +203,17 @@ def _short(subject: str) -> str:
 
 def _shown(request: HttpRequest, found: list[Found]) -> list[tuple[str, str]]:
     """Return each subject with the user's name, where whoever asks may see users."""
-    opts = found[0].user._meta
-    may_see = _may_see(request, opts)
-    return [(one.subject, str(one.user) if may_see else "") for one in found]
-
-
-def _may_see(request: HttpRequest, opts: Any) -> bool:
-    user: Any = request.user
-    return any(user.has_perm(f"{opts.app_label}.{verb}_{opts.model_name}") for verb in ("view", "change"))
+    sees_users = may_see_users(request)
+    return [(one.subject, str(one.user) if sees_users else "") for one in found]
 
 
 def _links(request: HttpRequest, subject: str, user: Any) -> list[tuple[str, str]]:
     """Return where one may go from a subject's page: its user, its overrides, its usage."""
     links = []
     query = urlencode({"subject": subject})
-    if user is not None and _may_see(request, user._meta):
+    if user is not None and may_see_users(request):
         name = f"{user._meta.app_label}_{user._meta.model_name}_change"
-        links.append((_("User %s") % user, _reversed(request, name, user.pk)))
+        links.append((_("User %s") % user, _reversed(request, name, quote(user.pk))))
     asker: Any = request.user
     if asker.has_perm("django_quota.view_dailycounter"):
         links.append((_("Usage by day"), _reversed(request, "django_quota_dailycounter_usage", query=query)))

@@ -106,7 +106,7 @@ def usage_view(admin: ModelAdmin[Any], request: HttpRequest) -> HttpResponse:
     given = request.POST if request.method == "POST" else request.GET
     if "who" in given:
         form = UsageForm(given)
-        answer = _chosen(form)
+        answer = _chosen(request, form)
         if answer is not None and len(answer) == 1:
             if answer[0]["is_guess"]:
                 messages.info(request, _("No user is called so: this is the usage of a subject of that name."))
@@ -143,7 +143,7 @@ def _csv_rows(found: Figures) -> Iterator[tuple[Any, ...]]:
             yield found.subject, found.rule or "*", day, *counts
 
 
-def _chosen(form: UsageForm) -> list[dict[str, str | bool]] | None:
+def _chosen(request: HttpRequest, form: UsageForm) -> list[dict[str, str | bool]] | None:
     """Return whom the form may mean, each with the link to it; None where it cannot be said."""
     if not form.is_valid():
         return None
@@ -153,11 +153,12 @@ def _chosen(form: UsageForm) -> list[dict[str, str | bool]] | None:
         form.add_error("who", str(error))
         return None
     year, rule = form.cleaned_data["year"], rule_name(form.cleaned_data["rule"])
+    sees_users = may_see_users(request)
     return [
         {
             "link": Asked(subject, rule, year, "").query(),
             "subject": subject,
-            "name": str(one.user or ""),
+            "name": str(one.user or "") if sees_users else "",
             "is_guess": one.is_guess,
         }
         for subject, one in found

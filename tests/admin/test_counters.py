@@ -11,6 +11,7 @@ from datetime import date, timedelta
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.apps import apps
 from django.contrib.auth.management import create_permissions
 from django.contrib.auth.models import Permission, User
@@ -21,10 +22,11 @@ from django.test.utils import CaptureQueriesContext
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota.admin import counter_list, exports, names
+from django_quota.admin import counter_list, exports, lists, names
 from django_quota.admin.exports import BY_SUBJECT, NEWEST, cell, csv_lines, file_name, pages
 from django_quota.admin.names import beginning, distinct, user_names, users_called
 from django_quota.models import DailyCounter
+from tests.databases import forget_connection
 
 LIST = "/admin/django_quota/dailycounter/"
 DAY = date(2026, 3, 14)
@@ -142,8 +144,8 @@ def test_a_filter_with_a_null_character_finds_nothing(client: Client) -> None:
 
 
 def test_a_rule_beyond_those_offered_can_be_asked_for(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counter_list, "MOST_NAMES", 2)
-    monkeypatch.setattr(counter_list, "distinct", lambda field: distinct(field, most=2))
+    monkeypatch.setattr(lists, "MOST_NAMES", 2)
+    monkeypatch.setattr(lists, "distinct", lambda field, model: distinct(field, most=2, model=model))
     for rule in ("a", "b", "c"):
         row("user:1", rule)
     assert "?rule=c" not in client.get(LIST).content.decode()
@@ -272,6 +274,7 @@ def test_under_asgi_the_download_is_streamed_too(staff: User) -> None:
         row(f"user:{number}")
 
     async def fetch() -> bytes:
+        await sync_to_async(forget_connection)()
         client = AsyncClient()
         await client.aforce_login(staff)
         reply: Any = await client.get(f"{LIST}export/")

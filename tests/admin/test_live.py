@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
+from datetime import UTC, datetime
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from django.utils import translation
 
 from django_quota import check
 from django_quota.admin import live
-from django_quota.events import BEGINNING
+from django_quota.clock import SECOND
+from django_quota.events import BEGINNING, Event
 from django_quota.feeds import SHOWN, Feed, News, feed_of, is_entry_id
 from django_quota.limiter import get_limiter
 from django_quota.stores.redis import RedisStore
@@ -347,3 +349,13 @@ class TestARealServer:
         connection.request("GET", "/admin/django_quota/overview/", headers={"Cookie": cookie})
         assert f'data-stream-url="{STREAM}"' in connection.getresponse().read().decode()
         connection.close()
+
+
+@pytest.mark.parametrize("use_tz", [True, False])
+def test_moments_are_shown_in_the_zone_of_the_site(settings: Any, use_tz: bool) -> None:
+    settings.USE_TZ, settings.TIME_ZONE = use_tz, "Asia/Tokyo"
+    noon_in_tokyo = int(datetime(2026, 11, 21, 3, tzinfo=UTC).timestamp())
+    event = Event(f"{noon_in_tokyo}000-0", "refused", "search", "user:1", (noon_in_tokyo + 90) * SECOND, 0, 10, 0)
+    shown = live._rendering("")([event])
+    assert ">12:00:00</time>" in shown
+    assert "until 12:01:30" in shown

@@ -336,3 +336,39 @@ class TestActions:
         do(client, "exempt_selected", rows)
         assert QuotaOverride.objects.get().mode == "blocked"
         assert do(superuser(enforce_csrf_checks=True), "exempt_selected", rows).status_code == 403
+
+
+@pytest.mark.usefixtures("database", "memory_store")
+class TestWhatIsGone:
+    @pytest.mark.parametrize("confirmed", ["", "yes"])
+    def test_an_action_on_rows_that_were_deleted_meanwhile_offers_no_others(self, confirmed: str) -> None:
+        row("user:1", mode="rate", rate="5/m")
+        chosen = {"action": "block_selected", "_selected_action": "0", "confirmed": confirmed}
+        answer = superuser().post(LIST, chosen, follow=True)
+        shown = answer.content.decode()
+        assert "None of these overrides is there any more." in shown
+        assert 'name="select_across" value="1"' not in shown
+        assert QuotaOverride.objects.get().mode == "rate"
+
+
+@pytest.mark.usefixtures("database", "memory_store")
+class TestWhatIsShown:
+    def test_a_row_that_is_opened_shows_what_it_does(self) -> None:
+        made = row("user:42", rule="search", mode="blocked")
+        shown = superuser().get(f"{LIST}{made.pk}/change/").content.decode()
+        assert "no hit is admitted (blocked by an override)" in shown
+        seen = operator("view_quotaoverride").get(f"{LIST}{made.pk}/change/").content.decode()
+        assert "no hit is admitted" not in seen
+
+    def test_only_rules_that_have_rows_are_offered_as_a_filter(self) -> None:
+        for rule in ("*", "of-a-call", "of-a-call"):
+            QuotaOverride.objects.create(subject=f"user:{QuotaOverride.objects.count()}", rule=rule, mode="exempt")
+        changes = superuser().get(LIST).context["cl"]
+        offered = next(spec.lookup_choices for spec in changes.filter_specs if spec.title == "rule")
+        assert offered == [("*", "all rules"), ("of-a-call", "of-a-call")]
+
+    def test_a_long_reason_is_shortened_and_whole_in_its_title(self) -> None:
+        row("user:1", reason="<b>" + "because " * 20)
+        shown = superuser().get(LIST).content.decode()
+        assert 'title="&lt;b&gt;because' in shown
+        assert "…</span>" in shown

@@ -283,6 +283,7 @@ class TestSizes:
         for number in range(30):
             check("5/m", f"ip:192.0.2.{number}", name="a")
         raw.set("foreign", "x" * 10_000, ex=100)
+        raw.delete("quota:1:{!}:workers")  # this process may have said that it is there
         found = sizes.sizes(self.store(), "quota")
         assert found.is_whole
         assert (found.listed, found.total) == (31, 31)

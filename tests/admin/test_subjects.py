@@ -381,3 +381,40 @@ class TestPermissions:
     def test_visitors_are_asked_to_log_in(self) -> None:
         assert Client().get(PAGE).status_code == 302
         assert Client().post(f"{PAGE}act/block/", {"subject": SUBJECT}).status_code == 302
+
+
+@pytest.mark.usefixtures("database", "memory_store")
+class TestWhatOnlySomeMaySee:
+    def test_an_act_is_refused_before_what_it_is_about_is_read(self) -> None:
+        client = operator("view_subject")
+        for name in ACTS:
+            answer = client.post(f"{PAGE}act/{name}/", {"subject": "", "on": "no rule", "confirmed": "yes"})
+            assert answer.status_code == 403
+
+    def test_the_name_of_a_user_stands_in_the_heading_for_those_who_may_see_users(self) -> None:
+        User.objects.create_user("ann<b>", pk=42)
+        assert "· ann&lt;b&gt;" in page(superuser())
+        assert "· ann&lt;b&gt;" in page(operator("view_subject", "auth.change_user", name="changes"))
+        assert "ann&lt;" not in page(operator("view_subject"))
+
+    def test_a_tier_that_a_subject_cannot_be_in_is_not_shown(self, settings: Any) -> None:
+        rule = {"rate": {"anonymous": "5/m", "authenticated": "50/m"}}
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"tiered": {**rule, "key": "user"}}}
+        of_user, of_address = page(superuser()), page(superuser("other"), "ip:192.0.2.1")
+        assert "authenticated:" in of_user
+        assert "anonymous:" not in of_user
+        assert "anonymous:" in of_address
+        assert "authenticated:" not in of_address
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"tiered": {**rule, "key": "ip"}}}
+        by_address = page(superuser("third"), "ip:192.0.2.1")
+        assert "anonymous:" in by_address
+        assert "authenticated:" in by_address
+
+    def test_a_row_made_meanwhile_is_not_changed_by_who_may_only_add(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        client = operator("view_subject", "add_quotaoverride")
+        QuotaOverride.objects.create(subject=SUBJECT, rule="search", rate="5/m")
+        monkeypatch.setattr("django_quota.admin.subject_acts._Overriding.is_allowed", lambda *_: True)
+        answer = act(client, "block", "search")
+        assert answer.status_code == 200
+        assert "Somebody else has just made one" in answer.content.decode()
+        assert QuotaOverride.objects.get().rate == "5/m"

@@ -25,6 +25,7 @@ from django_quota.charts import Figure
 from django_quota.models import DailyCounter
 from django_quota.testing import freeze
 from django_quota.usage import Count
+from tests.admin.operators import operator, superuser
 from tests.admin.test_counters import permission
 from tests.days import count
 
@@ -342,3 +343,13 @@ def test_the_week_begins_as_the_language_has_it(admin: Client, language: str, se
     first: Callable[[str], str] = {"de": "Mo", "ar": "", "en": "Sun"}.get  # type: ignore[assignment]
     labels = [element.text or "" for element in heat.iter() if element.tag.endswith("text")]
     assert any(label.startswith(first(language)) for label in labels)
+
+
+@pytest.mark.usefixtures("database", "memory_store")
+def test_names_to_choose_from_are_for_those_who_may_see_users() -> None:
+    for name in ("bob", "cid"):
+        User.objects.create_user(name, "same@example.org")
+    for who, sees in ((operator("view_dailycounter"), False), (superuser(), True)):
+        shown = who.post(USAGE, {"who": "same@example.org"}).content.decode()
+        assert "Whom do you mean?" in shown
+        assert ("cid" in shown) is sees

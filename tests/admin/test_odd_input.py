@@ -1,0 +1,279 @@
+"""Whatever is sent to a page of the admin, it answers: no parameter leads to an error of the server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.test import Client
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from django_quota.models import QuotaOverride
+from tests.admin.operators import superuser
+
+ROOT = "/admin/django_quota/"
+ODD = [
+    "",
+    "\0",
+    "user:\0",
+    "user:%00",
+    "user:%2500",
+    "ip:1.2.3.4",
+    "ip:2001:db8::1",
+    "ip:",
+    "global",
+    "user:42",
+    "user:",
+    "~",
+    "~x",
+    "~" + "0" * 64,
+    "*",
+    "**",
+    "search",
+    "10/m",
+    "0/m",
+    "1/1000000000000000w",
+    "9" * 30 + "/m",
+    "-1",
+    "0",
+    "1",
+    "13",
+    "32",
+    "9999",
+    "99999",
+    "2026",
+    "1e9",
+    "NaN",
+    "9" * 40,
+    "18446744073709551616-0",
+    "0-18446744073709551616",
+    "0-0",
+    "1-1",
+    "-",
+    "--",
+    "a-b",
+    "$",
+    "[]",
+    "[1]",
+    "[null]",
+    '["a"]',
+    '["a", "5/m", "x"]',
+    '{"a": 1}',
+    "[[[",
+    '["\\u0000"]',
+    '["\\ud800"]',
+    "[" * 5000,
+    "true",
+    "null",
+    "<script>alert(1)</script>",
+    "'\"`",
+    "ключ",
+    "🎈",
+    "\u202e",
+    "%",
+    "_",
+    "\\",
+    "x" * 3000,
+    "post:phone=+1",
+    "post:=1",
+    "post:a=",
+    "header:\r\nX=1",
+    "key.a+b",
+    "2026-11-21",
+    "0001-01-01",
+    "9999-12-31",
+    "23:59:60",
+    "refused",
+    "allowed",
+    "rate",
+    "exempt",
+    "blocked",
+    "active",
+    "pending",
+    "ended",
+    "permanent",
+    "90",
+    "year",
+    "-1.2.3",
+    "1.2",
+    "99",
+    "user:" + "9" * 30,
+    "user:a+b",
+    "user:1",
+    "+",
+    "{",
+    "}",
+]
+"""What people, programs and attackers may send in the place of anything."""
+
+PAGES: dict[str, tuple[str, ...]] = {
+    "overview/": ("sizes", "x"),
+    "overview/figures/": ("sizes",),
+    "overview/events/": ("after",),
+    "overview/stream/": ("after",),
+    "dailycounter/": (
+        "q",
+        "p",
+        "o",
+        "e",
+        "all",
+        "rule",
+        "kind",
+        "day__year",
+        "day__month",
+        "day__day",
+        "day__gte",
+        "day__exact",
+        "day",
+        "subject",
+        "subject__startswith",
+        "_facets",
+        "_to_field",
+        "_popup",
+    ),
+    "dailycounter/export/": ("q", "p", "o", "rule", "kind", "day__year", "day__month", "day__day", "day__gte"),
+    "dailycounter/usage/": ("subject", "rule", "year", "days", "who"),
+    "dailycounter/usage/csv/": ("subject", "rule", "year", "days"),
+    "dailycounter/1/change/": (),
+    "quotaoverride/": ("q", "p", "o", "all", "rule", "state", "mode__exact", "_facets", "_popup", "e"),
+    "quotaoverride/add/": (
+        "subject",
+        "user",
+        "rule",
+        "mode",
+        "rate",
+        "starts",
+        "expires",
+        "_popup",
+        "_changelist_filters",
+    ),
+    "quotaoverride/preview/": ("subject",),
+    "quotaoverride/1/change/": ("_changelist_filters", "_popup"),
+    "subject/": ("subject", "q", "p"),
+    **{
+        f"subject/act/{act}/": ("subject", "on")
+        for act in ("raise", "exempt", "block", "reset", "lift", "clear", "other")
+    },
+}
+"""The pages, and what each reads of its URL."""
+
+FORMS: dict[str, tuple[str, ...]] = {
+    "dailycounter/usage/": ("who", "rule", "year"),
+    "subject/": ("find", "subject"),
+    "quotaoverride/add/": (
+        "subject",
+        "user",
+        "rule",
+        "mode",
+        "rate",
+        "starts_0",
+        "starts_1",
+        "expires_0",
+        "expires_1",
+        "reason",
+        "_preview",
+    ),
+    "quotaoverride/preview/": (
+        "subject",
+        "user",
+        "rule",
+        "mode",
+        "rate",
+        "starts_0",
+        "starts_1",
+        "expires_0",
+        "expires_1",
+    ),
+    "quotaoverride/preview/1/": ("subject", "rule", "mode", "rate", "expires_0", "expires_1"),
+    "quotaoverride/": ("action", "select_across", "index", "confirmed"),
+    "dailycounter/": ("action", "select_across", "index"),
+    **{
+        f"subject/act/{act}/": ("subject", "on", "confirmed", "span", "reason", "rate")
+        for act in ("raise", "exempt", "block", "reset", "lift", "clear")
+    },
+}
+"""The forms, and their fields."""
+
+VALUES = st.one_of(st.sampled_from(ODD), st.text(st.characters(codec="utf-8"), max_size=30))
+
+
+def sent(pages: dict[str, tuple[str, ...]]) -> Any:
+    """Return a strategy of a page and of what is sent to it."""
+    return st.sampled_from(sorted(pages)).flatmap(
+        lambda page: st.tuples(st.just(page), st.fixed_dictionaries({}, optional=dict.fromkeys(pages[page], VALUES)))
+    )
+
+
+RULES = {
+    "search": {"rate": "10/m; 500/h", "key": "user", "ban": {"after": "3/m", "for": ["1m"]}},
+    "tiered": {"rate": {"anonymous": "5/m", "authenticated": "50/m"}},
+    "monthly": {"rate": "5/month", "algorithm": "calendar"},
+    "leaky": {"rate": "1/50w", "algorithm": "leaky_bucket"},
+}
+
+
+@pytest.fixture
+def client(database: dict[str, Any], memory_store: None, settings: Any) -> Client:
+    settings.QUOTA = {**settings.QUOTA, "RULES": RULES}
+    QuotaOverride.objects.create(subject="user:42", rate="5/m")
+    return superuser()
+
+
+def named(page: str) -> str:
+    """Return a page's URL, with the key of the row that there is."""
+    return ROOT + page.replace("/1/", f"/{QuotaOverride.objects.values_list('pk', flat=True)[0]}/")
+
+
+def answered(answer: Any) -> None:
+    """Check that it is an answer, to its end; the test's client raises what a server would make a 500 of."""
+    assert answer.status_code < 500, answer.content
+    if answer.streaming:
+        b"".join(answer.streaming_content)
+
+
+ODD_INPUT = settings(
+    max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+class TestOddInput:
+    @ODD_INPUT
+    @given(sent(PAGES))
+    @example(("dailycounter/", {"day__year": "9999"}))
+    @example(("dailycounter/export/", {"q": "\0"}))
+    @example(("dailycounter/export/", {"day__year": "9" * 40}))
+    @example(("quotaoverride/", {"rule": "\0"}))
+    @example(("quotaoverride/", {"mode__exact": "\0"}))
+    @example(("quotaoverride/add/", {"user": "nobody"}))
+    @example(("quotaoverride/add/", {"expires": "soon"}))
+    @example(("subject/act/block/", {"subject": "user:42", "on": "[" * 5000}))
+    def test_whatever_stands_in_a_url_is_answered(self, client: Client, asked: tuple[str, dict[str, str]]) -> None:
+        page, parameters = asked
+        answered(client.get(named(page), parameters))
+
+    @ODD_INPUT
+    @given(sent(FORMS))
+    @example(("quotaoverride/add/", {"subject": "a", "user": "nobody"}))
+    @example(("subject/act/block/", {"subject": "user:42", "on": '["\\u0000"]', "confirmed": "yes"}))
+    @example(("subject/act/reset/", {"subject": "user:42", "on": '["\\ud800"]', "confirmed": "yes"}))
+    def test_whatever_a_form_sends_is_answered(self, client: Client, asked: tuple[str, dict[str, str]]) -> None:
+        page, fields = asked
+        if QuotaOverride.objects.count() == 0:
+            QuotaOverride.objects.create(subject="user:42", rate="5/m")
+        answered(client.post(named(page), {"mode": "rate", **fields}))
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(
+    "after", ["18446744073709551616-0", "0-18446744073709551616", "0" * 21 + "-0", "1", "-", "0-x"]
+)
+def test_an_id_that_redis_would_refuse_is_refused_here(database: dict[str, Any], after: str) -> None:
+    assert superuser().get(f"{ROOT}overview/events/", {"after": after}).status_code == 400
+
+
+def test_a_moment_and_a_user_are_taken_from_a_url_where_they_can_be_read(client: Client) -> None:
+    shown = client.get(f"{ROOT}quotaoverride/add/", {"expires": "2030-02-03T04:05:06", "starts": "soon"})
+    initial = shown.context["adminform"].form.initial
+    assert str(initial["expires"]) == "2030-02-03 04:05:06+00:00"
+    assert initial["starts"] is None

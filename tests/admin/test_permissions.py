@@ -1,0 +1,60 @@
+"""Every page of the admin, asked for by its URL: by staff who have all our permissions but the one that it needs."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib.auth.models import Permission
+from django.test import Client
+
+from django_quota.models import DailyCounter, QuotaOverride
+from tests.admin.operators import operator, superuser
+
+ROOT = "/admin/django_quota/"
+OF_OVERRIDES = ("view_quotaoverride", "change_quotaoverride")
+OF_COUNTERS = ("view_dailycounter", "change_dailycounter")
+OF_ACTS = ("add_quotaoverride", "change_quotaoverride", "delete_quotaoverride", "reset_subject", "lift_ban")
+NEEDS: dict[str, tuple[str, ...]] = {
+    **{f"overview/{page}": ("view_overview",) for page in ("", "figures/", "events/", "stream/")},
+    "overview/add/": (),
+    **{f"dailycounter/{page}": OF_COUNTERS for page in ("", "export/", "usage/", "C/change/", "C/history/")},
+    "dailycounter/usage/?subject=user:1": OF_COUNTERS,
+    "dailycounter/usage/csv/?subject=user:1": OF_COUNTERS,
+    "dailycounter/add/": (),
+    "dailycounter/C/delete/": (),
+    **{f"quotaoverride/{page}": OF_OVERRIDES for page in ("", "O/change/", "O/history/")},
+    "quotaoverride/add/": ("add_quotaoverride",),
+    "quotaoverride/preview/": ("add_quotaoverride",),
+    "quotaoverride/preview/O/": ("change_quotaoverride",),
+    "quotaoverride/O/delete/": ("delete_quotaoverride",),
+    **{f"subject/{page}": ("view_subject",) for page in ("", "?subject=user:1", "user:1/change/", "user:1/history/")},
+    "subject/add/": (),
+    "subject/O/delete/": (),
+    **{
+        f"subject/act/{act}/?subject=user:1&on={on}": OF_ACTS
+        for act in ("raise", "exempt", "block", "reset", "lift", "clear")
+        for on in ('["search"]', "[[[", "")
+    },
+    "subject/act/block/?subject=user:1": ("view_subject",),
+}  # fmt: skip
+"""What each page needs one of; none: nobody may."""
+
+
+@pytest.mark.usefixtures("database", "memory_store")
+@pytest.mark.parametrize("method", ["get", "post", "put", "delete"])
+def test_without_its_permission_no_page_answers_and_nothing_changes(method: str) -> None:
+    override = QuotaOverride.objects.create(subject="user:1", rate="5/m")
+    counter = DailyCounter.objects.create(subject="user:1", rule="a", day="2026-11-21")
+    root = superuser(enforce_csrf_checks=True)
+    ours = Permission.objects.filter(content_type__app_label="django_quota")
+    everything = set(ours.values_list("codename", flat=True))
+    clients: dict[tuple[str, ...], Client] = {}
+    for page, needs in NEEDS.items():
+        if needs not in clients:
+            clients[needs] = operator(*sorted(everything - set(needs)), name=f"lacks-{len(clients)}")
+        url = ROOT + page.replace("O/", f"{override.pk}/").replace("C/", f"{counter.pk}/")
+        assert getattr(clients[needs], method)(url).status_code in (403, 404, 405), url
+        assert "/login/" in getattr(Client(), method)(url).url, url
+        if method != "get":
+            assert getattr(root, method)(url).status_code == 403, f"{url} without a token"
+    assert QuotaOverride.objects.get().mode == "rate"
+    assert DailyCounter.objects.count() == 1
