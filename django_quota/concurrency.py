@@ -138,7 +138,7 @@ class _Gate:
         except StoreUnavailable as error:
             yield _announcing(limiter.went_down(error))
         else:
-            yield _announcing(limiter.came_back())
+            yield _announcing(limiter.came_back(wrote=taken[0] is not None))
             return taken
         how = self._on_unavailable or current().on_unavailable
         if how == "local":

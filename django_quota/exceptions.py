@@ -66,15 +66,17 @@ class RateError(RuleError):
 class StoreUnavailable(QuotaError):  # noqa: N818 — a public name of the design
     """The store could not decide: no connection, no answer in time, or an error reply.
 
-    `reason` is a short text without secrets; the cause is the store's own error.
+    `reason` is a short text without secrets; the cause is the store's own error. `only_writes`: the store answers, but
+    changes nothing: it is read-only or full.
     """
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, *, only_writes: bool = False) -> None:
         self.reason = reason
+        self.only_writes = only_writes
         super().__init__(f"The quota store is unavailable: {reason}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.reason,)
+        return type(self), (self.reason,), {"only_writes": self.only_writes}
 
 
 class CounterError(QuotaError):

@@ -59,6 +59,8 @@ class Limiter:
         self._skew = 0
         self._down_since = 0.0
         """Since when (by `time.monotonic`) the store has not answered; 0.0 while it does."""
+        self._only_writes = False
+        """Whether it answered what changes nothing even then: only a change shows that it is back."""
         self._changing = threading.Lock()
 
     def decide(self, plan: Plan, mode: str) -> Decision:
@@ -115,7 +117,7 @@ class Limiter:
 
     def _answered(self, plan: Plan, reply: list[int], decision: Decision, mode: str) -> list[Announcement]:
         """Note that the store has answered; return what is to be announced."""
-        announcements = self.came_back()
+        announcements = self.came_back(wrote=decision.allowed and mode != "peek") if self._down_since else []
         if self.tally is not None and mode.startswith(_COUNTED):
             self.tally.count(reply[0], plan.hits, decision)
         if mode == "check":
@@ -126,12 +128,16 @@ class Limiter:
             announcements.append((SIGNALS[what], {"rule": hit.rule, "subject": hit.subject, "decision": decision}))
         return announcements
 
-    def came_back(self) -> list[Announcement]:
-        """Note that the store has answered; log it where it had not before, and return what is to be announced."""
-        if not self._down_since:
+    def came_back(self, *, wrote: bool = True) -> list[Announcement]:
+        """Note that the store has answered; log it where it had not before, and return what is to be announced.
+
+        `wrote`: whether the answer shows that the store can change what it keeps.
+        """
+        if not self._down_since or (self._only_writes and not wrote):
             return []
         with self._changing:
             since, self._down_since = self._down_since, 0.0
+            self._only_writes = False
         if not since:
             return []
         seconds = time.monotonic() - since
@@ -142,6 +148,7 @@ class Limiter:
     def went_down(self, error: StoreUnavailable) -> list[Announcement]:
         """Note that the store does not answer; log it the first time, and return what is to be announced."""
         with self._changing:
+            self._only_writes = self._only_writes or error.only_writes
             if self._down_since:
                 return []
             self._down_since = time.monotonic()

@@ -25,7 +25,7 @@ from django_quota.clock import SECOND, frozen_now
 from django_quota.conf import current
 from django_quota.days import day_of
 from django_quota.decisions import Decision
-from django_quota.exceptions import ConfigurationError, QuotaError
+from django_quota.exceptions import ConfigurationError
 from django_quota.keys import escape, field, system_key
 from django_quota.operations.hits import Hit
 from django_quota.operations.tallies import OTHER, AddTally, TallyKeys
@@ -295,7 +295,7 @@ class Tally:
             return
         try:
             self.flush()
-        except QuotaError as error:
+        except Exception as error:  # noqa: BLE001 — the thread that carries it must go on, for all tallies
             self._complain(error)
 
     def _complain(self, error: Exception) -> None:

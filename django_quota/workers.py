@@ -1,7 +1,7 @@
 """How many processes share the limits, learned while Redis answers: so that each can take its part when it does not.
 
-Every process that asks Redis says about every ten seconds that it is alive, along with a call that is made anyway. It
-must not know when Redis is gone; the limiter does.
+Every process that asks Redis says every ten seconds, and sooner at first, that it is alive, along with a call that is
+made anyway. It must not know when Redis is gone; the limiter does.
 """
 
 from __future__ import annotations
@@ -27,12 +27,18 @@ from django_quota.rules import Rule
 EVERY = 10.0
 """Seconds between two signs of life."""
 
+FIRST = 1.0
+"""Seconds between the first two, and then twice as many each time: workers that begin together soon know each other."""
+
 COUNTED = 30 * SECOND
 """Microseconds that a process is counted after its last one."""
 
 
 class Workers:
     """How many there are: an errand of a store. Before it has learned anything, one."""
+
+    is_on = True
+    """Whether it says anything; for tests."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -42,6 +48,7 @@ class Workers:
         self._pid = os.getpid()
         self._token = secrets.token_hex(8)
         self._again = 0.0
+        self._pause = FIRST
         self._knows_script = True
         self.number = 1
         """Processes that share the limits, this one included, as far as was learned last."""
@@ -51,9 +58,9 @@ class Workers:
         if self._pid != os.getpid():  # a forked worker is one more
             self._begin()
         now = self._clock()
-        if now < self._again:
+        if now < self._again or not self.is_on:
             return None
-        self._again = now + EVERY
+        self._again = now + self._pause
         alive = Alive(system_key(current().prefix, "workers"), self._token, COUNTED)
         how = ("EVALSHA", alive.script.sha) if self._knows_script else ("EVAL", alive.script.text)
         moment = frozen_now()
@@ -63,6 +70,7 @@ class Workers:
         """Take the answer; after an error it is asked again with the next errands."""
         if not isinstance(reply, ResponseError):
             self.number = max(1, int(reply))
+            self._pause = min(EVERY, 2 * self._pause)
             self._knows_script = True
             return
         if isinstance(reply, NoScriptError):

@@ -73,6 +73,8 @@ def test_an_unavailable_store_says_why() -> None:
     error = StoreUnavailable("ConnectionError: refused")
     assert str(error) == "The quota store is unavailable: ConnectionError: refused"
     assert error.reason == "ConnectionError: refused"
+    assert not error.only_writes
+    assert pickle.loads(pickle.dumps(StoreUnavailable("OOM", only_writes=True))).only_writes
 
 
 def test_the_nearest_word_is_offered_else_all_that_are_known_else_nothing() -> None:

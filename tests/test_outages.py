@@ -12,27 +12,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from redis import exceptions as theirs
 
-from django_quota import StoreUnavailable, acheck, check, counter
+from django_quota import StoreUnavailable, acheck, check, counter, peek
 from django_quota.limiter import get_limiter
 from django_quota.signals import store_back, store_lost
 from django_quota.stores.breaker import FAILURES, Breaker
 from django_quota.stores.connections import AllInUseError
-from django_quota.stores.redis import RedisStore, is_of_the_server, ours
+from django_quota.stores.redis import RedisStore, is_silence, ours
 from django_quota.stores.timeouts import ANSWER_WITHIN, missing_timeouts, with_timeouts
-from django_quota.testing import RedisServer
+from django_quota.testing import RedisServer, freeze, running_redis
 from tests.conftest import caches
+from tests.steps import START
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
 
 
-def ask(kind: str, times: int = 1) -> list[Any]:
+def ask(kind: str, times: int = 1, subject: str = "user:1") -> list[Any]:
     if kind == "sync":
-        return [check("9/m", "user:1") for _ in range(times)]
+        return [check("9/m", subject) for _ in range(times)]
 
     async def wait() -> list[Any]:
-        return [await acheck("9/m", "user:1") for _ in range(times)]
+        return [await acheck("9/m", subject) for _ in range(times)]
 
     return asyncio.run(wait())
 
@@ -88,7 +90,7 @@ class Mute:
 @pytest.fixture
 def mute(tmp_path_factory: pytest.TempPathFactory, settings: Any) -> Iterator[Mute]:
     server = Mute(tmp_path_factory.mktemp("m") / "s")
-    settings.CACHES = caches(RedisServer(server.url, 0, Path()))
+    settings.CACHES = caches(RedisServer(server.url, 0, Path()), socket_timeout=ANSWER_WITHIN)
     yield server
     server.close()
 
@@ -172,6 +174,36 @@ def test_it_goes_on_by_itself_when_redis_is_back(
     assert "answers again, after" in caplog.text
 
 
+FULL, WELL_AGAIN = ("CONFIG", "SET", "maxmemory", "1"), ("CONFIG", "SET", "maxmemory", "0")
+READ_ONLY, ITS_OWN_MASTER = ("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE")
+
+
+@pytest.mark.parametrize(("harm", "mend"), [(FULL, WELL_AGAIN), (READ_ONLY, ITS_OWN_MASTER)], ids=["full", "read-only"])
+@both
+def test_a_server_that_does_not_write_is_not_back_where_it_answers_what_changes_nothing(
+    kind: str, harm: tuple[str, ...], mend: tuple[str, ...], redis_server: RedisServer, settings: Any, clock: Clock
+) -> None:
+    with (
+        running_redis(redis_server.program) as server,
+        redis.Redis.from_url(server.url) as client,
+        heard() as told,
+        freeze(START),
+    ):
+        settings.CACHES = caches(server)
+        with_clock(clock)
+        visitor = "ip:192.0.2.1"  # whose days are not counted
+        ask(kind, 10, visitor)  # the last is refused, and told
+        client.execute_command(*harm)
+        for number in range(FAILURES + 1):
+            assert check("9/m", f"user:other-{number}").degraded
+            clock.now += 1
+            assert (ask(kind, 1, visitor)[0].allowed, peek("9/m", visitor).degraded) == (False, False)
+        assert [what for what, _ in told] == ["lost"]
+        client.execute_command(*mend)
+        assert check("9/m", "user:other").allowed
+        assert [what for what, _ in told] == ["lost", "back"]
+
+
 def test_an_async_receiver_hears_of_it_in_an_event_loop(mute: Mute, clock: Clock) -> None:
     with_clock(clock)
     told: list[str] = []
@@ -188,19 +220,19 @@ def test_an_async_receiver_hears_of_it_in_an_event_loop(mute: Mute, clock: Clock
 
 
 @pytest.mark.parametrize(
-    ("error", "is_servers"),
+    ("error", "no_answer"),
     [
         (theirs.ConnectionError("Connection refused"), True), (theirs.TimeoutError("Timeout"), True), (OSError(), True),
         (theirs.BusyLoadingError("LOADING Redis is loading the dataset in memory"), True),
-        (theirs.ReadOnlyError("You can't write against a read only replica."), True),
-        (theirs.ResponseError("MISCONF Redis is configured to save RDB snapshots"), True),
-        (theirs.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), True),
-        (theirs.ResponseError("ERR Error running script (call to f_x): @user_script:1: OOM command not allowed"), True),
-        (theirs.ResponseError("Error running script: @user_script: 9: -READONLY You can't write"), True),
-        (theirs.AuthenticationError("NOAUTH"), True), (theirs.NoPermissionError("NOPERM"), True),
-        (theirs.ClusterDownError("The cluster is down"), True), (theirs.TryAgainError("TRYAGAIN"), True),
-        (theirs.ResponseError("BUSY Redis is busy running a script"), True),
-        (theirs.ResponseError("max number of clients reached"), True), (theirs.InvalidResponse("x"), True),
+        (theirs.ReadOnlyError("You can't write against a read only replica."), False),
+        (theirs.ResponseError("MISCONF Redis is configured to save RDB snapshots"), False),
+        (theirs.OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), False),
+        (theirs.ResponseError("ERR Error running script (call to f_x): @user_script:1: OOM command"), False),
+        (theirs.ResponseError("Error running script: @user_script: 9: -READONLY You can't write"), False),
+        (theirs.AuthenticationError("NOAUTH"), True), (theirs.NoPermissionError("NOPERM"), False),
+        (theirs.ClusterDownError("The cluster is down"), False), (theirs.TryAgainError("TRYAGAIN"), False),
+        (theirs.ResponseError("BUSY Redis is busy running a script"), False),
+        (theirs.ResponseError("max number of clients reached"), False), (theirs.InvalidResponse("x"), True),
         (theirs.ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value"), False),
         (theirs.ResponseError("ERR Error running script: @user_script: 9: WRONGTYPE Operation against a key"), False),
         (theirs.ResponseError("ERR user_script:12: attempt to index a nil value"), False),
@@ -208,9 +240,9 @@ def test_an_async_receiver_hears_of_it_in_an_event_loop(mute: Mute, clock: Clock
     ],
     ids=lambda value: getattr(value, "args", None) and str(value)[:28],
 )  # fmt: skip
-def test_every_failure_is_ours_and_only_those_of_the_server_open_the_breaker(error: Any, is_servers: bool) -> None:
+def test_every_failure_is_ours_and_only_silence_opens_the_breaker(error: Any, no_answer: bool) -> None:
     assert isinstance(ours(error), StoreUnavailable)
-    assert is_of_the_server(error) is is_servers
+    assert is_silence(error) is no_answer
 
 
 def test_a_key_of_the_wrong_type_spoils_its_own_subject_only(redis_cache: RedisServer, raw: Any) -> None:
@@ -232,7 +264,8 @@ class TestTimeouts:
         assert missing_timeouts({}) == ["SOCKET_TIMEOUT", "SOCKET_CONNECT_TIMEOUT"]
         assert missing_timeouts({"CONNECTION_POOL_KWARGS": {"socket_timeout": 1}}) == ["SOCKET_CONNECT_TIMEOUT"]
 
-    def test_real_connections_have_them(self, redis_cache: RedisServer) -> None:
+    def test_real_connections_have_them(self, redis_cache: RedisServer, settings: Any) -> None:
+        settings.CACHES = {"default": {**settings.CACHES["default"], "OPTIONS": {}}}
         store = get_limiter().store
         assert isinstance(store, RedisStore)
         connection = store._connections.take()

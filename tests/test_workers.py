@@ -26,6 +26,11 @@ from tests.steps import START
 KEY = "quota:1:{!}:workers:of-this-test"
 
 
+@pytest.fixture(autouse=True)
+def workers_are_counted(no_worker_says_that_it_is_alive: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Workers, "is_on", True)
+
+
 class Clock:
     now = 1_000.0
 
@@ -71,6 +76,17 @@ class TestErrand:
         assert workers.question() is None
         clock.now += EVERY
         assert workers.question() is not None
+
+    def test_at_first_it_says_so_sooner_so_that_workers_that_begin_together_know_each_other(self) -> None:
+        clock = Clock()
+        workers = Workers(clock)
+        asked = []
+        for second in range(60):
+            if workers.question() is not None:
+                workers.answered(1)
+                asked.append(second)
+            clock.now += 1
+        assert asked == [0, 1, 3, 7, 15, 25, 35, 45, 55]
 
     def test_a_server_that_does_not_know_the_script_is_sent_it(self) -> None:
         workers = Workers(Clock())

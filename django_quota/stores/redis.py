@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from redis import Redis, RedisError
-from redis.exceptions import ClusterCrossSlotError, NoScriptError, ReadOnlyError, ResponseError
+from redis.exceptions import ClusterCrossSlotError, NoScriptError, OutOfMemoryError, ReadOnlyError, ResponseError
 
 from django_quota.clock import SECOND
 from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
@@ -187,7 +187,7 @@ class RedisStore:
 
     def _note(self, error: Exception) -> None:
         """Tell the breaker what a failure says of the server."""
-        if is_of_the_server(error):
+        if is_silence(error):
             self.breaker.failed()
         elif not isinstance(error, AllInUseError):  # which says nothing of it
             self.breaker.succeeded()
@@ -231,25 +231,15 @@ def _is_read_only(error: ResponseError) -> bool:
     return isinstance(error, ReadOnlyError) or "READONLY" in str(error)  # Redis 6 wraps what a script ran into
 
 
-_OF_A_KEY = ("WRONGTYPE", "CROSSSLOT")
+_WRITE_ERRORS = (ReadOnlyError, OutOfMemoryError)  # redis-py takes the word off those that it knows
 
-_OF_THE_SERVER = (
-    "LOADING", "READONLY", "MISCONF", "OOM", "NOAUTH", "NOPERM", "WRONGPASS", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS",
-    "BUSY", "TRYAGAIN", "max number of clients", "UNBLOCKED",
-)  # fmt: skip
-"""What the error replies say that any other call would get too."""
+_OF_WRITES = ("READONLY", "OOM", "MISCONF", "NOREPLICAS")
+"""What they say where only what changes nothing is answered, such as a refusal."""
 
 
-def is_of_the_server(error: Exception) -> bool:
-    """Say whether an error would meet every call; not where it is about one key or script, or about our own pool."""
-    if isinstance(error, AllInUseError):
-        return False
-    if not isinstance(error, ResponseError):
-        return True  # no connection, no answer in time, or none that can be read
-    text = str(error)  # Redis 6 wraps what a script ran into
-    if any(word in text for word in _OF_A_KEY):
-        return False
-    return type(error) not in (ResponseError, NoScriptError) or any(word in text for word in _OF_THE_SERVER)
+def is_silence(error: Exception) -> bool:
+    """Say whether the server has not answered at all: who is refused by an error reply did not wait for it."""
+    return not isinstance(error, (ResponseError, AllInUseError))
 
 
 def ours(error: Exception) -> QuotaError:
@@ -259,4 +249,10 @@ def ours(error: Exception) -> QuotaError:
             "This plan counts several subjects, which lie in several slots of a Redis Cluster; one script cannot.",
             "Limits of one subject, or a Redis without Cluster (with Sentinel, if need be), would do.",
         )
-    return StoreUnavailable(f"{type(error).__name__}: {error}")
+    return StoreUnavailable(f"{type(error).__name__}: {error}", only_writes=_is_of_writes(error))
+
+
+def _is_of_writes(error: Exception) -> bool:
+    if not isinstance(error, ResponseError):
+        return False
+    return isinstance(error, _WRITE_ERRORS) or any(word in str(error) for word in _OF_WRITES)
