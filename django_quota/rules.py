@@ -128,7 +128,7 @@ class Rule:
 
         Raises `RuleError`, naming the nearest option where one is unknown.
         """
-        known = option_names()
+        known = option_names().difference(_OF_THE_SETTINGS) | {"name"}
         for option in options:
             if option in _OF_THE_SETTINGS:
                 raise RuleError(

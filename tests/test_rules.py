@@ -216,3 +216,12 @@ class TestDynamicRates:
                 return "x"
 
         assert Rule.make("r", lambda request: None, key=Key()).with_rates("10/m").limits
+
+
+def test_what_only_the_settings_have_is_not_proposed_elsewhere() -> None:
+    with pytest.raises(RuleError, match="Known: ") as refused:
+        Rule.make("a", "1/m", mtch="/")
+    assert "'match'" not in str(refused.value)
+    assert "exclude" not in str(refused.value)
+    with pytest.raises(RuleError, match="Did you mean 'name'"):
+        Rule.make("a", "1/m", nam="b")
