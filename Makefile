@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo serve test lint bench messages screenshots clean
+.PHONY: help demo serve test lint bench chaos messages screenshots clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -32,6 +32,9 @@ lint: $(VENV)/.installed-bench ## ruff (format and lint) and mypy strict; of the
 
 bench: $(VENV)/.installed-bench ## Measure a check beside bare EVALSHA and four other limiters
 	@$(BIN)/python -m tests.benchmarks.bench $(ARGS)
+
+chaos: $(VENV)/.installed-dev ## Harm a Redis in every way we know while workers use it; say what came of it
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 messages: $(VENV)/.installed-dev ## Carry new texts into the translations and compile them; say what is missing
 	@$(BIN)/python -m tests.catalogs

@@ -12,6 +12,7 @@ from typing import Any
 
 from redis import Redis, RedisError
 from redis.exceptions import ClusterCrossSlotError, NoScriptError, OutOfMemoryError, ReadOnlyError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from django_quota.clock import SECOND
 from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
@@ -238,8 +239,14 @@ _OF_WRITES = ("READONLY", "OOM", "MISCONF", "NOREPLICAS")
 
 
 def is_silence(error: Exception) -> bool:
-    """Say whether the server has not answered at all: who is refused by an error reply did not wait for it."""
-    return not isinstance(error, (ResponseError, AllInUseError))
+    """Say whether the server is there no longer, or does not answer: so that asking it again would be in vain.
+
+    An error reply is an answer, and none had to wait for it. A connection that was cut says nothing of the next one:
+    where the server is gone, connecting fails.
+    """
+    if isinstance(error, (ResponseError, AllInUseError, ConnectionResetError, BrokenPipeError)):
+        return False
+    return type(error) is not RedisConnectionError or "connecting" in str(error).lower()
 
 
 def ours(error: Exception) -> QuotaError:

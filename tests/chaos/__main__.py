@@ -1,0 +1,81 @@
+"""Harm a Redis in every way we know while workers use it, and say what came of it; status 1 where a promise is broken.
+
+`python -m tests.chaos [--scene NAME] [--seconds N] [--json FILE] [--write]`, or `make chaos`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from django_quota.testing import server_programs
+from tests.chaos.cost import cost_without_redis
+from tests.chaos.driver import USUAL, Pace, play
+from tests.chaos.figures import Allowance, broken, told_too_often
+from tests.chaos.report import PAGE, Report, Row, written_into
+from tests.chaos.scenes import SCENES, Scene, scene_named
+
+WIDTH = 190
+"""Columns that the table takes unfolded."""
+BATCHES = 200
+"""Batches of the two views that are timed."""
+
+
+def main() -> None:
+    """Play the scenes and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [scene.name for scene in SCENES]
+    parser.add_argument("--scene", action="append", choices=names, help="only this one; may be given several times")
+    parser.add_argument("--seconds", type=float, default=USUAL.harm, metavar="N", help="how long each harm lasts")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file, too")
+    parser.add_argument("--write", action="store_true", help=f"write the table into {PAGE.name}")
+    options = parser.parse_args()
+    if options.seconds <= 0:
+        parser.error("--seconds must be more than 0")
+    console = Console()
+    if not console.is_terminal:
+        console.width = WIDTH  # a file or a log has no width of its own
+    report = run([scene_named(name) for name in options.scene or names], replace(USUAL, harm=options.seconds), console)
+    report.show(console)
+    if options.json:
+        options.json.write_text(json.dumps(report.as_json(), indent=2) + "\n", encoding="utf-8")
+    if options.write:
+        PAGE.write_text(written_into(PAGE.read_text(encoding="utf-8"), report.markdown()), encoding="utf-8")
+    sys.exit(1 if report.broken else 0)
+
+
+def run(scenes: list[Scene], pace: Pace, console: Console) -> Report:
+    """Play scenes one after the other, and time a view."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    rows = []
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(scenes) + 1)
+        for scene in scenes:
+            progress.update(task, description=scene.title)
+            rows.append(_row(scene, pace))
+            progress.advance(task)
+        progress.update(task, description="A view without Redis")
+        cost = cost_without_redis(BATCHES)
+    return Report(_version(), pace, rows, cost)
+
+
+def _row(scene: Scene, pace: Pace) -> Row:
+    found, _ = play(scene, pace)
+    allowance = Allowance(scene.losses, scene.outages)
+    return Row(scene, found, [*broken(found, allowance), *told_too_often(found, allowance)])
+
+
+def _version() -> str:
+    words = subprocess.run([server_programs()[0], "--version"], capture_output=True, text=True, check=True).stdout
+    return words.partition("v=")[2].partition(" ")[0]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Every scene, briefly: nobody meets an exception, no limit is passed, and in the end all is as before.
+
+No times are asserted: the machine may be busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from tests.chaos.driver import BRIEF, play
+from tests.chaos.figures import Allowance, Figures, broken
+from tests.chaos.scenes import SCENES, Scene
+
+AT_ONCE = 3
+"""Scenes that are played at the same time: they mostly wait."""
+
+
+@pytest.fixture(scope="module")
+def played() -> Iterator[Callable[[Scene], Figures]]:
+    """Play all scenes, some at a time, and hand out what came of each."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        under_way: dict[str, Future[Figures]] = {}
+        for scene in SCENES:
+            under_way[scene.name] = pool.submit(lambda scene: play(scene, BRIEF)[0], scene)
+        yield lambda scene: under_way[scene.name].result()
+        for future in under_way.values():
+            future.cancel()
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.name)
+def test_no_promise_is_broken(scene: Scene, played: Callable[[Scene], Figures]) -> None:
+    found = played(scene)
+    assert broken(found, Allowance(scene.losses, scene.outages)) == []
+    assert found.tried
+    if scene.outages:
+        assert found.degraded, "the harm has done nothing"

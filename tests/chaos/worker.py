@@ -1,0 +1,156 @@
+"""A worker process: steady traffic from several threads or tasks, half of it views and half of it `check()`.
+
+`python -m tests.chaos.worker KIND FILE RATE CACHES`. It says "ready", begins at the first line on stdin, ends where
+stdin does, and writes its account to the file. It must not know what is done to Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.chaos import site
+from tests.chaos.records import Account, Record
+
+HANDS = 6
+"""Threads or tasks that ask at the same time."""
+
+_STOP = threading.Event()
+
+
+def main() -> None:
+    """Work until stdin ends."""
+    kind, file, rate, caches = sys.argv[1:]
+    site.configure(json.loads(caches))
+    account = Account(kind)
+    _listen(account)
+    every = HANDS / float(rate)
+    work = _SyncWork if kind == "sync" else _AsyncWork
+    print("ready", flush=True)
+    sys.stdin.readline()
+    threading.Thread(target=_until_the_end, daemon=True).start()
+    work(account, every).run()
+    account.write(Path(file))
+
+
+def _until_the_end() -> None:
+    sys.stdin.read()
+    _STOP.set()
+
+
+def _listen(account: Account) -> None:
+    from django_quota.signals import store_back, store_lost
+
+    def lost(reason: str, **_: Any) -> None:
+        account.lost += 1
+        account.slow += reason.startswith("TimeoutError")
+
+    def back(**_: Any) -> None:
+        account.back += 1
+
+    store_lost.connect(lost, weak=False)
+    store_back.connect(back, weak=False)
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            account.logged.append(record.getMessage())
+
+    logger = logging.getLogger("django_quota")
+    logger.addHandler(Lines(logging.WARNING))
+    logger.propagate = False
+
+
+class _Work:
+    def __init__(self, account: Account, every: float) -> None:
+        from django.test import RequestFactory
+
+        self.account = account
+        self.every = every
+        self.factory = RequestFactory()
+
+    def turns(self, hand: int) -> Any:
+        """Yield what each request is about: its policy, whether it is a view; and when it is due."""
+        due = time.monotonic() + hand * self.every / HANDS
+        for number in itertools.count(hand):
+            policy = site.POLICIES[number % len(site.POLICIES)].name
+            yield policy, bool(number // len(site.POLICIES) % 2), due
+            due = max(due + self.every, time.monotonic())  # what was missed while it waited is not made up for
+            if _STOP.is_set():
+                return
+
+    def note(self, policy: str, started: float, answer: tuple[bool, bool] | Exception) -> None:
+        if isinstance(answer, Exception):
+            record = Record(policy, started, time.monotonic(), False, False, f"{type(answer).__name__}: {answer}")
+        else:
+            record = Record(policy, started, time.monotonic(), *answer, "")
+        self.account.records.append(record)
+
+
+class _SyncWork(_Work):
+    def run(self) -> None:
+        hands = [threading.Thread(target=self.hand, args=(number,)) for number in range(HANDS)]
+        for hand in hands:
+            hand.start()
+        for hand in hands:
+            hand.join()
+
+    def hand(self, number: int) -> None:
+        for policy, is_view, due in self.turns(number):
+            time.sleep(max(0.0, due - time.monotonic()))
+            started = time.monotonic()
+            try:
+                answer: Any = self.ask(policy, is_view)
+            except Exception as error:  # noqa: BLE001 — whatever it is, it is what the suite looks for
+                answer = error
+            self.note(policy, started, answer)
+
+    def ask(self, policy: str, is_view: bool) -> tuple[bool, bool]:
+        from django_quota import check
+        from tests.chaos.views import VIEWS
+
+        if is_view:
+            request: Any = self.factory.get("/")
+            response = VIEWS[policy](request)
+            return response.status_code == 200, request.quota.degraded
+        decision = check(policy, site.SUBJECT)
+        return decision.allowed, decision.degraded
+
+
+class _AsyncWork(_Work):
+    def run(self) -> None:
+        async def together() -> None:
+            await asyncio.gather(*map(self.hand, range(HANDS)))
+
+        asyncio.run(together())
+
+    async def hand(self, number: int) -> None:
+        for policy, is_view, due in self.turns(number):
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            started = time.monotonic()
+            try:
+                answer: Any = await self.ask(policy, is_view)
+            except Exception as error:  # noqa: BLE001 — whatever it is, it is what the suite looks for
+                answer = error
+            self.note(policy, started, answer)
+
+    async def ask(self, policy: str, is_view: bool) -> tuple[bool, bool]:
+        from django_quota import acheck
+        from tests.chaos.views import ASYNC_VIEWS
+
+        if is_view:
+            request: Any = self.factory.get("/")
+            response = await ASYNC_VIEWS[policy](request)
+            return response.status_code == 200, request.quota.degraded
+        decision = await acheck(policy, site.SUBJECT)
+        return decision.allowed, decision.degraded
+
+
+if __name__ == "__main__":
+    main()
