@@ -61,6 +61,8 @@ LAYERS = (
     | {
         "background",
         "account",
+        "hints",
+        "refusals",
         "previews",
         "templatetags",
         "publishing",

@@ -17,9 +17,8 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonRespons
 from django.template.loader import render_to_string
 from django.utils import timezone, translation
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy as _lazy
 
-from django_quota.admin.wording import moment_of
+from django_quota.admin.wording import KIND_NAMES, moment_of
 from django_quota.conf import current
 from django_quota.events import BEGINNING, Entry, Event, EventStream
 from django_quota.exceptions import QuotaError
@@ -41,8 +40,6 @@ RETRY = 2_000
 
 Render = Callable[[Sequence[Event]], str]
 
-_KINDS = {"refused": _lazy("refused"), "banned": _lazy("banned"), "near": _lazy("near its limit")}
-
 
 class Line(NamedTuple):
     """An event as it is shown."""
@@ -60,7 +57,7 @@ def lines(found: Sequence[Event]) -> list[Line]:
     return [
         Line(
             event.kind,
-            str(_KINDS[event.kind]),
+            str(KIND_NAMES[event.kind]),
             event,
             moment_of(event.at),
             moment_of(event.until) if event.until else None,

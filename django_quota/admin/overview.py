@@ -157,7 +157,7 @@ class OverviewAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's own
         try:
             entries = live.newest(BEGINNING)
         except QuotaError:
-            return {"lines": [], "last_id": BEGINNING}  # the figures say so
+            return {"lines": [], "last_id": BEGINNING, "is_silent": True}  # the figures say why
         events = [entry.event for entry in reversed(entries) if entry.event is not None]
         return {"lines": live.lines(events), "last_id": entries[-1].id if entries else BEGINNING}
 

@@ -19,7 +19,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_quota.account import forget_known, lift_bans
-from django_quota.admin.wording import moment_in_words, rule_in_words
+from django_quota.admin.wording import moment_in_words, rule_in_words, sentence
 from django_quota.exceptions import QuotaError
 from django_quota.keys import named
 from django_quota.models import QuotaOverride, begin_writing
@@ -202,7 +202,7 @@ class _Overriding(Act):
             raise ValidationError(_("Somebody else has just made one: look at it first.")) from error
         until = _("until it is cleared") if row.expires is None else _("until %s") % moment_in_words(row.expires)
         done = self.done(row)
-        return f"{done} {target.words}, {until}." + (f" ({row.reason})" if row.reason else "")
+        return sentence(f"{done} {target.words}, {until}") + (f" ({row.reason})" if row.reason else "")
 
     def done(self, row: QuotaOverride) -> str:
         """Say what holds, up to the rule's name."""

@@ -22,13 +22,24 @@ from django.utils.translation import gettext as _
 from django_quota.account import Account, BanStatus, account_of
 from django_quota.admin.finding import user_of
 from django_quota.admin.subject_acts import ACTS, Act, Target, rows_of
-from django_quota.admin.wording import STATES, LimitRow, mode_in_words, moment_of, ordinal, span_in_words, state_of
+from django_quota.admin.wording import (
+    KIND_NAMES,
+    STATES,
+    LimitRow,
+    mode_in_words,
+    moment_of,
+    ordinal,
+    span_in_words,
+    state_of,
+)
+from django_quota.events import Event
 from django_quota.exceptions import QuotaError, RateError
 from django_quota.keys import escape
 from django_quota.models import QuotaOverride, Subject
 from django_quota.overrides import ALL_RULES
 from django_quota.publishing import is_pending
 from django_quota.rates import MAX_COUNT, Rate, parse_rates
+from django_quota.refusals import refused_lately
 from django_quota.status import Held, LimitStatus
 
 MOST_ROWS = 100
@@ -64,7 +75,7 @@ class RuleRow:
     limits: list[LimitRow]
     buttons: list[Button]
     reasons: list[OverrideRow]
-    """The override that stands above it, with its row."""
+    """The override of its own that stands above it, with its row."""
 
     @property
     def is_used(self) -> bool:
@@ -107,6 +118,20 @@ class EndingRow:
     buttons: tuple[Button, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedRow:
+    """A refusal or a ban that the event stream tells of."""
+
+    rule: str | None
+    """None where the name is too long to be kept."""
+    what: str | Promise
+    capacity: int
+    """The limit."""
+    at: datetime
+    until: datetime | None
+    """None where no time helps."""
+
+
 @dataclass(slots=True)
 class Page:
     """What is shown of a subject."""
@@ -127,6 +152,9 @@ class Page:
     leases: list[EndingRow] = field(default_factory=list)
     holds: list[EndingRow] = field(default_factory=list)
     days: list[tuple[date, str, int, int]] = field(default_factory=list)
+    for_all: OverrideRow | None = None
+    """The override that stands above all rules now, but those with one of their own."""
+    refused: list[RefusedRow] = field(default_factory=list)
 
 
 _FOR_RULES = ("raise", "exempt", "block", "reset")
@@ -151,6 +179,7 @@ def page_of(subject: str, who: Any) -> Page:
     )
     try:
         _fill(page, account_of(subject), allowed)
+        page.refused = [_refused(event) for event in refused_lately(subject)]
     except QuotaError as error:
         page.trouble = str(error)
     return page
@@ -170,10 +199,13 @@ def _allowing(subject: str, who: Any, ruled: set[str]) -> Allowing:
 
 def _fill(page: Page, account: Account, allowed: Any) -> None:
     by_rule = {row.row.rule: row for row in page.overrides}
+    if account.in_force(ALL_RULES) is not None:
+        page.for_all = by_rule.get(ALL_RULES)
     for name, limits in groupby(account.limits, key=lambda limit: limit.rule):
         shown = [LimitRow(limit, account.now) for limit in limits]
         force = account.in_force(name)
-        reasons = [by_rule[force[0]]] if force is not None and force[0] in by_rule else []
+        is_own = force is not None and force[0] == name and name in by_rule
+        reasons = [by_rule[name]] if is_own else []
         rate = doubled([row.status for row in shown])
         buttons = allowed(_FOR_RULES, name, rate)
         rule = RuleRow(name, shown, buttons, reasons)
@@ -196,6 +228,12 @@ def _ban(ban: BanStatus, now: int, allowed: Any) -> EndingRow:
     return EndingRow(
         ban.rule, ends, span_in_words(ban.ends_in), ordinal(ban.level), tuple(allowed(["lift"], ban.field))
     )
+
+
+def _refused(event: Event) -> RefusedRow:
+    until = moment_of(event.until) if event.until else None
+    what = KIND_NAMES[event.kind]
+    return RefusedRow(event.rule, what, event.capacity, moment_of(event.at), until)
 
 
 def _held(held: Held, now: int) -> Iterable[EndingRow]:

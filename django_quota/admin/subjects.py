@@ -23,6 +23,7 @@ from django_quota.admin.names import may_see, may_see_users
 from django_quota.admin.subject_acts import ACTS, Act, Target, explained
 from django_quota.admin.subject_page import DIGESTED, note, page_of
 from django_quota.exceptions import QuotaError, RuleError
+from django_quota.hints import subject_hint
 from django_quota.models import QuotaOverride, Subject
 from django_quota.overrides import ALL_RULES
 from django_quota.publishing import is_pending, write_database
@@ -101,8 +102,6 @@ class SubjectAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's own 
             return self._show(request, "find", {"title": _("Find a subject"), "trouble": str(error)})
         if len(found) > 1:
             return self._show(request, "choice", {"title": _("Whom do you mean?"), "found": _shown(request, found)})
-        if found[0].is_guess:
-            self.message_user(request, _("No user is called that; it is taken for a subject."), messages.WARNING)
         return self._lead_to(request, found[0].subject)
 
     def _lead_to(self, request: HttpRequest, subject: str) -> HttpResponse:
@@ -115,6 +114,8 @@ class SubjectAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's own 
         name = str(page.user) if page.user is not None and may_see_users(request) else ""
         context = {"title": _("Subject"), "subtitle": _short(subject), "page": page, "subject": subject, "name": name}
         context["links"] = _links(request, subject, page.user)
+        is_met = page.used or page.refused or page.overrides
+        context["hint"] = "" if is_met else subject_hint(subject, with_users=may_see_users(request))
         context["sees_overrides"] = may_see(request, QuotaOverride)
         return self._show(request, "page", context)
 

@@ -28,6 +28,13 @@ ALGORITHM_NAMES: dict[str, str | Promise] = {
     "distinct": gettext_lazy("different values"),
 }
 
+KIND_NAMES: dict[str, str | Promise] = {
+    "refused": gettext_lazy("refused"),
+    "banned": gettext_lazy("banned"),
+    "near": gettext_lazy("near its limit"),
+}
+"""The kinds of events."""
+
 WHYS: dict[str, str | Promise] = {
     "override": gettext_lazy("by an override"),
     "exempt": gettext_lazy("exempt by an override"),
@@ -51,6 +58,11 @@ def moment_in_words(moment: datetime, style: str = "DATETIME_FORMAT") -> str:
     """Return a moment as the admin writes dates; `style`: the name of one of Django's formats."""
     shown = timezone.localtime(moment) if timezone.is_aware(moment) else moment
     return date_format(shown, style)
+
+
+def sentence(words: str) -> str:
+    """Return words with a full stop, where they do not end with one: moments may, as in `1:43 p.m.`."""
+    return words if words.endswith(".") else f"{words}."
 
 
 def rule_in_words(rule: str) -> str:

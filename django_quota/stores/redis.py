@@ -12,7 +12,6 @@ from typing import Any
 
 from redis import Redis, RedisError
 from redis.exceptions import ClusterCrossSlotError, NoScriptError, OutOfMemoryError, ReadOnlyError, ResponseError
-from redis.exceptions import ConnectionError as RedisConnectionError
 
 from django_quota.clock import SECOND
 from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
@@ -238,6 +237,10 @@ _OF_WRITES = ("READONLY", "OOM", "MISCONF", "NOREPLICAS")
 """What they say where only what changes nothing is answered, such as a refusal."""
 
 
+_CUT = ("closed by server", "reset by peer", "broken pipe")
+"""What redis-py says of a connection that was cut."""
+
+
 def is_silence(error: Exception) -> bool:
     """Say whether the server is there no longer, or does not answer: so that asking it again would be in vain.
 
@@ -246,7 +249,7 @@ def is_silence(error: Exception) -> bool:
     """
     if isinstance(error, (ResponseError, AllInUseError, ConnectionResetError, BrokenPipeError)):
         return False
-    return type(error) is not RedisConnectionError or "connecting" in str(error).lower()
+    return not any(word in str(error).lower() for word in _CUT)
 
 
 def ours(error: Exception) -> QuotaError:
