@@ -101,6 +101,8 @@ class SubjectStatus:
     """Checks of the last days, by day and rule, as far as Redis has them."""
     unread: dict[str, str] = field(default_factory=dict)
     """Why a rule could not be asked, by its name."""
+    states: dict[str, list[str]] = field(default_factory=dict)
+    """What lies in the store of a rule that could not be asked, by its name: the ids of its limits' states."""
 
 
 def known_rules() -> dict[str, Rule | str]:
@@ -149,10 +151,13 @@ def status_of(subject: str, rules: Iterable[str] | None = None) -> SubjectStatus
     status = SubjectStatus(subject)
     found = _found(store, prefix, subject) if isinstance(store, RedisStore) else []
     asked: dict[str, Rule | str] = known_rules()
+    states: dict[str, list[str]] = {}
     for _, name, state_id in (part.what.split(":", 2) for part in found if part.what.startswith("r:")):
         known = keys.named(name)
-        if known is not None and known not in asked:
-            asked[known] = _rule_by_name(known, state_id)
+        if known is not None:
+            states.setdefault(known, []).append(state_id)
+            if known not in asked:
+                asked[known] = _rule_by_name(known, state_id)
     if rules is not None:
         asked = {name: asked.get(name) or rule_of(name, {}) for name in rules}
     for name, rule in asked.items():
@@ -160,6 +165,7 @@ def status_of(subject: str, rules: Iterable[str] | None = None) -> SubjectStatus
             status.unread[name] = rule
         else:
             _ask(status, rule)
+    status.states = {name: sorted(states[name]) for name in status.unread if name in states}
     if isinstance(store, RedisStore):
         status.overrides = published(store, prefix, subject)
         status.leases = list(_held(store, prefix, subject, found, "l"))

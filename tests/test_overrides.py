@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import redis
+from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.db import connection, connections, transaction
 from hypothesis import HealthCheck, given, settings
@@ -610,7 +611,26 @@ class TestTheCommand:
     def test_a_rule_that_the_settings_do_not_know_is_pointed_out(self, settings: Any) -> None:
         settings.QUOTA = {"RULES": {"search": "10/m"}}
         assert "Did you mean 'search'?" in said("set", "user:1", "blocked", "--rule", "serch")
-        assert "Note" not in said("set", "user:1", "blocked", "--rule", "search")
+        assert "no rule of the settings" not in said("set", "user:1", "blocked", "--rule", "search")
+
+    def test_a_bare_address_becomes_a_subject_and_is_found_again(self) -> None:
+        assert "'127.0.0.1' is taken for 'ip:127.0.0.1'" in said("set", "127.0.0.1", "blocked")
+        QuotaOverride.objects.create(subject="127.0.0.1", mode="blocked")  # by code, as it stands
+        assert not check("5/m", "ip:127.0.0.1")
+        assert said("list", "--subject", "127.0.0.1").count("blocked") == 2
+        said("clear", "127.0.0.1")
+        assert not QuotaOverride.objects.exists()
+        assert check("5/m", "ip:127.0.0.1")
+
+    def test_a_subject_that_no_request_has_is_saved_with_a_note(self) -> None:
+        joe = User.objects.create_user("joe")
+        for subject in ("joe", "user:joe"):
+            assert f"“user:{joe.pk}”" in said("set", subject, "blocked")
+        assert "user:<key>, ip:<address> or global" in said("set", "nobody", "blocked")
+        assert "no user with the key “77”" in said("set", "user:77", "blocked")
+        assert QuotaOverride.objects.count() == 4
+        for subject in (f"user:{joe.pk}", "ip:127.0.0.1", "global"):
+            assert "Note" not in said("set", subject, "blocked")
 
     def test_a_rate_must_fit_its_rule(self, settings: Any) -> None:
         settings.QUOTA = {"RULES": {"search": "10/m"}}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import redis
+from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.http import HttpResponse
 from django.test import override_settings
@@ -17,6 +18,7 @@ from django_quota import check, quota, reserve
 from django_quota.clock import SECOND
 from django_quota.conf import rule_of
 from django_quota.exceptions import ConfigurationError
+from django_quota.refusals import refused_lately
 from django_quota.status import counted, known_rules, status_of, tiers_for
 from django_quota.testing import freeze
 from tests.published import override
@@ -268,3 +270,56 @@ def test_tiers_that_a_subject_cannot_be_in_are_left_out(key: Any, subject: str, 
 def test_where_no_tier_is_left_all_are_said() -> None:
     rule = rule_of({"anonymous": "5/m"}, {"key": "user", "tier": lambda request: None, "name": "tiered"})
     assert list(tiers_for(rule, "user:1")) == ["anonymous"]
+
+
+def noted(*words: str) -> str:
+    """Return what a command writes to stderr."""
+    told = StringIO()
+    with freeze(START):
+        call_command(*words, stdout=StringIO(), stderr=told)
+    return told.getvalue()
+
+
+class TestWhatAStrangerAsks:
+    def test_a_refusal_by_a_rule_that_only_a_call_knows_is_told(self) -> None:
+        with freeze(START):
+            for _ in range(3):
+                check("2/h", SUBJECT, name="transfer")
+                check("2/h", "ip:192.0.2.1", name="transfer")
+        (event,) = refused_lately(SUBJECT)
+        assert (event.rule, event.capacity, event.kind) == ("transfer", 2, "refused")
+        shown = run("quota_status", SUBJECT)
+        assert "transfer: something is counted over 3600s, but only the code knows its rate" in shown
+        assert "refused   by transfer, limit 2, at " in shown
+        assert ", until 2" in shown
+        assert "Nothing is used" not in shown
+        assert json.loads(run("quota_status", SUBJECT, "--json"))["refused"] == [event.as_json()]
+        assert "by transfer" not in run("quota_status", SUBJECT, "--rule", "search")
+
+    def test_tiers_have_their_names(self, settings: Any) -> None:
+        settings.QUOTA = {"RULES": {"tiered": {"rate": {"anonymous": "5/m", "authenticated": "50/m"}}}}
+        shown = run("quota_status", SUBJECT, "--all")
+        assert "  tiered (anonymous): 5/m by" in shown
+        assert "  tiered (authenticated): 50/m by" in shown
+
+    @pytest.mark.parametrize("command", ["quota_status", "quota_reset"])
+    def test_of_an_address_without_its_kind_the_subject_is_named(self, command: str) -> None:
+        assert "“ip:203.0.113.9”" in noted(command, "203.0.113.9")
+        assert noted(command, SUBJECT) == ""
+
+    @pytest.mark.parametrize("command", ["quota_status", "quota_reset"])
+    @pytest.mark.django_db
+    def test_of_a_name_the_user_is_named(self, command: str) -> None:
+        ann = User.objects.create_user("ann")
+        assert f"“user:{ann.pk}”" in noted(command, "ann")
+        assert f"“user:{ann.pk}”" in noted(command, "user:ann")
+        assert "No user is called “nobody”" in noted(command, "nobody")
+        assert noted(command, f"user:{ann.pk}") == ""
+        with freeze(START):
+            check("search", "ann")
+        assert noted(command, "ann") == ""
+
+    @pytest.mark.parametrize("words", [("quota_reset", SUBJECT), ("quota_sweep",)])
+    def test_of_a_rule_that_there_is_not_a_near_one_is_named(self, words: tuple[str, ...]) -> None:
+        assert "Did you mean “search”?" in noted(*words, "--rule", "serch")
+        assert noted(*words, "--rule", "search") == ""

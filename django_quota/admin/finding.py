@@ -27,6 +27,8 @@ class Found:
 
     subject: str
     user: Any = None
+    is_guess: bool = False
+    """Whether nothing was found, so that the text is taken for a subject."""
 
 
 def find(text: str) -> list[Found]:
@@ -43,7 +45,7 @@ def find(text: str) -> list[Found]:
     if is_address(text) or not is_bare(text):
         return [Found(meant_subject(text))]
     found = [Found(user_subject(user), user) for user in users_called(text)]
-    return found or [Found(named_subject(text))]
+    return found or [Found(named_subject(text), is_guess=True)]
 
 
 def user_of(subject: str) -> Any:

@@ -17,6 +17,7 @@ from django.utils.translation import gettext_lazy
 from django_quota.admin.names import user_key
 from django_quota.admin.wording import LimitRow
 from django_quota.exceptions import QuotaError
+from django_quota.hints import is_address, meant_subject, rule_hint, subject_hint
 from django_quota.models import QuotaOverride
 from django_quota.overrides import ALL_RULES
 from django_quota.previews import Preview, RuleChange, preview
@@ -54,6 +55,8 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's own t
 
     site: ClassVar[Any] = None
     """The admin that shows it; it decides whether users can be searched."""
+    sees_users: ClassVar[bool] = False
+    """Whether who fills it in may learn which users there are."""
 
     user: Any = forms.ModelChoiceField(
         queryset=None,
@@ -94,6 +97,11 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's own t
         """Bring a user into the place of the subject."""
         cleaned = super().clean() or self.cleaned_data
         user, subject = cleaned.get("user"), cleaned.get("subject")
+        if subject and is_address(subject):
+            cleaned["subject"] = subject = meant_subject(subject)
+            shown: Any = cast("Any", self.data).copy()
+            shown[self.add_prefix("subject")] = subject
+            self.data = shown  # the field shows what is meant
         if user is not None:
             named = user_subject(user)
             if subject and subject != named:
@@ -102,6 +110,11 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's own t
         elif not subject and "subject" in self.fields and "subject" not in self.errors:
             self.add_error("subject", _("Say whom: a subject, or a user."))
         return cleaned
+
+
+def hints_of(row: QuotaOverride, *, with_users: bool) -> list[str]:
+    """Return why an override may never be met: its subject is none of a request's, or its rule is not known."""
+    return [hint for hint in (subject_hint(row.subject, with_users=with_users), rule_hint(row.rule)) if hint]
 
 
 MOST_CHANGES = 30
@@ -124,8 +137,11 @@ class Previewed:
         self.result: Preview | None = None
         self.trouble = ""
         self.row = form.instance
+        self.hints: list[str] = []
         if form.errors or not (form.is_bound or self.row.pk):
             return
+        # Where a row is only opened, users are not asked for: that costs queries.
+        self.hints = hints_of(self.row, with_users=form.sees_users and form.is_bound)
         override = as_published(self.row)
         if override is None:  # a rate that the form has let through, and nobody could read
             self.trouble = _("Its rate cannot be read.")

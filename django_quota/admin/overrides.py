@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 from urllib.parse import urlencode
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db.models import Q, QuerySet
 from django.forms.utils import from_current_timezone
@@ -26,7 +26,7 @@ from django_quota.addresses import FULL_IPV6, canonical
 from django_quota.admin.lists import CheckedList, RuleFilter
 from django_quota.admin.names import may_see_users
 from django_quota.admin.override_actions import OverrideActions
-from django_quota.admin.override_form import OverrideForm, Previewed
+from django_quota.admin.override_form import OverrideForm, Previewed, hints_of
 from django_quota.admin.subject_page import note
 from django_quota.admin.wording import STATES, mode_in_words, moment_in_words, state_of
 from django_quota.models import QuotaOverride, Subject
@@ -171,7 +171,7 @@ class QuotaOverrideAdmin(OverrideActions, admin.ModelAdmin):  # type: ignore[typ
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
         """Return the form; one that only previews never is valid, so that nothing is saved."""
         form = super().get_form(request, obj, change=change, **kwargs)
-        attributes: dict[str, Any] = {"site": self.admin_site}
+        attributes: dict[str, Any] = {"site": self.admin_site, "sees_users": may_see_users(request)}
         if "_preview" in request.POST:
             attributes["is_valid"] = lambda form: bool(form.errors) and False
         return type(form.__name__, (form,), attributes)
@@ -199,6 +199,8 @@ class QuotaOverrideAdmin(OverrideActions, admin.ModelAdmin):  # type: ignore[typ
         if not change:
             obj.created_by = request.user  # type: ignore[assignment]
         super().save_model(request, obj, form, change)
+        for hint in hints_of(obj, with_users=form.sees_users):
+            self.message_user(request, hint, messages.WARNING)
 
     def log_deletions(self, request: HttpRequest, queryset: Any) -> Any:
         """Log what is deleted, about the subjects too: their pages show it when the rows are gone."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 from django.db import DatabaseError
 
 from django_quota import status
 from django_quota.exceptions import ConfigurationError
+from django_quota.hints import rule_hint, subject_hint
 from django_quota.stores.redis import RedisStore
 
 
@@ -34,6 +36,20 @@ def explained(error: Exception) -> str:
 def printable(text: str) -> str:
     """Return a text with what cannot be printed as Python would write it: names may be what a client chose."""
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
+def subject_note(subject: str) -> str:
+    """Return a hint about a subject that no request has, or nothing; users are looked up where there is a database."""
+    try:
+        words = subject_hint(subject)
+    except (DatabaseError, ImproperlyConfigured):  # no table of users, or no such model: the hint does without
+        words = subject_hint(subject, with_users=False)
+    return f"Note: {printable(words)}" if words else ""
+
+
+def rule_notes(rules: Iterable[str]) -> list[str]:
+    """Return a note for each name that no known rule has."""
+    return [f"Note: {printable(words)}" for words in map(rule_hint, rules) if words]
 
 
 @contextmanager

@@ -237,6 +237,35 @@ class TestPreview:
         made.refresh_from_db()
         assert made.rate == "50/m"
 
+    def test_a_bare_address_becomes_a_subject_in_the_field_and_when_saved(self) -> None:
+        client = superuser()
+        shown = add(client, subject="127.0.0.1", _preview="1").content.decode()
+        assert 'value="ip:127.0.0.1"' in shown
+        assert 'value="127.0.0.1"' not in shown
+        add(client, subject="127.0.0.1")
+        assert QuotaOverride.objects.get().subject == "ip:127.0.0.1"
+
+    def test_what_no_request_meets_is_said_before_and_after_it_is_saved(self) -> None:
+        client = superuser()
+        joe = User.objects.create_user("joe")
+        wrong = {"subject": "joe", "rule": "serch"}
+        for shown in (
+            add(client, **wrong, _preview="1").content.decode(),
+            client.post(f"{LIST}preview/", filled(**wrong)).content.decode(),
+            client.post(f"{LIST}add/", filled(**wrong), follow=True).content.decode(),
+        ):
+            assert f"“user:{joe.pk}”" in shown
+            assert "Did you mean “search”?" in shown
+        assert QuotaOverride.objects.filter(**wrong).exists()
+        right = client.post(f"{LIST}add/", filled(subject=f"user:{joe.pk}"), follow=True).content.decode()
+        assert 'class="warning"' not in right
+
+    def test_users_are_not_told_of_to_those_who_may_not_see_them(self) -> None:
+        User.objects.create_user("joe")
+        shown = operator("add_quotaoverride").post(f"{LIST}preview/", filled(subject="joe")).content.decode()
+        assert "user:&lt;key&gt;" in shown
+        assert "the user of this name" not in shown
+
     def test_what_is_wrong_is_said_instead(self) -> None:
         shown = add(superuser(), rate="many", _preview="1").content.decode()
         assert "The form does not say yet what is meant" in shown

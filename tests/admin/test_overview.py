@@ -208,6 +208,8 @@ class TestOnRedis:
         reply = client.get(PAGE)
         assert reply.status_code == 200
         assert "The store does not answer" in reply.content.decode()
+        assert "It is not known now" in reply.content.decode()
+        assert "Nothing has been refused" not in reply.content.decode()
         assert "The store does not answer" in client.get(PAGE + "figures/").content.decode()
         assert client.get(PAGE + "events/?after=0-0").status_code == 503
 

@@ -156,6 +156,43 @@ class TestPage:
         ):
             assert words in shown, words
 
+    def test_a_refusal_by_a_rule_that_only_a_call_knows_is_shown(self) -> None:
+        client = superuser()
+        assert "Refused lately" not in page(client)
+        for _ in range(3):
+            check("2/h", SUBJECT, name="transfer")
+        shown = page(client)
+        section = shown[shown.index("Refused lately") :]
+        assert '<td data-label="Rule">transfer</td>' in section
+        assert '<td data-label="Limit">2</td>' in section
+        assert "Refused lately" not in page(client, "user:43")
+
+    def test_an_override_for_all_rules_is_said_once(self) -> None:
+        client = superuser()
+        QuotaOverride.objects.create(subject=SUBJECT, mode="blocked", reason="spam")
+        QuotaOverride.objects.create(subject=SUBJECT, rule="search", rate="20/m", reason="an import")
+        shown = page(client)
+        reasons = [part.partition("</p>")[0] for part in shown.split('<p class="quota-reason">')[1:]]
+        assert len(reasons) == 2
+        assert reasons[0].startswith("All rules: <strong>blocked")
+        assert reasons[1].startswith("Override: <strong>20/m")
+
+    @pytest.mark.parametrize(
+        ("subject", "hint"), [("nobody", "No user is called “nobody”"), ("user:joe", "no user with")]
+    )
+    def test_what_is_nobody_is_said_above_the_page(self, subject: str, hint: str) -> None:
+        client = superuser()
+        assert hint in page(client, subject)
+        check("search", subject)
+        assert hint not in page(client, subject)
+
+    def test_a_moment_that_ends_with_a_full_stop_gets_no_second(self) -> None:
+        answer = act(superuser(), "block", span="1d")
+        assert answer.status_code == 302
+        (entry,) = LogEntry.objects.filter(object_id=SUBJECT)
+        assert ".." not in entry.change_message
+        assert entry.change_message.endswith(".")
+
     def test_no_keys_are_walked_over_and_trips_and_queries_are_few(self, raw: redis.Redis) -> None:
         client = superuser()
         check("search", SUBJECT, 4)

@@ -16,7 +16,8 @@ from django.utils.dateparse import parse_date, parse_datetime
 
 from django_quota.conf import current
 from django_quota.exceptions import QuotaError, RateError, did_you_mean
-from django_quota.management.console import explained, printable
+from django_quota.hints import is_address, meant_subject
+from django_quota.management.console import explained, printable, subject_note
 from django_quota.models import QuotaOverride
 from django_quota.overrides import ALL_RULES
 from django_quota.publishing import is_pending, write_database
@@ -58,7 +59,7 @@ class Command(BaseCommand):
     def _list(self, options: dict[str, Any]) -> None:
         rows = QuotaOverride.objects.using(write_database()).all()
         if options["subject"] is not None:
-            rows = rows.filter(subject=named_subject(options["subject"]))
+            rows = rows.filter(subject__in=_spellings(options["subject"]))
         if options["rule"] is not None:
             rows = rows.filter(rule=options["rule"])
         self._show(list(rows.active() if options["active"] else rows), options, "There are none.")
@@ -76,8 +77,9 @@ class Command(BaseCommand):
             "starts": None,
             "expires": _expiry(options),
         }
-        subject = named_subject(options["subject"])
+        subject = meant_subject(options["subject"])
         database = write_database()
+        self._warn_of_subject(options["subject"], subject)
         self._warn_of_unknown(rule)
         with transaction.atomic(using=database):
             row = QuotaOverride.objects.using(database).filter(subject=subject, rule=rule).first()
@@ -93,20 +95,27 @@ class Command(BaseCommand):
         self._refuse_pending(subject, database)
 
     def _clear(self, options: dict[str, Any]) -> None:
-        subject, database = named_subject(options["subject"]), write_database()
-        rows = QuotaOverride.objects.using(database).filter(subject=subject)
+        subject, database = meant_subject(options["subject"]), write_database()
+        rows = QuotaOverride.objects.using(database).filter(subject__in=_spellings(options["subject"]))
         if options["rule"] is not None:
             rows = rows.filter(rule=options["rule"])
         cleared = list(rows)
         rows.delete()
         self._show(cleared, options, f"There was none for {printable(subject)}.", "Cleared ")
-        self._refuse_pending(subject, database)
+        for changed in {subject, *(row.subject for row in cleared)}:
+            self._refuse_pending(changed, database)
 
     def _show(self, rows: list[QuotaOverride], options: dict[str, Any], empty: str, prefix: str = "") -> None:
         if options["json"]:
             self.stdout.write(json.dumps([_as_json(row) for row in rows]))
         else:
             self.stdout.write("\n".join(prefix + printable(_line(row)) for row in rows) or empty)
+
+    def _warn_of_subject(self, given: str, subject: str) -> None:
+        """Say what a subject was taken for, and why no request may have it."""
+        note = f"Note: {printable(given)!r} is taken for {subject!r}." if is_address(given) else subject_note(subject)
+        if note:
+            self.stderr.write(note)
 
     def _warn_of_unknown(self, rule: str) -> None:
         known = list(map(str, current().rules))
@@ -122,6 +131,11 @@ class Command(BaseCommand):
                 "It is in the database, but Redis does not answer, so it does not hold yet: `manage.py quota_sync` "
                 "publishes it."
             )
+
+
+def _spellings(given: str) -> set[str]:
+    """Return the subjects that a text may be saved as: a bare address also as it stands, by code."""
+    return {named_subject(given), meant_subject(given)}
 
 
 _RULE_HELP = {

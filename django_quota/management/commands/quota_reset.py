@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_quota.exceptions import QuotaError
-from django_quota.management.console import printable
+from django_quota.management.console import printable, rule_notes, subject_note
 from django_quota.status import counted, forget
 from django_quota.subjects import named_subject
 
@@ -33,6 +33,10 @@ class Command(BaseCommand):
             dropped = 0 if options["dry_run"] or not places else forget(places.values())
         except QuotaError as error:
             raise CommandError(str(error)) from error
+        missing = [name for name in options["rule"] or () if name not in places]
+        for note in [*rule_notes(missing), "" if places else subject_note(subject)]:
+            if note:
+                self.stderr.write(note)
         if options["json"]:
             report = {"subject": subject, "rules": list(places), "dropped": dropped, "dry_run": options["dry_run"]}
             self.stdout.write(json.dumps(report))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -12,10 +12,12 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_quota.clock import SECOND, in_words
 from django_quota.conf import current
+from django_quota.events import Event, iso
 from django_quota.exceptions import QuotaError
-from django_quota.management.console import printable, redis_store
+from django_quota.management.console import printable, redis_store, subject_note
 from django_quota.overrides import Override
-from django_quota.status import Held, LimitStatus, SubjectStatus, status_of
+from django_quota.refusals import refused_lately
+from django_quota.status import UNNAMED, Held, LimitStatus, SubjectStatus, status_of
 from django_quota.subjects import named_subject
 
 
@@ -36,15 +38,20 @@ class Command(BaseCommand):
         try:
             redis_store()
             status = status_of(named_subject(options["subject"]), options["rule"])
+            refused = refused_lately(status.subject)
         except QuotaError as error:
             raise CommandError(str(error)) from error
         if options["json"]:
-            self.stdout.write(json.dumps(as_json(status)))
+            self.stdout.write(json.dumps({**as_json(status), "refused": [event.as_json() for event in refused]}))
             return
         if not current().enabled:
             self.stderr.write('Note: QUOTA["ENABLED"] is false, so nothing is limited.')
-        for line in lines(status, with_unused=bool(options["all"] or options["rule"])):
+        wanted = [event for event in refused if not options["rule"] or event.rule in options["rule"]]
+        for line in lines(status, wanted, with_unused=bool(options["all"] or options["rule"])):
             self.stdout.write(printable(line))
+        note = "" if refused or _is_met(status) else subject_note(status.subject)
+        if note:
+            self.stderr.write(note)
 
 
 def as_json(status: SubjectStatus) -> dict[str, Any]:
@@ -67,17 +74,16 @@ def as_json(status: SubjectStatus) -> dict[str, Any]:
     }
 
 
-def lines(status: SubjectStatus, *, with_unused: bool = True) -> Iterator[str]:
-    """Return what the command prints for people, a line each."""
+def _is_met(status: SubjectStatus) -> bool:
+    """Say whether anything is known of a subject, besides that rules could be asked."""
+    is_used = any(limit.used or limit.why for limit in status.limits)
+    return bool(is_used or status.states or status.overrides or status.leases or status.holds or status.days)
+
+
+def lines(status: SubjectStatus, refused: Sequence[Event] = (), *, with_unused: bool = True) -> Iterator[str]:
+    """Return what the command prints for people, a line each; `refused`: the last refusals, the newest first."""
     yield status.subject
-    shown = [limit for limit in status.limits if with_unused or limit.used or limit.why]
-    for limit in shown:
-        yield from _limit_lines(limit)
-    if not shown:
-        yield "  Nothing is used, and nothing stands above its limits."
-    hidden = len(status.limits) - len(shown) + (0 if with_unused else len(status.unread))
-    if hidden:
-        yield f"  {hidden} more can be seen with --all: limits that are unused, and rules that cannot be asked"
+    yield from _used_lines(status, with_unused=with_unused)
     for rule, override in status.overrides.items():
         yield f"  override  {_override(rule, override)}"
     for rule, seconds in status.bans.items():
@@ -86,11 +92,29 @@ def lines(status: SubjectStatus, *, with_unused: bool = True) -> Iterator[str]:
         yield f"  leases    {_held(held)}"
     for held in status.holds:
         yield f"  holds     {_held(held)}"
+    for event in refused:
+        yield f"  {event.kind:<9} {_refused(event)}"
     for day, rules in sorted(status.days.items()):
         counts = ", ".join(f"{rule} {count.allowed} allowed {count.refused} refused" for rule, count in rules.items())
         yield f"  {day}  {counts}"
     for name, why in status.unread.items() if with_unused else ():
-        yield f"  not asked {name}: {why}"
+        if name not in status.states:
+            yield f"  not asked {name}: {why}"
+
+
+def _used_lines(status: SubjectStatus, *, with_unused: bool) -> Iterator[str]:
+    """Return the limits of which something is used, and how many others there are."""
+    shown = [limit for limit in status.limits if with_unused or limit.used or limit.why]
+    for limit in shown:
+        yield from _limit_lines(limit)
+    for name, states in status.states.items():
+        yield f"  {name}: something is counted over {_spans(states)}, but {_unread(status.unread[name])}"
+    if not shown and not status.states:
+        yield "  Nothing is used, and nothing stands above its limits."
+    unread = status.unread.keys() - status.states.keys()
+    hidden = len(status.limits) - len(shown) + (0 if with_unused else len(unread))
+    if hidden:
+        yield f"  {hidden} more can be seen with --all: limits that are unused, and rules that cannot be asked"
 
 
 BAR = 20
@@ -99,7 +123,8 @@ BAR = 20
 def _limit_lines(limit: LimitStatus) -> Iterator[str]:
     filled = BAR if limit.limit == 0 else round(BAR * min(1.0, limit.used / limit.limit))
     bar = "█" * filled + "░" * (BAR - filled)
-    yield f"  {limit.rule}: {limit.rate} by {limit.algorithm}"
+    tier = f" ({limit.tier})" if limit.tier else ""
+    yield f"  {limit.rule}{tier}: {limit.rate} by {limit.algorithm}"
     yield f"    {bar} {limit.used} of {limit.limit} used, {limit.remaining} left; {_next(limit)}"
     yield f"    from {limit.source}"
 
@@ -117,6 +142,21 @@ def _override(rule: str | None, override: Override) -> str:
     what = f"rate {override.rates}" if override.mode == "rate" else override.mode
     begins, ends = _moment(override.begins), _moment(override.ends)
     return f"{rule}: {what}{f' from {begins}' if begins else ''}{f' until {ends}' if ends else ''}"
+
+
+def _spans(states: Iterable[str]) -> str:
+    """Return over what the limits of these states count: `sw.3600s` over 3600s, `c.1month.UTC` over 1month."""
+    return " and ".join(dict.fromkeys(state.split(".")[1] for state in states))
+
+
+def _unread(why: str) -> str:
+    return "only the code knows its rate" if why == str(UNNAMED) else why
+
+
+def _refused(event: Event) -> str:
+    until = f", until {iso(event.until)}" if event.until else ""
+    rule = event.rule or "a rule whose name is too long to be kept"
+    return f"by {rule}, limit {event.capacity}, at {iso(event.at)}{until}"
 
 
 def _held(held: Held) -> str:

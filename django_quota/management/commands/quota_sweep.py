@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_quota.conf import current
 from django_quota.exceptions import QuotaError, StoreUnavailable
-from django_quota.management.console import redis_store, stopping
+from django_quota.management.console import redis_store, rule_notes, stopping
 from django_quota.management.progress import progress
 from django_quota.sweeping import Report, Sweeper
 
@@ -50,6 +50,8 @@ class Command(BaseCommand):
             raise CommandError(f"--budget-ms {options['budget_ms']} is not within 1 to {MOST_MS}.")
         if options["every"] is not None and not 0 < options["every"] <= LONGEST_PAUSE:
             raise CommandError(f"--every {options['every']:g} is not above 0 and up to a day of seconds; 60 would do.")
+        for note in rule_notes([] if options["rule"] is None else [options["rule"]]):
+            self.stderr.write(note)
         with stopping() as stop:
             while True:
                 try:
