@@ -1,7 +1,7 @@
 """Activity: what all processes have allowed and refused, whom, who is banned, which slots are full. It only reads.
 
 The figures come from what `tallies` has carried to the store, and from the index of bans. They are read in two trips,
-whatever they hold. It must not know how they are shown.
+whatever they hold; on a Cluster, slots in one more for each server. It must not know how they are shown.
 """
 
 from __future__ import annotations
@@ -181,17 +181,21 @@ def _read_more(store: RedisStore, found: Activity, slots: Sequence[str]) -> None
     minutes = _minutes(found.now) if fields else ()
     if not minutes and not slots:
         return
-    with store.commands() as client, client.pipeline(transaction=False) as lent:
-        pipeline: Any = lent
-        for minute in minutes:
-            pipeline.hmget(system_key(prefix, f"tally:{minute}"), fields)
-        for slot in slots:
-            for key in _slot_keys(slot):
-                pipeline.zcount(key, after, "+inf")
-        replies = pipeline.execute()
-    counted, uses = replies[: len(minutes)], replies[len(minutes) :]
-    _put_minutes(found, [dict(zip(fields, map(_whole, values), strict=True)) for values in counted])
-    found.slots = _fullest(map(_slot_use, slots, uses[::2], uses[1::2]))
+    tallies = [system_key(prefix, f"tally:{minute}") for minute in minutes]
+    places = [key for slot in slots for key in _slot_keys(slot)]
+    replies: dict[str, Any] = {}
+    for server, keys in store.by_server([*tallies, *places]).items():
+        with store.commands(server) as client, client.pipeline(transaction=False) as lent:
+            pipeline: Any = lent
+            for key in keys:
+                if key in tallies:
+                    pipeline.hmget(key, fields)
+                else:
+                    pipeline.zcount(key, after, "+inf")
+            replies.update(zip(keys, pipeline.execute(), strict=True))
+    _put_minutes(found, [dict(zip(fields, map(_whole, replies[key]), strict=True)) for key in tallies])
+    held, waiting = ([replies[key] for key in places[first::2]] for first in (0, 1))
+    found.slots = _fullest(map(_slot_use, slots, held, waiting))
 
 
 def _of_memory(store: Store, now: int) -> Activity:

@@ -1,4 +1,7 @@
-"""Health: whether Redis answers, how fast, and what about it may harm the limits. It only reads, in two trips."""
+"""Health: whether Redis answers, how fast, and what about it may harm the limits. It only reads, in two trips.
+
+Of a Cluster it tells of the server that has the system's keys.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ class Health:
     policy: str | None = None
     """What it does when it is full, such as `"noeviction"`."""
     keys: int | None = None
-    """Keys of the whole database."""
+    """Keys of the whole database; of a Cluster, those of all servers."""
     events: int | None = None
     """Entries of the event stream."""
     holds_overrides: bool | None = None
@@ -72,6 +75,7 @@ def health(store: RedisStore, prefix: str) -> Health:
             # A user of Redis may not be allowed all of them: what is refused is left out.
             info, keys, events, marked = (_given(reply) for reply in pipeline.execute(raise_on_error=False))
     told: Mapping[str, Any] = info or {}
+    keys = _keys_of_all(store, keys)
     return Health(
         latency,
         told.get("redis_version"),
@@ -85,6 +89,18 @@ def health(store: RedisStore, prefix: str) -> Health:
         events,
         None if marked is None else bool(marked),
     )
+
+
+def _keys_of_all(store: RedisStore, own: int | None) -> int | None:
+    """Return how many keys all servers of a Cluster have; `own`: those of the one that was asked."""
+    servers = store.servers()
+    if len(servers) == 1 or own is None:
+        return own
+    total = 0
+    for server in servers:
+        with store.commands(server) as client:
+            total += int(client.dbsize())
+    return total
 
 
 def _given(reply: Any) -> Any:

@@ -115,6 +115,11 @@ def system_key(prefix: str, what: str) -> str:
     return f"{prefix}:{VERSION}:{{!}}:{what}"
 
 
+def is_system(prefix: str, key: str) -> bool:
+    """Say whether a key belongs to no subject: a `system_key`, or what on a Cluster each server has one of."""
+    return key.startswith(part_base(prefix, "!"))
+
+
 def read(prefix: str, key: str) -> Key | None:
     """Take one of our keys apart; None where it is not ours."""
     match = re.fullmatch(rf"{re.escape(prefix)}:{VERSION}:\{{([^{{}}]*)\}}:(.+)", key)

@@ -22,9 +22,9 @@ from django_quota.planning import RuleOrRate, Subject, plan_of
 from django_quota.plans import Plan
 from django_quota.signals import Announcement, asend, banned, near_limit, refused, send, store_back, store_lost
 from django_quota.stores.base import Store
+from django_quota.stores.cluster_store import store_of
 from django_quota.stores.errands import Watch
 from django_quota.stores.memory import MemoryStore
-from django_quota.stores.redis import RedisStore
 from django_quota.subjects import aanswer, answer
 from django_quota.tallies import Tally
 from django_quota.workers import Workers, part_of
@@ -203,7 +203,7 @@ def limiter_of(settings: QuotaSettings) -> Limiter:
     limiter = _limiters.get(named)
     if limiter is None:
         tally, watch, workers = Tally(), Watch(_overrides_marker, _overrides_lost), Workers()
-        store: Store = MemoryStore() if kind == "memory" else RedisStore(alias, watch, tally, workers)
+        store: Store = MemoryStore() if kind == "memory" else store_of(alias, watch, tally, workers)
         tally.carried_to(store)
         limiter = _limiters.setdefault(named, Limiter(store, tally, workers))
     return limiter

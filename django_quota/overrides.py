@@ -17,7 +17,7 @@ from django_quota.keys import field, key_of, named, pattern, subject_base, syste
 from django_quota.operations.base import Operation, text
 from django_quota.operations.publish import FIELD, Publish
 from django_quota.stores.base import Store
-from django_quota.stores.redis import RedisStore
+from django_quota.stores.redis import RedisStore, Server
 
 ALL_RULES = "*"
 """What stands for every rule; one for a rule itself goes before it."""
@@ -82,8 +82,9 @@ def publication(key: str, overrides: Mapping[str, Override]) -> Publish:
 
 def published(store: RedisStore, prefix: str, subject: str) -> dict[str | None, Override]:
     """Return what Redis holds for a subject, by rule (None for one so long that only its digest is known)."""
-    with store.commands() as client:
-        fields = client.hgetall(standing_key(prefix, subject))
+    key = standing_key(prefix, subject)
+    with store.commands(store.server_of(key)) as client:
+        fields = client.hgetall(key)
     found = {text(name): text(value) for name, value in fields.items()}
     return {_rule_of(name): Override.read(value) for name, value in found.items() if name.startswith(FIELD)}
 
@@ -97,36 +98,27 @@ def run_all(store: Store, operations: Sequence[Operation], now: int | None) -> l
     """Do operations of one script: in one trip where the store is Redis. Each is undivided, all of them are not."""
     if not isinstance(store, RedisStore):
         return [store.run(operation, now) for operation in operations]
-    if not operations:
-        return []
-    script = operations[0].script
-    with store.commands() as client, client.pipeline(transaction=False) as lent:
-        pipeline: Any = lent  # redis-py leaves it untyped
-        pipeline.execute_command("SCRIPT LOAD", script.text)
-        for operation in operations:
-            keys, moment = operation.keys, "" if now is None else now
-            pipeline.execute_command("EVALSHA", script.sha, len(keys), *keys, moment, *operation.arguments())
-        replies: list[Any] = pipeline.execute()
-    return replies[1:]
+    return store.run_all(operations, now)
 
 
 def holders(store: RedisStore, prefix: str, batch: int) -> Iterator[list[str]]:
     """Find the keys of all subjects that Redis holds overrides of, some at a time; a key may come twice."""
-    with store.commands() as client:
+    for server in store.servers():
         cursor = 0
         while True:
-            cursor, keys = _scan(client, cursor, f"{pattern(prefix)}}}:s", batch)
-            with client.pipeline(transaction=False) as pipeline:
-                for key in keys:
-                    pipeline.hkeys(key)
-                fields = pipeline.execute()
+            with store.commands(server) as client:
+                cursor, keys = _scan(client, cursor, f"{pattern(prefix)}}}:s", batch)
+                with client.pipeline(transaction=False) as pipeline:
+                    for key in keys:
+                        pipeline.hkeys(key)
+                    fields = pipeline.execute()
             yield [
                 key
                 for key, names in zip(keys, fields, strict=True)
                 if any(text(name).startswith(FIELD) for name in names)
             ]
             if cursor == 0:
-                return
+                break
 
 
 def _scan(client: Redis, cursor: int, matching: str, count: int) -> tuple[int, list[str]]:
@@ -144,27 +136,38 @@ def marker_key(prefix: str) -> str:
 
 def is_marked(store: RedisStore, prefix: str) -> bool:
     """Say whether Redis still shows that it holds all overrides."""
-    with store.commands() as client:
-        return bool(client.exists(marker_key(prefix)))
+    for server, marker in _markers(store, prefix):
+        with store.commands(server) as client:
+            if not client.exists(marker):
+                return False
+    return True
+
+
+def _markers(store: RedisStore, prefix: str) -> list[tuple[Server, str]]:
+    """Return all servers, each with the key by which it shows that it has not lost its memory."""
+    found = [(server, store.twin(marker_key(prefix), server)) for server in store.servers()]
+    return [(server, marker) for server, marker in found if marker]
 
 
 def begin_marking(store: RedisStore, prefix: str) -> str:
     """Note that all overrides are about to be published; returns what `finish_marking` takes."""
-    begun = f"{marker_key(prefix)}:{secrets.token_hex(8)}"
-    with store.commands() as client:
-        client.set(begun, "1", ex=MARKED_FOR)
+    begun = secrets.token_hex(8)
+    for server, marker in _markers(store, prefix):
+        with store.commands(server) as client:
+            client.set(f"{marker}:{begun}", "1", ex=MARKED_FOR)
     return begun
 
 
 def finish_marking(store: RedisStore, prefix: str, begun: str) -> bool:
     """Note that all overrides have been published; False where Redis has lost its memory since `begin_marking`."""
-    with store.commands() as client:
-        try:
-            client.rename(begun, marker_key(prefix))
-        except ResponseError as error:
-            if "no such key" not in str(error):
-                raise
-            return False
+    for server, marker in _markers(store, prefix):
+        with store.commands(server) as client:
+            try:
+                client.rename(f"{marker}:{begun}", marker)
+            except ResponseError as error:
+                if "no such key" not in str(error):
+                    raise
+                return False
     return True
 
 

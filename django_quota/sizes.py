@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from django_quota.keys import read, system_key
+from django_quota.keys import is_system, read
 from django_quota.operations.base import text
 from django_quota.stores.redis import RedisStore
 
@@ -83,33 +83,42 @@ def sizes(store: RedisStore, prefix: str) -> Sizes:
 def _estimate(store: RedisStore, prefix: str) -> Sizes:
     found = Sizes()
     kinds: dict[str, tuple[str, bool]] = {}
-    with store.commands() as lent:
-        client: Any = lent  # redis-py leaves it untyped
-        found.total = int(client.dbsize())
-        cursor, listed = 0, set[str]()
-        for _ in range(STEPS):
-            cursor, keys = client.scan(cursor, count=STEP)
-            listed.update(map(text, keys))
-            if cursor == 0:
-                found.total = min(found.total, len(listed))
-                break
-        for key in listed:
-            kind = _kind_of(prefix, key)
-            if kind is not None:
-                kinds[key] = kind
-        some = _spread(list(kinds))
-        with client.pipeline(transaction=False) as pipeline:
+    listed, measured = set[str](), dict[str, int]()
+    servers = store.servers()
+    for server in servers:
+        with store.commands(server) as lent:
+            total, keys = _listed(lent, max(1, STEPS // len(servers)))
+        found.total += total
+        listed |= keys
+    for key in listed:
+        kind = _kind_of(prefix, key)
+        if kind is not None:
+            kinds[key] = kind
+    for server, some in store.by_server(_spread(list(kinds))).items():
+        with store.commands(server) as client, client.pipeline(transaction=False) as pipeline:
             for key in some:
                 pipeline.memory_usage(key)
-            measured = {key: size for key, size in zip(some, pipeline.execute(), strict=True) if size is not None}
+            sizes_of = zip(some, pipeline.execute(), strict=True)
+        measured.update({key: size for key, size in sizes_of if size is not None})
     found.listed, found.measured = len(listed), len(measured)
     found.kinds = _extrapolated(kinds, measured, found.total / max(1, found.listed))
     return found
 
 
+def _listed(client: Any, steps: int) -> tuple[int, set[str]]:
+    """Return how many keys a server has, and those that so many steps list."""
+    total, cursor, listed = int(client.dbsize()), 0, set[str]()
+    for _ in range(steps):
+        cursor, keys = client.scan(cursor, count=STEP)
+        listed.update(map(text, keys))
+        if cursor == 0:
+            return min(total, len(listed)), listed
+    return total, listed
+
+
 def _kind_of(prefix: str, key: str) -> tuple[str, bool] | None:
     parts = read(prefix, key)
-    return None if parts is None else (parts.what.partition(":")[0], key == system_key(prefix, parts.what))
+    return None if parts is None else (parts.what.partition(":")[0], is_system(prefix, key))
 
 
 def _spread(keys: list[str]) -> list[str]:

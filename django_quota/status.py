@@ -212,7 +212,7 @@ def _rule_by_name(name: str, state_id: str) -> Rule | str:
 def _found(store: RedisStore, prefix: str, subject: str) -> list[keys.Key]:
     """Find the keys of a subject. A walk over all of them: for a command, not for a request."""
     base = keys.subject_base(prefix, subject)
-    with store.commands() as lent:
+    with store.commands(store.server_of(f"{base}}}:")) as lent:
         client: Any = lent
         found = client.scan_iter(match=keys.glob(f"{base}}}:") + "*", count=SCAN_BATCH)
         read = [keys.read(prefix, text(key)) for key in found]
@@ -223,7 +223,7 @@ def _held(store: RedisStore, prefix: str, subject: str, found: Iterable[keys.Key
     base = keys.subject_base(prefix, subject)
     for part in sorted({key.what for key in found if key.what.startswith(f"{kind}:")}):
         source = f"{base}}}:{part}"
-        with store.commands() as lent:
+        with store.commands(store.server_of(source)) as lent:
             client: Any = lent
             now = frozen_now() or time_of(client)
             members = client.zrangebyscore(source, now + 1, "+inf", withscores=True)
@@ -248,7 +248,7 @@ def counted(subject: str, rules: Iterable[str] | None = None) -> dict[str, Place
         kind, _, rest = key.what.partition(":")
         if kind in _COUNTED:
             states.setdefault(rest.partition(":")[0], []).append(f"{base}}}:{key.what}")
-    with store.commands() as lent:
+    with store.commands(store.server_of(standing)) as lent:
         client: Any = lent
         fields = [text(name) for name in client.hkeys(standing)]
     for name in fields:

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from django_quota.clock import frozen_now
-from django_quota.keys import KINDS, pattern, read, system_key
+from django_quota.keys import KINDS, is_system, pattern, read, system_key
 from django_quota.keys import field as name_field
 from django_quota.operations.base import text
 from django_quota.operations.sweep import Sweep, Swept
@@ -86,7 +86,7 @@ def target_of(prefix: str, key: str, rule: str | None = None) -> Target | None:
     if rule is not None:
         is_of_rule = kind in ("r", "b", "h") and rest.partition(":")[0] == name_field(rule)
         return Target(key, kind) if is_of_rule else None
-    if key == system_key(prefix, taken_apart.what):
+    if is_system(prefix, key):
         return Target(key, "bans" if taken_apart.what == "bans" else "system")
     return Target(key, kind) if kind in KINDS else None
 
@@ -157,7 +157,7 @@ class Sweeper:
         self._looked_at = _Amount(20, 200)
         self._removed = _Amount(50, 1_000)
         self._measured = _Amount(20, 100)
-        self._place_key = system_key(prefix, "sweep")
+        self._place_key = ""
 
     def sweep(self, stop: threading.Event, advance: Callable[[int], None]) -> Report:
         """Sweep once, from where the last one was stopped, until the end or until `stop` is set.
@@ -167,34 +167,47 @@ class Sweeper:
         self._stop = stop
         self._report = report = Report()
         began = time.monotonic()
-        with self._store.commands() as client:
-            self._round_trip = min(_timed(client.ping) for _ in range(PINGS))
-            place = self._place(client)
-            cursor = self._resumed_at(client, place)
-            report.resumed = cursor != 0
-            saved = began
-            while not stop.is_set():
-                count = self._listed.now
-                listed, found = self._list(client, cursor, count)
-                self._treat(client, found)
-                if stop.is_set():
-                    break
-                advance(count)
-                cursor = listed
-                report.complete = cursor == 0
-                if report.complete:
-                    break
-                if time.monotonic() - saved >= SAVED_EVERY:
-                    saved = time.monotonic()
-                    self._save(client, place, cursor)
-            self._save(client, place, cursor)
+        for server in self._store.servers():
+            report.complete = False
+            self._place_key = self._store.twin(system_key(self._prefix, "sweep"), server)
+            with self._store.commands(server) as client:
+                self._sweep_server(client, advance)
+            if not report.complete:
+                break
         report.seconds = time.monotonic() - began
         return report
 
+    def _sweep_server(self, client: Any, advance: Callable[[int], None]) -> None:
+        """Sweep the keys of one server, until the end of them or until told to stop."""
+        stop, report = self._stop, self._report
+        self._round_trip = min(_timed(client.ping) for _ in range(PINGS))
+        place = self._place(client)
+        cursor = self._resumed_at(client, place)
+        report.resumed = report.resumed or cursor != 0
+        saved = time.monotonic()
+        while not stop.is_set():
+            count = self._listed.now
+            listed, found = self._list(client, cursor, count)
+            self._treat(client, found)
+            if stop.is_set():
+                break
+            advance(count)
+            cursor = listed
+            report.complete = cursor == 0
+            if report.complete:
+                break
+            if time.monotonic() - saved >= SAVED_EVERY:
+                saved = time.monotonic()
+                self._save(client, place, cursor)
+        self._save(client, place, cursor)
+
     def total(self) -> int:
         """Return how many keys the database has: what `advance` comes to, about."""
-        with self._store.commands() as client:
-            return int(client.dbsize())
+        total = 0
+        for server in self._store.servers():
+            with self._store.commands(server) as client:
+                total += int(client.dbsize())
+        return total
 
     # --- where a sweep was stopped ------------------------------------------------------------------------------------
 
@@ -204,13 +217,13 @@ class Sweeper:
         return f"{run} {'-' if self._rule is None else name_field(self._rule)}"
 
     def _resumed_at(self, client: Any, place: str) -> int:
-        if self._dry_run:
+        if self._dry_run or not self._place_key:
             return 0
         before, _, cursor = text(client.get(self._place_key) or "").rpartition(" ")
         return int(cursor) if before == place else 0
 
     def _save(self, client: Any, place: str, cursor: int) -> None:
-        if self._dry_run:
+        if self._dry_run or not self._place_key:
             return
         if cursor:
             client.set(self._place_key, f"{place} {cursor}", ex=RESUMED_WITHIN)

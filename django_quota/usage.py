@@ -181,30 +181,32 @@ def day_key(base: str, day: date) -> str:
 
 def find(store: RedisStore, prefix: str, batch: int) -> Iterator[list[str]]:
     """Find the keys of all days that Redis holds counts of, about `batch` at a time; a key may come twice."""
-    cursor, found = 0, dict[str, None]()
-    while True:
-        with store.commands() as client:
-            cursor, keys = client.scan(cursor, match=f"{pattern(prefix)}}}:day:*", count=batch, _type="HASH")
-        found.update(dict.fromkeys(map(text, keys)))
-        if len(found) >= batch or (cursor == 0 and found):
-            yield list(found)
-            found.clear()
-        if cursor == 0:
-            return
+    for server in store.servers():
+        cursor, found = 0, dict[str, None]()
+        while True:
+            with store.commands(server) as client:
+                cursor, keys = client.scan(cursor, match=f"{pattern(prefix)}}}:day:*", count=batch, _type="HASH")
+            found.update(dict.fromkeys(map(text, keys)))
+            if len(found) >= batch or (cursor == 0 and found):
+                yield list(found)
+                found.clear()
+            if cursor == 0:
+                break
 
 
 def read_all(store: RedisStore, prefix: str, keys: Iterable[str]) -> list[DayUsage]:
-    """Read what was counted under these keys, in one trip; what is no day of ours, or gone, is left out."""
+    """Read what was counted under these keys, in one trip a server; what is no day of ours, or gone, is left out."""
     days = {key: named_day for key in keys if (named_day := _named_day(prefix, key)) is not None}
-    with store.commands() as client, client.pipeline(transaction=False) as pipeline:
-        for key in days:
-            pipeline.hgetall(key)
-        replies = pipeline.execute()
-    found = zip(days.items(), replies, strict=True)
+    found: dict[str, Mapping[Any, Any]] = {}
+    for server, some in store.by_server(days).items():
+        with store.commands(server) as client, client.pipeline(transaction=False) as pipeline:
+            for key in some:
+                pipeline.hgetall(key)
+            found.update(zip(some, pipeline.execute(), strict=True))
     return [
-        DayUsage(key, subject, day, {text(name): text(value) for name, value in fields.items()})
-        for (key, (subject, day)), fields in found
-        if fields
+        DayUsage(key, subject, day, {text(name): text(value) for name, value in found[key].items()})
+        for key, (subject, day) in days.items()
+        if found[key]
     ]
 
 
@@ -223,7 +225,9 @@ def _named_day(prefix: str, key: str) -> tuple[str, date] | None:
 
 
 def finished_before(store: RedisStore) -> date:
-    """Return the day before today, by Redis' clock: nothing is counted any more on the days before it."""
-    with store.commands() as client:
-        now = time_of(client)
-    return day_of(now).date - timedelta(days=1)
+    """Return the day before today, by Redis' slowest clock: nothing is counted any more on the days before it."""
+    times = []
+    for server in store.servers():
+        with store.commands(server) as client:
+            times.append(time_of(client))
+    return day_of(min(times)).date - timedelta(days=1)

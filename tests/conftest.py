@@ -15,13 +15,16 @@ import redis
 from hypothesis import settings as hypothesis_settings
 
 from django_quota import plans
+from django_quota.stores.cluster import ClusterConnectionFactory
 from django_quota.testing import RedisServer, running_redis, server_programs
+from tests.clusters import Cluster, can_cluster, running_cluster
 from tests.databases import default_database, empty, migrate, postgres_programs, running_postgres, sqlite_database
 
 hypothesis_settings.register_profile("default", deadline=None, print_blob=True)
 hypothesis_settings.load_profile("default")
 
 CLIENT = "django_redis.client.DefaultClient"
+CLUSTER_CLIENT = "django_quota.stores.cluster.ClusterClient"
 
 
 def _version(program: Path) -> str:
@@ -72,6 +75,7 @@ def no_connection_is_left_to_the_next_test() -> Iterator[None]:
         for sentinel in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):
             sentinel.close()
     ConnectionFactory._pools.clear()
+    ClusterConnectionFactory.forget()
 
 
 @pytest.fixture(autouse=True)
@@ -145,10 +149,48 @@ def database(request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: 
         yield chosen
 
 
-@pytest.fixture(params=["memory", *server_programs()], ids=_named)
-def either_store(request: pytest.FixtureRequest, started: Callable[[Path], RedisServer], settings: Any) -> None:
-    """The memory store, and the Redis store on each version: emptied, and with nothing remembered of the last test."""
+def cluster_program() -> Path:
+    """Return the first program that can be a server of a Cluster; the test is skipped where there is none."""
+    for program in server_programs():
+        if can_cluster(program):
+            return program
+    pytest.skip("No redis-server on this machine was built with Cluster")
+
+
+@pytest.fixture(scope="session")
+def started_cluster() -> Iterator[Cluster]:
+    """A Cluster of three primaries, started when it is first needed."""
+    with running_cluster(cluster_program()) as cluster:
+        yield cluster
+
+
+def cluster_caches(cluster: Cluster, **pool_options: Any) -> dict[str, Any]:
+    """Return CACHES with a default alias on this cluster."""
+    return {
+        "default": {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": cluster.location,
+            "OPTIONS": {"CLIENT_CLASS": CLUSTER_CLIENT, **PATIENT, "CONNECTION_POOL_KWARGS": pool_options},
+        }
+    }
+
+
+@pytest.fixture
+def cluster(started_cluster: Cluster, settings: Any) -> Cluster:
+    """Django's default cache on an emptied Redis Cluster of three primaries."""
     plans._known.clear()
+    started_cluster.flush()
+    settings.CACHES = cluster_caches(started_cluster)
+    return started_cluster
+
+
+@pytest.fixture(params=["memory", *server_programs(), "cluster"], ids=_named)
+def either_store(request: pytest.FixtureRequest, started: Callable[[Path], RedisServer], settings: Any) -> None:
+    """The memory store, the Redis store on each version, and on a Cluster: emptied, and nothing remembered."""
+    plans._known.clear()
+    if request.param == "cluster":
+        request.getfixturevalue("cluster")
+        return
     if request.param == "memory":
         settings.QUOTA = {**settings.QUOTA, "STORE": "memory"}
         return

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import pytest
-from django.core.checks import CheckMessage, run_checks
+from django.core.checks import ERROR, CheckMessage, run_checks
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.http import HttpResponse
@@ -131,8 +131,29 @@ def test_e005_the_shard_client_gives_a_script_no_home() -> None:
     (found,) = findings(caches=caches)
     assert (found.id, found.hint) == (
         "django_quota.E005",
-        "Use an alias with the DefaultClient or the SentinelClient.",
+        "Use an alias with the DefaultClient, the SentinelClient or the ClusterClient.",
     )
+
+
+CLUSTER = {**REDIS, "OPTIONS": {"CLIENT_CLASS": "django_quota.stores.cluster.ClusterClient"}}
+
+
+@pytest.mark.parametrize(
+    "location", ["redis://a:1/0", "redis://a:1/0, redis://b:2", ["rediss://a:1", "rediss://b:2/0"]]
+)
+def test_the_client_of_a_cluster_passes(location: object) -> None:
+    found = findings(caches={"default": {**CLUSTER, "LOCATION": location}})
+    assert not [each for each in found if each.level >= ERROR]
+
+
+@pytest.mark.parametrize(
+    ("location", "words"),
+    [("unix:///tmp/redis.sock", "names no host"), (["redis://a:1/0", "redis://b:1/3"], "another database than 0")],
+)
+def test_e004_a_location_that_is_no_cluster(location: object, words: str) -> None:
+    (found,) = findings(caches={"default": {**CLUSTER, "LOCATION": location}})
+    assert found.id == "django_quota.E004"
+    assert words in found.msg
 
 
 @pytest.mark.parametrize("client", ["nowhere.Client", "django_redis.client.Nothing", "django_redis.client.default.re"])
@@ -244,7 +265,6 @@ class TestMiddleware:
         assert found.id == "django_quota.W005"
         assert "whoami-async" in found.msg
 
-
     @pytest.mark.parametrize(("who_is_limited", "expected"), [("a method", []), ("the class", ["W005"])])
     def test_a_framework_finds_the_user_by_itself_before_a_method_of_its_views(
         self, who_is_limited: str, expected: list[str], settings: Any
@@ -265,7 +285,6 @@ class TestMiddleware:
         settings.MIDDLEWARE = [OURS]
         settings.ROOT_URLCONF = SimpleURLs([path("", OfAFramework.as_view())])
         assert ids() == expected
-
 
     @pytest.mark.parametrize(
         ("limit", "expected"),

@@ -36,7 +36,7 @@ def waiting(name: str) -> list[str]:
     store: Any = get_limiter().store
     if isinstance(store, MemoryStore):
         return list(store._shard(key).get(key) or ())
-    with store.commands() as client:
+    with store.commands(store.server_of(key)) as client:
         return [str(token) for token in client.lrange(key, 0, -1)]
 
 
@@ -288,7 +288,7 @@ def forget(name: str) -> None:
         for key in keys:
             store._shard(key).drop(key)
         return
-    with store.commands() as client:
+    with store.commands(store.server_of(keys[0])) as client:
         client.delete(*keys)
 
 

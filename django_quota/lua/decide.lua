@@ -3,12 +3,14 @@
 --
 -- KEYS   for each hit, in the plan's order: how the subject stands (a hash); the state of each limit; then, where its head
 --        says so: the refusals on the way to a ban, the day's counts, the holds
---        last, where events are told: the event stream and the index of bans
+--        last, where the log is in reach: the event stream and the index of bans
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock
 --        [2] the mode: "check"; "peek" (spends nothing); "refund" (gives each cost back, then peeks);
 --            "reserve <token> <ttl>" (checks, and notes what was spent as a hold of so many microseconds);
 --            "settle <actual> <hold>" (makes what a hold spent what was really used, whatever the limit; then peeks)
---        [3] how many events the stream keeps; 0: nothing is told
+--            and for a plan in several slots of a Cluster: "take" (a check that may be undone); "late" (a check, where
+--            the plan is refused already); "undo <n|-><mark>,<mark> ..." (of hits that passed in a "take": see undo)
+--        [3] how many events the stream keeps; 0: nothing is told; -1: the log is out of reach, and the caller tells
 --        then for each hit "<rule> <group> <limits> <warn> <ban> <told> <begins> <ends> <holds>" and the rate override
 --        that its limits are those of, as it was published ('' for none)
 --            rule: its name in the fields of hashes; group 0: its refusal refuses the plan, n: it belongs to the n-th rule
@@ -26,13 +28,14 @@
 --        verdict 1: allowed; 0: refused; -1: stale: the plan must be sent in another form
 --        wait: where refused, until the same hit is admitted (-1: never); where admitted, how long to hold it back
 --        what 1: exempt; 2: blocked; 3: banned (until: the end, 0 for none); 4: the ban has begun now; 5: the refusal was
---            told; 6: near the limit, and told
+--            told; 6: near the limit, and told; 7: where the caller tells, which ban in a row it is (until: its number);
+--            8: of a "take", for each limit that counts values: until when the value was known before (0: it was not)
 --        where stale, behind the verdict three for each hit {hit, what, value}: 1: another rate override holds now (value:
 --            as it was published; '' for none); 2: holds are due, and their key is needed; nothing at all where the edges of
 --            a day or a calendar limit do not hold now
 local NEVER = -1
 local SECOND, DAY = 1000000, 86400000000
-local EXEMPT, BLOCKED, BANNED, BAN_BEGAN, REFUSAL_TOLD, NEAR_TOLD = 1, 2, 3, 4, 5, 6
+local EXEMPT, BLOCKED, BANNED, BAN_BEGAN, REFUSAL_TOLD, NEAR_TOLD, BAN_LEVEL, KNOWN_BEFORE = 1, 2, 3, 4, 5, 6, 7, 8
 local OVERRIDDEN, HOLDS_DUE = 1, 2
 -- The most that anything counts up to, also where it may pass its limit: far from where a double loses integers.
 local MOST = 1000000000000000
@@ -43,7 +46,7 @@ local function used_until(limit, units, stop, now) return stop > now and units o
 
 local mode, mode_arguments = string.match(ARGV[2], '^(%l+) ?(.*)$')
 local stream_length = tonumber(ARGV[3])
-local events_key, bans_key
+local tells, events_key, bans_key = stream_length ~= 0, nil, nil
 if stream_length > 0 then events_key, bans_key = KEYS[#KEYS - 1], KEYS[#KEYS] end
 
 -- %% parts %%
@@ -51,8 +54,8 @@ if stream_length > 0 then events_key, bans_key = KEYS[#KEYS - 1], KEYS[#KEYS] en
 local function read_limit(key, wire, cost)
   local name, capacity, a, b, c, counted, value = string.match(wire, '^(%S+) (%d+) (%d+) (%d+) (%d+) (%d) (%S+)$')
   return {
-    key = key, cost = tonumber(cost), algorithm = algorithms[name], capacity = tonumber(capacity), a = tonumber(a),
-    b = tonumber(b), c = tonumber(c), counted = counted == '1', value = value, credit = 0,
+    key = key, name = name, cost = tonumber(cost), algorithm = algorithms[name], capacity = tonumber(capacity),
+    a = tonumber(a), b = tonumber(b), c = tonumber(c), counted = counted == '1', value = value, credit = 0,
   }
 end
 
@@ -90,12 +93,12 @@ end
 
 while arguments_read < #ARGV do
   local hit = read_hit()
-  if is_stale(hit) then return { now, -1 } end
+  if mode ~= 'undo' and is_stale(hit) then return { now, -1 } end
   hits[#hits + 1] = hit
 end
 
 local stale = { now, -1 }
-if mode ~= 'settle' then
+if mode ~= 'settle' and mode ~= 'undo' then
   for _, hit in ipairs(hits) do stand(hit, stale) end
   if #stale > 2 then return stale end
   for _, hit in ipairs(hits) do
@@ -115,10 +118,12 @@ if mode == 'refund' then
   end
 elseif mode == 'settle' then
   settle(hits[1])
+elseif mode == 'undo' then
+  undo_all(hits)
 end
 
 -- refused[0]: the plan is refused; refused[n]: the n-th rule that decides for itself is.
-local refused = {}
+local refused = { [0] = mode == 'late' or nil }
 for _, hit in ipairs(hits) do
   for _, limit in ipairs(hit) do
     limit.ok, limit.remaining, limit.wait, limit.reset = limit.algorithm.inspect(limit, now)
@@ -149,7 +154,7 @@ for _, hit in ipairs(hits) do
   if hit.standing then note(notes, hit, hit.standing, hit.stop) end
 end
 
-if mode == 'check' or mode == 'reserve' then
+if mode == 'check' or mode == 'reserve' or mode == 'take' or mode == 'late' then
   for _, hit in ipairs(hits) do
     if hit[1].cost > 0 then
       for _, limit in ipairs(hit) do
@@ -159,6 +164,7 @@ if mode == 'check' or mode == 'reserve' then
       if mode == 'reserve' and passed and not hit.standing then hold(hit) end
       count(hit, passed)
       tell(hit, passed, notes)
+      if mode == 'take' and passed and not hit.standing then note_known(notes, hit) end
     end
   end
 end

@@ -10,6 +10,7 @@ local function distinct_read(limit, now)
   limit.expiry = limit.live > 0 and tonumber(last[2]) or now
   local score = limit.value ~= '-' and redis.call('ZSCORE', limit.key, limit.value)
   limit.known = score and tonumber(score) > now
+  limit.before = limit.before or limit.known and tonumber(score) or 0
 end
 
 algorithms.distinct = {

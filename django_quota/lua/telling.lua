@@ -4,12 +4,11 @@
 --          tells it from one that was lost)
 --        hit.tally_key: the refusals on the way to a ban, as sliding_window keeps them
 --        hit.standing_key: see standing
---        events_key: a stream; bans_key: a sorted set of "<subject> <rule>", scored by the end of the ban
+--        the log, where it is in reach: see log
 -- ARGV   as decide
--- reply  count, tell: nothing; tell puts what it told into the notes
+-- reply  count, tell: nothing; tell puts what it told into the notes; uncount: takes back what a hit that passed has left
 
 local DAY_KEPT = 8 * DAY -- so long the counts of a day wait for the roll-up
-local EVENTS_KEPT = 400 * DAY
 
 local function note(notes, hit, what, stop)
   notes[#notes + 1], notes[#notes + 2], notes[#notes + 3] = hit.index, what, stop
@@ -23,13 +22,19 @@ local function count(hit, passed)
   end
 end
 
+local function uncount(hit, was_near)
+  local field = hit.rule .. ':a'
+  if hit.day_key and redis.call('HEXISTS', hit.day_key, field) == 1 and redis.call('HINCRBY', hit.day_key, field, -1) < 1 then
+    redis.call('HDEL', hit.day_key, field)
+  end
+  if was_near then redis.call('HDEL', hit.standing_key, 'w:' .. hit.rule) end
+end
+
 local function subject_of(hit) return string.match(hit.standing_key, '{(.-)}') end
 
-local function publish(kind, hit, limit, stop, level)
-  redis.call('XADD', events_key, 'MAXLEN', '~', stream_length, '*', 'kind', kind, 'rule', hit.rule, 'subject',
-    subject_of(hit), 'until', integer(stop), 'level', level, 'capacity', integer(limit.capacity),
-    'remaining', integer(limit.remaining))
-  expire(events_key, EVENTS_KEPT)
+-- Where the log is out of reach, the notes say it, and the caller writes it.
+local function publish_of(kind, hit, limit, stop, level)
+  if events_key then publish(kind, hit.rule, subject_of(hit), stop, level, limit.capacity, limit.remaining) end
 end
 
 -- Says whether something may be told again, and if so, not before `span` from now.
@@ -62,15 +67,14 @@ local function ban_after(hit, notes)
   keep(hit.standing_key, remembered - now)
   for _, limit in ipairs(hit) do limit.ok, limit.wait = false, stop - now end
   note(notes, hit, BANNED, stop)
-  if bans_key then
+  if tells then
     note(notes, hit, BAN_BEGAN, stop)
-    redis.call('ZADD', bans_key, integer(stop), subject_of(hit) .. ' ' .. hit.rule)
-    -- Each that begins takes some that have ended along: so the index stays as large as there are bans.
-    for _, ended in ipairs(redis.call('ZRANGEBYSCORE', bans_key, '-inf', integer(now), 'LIMIT', 0, 10)) do
-      redis.call('ZREM', bans_key, ended)
+    if bans_key then
+      index_ban(hit.rule, subject_of(hit), stop)
+      publish_of('banned', hit, hit[1], stop, level)
+    else
+      note(notes, hit, BAN_LEVEL, level)
     end
-    keep(bans_key, stop - now)
-    publish('banned', hit, hit[1], stop, level)
   end
   return true
 end
@@ -102,16 +106,16 @@ end
 local function tell(hit, passed, notes)
   if hit.refused then
     if hit.ban ~= '-' and not hit.standing and ban_after(hit, notes) then return end
-    if events_key and hit.told and may_tell(hit, 'e:' .. hit.rule, SECOND) then
+    if tells and hit.told and may_tell(hit, 'e:' .. hit.rule, SECOND) then
       local limit = refusing(hit)
       local stop = limit.wait == NEVER and 0 or now + limit.wait
-      publish('refused', hit, limit, stop, 0)
+      publish_of('refused', hit, limit, stop, 0)
       note(notes, hit, REFUSAL_TOLD, stop)
     end
-  elseif events_key and hit.told and hit.warn > 0 and passed and not hit.standing then
+  elseif tells and hit.told and hit.warn > 0 and passed and not hit.standing then
     local limit = nearing(hit)
     if limit and may_tell(hit, 'w:' .. hit.rule, math.min(math.max(limit.reset, SECOND), DAY)) then
-      publish('near', hit, limit, 0, 0)
+      publish_of('near', hit, limit, 0, 0)
       note(notes, hit, NEAR_TOLD, 0)
     end
   end

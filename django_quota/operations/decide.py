@@ -13,16 +13,20 @@ from django_quota.algorithms import EVERY, Step, Verdict, is_stale
 from django_quota.operations.base import Operation, Script, States, lua_source
 from django_quota.operations.hits import Hit
 from django_quota.operations.holds import credits_due, give_back, give_back_due, hold, settle
-from django_quota.operations.standing import EXEMPT, Case, stand
+from django_quota.operations.standing import BAN_BEGAN, BAN_LEVEL, EXEMPT, Case, stand
 from django_quota.operations.telling import count, tell
+from django_quota.operations.undo import known_before, undo_all
 
 Mode = Literal["check", "peek", "refund"]
+
+SPENDING = frozenset({"check", "reserve", "take", "late"})
+"""The modes in which a hit that passes is spent, and one that is refused is told."""
 
 STALE, REFUSED, ALLOWED = -1, 0, 1
 """The verdicts of a reply."""
 
 _PLACE = "-- %% parts %%"
-PARTS = (*EVERY, "holds", "standing", "telling")
+PARTS = (*EVERY, "holds", "standing", "log", "telling", "undo")
 
 
 def _put_together() -> str:
@@ -42,11 +46,24 @@ class Log:
         self.length = length
 
 
+class FarLog(Log):
+    """A log that no script of the decision reaches: its notes say what there is to tell, and the caller writes it."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self.length = -1
+
+
+FAR_LOG = FarLog()
+
+
 class Decide(Operation):
     """Decide a plan; the reply is that of `lua/decide.lua`.
 
-    `mode`: "check", "peek" or "refund"; or `reserving(...)`, `settling(...)` of a plan of one hit. `log`: where events
-    are told; None: nowhere.
+    `mode`: "check", "peek" or "refund"; or `reserving(...)`, `settling(...)` of a plan of one hit; "take", "late" and
+    `undoing(...)` are for the parts of a plan, see `spread`. `log`: where events are told; None: nowhere.
     """
 
     script: ClassVar[Script] = Script.of(_put_together())
@@ -71,31 +88,48 @@ class Decide(Operation):
     def run(self, states: States, now: int) -> list[int | str]:
         """Decide over these states."""
         cases = [Case(hit, index) for index, hit in enumerate(self.hits)]
-        if any(_is_stale(case.hit, now) for case in cases):
-            return [now, STALE]
         mode, *arguments = self.mode.split(" ", 2)
-        if mode == "settle":
-            settle(states, self.hits[0], arguments[1], int(arguments[0]), now)
-        else:
-            stale = [reason for case in cases for reason in stand(states, case, now)]
-            if stale:
-                return [now, STALE, *stale]
-            _take_back(states, cases, mode, now)
+        stale = self._begin(states, cases, now)
+        if stale is not None:
+            return [now, STALE, *stale]
         for case in cases:
             case.verdicts = [_inspect(states, case, number, now) for number in range(len(case.hit.steps))]
             case.is_refused = any(not verdict.ok for verdict in case.verdicts)
         refused = {case.hit.group for case in cases if case.is_refused}
+        if mode == "late":
+            refused.add(0)
         notes = [number for case in cases if case.standing for number in (case.index, case.standing, case.stop)]
         for case in cases:
-            if mode in ("check", "reserve") and case.hit.cost > 0:
+            if mode in SPENDING and case.hit.cost > 0:
                 passed = not refused & {0, case.hit.group}
+                known = known_before(states, case, now) if mode == "take" and passed and not case.standing else ()
                 _spend(states, case, refused, now)
                 if mode == "reserve" and passed and not case.standing:
                     used_until = [now + verdict.reset for verdict in case.verdicts]
                     hold(states, case.hit, arguments[0], int(arguments[1]), used_until, now)
                 count(states, case, passed, now)
-                notes += tell(states, case, passed, self.log is not None, now)
+                told = tell(states, case, passed, self.log is not None, now)
+                if self.log is FAR_LOG and BAN_BEGAN in told[1::3]:
+                    told += [case.index, BAN_LEVEL, case.level]
+                notes += (*told, *known)
         return [now, REFUSED if 0 in refused else ALLOWED, *_numbers(cases), *notes]
+
+    def _begin(self, states: States, cases: Sequence[Case], now: int) -> Sequence[int | str] | None:
+        """Do what comes before the limits are looked at; return why the plan is stale, where it is."""
+        mode, _, arguments = self.mode.partition(" ")
+        if mode == "undo":
+            undo_all(states, self.hits, arguments, now)
+            return None
+        if any(_is_stale(case.hit, now) for case in cases):
+            return ()
+        if mode == "settle":
+            actual, member = arguments.split(" ", 1)
+            settle(states, self.hits[0], member, int(actual), now)
+            return None
+        stale = [reason for case in cases for reason in stand(states, case, now)]
+        if not stale:
+            _take_back(states, cases, mode, now)
+        return stale or None
 
 
 def _numbers(cases: Sequence[Case]) -> Iterator[int]:

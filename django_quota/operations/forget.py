@@ -38,6 +38,7 @@ class Forget(Operation):
 
     def __init__(self, places: Sequence[Place], log: Log | None = None) -> None:
         self.places = places
+        self.log = log
         self.keys = [key for place in places for key in (place.standing, *place.states)]
         if log is not None:
             self.keys.append(log.keys[1])

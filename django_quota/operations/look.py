@@ -45,6 +45,7 @@ class LiftBans(Operation):
     def __init__(self, standing: str, rules: Sequence[str], log: Log | None = None) -> None:
         self.standing = standing
         self.rules = rules
+        self.log = log
         self.keys = [standing] if log is None else [standing, log.keys[1]]
 
     def arguments(self) -> list[str | int]:

@@ -13,7 +13,7 @@ from django_quota.algorithms import Verdict
 from django_quota.operations.base import States
 from django_quota.operations.hits import Hit
 
-EXEMPT, BLOCKED, BANNED, BAN_BEGAN, REFUSAL_TOLD, NEAR_TOLD = range(1, 7)
+EXEMPT, BLOCKED, BANNED, BAN_BEGAN, REFUSAL_TOLD, NEAR_TOLD, BAN_LEVEL, KNOWN_BEFORE = range(1, 9)
 """What a note of a reply says."""
 
 OVERRIDDEN, HOLDS_DUE = 1, 2

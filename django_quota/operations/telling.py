@@ -58,7 +58,7 @@ def _ban_after(states: States, case: Case, tells: bool, now: int) -> list[int]:
         states.put(hit.tally, after, sliding.expiry(after))
         return []
     states.drop(hit.tally)
-    level = case.level + 1 if case.remembered > now else 1
+    case.level = level = case.level + 1 if case.remembered > now else 1
     stop = now + ban.spans[min(level, len(ban.spans)) - 1]
     remembered = stop + ban.spans[-1]
     set_field(states, hit.standing, f"b:{hit.field}", f"{stop} {level} {remembered}", remembered)

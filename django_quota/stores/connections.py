@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
@@ -33,6 +33,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.sentinel import SentinelConnectionPool
 
 from django_quota.exceptions import ConfigurationError, did_you_mean
+from django_quota.stores.cluster import CLUSTER_HINT, ClusterClient, location_problem
 from django_quota.stores.timeouts import with_timeouts
 
 _SYNC_ONLY = frozenset(
@@ -83,13 +84,13 @@ def alias_problem(alias: str) -> AliasProblem | None:
     if not url.startswith(_SCHEMES):
         return AliasProblem("E004", f"The LOCATION of {place} is {url!r}, which is no Redis URL.", _USE_DJANGO_REDIS)
     options = config.get("OPTIONS") or {}
-    return _client_problem(place, options.get("CLIENT_CLASS", "django_redis.client.DefaultClient"))
+    return _client_problem(place, options.get("CLIENT_CLASS", "django_redis.client.DefaultClient"), config["LOCATION"])
 
 
 _SCHEMES = ("redis://", "rediss://", "unix://")
 
 
-def _client_problem(place: str, path: str) -> AliasProblem | None:
+def _client_problem(place: str, path: str, location: object) -> AliasProblem | None:
     try:
         client = import_string(path)
     except (ImportError, AttributeError, ValueError) as error:
@@ -100,9 +101,10 @@ def _client_problem(place: str, path: str) -> AliasProblem | None:
         return AliasProblem(
             "E005",
             f"{place} uses the ShardClient, which spreads keys over servers by itself: a script has no single home.",
-            "Use an alias with the DefaultClient or the SentinelClient.",
+            "Use an alias with the DefaultClient, the SentinelClient or the ClusterClient.",
         )
-    return None
+    words = location_problem(location) if issubclass(client, ClusterClient) else None
+    return AliasProblem("E004", f"The LOCATION of {place} is no Cluster: {words}.", CLUSTER_HINT) if words else None
 
 
 _USE_DJANGO_REDIS = (
@@ -132,10 +134,12 @@ class SyncConnections:
     Taking from a redis-py pool and giving back costs more than the decision itself. So a caller's connection stays with
     us: as many are kept as were ever in use at once, up to `KEPT_CONNECTIONS`. They stand beside those that the pool
     lends to others; of ours, too, there are never more than the pool's `max_connections`, and who finds none waits.
+    `pool_of`: returns the pool of an alias, where that is not its client's.
     """
 
-    def __init__(self, alias: str) -> None:
+    def __init__(self, alias: str, pool_of: Callable[[str], Any] | None = None) -> None:
         self._alias = alias
+        self._pool_of = pool_of or (lambda alias: sync_client(alias).connection_pool)
         self._begin()
 
     def _begin(self) -> None:
@@ -157,7 +161,7 @@ class SyncConnections:
             self._begin()
         pool = self._pool
         if pool is None:
-            pool = self._pool = sync_client(self._alias).connection_pool
+            pool = self._pool = self._pool_of(self._alias)
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -252,10 +256,11 @@ class AsyncClient(NamedTuple):
 
 
 class AsyncClients:
-    """The async clients of one alias: one an event loop, closed with it."""
+    """The async clients of one alias: one an event loop, closed with it. `make` makes one."""
 
-    def __init__(self, alias: str) -> None:
+    def __init__(self, alias: str, make: Callable[[str], AsyncClient] | None = None) -> None:
         self._alias = alias
+        self._make = make or async_client
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncClient] = WeakKeyDictionary()
         self._closers: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = WeakKeyDictionary()
 
@@ -265,7 +270,7 @@ class AsyncClients:
         client = self._clients.get(loop)
         if client is None:
             self._forget_closed_loops()
-            client = self._clients[loop] = async_client(self._alias)
+            client = self._clients[loop] = self._make(self._alias)
             # A loop that ends closes its async generators: so this one's end is where the client is closed.
             closer = self._closers[loop] = self._close_at_end(weakref.ref(loop), client)
             await anext(closer)
@@ -293,12 +298,13 @@ class AsyncClients:
         return len(self._clients)
 
 
-def async_client(alias: str) -> AsyncClient:
-    """Return a new async client on the settings of a cache alias, Sentinel included.
+def async_client(alias: str, at: tuple[str, int] | None = None) -> AsyncClient:
+    """Return a new async client on the settings of a cache alias, Sentinel included; `at`: another host and port.
 
     It never repeats a command by itself: a decision whose reply got lost may have been taken, and is not taken twice.
     """
-    sync_client(alias)  # refuses what cannot serve, with a clear error
+    if at is None:
+        sync_client(alias)  # refuses what cannot serve, with a clear error
     config = _config(alias)
     options: dict[str, Any] = dict(config.get("OPTIONS") or {})
     url = _primary_location(config.get("LOCATION", ""))
@@ -315,6 +321,8 @@ def async_client(alias: str) -> AsyncClient:
     if isinstance(connection_class, type) and issubclass(connection_class, SSLConnection):
         kwargs["connection_class"] = aioredis.SSLConnection
     pool = aioredis.ConnectionPool.from_url(url, max_connections=max_connections, **kwargs)
+    if at is not None:
+        pool.connection_kwargs["host"], pool.connection_kwargs["port"] = at
     return AsyncClient(aioredis.Redis(connection_pool=pool), slots)
 
 

@@ -29,9 +29,9 @@ OVERDUE = 2.0
 class Listener:
     """Waits at bells, each a list of one entry while it sounds."""
 
-    def __init__(self, alias: str) -> None:
-        self._connections = SyncConnections(alias)
-        self._clients = AsyncClients(alias)
+    def __init__(self, connections: SyncConnections, clients: AsyncClients) -> None:
+        self._connections = connections
+        self._clients = clients
 
     def listen(self, bell: str, seconds: float) -> bool:
         """Wait at a bell; see `Store.listen`."""

@@ -6,12 +6,19 @@ and a hit must not count twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from redis import Redis, RedisError
-from redis.exceptions import ClusterCrossSlotError, NoScriptError, OutOfMemoryError, ReadOnlyError, ResponseError
+from redis.exceptions import (
+    AskError,
+    ClusterCrossSlotError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+)
 
 from django_quota.clock import SECOND
 from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
@@ -23,6 +30,12 @@ from django_quota.stores.errands import Errand, Errands, Taken
 from django_quota.stores.listening import Listener
 from django_quota.stores.wire import FOR_COMMAND, Cancellation, packed
 
+_OF_A_CLUSTER = (ClusterCrossSlotError, AskError)  # MOVED is an AskError of redis-py
+"""What a server of a Cluster says to a client that knows of none; by their names before redis-py 6."""
+
+Server = Any
+"""One of the servers of a store; None where there is but one."""
+
 
 class RedisStore:
     """States in the Redis of a cache alias. Its clock is Redis' own."""
@@ -32,7 +45,7 @@ class RedisStore:
         self._errands = Errands(errands)
         self._connections = SyncConnections(alias)
         self._async_clients = AsyncClients(alias)
-        self._listener = Listener(alias)
+        self._listener = Listener(SyncConnections(alias), AsyncClients(alias))
         self.breaker = Breaker()
         """Keeps calls from a server that does not answer."""
 
@@ -40,7 +53,7 @@ class RedisStore:
 
     def run(self, operation: Operation, now: int | None = None) -> Any:
         """Do an operation; see `Store.run`."""
-        command = _command(operation, now)
+        command = command_of(operation, now)
         self._enter()
         try:
             try:
@@ -56,10 +69,42 @@ class RedisStore:
         return reply
 
     @contextmanager
-    def commands(self) -> Iterator[Redis]:
-        """Lend the alias' client for plain commands; its errors leave the block as ours."""
+    def commands(self, server: Server = None) -> Iterator[Redis]:  # noqa: ARG002 — there is but one
+        """Lend a client for plain commands; its errors leave the block as ours.
+
+        `server`: one of `servers`, or of `by_server`; None: the one that has the system's keys.
+        """
         with commands(self.alias) as client:
             yield client
+
+    def servers(self) -> Sequence[Server]:
+        """Return all servers that have keys: a walk over all keys goes to each. Without a Cluster there is one."""
+        return [None]
+
+    def server_of(self, key: str) -> Server:  # noqa: ARG002 — there is but one
+        """Return the server that has a key."""
+        return None
+
+    def twin(self, key: str, server: Server) -> str:  # noqa: ARG002 — there is but one
+        """Return the name under which a server keeps a system key that each has one of."""
+        return key
+
+    def by_server(self, keys: Iterable[str]) -> dict[Server, list[str]]:
+        """Return keys by the server that has them: those of one go in one pipeline."""
+        found = list(keys)
+        return {None: found} if found else {}
+
+    def run_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
+        """Do operations of one script in one trip. Each is undivided, all of them are not."""
+        if not operations:
+            return []
+        with self.commands() as client, client.pipeline(transaction=False) as lent:
+            pipeline: Any = lent  # redis-py leaves it untyped
+            pipeline.execute_command("SCRIPT LOAD", operations[0].script.text)
+            for operation in operations:
+                pipeline.execute_command(*command_of(operation, now))
+            replies: list[Any] = pipeline.execute()
+        return replies[1:]
 
     def listen(self, bell: str, seconds: float) -> bool:
         """Wait at a bell; see `Store.listen`."""
@@ -108,7 +153,7 @@ class RedisStore:
 
     async def arun(self, operation: Operation, now: int | None = None) -> Any:
         """Do an operation; see `Store.run`."""
-        command = _command(operation, now)
+        command = command_of(operation, now)
         self._enter()
         client = await self._async_clients.get()
         try:
@@ -198,7 +243,8 @@ class RedisStore:
         self._listener.close()
 
 
-def _command(operation: Operation, now: int | None) -> list[str | int]:
+def command_of(operation: Operation, now: int | None) -> list[str | int]:
+    """Return the EVALSHA that does an operation."""
     keys = operation.keys
     return [
         "EVALSHA", operation.script.sha, len(keys), *keys, "" if now is None else now, *operation.arguments()
@@ -254,10 +300,11 @@ def is_silence(error: Exception) -> bool:
 
 def ours(error: Exception) -> QuotaError:
     """Return our error for one of redis-py or of the socket."""
-    if isinstance(error, ClusterCrossSlotError) or "CROSSSLOT" in str(error):  # by its name before redis-py 6
+    if isinstance(error, _OF_A_CLUSTER) or any(word in str(error) for word in ("CROSSSLOT", "MOVED ")):
         return ConfigurationError(
-            "This plan counts several subjects, which lie in several slots of a Redis Cluster; one script cannot.",
-            "Limits of one subject, or a Redis without Cluster (with Sentinel, if need be), would do.",
+            "The Redis of this alias is a Cluster, and its client knows one server of it only, or the keys of one call "
+            f"lie in several slots: {error}.",
+            'A Cluster takes OPTIONS = {"CLIENT_CLASS": "django_quota.stores.cluster.ClusterClient"}.',
         )
     return StoreUnavailable(f"{type(error).__name__}: {error}", only_writes=_is_of_writes(error))
 

@@ -15,6 +15,7 @@ import redis
 
 from django_quota import acheck, check
 from django_quota.testing import RedisServer
+from tests.commands import wait_until
 
 
 def free_port() -> int:
@@ -73,3 +74,71 @@ def test_an_alias_behind_sentinel_limits_sync_and_async(sentinel_port: int, sett
 
     admitted = sum(map(bool, (check("50/m", "ip:192.0.2.1") for _ in range(20))))
     assert (admitted, asyncio.run(race())) == (20, 30)
+
+
+@pytest.fixture
+def watched(redis_server: RedisServer, tmp_path: Path) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """A primary with a replica, and a sentinel that replaces it; yields the sentinel's port and the primary."""
+    program = str(redis_server.program)
+    primary, replica, watcher = free_port(), free_port(), free_port()
+    config = tmp_path / "sentinel.conf"
+    config.write_text(
+        f"port {watcher}\ndir {tmp_path}\nsentinel monitor quotas 127.0.0.1 {primary} 1\n"
+        "sentinel down-after-milliseconds quotas 500\nsentinel failover-timeout quotas 5000\n"
+    )
+    common = ["--save", "", "--repl-diskless-sync-delay", "0"]
+    commands = []
+    for port, more in ((primary, []), (replica, ["--replicaof", "127.0.0.1", str(primary)])):
+        folder = tmp_path / str(port)
+        folder.mkdir()
+        commands.append([program, "--port", str(port), "--dir", str(folder), *common, *more])
+    processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for command in commands]
+    try:
+        wait_until(lambda: answers_ping(primary) and answers_ping(replica))
+        with redis.Redis(port=replica) as client:
+            wait_until(lambda: client.info("replication").get("master_link_status") == "up")
+        # It asks the primary for its replicas at once, and then only every ten seconds.
+        processes.append(subprocess.Popen([program, str(config), "--sentinel"], stdout=subprocess.DEVNULL))
+        wait_until(lambda: answers_ping(watcher))
+        with redis.Redis(port=watcher) as sentinel:
+            wait_until(lambda: sentinel.sentinel_master("quotas")["num-slaves"] == 1)
+        yield watcher, processes[0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_workers_go_on_by_themselves_when_the_primary_is_replaced(
+    watched: tuple[int, subprocess.Popen[bytes]], settings: Any
+) -> None:
+    from tests.stores.test_cluster_changes import Traffic
+
+    watcher, primary = watched
+    settings.CACHES = {
+        "default": {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": "redis://quotas/0",
+            "OPTIONS": {
+                "CLIENT_CLASS": "django_redis.client.SentinelClient",
+                "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
+                "SENTINELS": [("127.0.0.1", watcher)],
+                "SOCKET_TIMEOUT": 5,
+                "SOCKET_CONNECT_TIMEOUT": 5,
+            },
+        }
+    }
+    with Traffic("100000/h", "ip:192.0.2.1") as traffic:
+        wait_until(lambda: traffic.decided > 200)
+        primary.kill()
+        primary.wait()
+        wait_until(lambda: traffic.degraded)
+        traffic.goes_on()
+    assert not traffic.errors
+    # One at a time, sync and async: no connection leads to the old primary any more.
+    assert not any(check("100000/h", "ip:192.0.2.1").degraded for _ in range(20))
+
+    async def tasks() -> list[bool]:
+        return [(await acheck("100000/h", "ip:192.0.2.1")).degraded for _ in range(20)]
+
+    assert not any(asyncio.run(tasks()))

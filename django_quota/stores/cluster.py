@@ -1,0 +1,170 @@
+"""A Redis Cluster as a cache: django-redis' client over redis-py's `RedisCluster`, and where our own store finds it.
+
+`"OPTIONS": {"CLIENT_CLASS": "django_quota.stores.cluster.ClusterClient"}`; LOCATION names one or several servers of the
+cluster to begin with. The cache's own operations go through redis-py; the store has connections of its own (`nodes`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, cast
+
+from django.conf import settings
+from django.core.cache import caches
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+from django_redis.client import DefaultClient
+from django_redis.exceptions import ConnectionInterrupted
+from django_redis.pool import ConnectionFactory
+from redis.cluster import ClusterNode, RedisCluster
+from redis.connection import parse_url
+from redis.exceptions import RedisClusterException, RedisError
+
+from django_quota.stores.slots import Address, Remap
+
+DEFAULT_PORT = 6379
+
+
+class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc]  # django-redis has no types
+    """Makes one `RedisCluster` a LOCATION, for all threads of the process."""
+
+    _clusters: ClassVar[dict[str, RedisCluster]] = {}
+    _guard: ClassVar[threading.Lock] = threading.Lock()
+
+    def connect_to(self, urls: Iterable[str]) -> RedisCluster:
+        """Return the client of the cluster that these servers belong to."""
+        urls = list(urls)
+        place = ",".join(urls)
+        with self._guard:
+            if place not in self._clusters:
+                self._clusters[place] = self._made(urls)
+            return self._clusters[place]
+
+    def _made(self, urls: list[str]) -> RedisCluster:
+        given = {**self.make_connection_params(urls[0]), **self.pool_cls_kwargs, **self.redis_client_cls_kwargs}
+        given.pop("parser_class", None)  # a cluster's client brings its own
+        url = given.pop("url")
+        make_node = cast("Any", ClusterNode)  # redis-py leaves it untyped
+        nodes = [make_node(*address_of(other)) for other in urls]
+        return RedisCluster(url=url, startup_nodes=nodes, **given)
+
+    def disconnect(self, connection: RedisCluster) -> None:
+        """Close the connections of a client."""
+        connection.close()
+
+    @classmethod
+    def forget(cls) -> None:
+        """Close all clients: the next use makes new ones."""
+        with cls._guard:
+            clusters, cls._clusters = dict(cls._clusters), {}
+        for cluster in clusters.values():
+            cluster.close()
+
+
+class ClusterClient(DefaultClient):  # type: ignore[misc]  # django-redis has no types
+    """The client class of an alias whose Redis is a Cluster. What spans slots is no transaction: each key by itself."""
+
+    def __init__(self, server: Any, params: dict[str, Any], backend: Any) -> None:
+        factory = {"CONNECTION_FACTORY": f"{__name__}.ClusterConnectionFactory"}
+        super().__init__(server, {**params, "OPTIONS": {**factory, **params.get("OPTIONS", {})}}, backend)
+        if not isinstance(self.connection_factory, ClusterConnectionFactory):
+            raise ImproperlyConfigured(
+                "ClusterClient goes with the ClusterConnectionFactory, which is its own default."
+            )
+        given: Any = vars(self)["_server"]  # as it was made of LOCATION
+        self._server: list[str] = [url.strip() for url in given]
+        self._clients = [None]
+
+    def get_next_client_index(self, write: bool = True, tried: list[int] | None = None) -> int:  # noqa: ARG002
+        """Return the one client that there is: it finds the server of each key."""
+        return 0
+
+    def connect(self, index: int = 0) -> RedisCluster:  # noqa: ARG002
+        """Return the cluster's client. Raises `ConnectionInterrupted` where no server answers."""
+        try:
+            return cast("RedisCluster", self.connection_factory.connect_to(self._server))
+        except (RedisClusterException, RedisError) as error:
+            raise ConnectionInterrupted(connection=None) from error
+
+    def get_many(
+        self, keys: Iterable[str], version: int | None = None, client: RedisCluster | None = None
+    ) -> dict[str, Any]:
+        """Return the values of those keys that are there."""
+        client = self.get_client(write=False) if client is None else client
+        asked = {self.make_key(key, version=version): key for key in keys}
+        if not asked:
+            return {}
+        try:
+            with client.pipeline() as pipeline:
+                for key in asked:
+                    pipeline.get(key)
+                values = pipeline.execute()
+        except (RedisClusterException, RedisError, OSError) as error:
+            raise ConnectionInterrupted(connection=client) from error
+        found = zip(asked.values(), values, strict=True)
+        return {key: self.decode(value) for key, value in found if value is not None}
+
+    def keys(self, search: str, version: int | None = None, client: RedisCluster | None = None) -> list[str]:
+        """Return the keys of all servers that match a pattern."""
+        return list(self.iter_keys(search, version=version, client=client))
+
+
+def address_of(url: str) -> Address:
+    """Return where a server of a URL listens. Raises `ValueError` where the URL does not say."""
+    parts = _parsed(url)
+    if "host" not in parts:
+        raise ValueError(f"{url!r} names no host")
+    return Address(parts["host"], int(parts.get("port", DEFAULT_PORT)))
+
+
+def _parsed(url: str) -> Mapping[str, Any]:
+    parse: Any = parse_url  # redis-py leaves it untyped
+    return cast("Mapping[str, Any]", parse(url))
+
+
+CLUSTER_HINT = 'One or several servers to begin with would do: ["redis://10.0.0.1:6379/0", "redis://10.0.0.2:6379/0"].'
+
+
+def location_problem(location: object) -> str | None:
+    """Say why a LOCATION names no servers of a Cluster; None where it does."""
+    urls = location.split(",") if isinstance(location, str) else cast("Iterable[str]", location)
+    for url in urls:
+        try:
+            parts = _parsed(url.strip())
+            address_of(url.strip())
+        except ValueError as error:
+            return str(error).rstrip(".")
+        if parts.get("db"):
+            return f"{url!r} names another database than 0, the only one of a Cluster"
+    return None
+
+
+def is_cluster(alias: str) -> bool:
+    """Say whether a cache alias is a Redis Cluster."""
+    config = cast("dict[str, dict[str, Any]]", settings.CACHES).get(alias, {})
+    path = (config.get("OPTIONS") or {}).get("CLIENT_CLASS", "")
+    try:
+        client = import_string(path) if path else None
+    except ImportError:
+        return False
+    return isinstance(client, type) and issubclass(client, ClusterClient)
+
+
+def base_pool(alias: str) -> Any:
+    """Return a pool that is made by the settings of an alias; its host and port stand for any server's."""
+    client = cast("Any", caches[alias]).client
+    return client.connection_factory.get_or_create_connection_pool(
+        client.connection_factory.make_connection_params(client._server[0])  # noqa: SLF001 — the client is ours
+    )
+
+
+def seeds(alias: str) -> list[Address]:
+    """Return the servers that the LOCATION of an alias names."""
+    return [address_of(url) for url in cast("Any", caches[alias]).client._server]  # noqa: SLF001 — the client is ours
+
+
+def remap_of(alias: str) -> Remap | None:
+    """Return how the alias says that servers are reached, where they name addresses that lead nowhere from here."""
+    options = cast("Any", caches[alias]).client.connection_factory.redis_client_cls_kwargs
+    return cast("Remap | None", options.get("address_remap"))

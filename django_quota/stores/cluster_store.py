@@ -1,0 +1,347 @@
+"""The Redis store over a Cluster: each operation goes to the server that has its keys.
+
+What an operation comes to whose keys lie in several slots, `operations.spread` says; how a command finds its server,
+`routing`. Here both are driven: over threads, and over event loops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from redis import Redis, RedisError
+from redis.exceptions import AskError, NoScriptError, ResponseError
+
+from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
+from django_quota.operations.base import Operation
+from django_quota.operations.spread import spread
+from django_quota.stores.breaker import Breaker
+from django_quota.stores.cluster import is_cluster, remap_of, seeds
+from django_quota.stores.cluster_errands import SYSTEM_SLOT, ClusterErrands, Twins
+from django_quota.stores.connections import alias_problem
+from django_quota.stores.errands import Errand, Taken
+from django_quota.stores.nodes import Node, Nodes
+from django_quota.stores.redis import RedisStore, Server, command_of, ours
+from django_quota.stores.routing import Asked, Command, Pause, Router, Trip, Way
+from django_quota.stores.slots import SlotTable, slot_of
+from django_quota.stores.wire import FOR_COMMAND, Cancellation, packed
+
+AT_ONCE = 200
+"""Operations that go in one trip, at most."""
+
+
+class ClusterStore(RedisStore):
+    """States in the Redis Cluster of a cache alias. A subject's clock is that of the server that has its keys."""
+
+    def __init__(self, alias: str, *errands: Errand) -> None:
+        self.alias = alias
+        self.breaker = Breaker()
+        """Never open: each server has one of its own."""
+        self._nodes = Nodes(alias)
+        self._known_router: Router | None = None
+        self._twins = Twins(self._table)
+        self._along = ClusterErrands(errands, self._table, self._twins)
+
+    def _table(self) -> SlotTable:
+        return self._router.table
+
+    @property
+    def _router(self) -> Router:
+        if self._known_router is None:
+            problem = alias_problem(self.alias)
+            if problem is not None:
+                raise ConfigurationError(problem.message, problem.hint)
+            self._known_router = Router(SlotTable(seeds(self.alias), remap_of(self.alias)))
+        return self._known_router
+
+    # --- sync ---------------------------------------------------------------------------------------------------------
+
+    def run(self, operation: Operation, now: int | None = None) -> Any:
+        """Do an operation; see `Store.run`. Where its keys lie in several slots it is undivided in each of them."""
+        way = spread(operation, slot_of)
+        try:
+            operations = next(way)
+            while True:
+                try:
+                    replies = self.run_all(operations, now)
+                except Exception as error:  # noqa: BLE001 — the way decides what follows from it
+                    operations = way.throw(error)
+                else:
+                    operations = way.send(replies)
+        except StopIteration as done:
+            return done.value
+
+    def run_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
+        """Do operations that lie in one slot each; each is undivided, all of them are not."""
+        try:
+            replies = []
+            for way in self._ways(operations, now):
+                replies += self._drive(way)
+        except (RedisError, OSError) as error:
+            raise _ours(error) from error
+        if self._along.are_late:
+            self._drive(self._errands_alone())
+        return replies
+
+    def _ways(self, operations: Sequence[Operation], now: int | None) -> Iterator[Way]:
+        """Yield the ways of operations, so many at once."""
+        for first in range(0, len(operations), AT_ONCE):
+            some = operations[first : first + AT_ONCE]
+            yield self._router.reach_all([_asked(operation, now) for operation in some])
+
+    def _drive(self, way: Way) -> Any:
+        try:
+            step = next(way)
+            while True:
+                try:
+                    outcome = self._step(step)
+                except (RedisError, OSError) as error:
+                    step = way.throw(error)
+                else:
+                    step = way.send(outcome)
+        except StopIteration as done:
+            return done.value
+
+    def _step(self, step: Trip | Pause) -> Any:
+        if isinstance(step, Pause):
+            time.sleep(step.seconds)
+            return None
+        return self._trip(self._nodes[step.at], step.commands)
+
+    def _trip(self, node: Node, commands: Sequence[Command]) -> list[Any]:
+        """Send commands to one server and read their replies: one round trip, never repeated."""
+        connections = node.connections
+        node.knock()
+        try:
+            connection = connections.take()
+        except (RedisError, OSError) as error:
+            raise node.not_sent(error) from error
+        taken: Sequence[Taken] = ()
+        try:
+            taken = self._along.due(node.address)
+            connection.send_packed_command((_wire(taken, commands),))
+            for errand in taken:
+                try:
+                    errand.answered(connection.read_response())
+                except ResponseError as error:
+                    errand.answered(error)
+            replies = []
+            for _ in commands:
+                try:
+                    replies.append(connection.read_response())
+                except ResponseError as error:
+                    replies.append(error)
+        except BaseException as error:
+            connections.drop(connection)  # a reply may still be under way: nobody else must read it
+            node.note(error)
+            raise
+        else:
+            connections.give_back(connection)
+        finally:
+            for errand in taken:
+                errand.over()
+        node.breaker.succeeded()
+        if any(isinstance(reply, NoScriptError) for reply in replies):
+            self._along.hurry(node.address)
+        return replies
+
+    # --- async --------------------------------------------------------------------------------------------------------
+
+    async def arun(self, operation: Operation, now: int | None = None) -> Any:
+        """Do an operation; see `run`."""
+        way = spread(operation, slot_of)
+        try:
+            operations = next(way)
+            while True:
+                try:
+                    replies = await self.arun_all(operations, now)
+                except Exception as error:  # noqa: BLE001 — the way decides what follows from it
+                    operations = way.throw(error)
+                else:
+                    operations = way.send(replies)
+        except StopIteration as done:
+            return done.value
+
+    async def arun_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
+        """Do operations that lie in one slot each; see `run_all`."""
+        try:
+            replies = []
+            for way in self._ways(operations, now):
+                replies += await self._adrive(way)
+        except (RedisError, OSError) as error:
+            raise _ours(error) from error
+        if self._along.are_late:
+            await self._adrive(self._errands_alone())
+        return replies
+
+    async def _adrive(self, way: Way) -> Any:
+        try:
+            step = next(way)
+            while True:
+                try:
+                    outcome = await self._astep(step)
+                except (RedisError, OSError) as error:
+                    step = way.throw(error)
+                else:
+                    step = way.send(outcome)
+        except StopIteration as done:
+            return done.value
+
+    async def _astep(self, step: Trip | Pause) -> Any:
+        if isinstance(step, Pause):
+            await asyncio.sleep(step.seconds)
+            return None
+        return await self._atrip(self._nodes[step.at], step.commands)
+
+    async def _atrip(self, node: Node, commands: Sequence[Command]) -> list[Any]:
+        """Send commands to one server and read their replies: one round trip, never repeated."""
+        client = await node.clients.get()
+        pool: Any = client.client.connection_pool
+        cancellation = Cancellation()
+        async with client.slots:
+            node.knock()
+            try:
+                connection = await pool.get_connection(*FOR_COMMAND)
+            except (RedisError, OSError) as error:
+                raise node.not_sent(error) from error
+            taken: Sequence[Taken] = ()
+            try:
+                taken = self._along.due(node.address)
+                await connection.send_packed_command((_wire(taken, commands),))
+                for errand in taken:
+                    try:
+                        errand.answered(await connection.read_response())
+                    except ResponseError as error:
+                        errand.answered(error)
+                replies = []
+                for _ in commands:
+                    try:
+                        replies.append(await connection.read_response())
+                    except ResponseError as error:
+                        replies.append(error)
+            except BaseException as error:
+                await connection.disconnect(nowait=True)  # a reply may still be under way: nobody else must read it
+                node.note(error)
+                raise
+            finally:
+                await pool.release(connection)
+                for errand in taken:
+                    errand.over()
+        cancellation.pass_on()
+        node.breaker.succeeded()
+        if any(isinstance(reply, NoScriptError) for reply in replies):
+            self._along.hurry(node.address)
+        return replies
+
+    def _errands_alone(self) -> Way:
+        """Make a trip for the errands, where no call has gone their way for long."""
+        with suppress(RedisError, OSError):  # an errand that fails is told so, and never fails the call
+            yield Trip((yield from self._router.server_of(SYSTEM_SLOT)), [("PING",)])
+
+    # --- bells, and what waits ----------------------------------------------------------------------------------------
+
+    def listen(self, bell: str, seconds: float) -> bool:
+        """Wait at a bell; see `Store.listen`."""
+        with _translated():
+            node = self._nodes[self._drive(self._router.server_of(slot_of(bell)))]
+            try:
+                return node.listener.listen(bell, seconds)
+            except ResponseError:
+                self._router.table.doubt()  # the bell is on the move: the ring is lost, and whoever waits looks
+                return False
+
+    async def alisten(self, bell: str, seconds: float) -> bool:
+        """Wait at a bell; see `Store.listen`."""
+        with _translated():
+            node = self._nodes[await self._adrive(self._router.server_of(slot_of(bell)))]
+            try:
+                return await node.listener.alisten(bell, seconds)
+            except ResponseError:
+                self._router.table.doubt()
+                return False
+
+    async def acall(self, command: Sequence[str | int], seconds: float) -> Any:
+        """Send a command on a system key that may wait so many seconds; see `RedisStore.acall`."""
+        with _translated():
+            node = self._nodes[await self._adrive(self._router.server_of(SYSTEM_SLOT))]
+            try:
+                return await node.listener.acall(command, seconds)
+            except BaseException:
+                self._router.table.doubt()
+                raise
+
+    # --- plain commands -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def commands(self, server: Server = None) -> Iterator[Redis]:
+        """Lend a client of one server for plain commands; None: that of the system's keys."""
+        with _translated():
+            at = self._drive(self._router.server_of(SYSTEM_SLOT)) if server is None else server
+            try:
+                yield self._nodes[at].client
+            except (RedisError, OSError):
+                self._router.table.doubt()
+                raise
+
+    def servers(self) -> Sequence[Server]:
+        """Return all primaries."""
+        with _translated():
+            self._router.table.doubt()  # a walk over all keys must not miss a server that is new
+            self._drive(self._router.refreshed())
+            return self._router.table.primaries
+
+    def server_of(self, key: str) -> Server:
+        """Return the server that has a key."""
+        with _translated():
+            return self._drive(self._router.server_of(slot_of(key)))
+
+    def twin(self, key: str, server: Server) -> str:
+        """Return the name under which a server keeps a system key: in a slot that it has."""
+        return self._twins.name(key, server)
+
+    def by_server(self, keys: Iterable[str]) -> dict[Server, list[str]]:
+        """Return keys by the server that has them."""
+        found: dict[Server, list[str]] = {}
+        for key in keys:
+            found.setdefault(self.server_of(key), []).append(key)
+        return found
+
+    def close(self) -> None:
+        """Close idle connections; an event loop closes its own."""
+        self._nodes.close()
+        self._known_router = None
+
+
+def store_of(alias: str, *errands: Errand) -> RedisStore:
+    """Return the store of a cache alias: one server, or a Cluster."""
+    return ClusterStore(alias, *errands) if is_cluster(alias) else RedisStore(alias, *errands)
+
+
+def _asked(operation: Operation, now: int | None) -> Asked:
+    return Asked(slot_of(operation.keys[0]), command_of(operation, now), operation.script)
+
+
+def _wire(taken: Sequence[Taken], commands: Sequence[Command]) -> bytes:
+    return b"".join([*(errand.wire for errand in taken), *map(packed, commands)])
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (RedisError, OSError) as error:
+        raise _ours(error) from error
+
+
+def _ours(error: Exception) -> QuotaError:
+    if isinstance(error, AskError):  # and MOVED: of a plain command, which is not sent on
+        return StoreUnavailable(f"a slot is on the move: {error}")
+    if "ClusterCrossSlot" in type(error).__name__ or "CROSSSLOT" in str(error):
+        return ConfigurationError(
+            "What is asked lies in several slots of a Redis Cluster, and is done in one of them or not at all.",
+            "For a transfer between two subjects, take() from the one and incr() of the other, one by one, would do.",
+        )
+    return ours(error)

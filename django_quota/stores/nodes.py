@@ -1,0 +1,93 @@
+"""The servers of a Redis Cluster as this process knows them: connections to each, sync and async, and a breaker.
+
+It must not know which keys lie where. A server that has left the cluster costs its idle connections until `close`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from redis import ConnectionPool, Redis, RedisError
+from redis.exceptions import BusyLoadingError
+
+from django_quota.stores.breaker import Breaker
+from django_quota.stores.cluster import base_pool
+from django_quota.stores.connections import AllInUseError, AsyncClients, SyncConnections, async_client
+from django_quota.stores.listening import Listener
+from django_quota.stores.routing import NotSentError
+from django_quota.stores.slots import Address
+
+
+class Node:
+    """One server: what leads there, by the settings of the alias."""
+
+    def __init__(self, alias: str, address: Address) -> None:
+        self.address = address
+        self._alias = alias
+        pool_of, make = partial(node_pool, at=address), partial(async_client, at=address)
+        self.connections = SyncConnections(alias, pool_of)
+        self.clients = AsyncClients(alias, make)
+        self.listener = Listener(SyncConnections(alias, pool_of), AsyncClients(alias, make))
+        self.breaker = Breaker()
+        self._client: Redis | None = None
+
+    @property
+    def client(self) -> Redis:
+        """A client for plain commands on this server alone."""
+        if self._client is None:
+            self._client = Redis(connection_pool=node_pool(self._alias, self.address))
+        return self._client
+
+    def knock(self) -> None:
+        """Raise `NotSentError` where it does not answer at the moment, and nobody needs to find that out again."""
+        if not self.breaker.lets_through():
+            raise NotSentError(f"{self.address} does not answer")
+
+    def not_sent(self, error: Exception) -> NotSentError:
+        """Return the error to raise where there was no connection to it."""
+        if not isinstance(error, AllInUseError):
+            self.breaker.failed()
+        return NotSentError(f"{self.address}: {error}")
+
+    def note(self, error: BaseException) -> None:
+        """Note that it gave no answer. Raises `NotSentError` where it said that it has done nothing."""
+        if isinstance(error, BusyLoadingError):
+            raise NotSentError(f"{self.address} is loading its keys") from error
+        if isinstance(error, (RedisError, OSError)):
+            self.breaker.failed()
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self.connections.close()
+        self.listener.close()
+        if self._client is not None:
+            self._client.close()
+            self._client.connection_pool.disconnect()
+            self._client = None
+
+
+class Nodes:
+    """All servers that were ever asked, made when they are first needed."""
+
+    def __init__(self, alias: str, make: Callable[[str, Address], Node] = Node) -> None:
+        self._alias = alias
+        self._make = make
+        self._nodes: dict[Address, Node] = {}
+
+    def __getitem__(self, address: Address) -> Node:
+        node = self._nodes.get(address)
+        return node or self._nodes.setdefault(address, self._make(self._alias, address))
+
+    def close(self) -> None:
+        """Close idle connections to all of them."""
+        for node in list(self._nodes.values()):
+            node.close()
+
+
+def node_pool(alias: str, at: Address) -> Any:
+    """Return a pool of connections to one server, by the settings of an alias."""
+    base = base_pool(alias)
+    options = {**base.connection_kwargs, "host": at.host, "port": at.port}
+    return ConnectionPool(base.connection_class, base.max_connections, **options)

@@ -1,0 +1,125 @@
+"""The slot table of a Redis Cluster: which server has which keys, as far as is known. It sends nothing by itself.
+
+Source: the Redis Cluster specification. A key lies in one of 16,384 slots, by the part of its name in braces; a slot
+belongs to one primary at a time. The table may be out of date: a server that no longer has a slot says who has.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+
+REFRESH_EVERY = 0.1
+"""Seconds between two readings of the table, at least, however much speaks for another one."""
+
+
+class Address(NamedTuple):
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def read(cls, text: str, asked: Address) -> Address:
+        """Read `"<host>:<port>"`; a server that does not know its own name means the one that was asked."""
+        host, _, port = text.rpartition(":")
+        return cls(host.strip("[]") or asked.host, int(port.partition("@")[0]))
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+Remap = Callable[[tuple[str, int]], tuple[str, int]]
+"""From where a server says that it listens to where it can be reached, as redis-py's `address_remap`."""
+
+
+@lru_cache(maxsize=8192)
+def _slot_of_tag(tag: str) -> int:
+    return int(key_slot(tag.encode()))
+
+
+def slot_of(key: str) -> int:
+    """Return the slot of a key: from 0 to 16,383."""
+    start = key.find("{") + 1
+    end = key.find("}", start) if start else -1
+    return _slot_of_tag(key[start:end]) if end > start else int(key_slot(key.encode()))
+
+
+class SlotTable:
+    """Who has which slot. `seeds`: where to ask at first; for any thread and event loop.
+
+    `clock`: returns seconds that never go back.
+    """
+
+    def __init__(
+        self, seeds: Iterable[Address], remap: Remap | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._seeds = list(seeds)
+        self._remap = remap
+        self._clock = clock
+        self._owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        self._guard = threading.Lock()
+        self._read_at = -REFRESH_EVERY
+        self._is_doubtful = True
+
+    def owner(self, slot: int) -> Address | None:
+        """Return who has a slot; None where it is not known."""
+        return self._owners[slot]
+
+    @property
+    def primaries(self) -> list[Address]:
+        """All that have slots, each once."""
+        return sorted({owner for owner in self._owners if owner is not None})
+
+    @property
+    def sources(self) -> list[Address]:
+        """Whom to ask for the table, the best first."""
+        return list(dict.fromkeys([*self.primaries, *self._seeds]))
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it should be read again, and may be."""
+        return self._is_doubtful and self._clock() - self._read_at >= REFRESH_EVERY
+
+    def begin_reading(self) -> None:
+        """Note that somebody reads it now: others go on with what is known."""
+        self._read_at = self._clock()
+
+    def doubt(self) -> None:
+        """Note that it may be out of date."""
+        self._is_doubtful = True
+
+    def moved(self, slot: int, to: Address) -> Address:
+        """Note where a server says that a slot is; return how it is reached."""
+        reached = self._reached(to)
+        with self._guard:
+            self._owners[slot] = reached
+            self._is_doubtful = True  # one slot seldom comes alone
+        return reached
+
+    def reached(self, to: Address) -> Address:
+        """Return how a server is reached that another one names."""
+        return self._reached(to)
+
+    def learn(self, reply: Sequence[Any], asked: Address) -> None:
+        """Take over the reply to CLUSTER SLOTS, raw, from the server that was asked."""
+        owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        for first, last, primary, *_ in reply:
+            address = self._reached(Address(_text(primary[0]) or asked.host, int(primary[1])))
+            owners[int(first) : int(last) + 1] = [address] * (int(last) - int(first) + 1)
+        with self._guard:
+            self._owners = owners
+            self._is_doubtful = False
+
+    def _reached(self, address: Address) -> Address:
+        return address if self._remap is None else Address(*self._remap(address))
+
+
+def _text(name: str | bytes | None) -> str:
+    given = name.decode() if isinstance(name, bytes) else name or ""
+    return "" if given == "?" else given

@@ -1,0 +1,200 @@
+"""A real Redis Cluster on private ports: primaries, and replicas of them, started and stopped by the tests."""
+
+from __future__ import annotations
+
+import random
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from django_quota.stores.slots import slot_of
+
+SLOTS = 16_384
+PATIENCE = 30.0
+NODE_TIMEOUT = 500
+"""Milliseconds after which a server that is silent counts as gone."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that are free, and so are those ten thousand above: there the servers talk to each other."""
+    found: list[int] = []
+    with ExitStack() as probes:
+        while len(found) < count:
+            port = random.randint(20_000, 32_000)
+            try:
+                for number in (port, port + 10_000):
+                    probe = probes.enter_context(socket.socket())
+                    probe.bind(("127.0.0.1", number))
+            except OSError:
+                continue
+            found.append(port)
+    return found
+
+
+@dataclass
+class Server:
+    """One server of a cluster."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+    client: Any  # redis-py leaves its cluster commands untyped
+    id: str = ""
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@dataclass
+class Cluster:
+    """Servers that know each other; the first ones are primaries with an equal share of the slots."""
+
+    program: Path
+    servers: list[Server] = field(default_factory=list)
+
+    @property
+    def location(self) -> list[str]:
+        return [f"redis://127.0.0.1:{server.port}/0" for server in self.servers]
+
+    @property
+    def running(self) -> list[Server]:
+        return [server for server in self.servers if server.process.poll() is None]
+
+    def owner(self, key: str) -> Server:
+        """Return the primary that has the slot of a key, by what the servers say."""
+        for first, last, (_, port, *_), *_ in raw_slots(self.running[0].client):
+            if first <= slot_of(key) <= last:
+                return next(server for server in self.servers if server.port == port)
+        raise LookupError(key)
+
+    def primaries(self) -> list[Server]:
+        ports = {primary[1] for _, _, primary, *_ in raw_slots(self.running[0].client)}
+        return [server for server in self.servers if server.port in ports]
+
+    def flush(self) -> None:
+        for server in self.primaries():
+            server.client.flushall()
+            server.client.script_flush()
+
+    def keys(self) -> set[str]:
+        return {key.decode() for server in self.primaries() for key in server.client.scan_iter()}
+
+    def move(self, slot: int, to: Server, *, pause: float = 0.0) -> None:
+        """Move a slot with all its keys, one key at a time, as an operator's tool does."""
+        first = {low: port for low, high, (_, port, *_), *_ in raw_slots(to.client) if low <= slot <= high}
+        source = next(server for server in self.servers if server.port in first.values())
+        to.client.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", source.id)
+        source.client.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", to.id)
+        while keys := source.client.execute_command("CLUSTER GETKEYSINSLOT", slot, 1):
+            if pause:
+                time.sleep(pause)
+            source.client.execute_command("MIGRATE", "127.0.0.1", to.port, keys[0], 0, 5_000)
+        for server in (to, source, *[other for other in self.primaries() if other not in (to, source)]):
+            server.client.execute_command("CLUSTER SETSLOT", slot, "NODE", to.id)
+
+
+def raw_slots(client: Any) -> list[Any]:
+    """Return CLUSTER SLOTS as it comes over the wire."""
+    with client.client() as one:
+        one.connection.send_command("CLUSTER", "SLOTS")
+        return one.connection.read_response()  # type: ignore[no-any-return]
+
+
+@cache
+def can_cluster(program: Path) -> bool:
+    """Say whether a server program was built with Cluster."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            done = subprocess.run(
+                [str(program), "--cluster-enabled", "yes", "--port", "0", "--dir", folder, "--daemonize", "no"],
+                capture_output=True, timeout=0.5, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return True
+        return b"cluster-enabled" not in done.stdout + done.stderr
+
+
+@contextmanager
+def running_cluster(program: Path, primaries: int = 3, replicas: int = 0) -> Iterator[Cluster]:
+    """Run a cluster; `replicas`: of each primary."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quota-cluster-")))
+        cluster = Cluster(program)
+        for port in free_ports(primaries * (1 + replicas)):
+            place = folder / str(port)
+            place.mkdir()
+            cluster.servers.append(stack.enter_context(_running(program, place, port)))
+        _join(cluster, primaries)
+        yield cluster
+
+
+@contextmanager
+def _running(program: Path, folder: Path, port: int) -> Iterator[Server]:
+    options = {
+        "port": port, "bind": "127.0.0.1", "dir": folder, "save": "", "appendonly": "no", "cluster-enabled": "yes",
+        "cluster-node-timeout": NODE_TIMEOUT, "cluster-config-file": "nodes.conf", "repl-diskless-sync-delay": 0,
+        "cluster-replica-validity-factor": 0,
+    }  # fmt: skip
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([str(program), *words], stdout=log, stderr=log)
+    made: Any = redis.Redis(port=port, socket_timeout=5)
+    with made as client:
+        try:
+            _until(lambda: _answers(client))
+            yield Server(port, process, client, client.execute_command("CLUSTER MYID").decode())
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _join(cluster: Cluster, primaries: int) -> None:
+    leaders = cluster.servers[:primaries]
+    edges = [SLOTS * number // primaries for number in range(primaries + 1)]
+    for number, leader in enumerate(leaders):
+        leader.client.execute_command("CLUSTER ADDSLOTS", *range(edges[number], edges[number + 1]))
+        leader.client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
+    for server in cluster.servers[1:]:
+        server.client.execute_command("CLUSTER MEET", "127.0.0.1", leaders[0].port)
+    _until(lambda: all(_known(server) == len(cluster.servers) for server in cluster.servers))
+    for number, follower in enumerate(cluster.servers[primaries:]):
+        follower.client.execute_command("CLUSTER REPLICATE", leaders[number % primaries].id)
+    _until(lambda: all(_is_ready(server) for server in cluster.servers))
+
+
+def _known(server: Server) -> int:
+    return int(_info(server)["cluster_known_nodes"])
+
+
+def _is_ready(server: Server) -> bool:
+    role = server.client.info("replication")
+    linked = role["role"] == "master" or role["master_link_status"] == "up"
+    return bool(_info(server)["cluster_state"] == "ok" and linked)
+
+
+def _info(server: Server) -> dict[str, Any]:
+    return server.client.execute_command("CLUSTER INFO")  # type: ignore[no-any-return]
+
+
+def _answers(client: Any) -> bool:
+    try:
+        client.ping()
+    except redis.ConnectionError:
+        return False
+    return True
+
+
+def _until(holds: Any) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline, "the cluster is not as it should be"
+        time.sleep(0.02)

@@ -1,0 +1,451 @@
+"""The store on a real Redis Cluster: every key finds its server, whatever the servers do meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
+from typing import Any
+
+import pytest
+from django.core.cache import cache
+from django.core.management import call_command
+from django.test import RequestFactory
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from django_quota import acheck, areset, check, counter, overrides, peek, plans, refund, reserve, reset
+from django_quota.clock import SECOND
+from django_quota.conf import current
+from django_quota.events import EventGroup, EventStream
+from django_quota.exceptions import ConfigurationError, StoreUnavailable
+from django_quota.limiter import adecide_plan, decide_plan, get_limiter
+from django_quota.plans import Plan
+from django_quota.request_decisions import decide_request
+from django_quota.rules import Rule
+from django_quota.stores.cluster_store import AT_ONCE, ClusterStore
+from django_quota.stores.errands import Watch
+from django_quota.stores.memory import MemoryStore
+from django_quota.sweeping import Sweeper
+from django_quota.testing import freeze
+from django_quota.usage import counted_days, finished_before
+from tests.clusters import Cluster, running_cluster
+from tests.conftest import cluster_caches, cluster_program
+from tests.published import publish
+from tests.steps import START, driven
+from tests.test_bounds import CASES as BOUNDS
+from tests.test_bounds import GAPS, MINUTE, most_in_a_window
+from tests.test_spread import STEPS, in_order, plan_of
+
+SUBJECTS = [f"ip:192.0.2.{number}" for number in range(30)]
+
+
+def key_of(subject: str) -> str:
+    return f"quota:1:{{{subject}}}:s"
+
+
+def pair(cluster: Cluster) -> tuple[str, str]:
+    """Return two subjects whose keys lie on different servers."""
+    first = SUBJECTS[0]
+    other = next(each for each in SUBJECTS if cluster.owner(key_of(each)) is not cluster.owner(key_of(first)))
+    return first, other
+
+
+def plan(*asked: tuple[Rule, str], cost: int = 1, events: int = 0) -> Plan:
+    made = Plan("quota", events)
+    for rule, subject in asked:
+        made.add(rule, subject, cost)
+    return made
+
+
+class TestDecisions:
+    def test_subjects_of_all_servers_are_limited_sync_and_async(self, cluster: Cluster) -> None:
+        async def both() -> list[bool]:
+            return [bool(await acheck("3/m", subject)) for subject in SUBJECTS for _ in range(2)]
+
+        admitted = [bool(check("3/m", subject)) for subject in SUBJECTS for _ in range(2)]
+        assert sum(admitted) == 2 * len(SUBJECTS)
+        assert sum(asyncio.run(both())) == len(SUBJECTS)
+        assert len({cluster.owner(key_of(subject)).port for subject in SUBJECTS}) == 3
+
+    def test_racing_threads_and_tasks_are_admitted_exactly_up_to_the_limit(self, cluster: Cluster) -> None:
+        async def tasks() -> int:
+            hits = (acheck("50/m", subject) for _ in range(40) for subject in SUBJECTS[:5])
+            return sum(map(bool, await asyncio.gather(*hits)))
+
+        with ThreadPoolExecutor(9) as threads:
+            running = threads.submit(asyncio.run, tasks())
+            admitted = sum(map(bool, threads.map(lambda n: check("50/m", SUBJECTS[n % 5]), range(1_000))))
+            assert admitted + running.result() == 5 * 50
+
+    def test_a_check_is_one_round_trip(self, cluster: Cluster) -> None:
+        subject = SUBJECTS[0]
+        server = cluster.owner(key_of(subject)).client
+        check("5/m; 9/h", subject)
+        before = server.info("stats")["total_reads_processed"]
+        check("5/m; 9/h", subject)
+        assert server.info("stats")["total_reads_processed"] - before == 2  # the other one is the INFO itself
+
+    def test_scripts_that_all_servers_forgot_are_loaded_again(self, cluster: Cluster) -> None:
+        for _ in range(2):
+            for server in cluster.servers:
+                server.client.script_flush()
+            assert all(check("3/m", subject) for subject in SUBJECTS)
+
+    def test_refund_reset_and_holds_find_their_server(self, cluster: Cluster) -> None:
+        for subject in SUBJECTS[:6]:
+            check("3/m", subject, 2)
+            assert refund("3/m", subject).remaining == 2
+            with reserve("3/m", subject, 2) as hold:
+                hold.settle(1)
+            assert peek("3/m", subject).remaining == 1
+            assert reset("3/m", subject)
+            assert not asyncio.run(areset("3/m", subject))
+
+
+class TestPlansOverSeveralSubjects:
+    def test_a_later_refusal_gives_back_what_an_earlier_part_took(self, cluster: Cluster) -> None:
+        wide, narrow = Rule.make("wide", "9/m"), Rule.make("narrow", "2/m")
+        for asked in (pair(cluster), pair(cluster)[::-1]):
+            cluster.flush()
+            got = [decide_plan(plan((wide, asked[0]), (narrow, asked[1])), "check") for _ in range(5)]
+            assert [bool(decision) for decision in got] == [True, True, False, False, False]
+            assert [outcome.remaining for outcome in got[-1].outcomes] == [7, 0]
+            assert peek(wide, asked[0]).remaining == 7
+
+    @pytest.mark.parametrize(("rate", "trips"), [("9/m", (1, 1)), ("0/m", (2, 1))])
+    def test_a_plan_is_one_trip_for_each_part_and_one_for_what_is_undone(
+        self, cluster: Cluster, rate: str, trips: tuple[int, int]
+    ) -> None:
+        one, two = pair(cluster)
+        asked = [(Rule.make("one", "9/m"), one), (Rule.make("two", rate), two)]
+        servers = [cluster.owner(key_of(subject)).client for subject in (one, two)]
+        for _ in range(2):
+            before = [server.info("stats")["total_reads_processed"] for server in servers]
+            decide_plan(plan(*asked), "check")
+            after = [server.info("stats")["total_reads_processed"] - 1 for server in servers]  # INFO itself
+        assert tuple(now - then for now, then in zip(after, before, strict=True)) == trips
+
+    def test_a_request_under_rules_of_several_subjects_is_decided(self, cluster: Cluster) -> None:
+        rules = [Rule.make("a", "2/m"), Rule.make("b", "1/m", key="global")]
+        request = RequestFactory().get("/")
+        assert decide_request(rules, request)
+        refused = decide_request(rules, request)
+        assert (refused.allowed, refused.rule, len(refused.outcomes)) == (False, "b", 2)
+
+    def test_what_an_undone_part_counted_and_told_is_taken_back(self, cluster: Cluster) -> None:
+        users = [f"user:{number}" for number in range(20)]
+        one = users[0]
+        two = next(user for user in users if cluster.owner(key_of(user)) is not cluster.owner(key_of(one)))
+        near = Rule.make("near", "4/m", warn_at=0.5)
+        shut = Rule.make("shut", "0/m")
+        assert decide_plan(plan((near, one)), "check")
+        assert not decide_plan(plan((near, one), (shut, two), events=100), "check")
+        assert [each.counts["near"].allowed for each in counted_days(one)] == [1]
+        assert [each.counts["shut"].refused for each in counted_days(two)] == [1]
+        events = EventStream(get_limiter().store, "quota").last(9, lambda event: True)  # type: ignore[arg-type]
+        assert [event.kind for event in events] == ["refused"]
+        assert decide_plan(plan((near, one), events=100), "check")  # and is told now, when it has come true
+        events = EventStream(get_limiter().store, "quota").last(9, lambda event: True)  # type: ignore[arg-type]
+        assert [event.kind for event in events] == ["refused", "near"]
+
+    def test_racing_plans_never_admit_too_many(self, cluster: Cluster) -> None:
+        one, two = pair(cluster)
+        asked = [(Rule.make("one", "40/m"), one), (Rule.make("two", "30/m"), two)]
+
+        async def tasks() -> int:
+            plans_of = [adecide_plan(plan(*asked), "check") for _ in range(60)]
+            return sum(map(bool, await asyncio.gather(*plans_of)))
+
+        with ThreadPoolExecutor(9) as threads:
+            running = threads.submit(asyncio.run, tasks())
+            turned = (asked, asked[::-1])
+            admitted = sum(map(bool, threads.map(lambda n: decide_plan(plan(*turned[n % 2]), "check"), range(240))))
+            admitted += running.result()
+        assert admitted <= 30
+        with_room = [bool(decide_plan(plan(*asked), "check")) for _ in range(31)]
+        assert admitted + sum(with_room) == 30  # what was given back is there again
+        assert peek(asked[0][0], one).remaining == 10
+
+    @hypothesis_settings(max_examples=60, suppress_health_check=list(HealthCheck))
+    @given(phase=st.integers(0, 86_400 * SECOND), steps=STEPS)
+    def test_any_plans_are_answered_as_by_the_memory_store(
+        self, cluster: Cluster, phase: int, steps: list[Any]
+    ) -> None:
+        cluster.flush()
+        plans._known.clear()
+        store, memory, now = get_limiter().store, MemoryStore(), START + phase
+        for gap, mode, asked, told, override, subject in steps:
+            now += gap
+            if override:
+                for run in (memory.run, store.run):
+                    run(publish(subject, asked[0][0].name, override), now)
+            expected = driven(memory.run, plan_of(asked, told=told), mode, now)
+            found = driven(store.run, plan_of(asked, told=told), mode, now)
+            assert in_order(found, asked) == in_order(expected, asked)
+        memory.close()
+
+    def test_a_server_that_is_gone_leaves_nothing_taken_on_the_others(self, settings: Any) -> None:
+        with running_cluster(cluster_program()) as own:
+            settings.CACHES = cluster_caches(own)
+            one, two = pair(own)
+            asked = [(Rule.make("one", "5/m"), one), (Rule.make("two", "5/m"), two)]
+            for server in own.servers:
+                server.client.config_set("cluster-require-full-coverage", "no")
+            assert decide_plan(plan(*asked), "check")
+            own.owner(key_of(two)).kill()
+            assert decide_plan(plan(*asked), "check").degraded
+            assert peek(asked[0][0], one).remaining == 4
+
+
+CASES = {name: case for name, case in BOUNDS.items() if name != "leaky-bucket"}
+
+
+@pytest.mark.parametrize("case", CASES)
+@hypothesis_settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@given(phase=st.integers(0, MINUTE), hits=st.lists(st.tuples(GAPS, st.integers(1, 3), st.booleans()), max_size=40))
+def test_no_arrivals_get_more_than_the_bound_in_a_plan_over_two_servers(
+    cluster: Cluster, case: str, phase: int, hits: list[tuple[int, int, bool]]
+) -> None:
+    """The other subject's limit refuses now and then, so that what was taken is undone."""
+    given_options, bound = CASES[case]
+    options = dict(given_options)
+    searched = Rule.make("searched", options.pop("rate"), **options)
+    one, two = pair(cluster)
+    cluster.flush()
+    now, store = START + phase, get_limiter().store
+    admitted = []
+    for gap, cost, refuses in hits:
+        now += gap
+        asked = [(searched, one), (Rule.make("other", "0/m" if refuses else "1000000/s"), two)]
+        reply = driven(store.run, plan(*asked, cost=cost), "check", now)
+        assert not (refuses and reply[1])
+        if reply[1]:
+            admitted.append((now, cost))
+    assert most_in_a_window(admitted) <= bound
+
+
+class TestTheLog:
+    def test_what_is_told_is_written_by_the_caller(self, cluster: Cluster) -> None:
+        ban = {"after": "2/m", "for": "1h"}
+        for subject in SUBJECTS[:8]:
+            for _ in range(5):
+                check("1/m", subject, ban=ban)
+        events = EventStream(get_limiter().store, "quota").last(100, lambda event: True)  # type: ignore[arg-type]
+        told = {subject: [event.kind for event in events if event.subject == subject] for subject in SUBJECTS[:8]}
+        assert all(kinds == ["refused", "banned"] for kinds in told.values())
+        assert all(event.level == 1 and event.capacity == 1 for event in events if event.kind == "banned")
+        index = cluster.owner("{!}").client
+        assert index.zcard("quota:1:{!}:bans") == 8
+        assert reset("1/m", SUBJECTS[0], ban=ban)
+        assert index.zcard("quota:1:{!}:bans") == 7
+
+    def test_a_group_takes_what_is_told_of_every_server(self, cluster: Cluster) -> None:
+        stream = EventStream(get_limiter().store, "quota")  # type: ignore[arg-type]
+        group = EventGroup(stream, "workers", "one", 60)
+        assert group.begin("0-0")
+        for subject in SUBJECTS:
+            check("0/m", subject)
+        taken = [group.take() for _ in SUBJECTS]
+        assert {each.event.subject for each in taken if each and each.event} == set(SUBJECTS)
+        for each in taken:
+            assert each
+            group.acknowledge(each.id)
+        assert group.take(1) is None
+
+    def test_an_event_that_cannot_be_told_leaves_the_decision(
+        self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        from django_quota.operations.announce import Announce
+
+        run_all = ClusterStore.run_all
+
+        def fail(store: ClusterStore, operations: Any, now: Any) -> Any:
+            if isinstance(operations[0], Announce):
+                raise StoreUnavailable("gone")
+            return run_all(store, operations, now)
+
+        monkeypatch.setattr(ClusterStore, "run_all", fail)
+        decision = check("0/m", SUBJECTS[0])
+        assert (decision.allowed, decision.degraded) == (False, False)
+        assert "could not be told" in caplog.text
+
+
+class TestTheWholeOfIt:
+    def test_a_sweep_goes_over_every_server(self, cluster: Cluster) -> None:
+        with freeze(START):
+            for subject in SUBJECTS:
+                check("9/m", subject)
+        report = Sweeper(get_limiter().store, "quota").sweep(threading.Event(), lambda count: None)  # type: ignore[arg-type]
+        assert (report.sets, report.removed, report.complete) == (len(SUBJECTS), len(SUBJECTS), True)
+        assert report.emptied == len(SUBJECTS)
+
+    def test_a_sweep_that_was_stopped_goes_on_where_it_was(self, cluster: Cluster) -> None:
+        with freeze(START):
+            for number in range(900):
+                check("9/m", f"ip:10.0.{number // 250}.{number % 250}")
+        store: Any = get_limiter().store
+        stop = threading.Event()
+        first = Sweeper(store, "quota").sweep(stop, lambda count: stop.set())
+        assert (first.complete, first.resumed) == (False, False)
+        second = Sweeper(store, "quota").sweep(threading.Event(), lambda count: None)
+        assert (second.complete, second.resumed) == (True, True)
+        assert first.removed + second.removed == 900
+        left = cluster.keys()
+        assert not [key for key in left if key.endswith(":sweep")]
+
+    def test_more_operations_than_go_in_one_trip_are_all_done(self, cluster: Cluster) -> None:
+        store: Any = get_limiter().store
+        made = [plan((Rule.make("a", "9/m"), f"ip:10.0.{n // 250}.{n % 250}")) for n in range(2 * AT_ONCE + 7)]
+        replies = store.run_all([each.operation(0, "check") for each in made], None)
+        assert [reply[1] for reply in replies] == [1] * len(made)
+        replies = asyncio.run(store.arun_all([each.operation(0, "peek") for each in made], None))
+        assert [reply[3] for reply in replies] == [8] * len(made)
+
+    def test_counters_of_all_servers(self, cluster: Cluster) -> None:
+        for number, subject in enumerate(SUBJECTS):
+            counter("views").incr(subject, number)
+        assert [counter("views").get(subject) for subject in SUBJECTS] == list(range(len(SUBJECTS)))
+
+    def test_a_transfer_between_two_slots_is_a_clear_error_and_moves_nothing(self, cluster: Cluster) -> None:
+        one, two = pair(cluster)
+        counter("coins").incr(one, 5)
+        with pytest.raises(ConfigurationError, match="several slots"):
+            counter("coins").transfer(one, two, 3)
+        assert (counter("coins").get(one), counter("coins").get(two)) == (5, 0)
+
+    def test_days_are_counted_found_and_carried(self, cluster: Cluster, database: Any) -> None:
+        from django_quota.models import DailyCounter
+        from django_quota.rollup import roll_up
+
+        for number in range(1, 21):
+            for _ in range(number):
+                check("1000/m", f"user:{number}")
+        for _ in range(2):
+            list(roll_up(get_limiter().store, batch=7))  # type: ignore[arg-type]
+            assert DailyCounter.objects.count() == 20
+            assert sum(row.allowed for row in DailyCounter.objects.all()) == sum(range(1, 21))
+        assert finished_before(get_limiter().store) < date.today()  # type: ignore[arg-type]  # noqa: DTZ011
+
+    def test_the_pages_of_the_admin_read_every_server(self, cluster: Cluster) -> None:
+        from django_quota.activity import activity
+        from django_quota.health import health
+        from django_quota.sizes import sizes
+        from django_quota.status import counted, status_of
+
+        store: Any = get_limiter().store
+        for subject in SUBJECTS:
+            check("1/m", subject)
+        assert sizes(store, current().prefix).keys == len(SUBJECTS)
+        assert health(store, current().prefix).keys == len(SUBJECTS)
+        assert activity().slots == []
+        for subject in SUBJECTS[:5]:
+            assert [limit.used for limit in status_of(subject, ["1/m"]).limits] == [1]
+            assert list(counted(subject)) == ["1/m"]
+
+
+def test_the_cache_itself_works_on_all_servers(cluster: Cluster) -> None:
+    cache.set_many({f"key-{number}": number for number in range(30)}, timeout=60)
+    assert cache.get_many([f"key-{number}" for number in range(40)]) == {f"key-{n}": n for n in range(30)}
+    assert (cache.incr("key-5"), cache.get("key-5"), cache.add("key-5", 1)) == (6, 6, False)
+    deleted: Any = cache.delete_many
+    assert deleted(["key-1", "key-2", "key-3", "nothing"]) == 3
+    assert cache.delete("key-4")
+    assert len(list(cache.keys("key-*"))) == len(list(cache.iter_keys("key-*"))) == 26  # type: ignore[attr-defined]
+    assert cache.delete_pattern("key-1*") == 10  # type: ignore[attr-defined]
+    cache.clear()
+    assert cluster.keys() == set()
+
+
+class TestOverrides:
+    def test_every_server_shows_that_it_holds_them(self, cluster: Cluster) -> None:
+        store: Any = get_limiter().store
+        begun = overrides.begin_marking(store, "quota")
+        assert not overrides.is_marked(store, "quota")
+        assert overrides.finish_marking(store, "quota", begun)
+        assert overrides.is_marked(store, "quota")
+        assert [len(list(server.client.scan_iter("*:overrides"))) for server in cluster.servers] == [1, 1, 1]
+        begun = overrides.begin_marking(store, "quota")
+        cluster.servers[1].client.flushall()
+        assert not overrides.is_marked(store, "quota")
+        assert not overrides.finish_marking(store, "quota", begun)
+
+    def test_holders_are_found_on_every_server(self, cluster: Cluster) -> None:
+        store: Any = get_limiter().store
+        for subject in SUBJECTS:
+            store.run(publish(subject, "a", "x 0 0 "), START)
+        found = [key for batch in overrides.holders(store, "quota", 10) for key in batch]
+        assert set(found) == {key_of(subject) for subject in SUBJECTS}
+        assert all(overrides.published(store, "quota", subject) for subject in SUBJECTS[:9])
+
+    def test_any_server_that_lost_its_memory_is_noticed_by_the_calls_that_go_there(self, cluster: Cluster) -> None:
+        losses: list[int] = []
+        store = ClusterStore("default", Watch(lambda: overrides.marker_key("quota"), lambda: losses.append(1)))
+        made = [plan((Rule.make("a", "900/m"), subject)).operation(0, "peek") for subject in SUBJECTS]
+        overrides.finish_marking(store, "quota", overrides.begin_marking(store, "quota"))
+        for operation in made:
+            store.run(operation)
+        assert not losses
+        for server in cluster.servers:
+            store.close()
+            store = ClusterStore("default", Watch(lambda: overrides.marker_key("quota"), lambda: losses.append(1)))
+            server.client.flushall()
+            for operation in made:
+                store.run(operation)
+            assert losses, server.port
+            losses.clear()
+            asyncio.run(store.arun(made[0]))
+            overrides.finish_marking(store, "quota", overrides.begin_marking(store, "quota"))
+        store.close()
+
+
+def test_the_commands_work_on_a_cluster(cluster: Cluster, database: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    from django_quota.models import DailyCounter, QuotaOverride
+
+    users = [f"user:{number}" for number in range(12)]
+    QuotaOverride.objects.bulk_create([QuotaOverride(subject=user, rule="*", mode="blocked") for user in users])
+    call_command("quota_sync")
+    assert not any(check("9/m", user) for user in users)
+    rows: Any = QuotaOverride.objects.all()
+    rows._raw_delete(rows.db)  # behind the back of the signals
+    call_command("quota_sync")
+    assert all(check("9/m", user) for user in users)
+    call_command("quota_rollup")
+    assert DailyCounter.objects.count() == len(users)
+    call_command("quota_status", users[3])
+    call_command("quota_reset", users[3])
+    assert peek("9/m", users[3]).remaining == 9
+    call_command("quota_sweep")
+    said = capsys.readouterr().out
+    assert "9/m" in said
+
+
+def test_a_client_that_knows_of_no_cluster_is_a_clear_error(cluster: Cluster, settings: Any) -> None:
+    options = {"CLIENT_CLASS": "django_redis.client.DefaultClient"}
+    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": cluster.location[0], "OPTIONS": options}}
+    with pytest.raises(ConfigurationError, match="ClusterClient"):
+        assert [check("3/m", subject) for subject in SUBJECTS]
+
+
+@pytest.mark.parametrize("options", [{"decode_responses": True}, {"protocol": 3}, {"max_connections": 2}])
+def test_the_options_of_the_pool_hold_for_every_server(cluster: Cluster, settings: Any, options: Any) -> None:
+    settings.CACHES = cluster_caches(cluster, **options)
+
+    async def tasks() -> int:
+        return sum(map(bool, await asyncio.gather(*(acheck("2/m", subject) for subject in SUBJECTS for _ in range(2)))))
+
+    assert asyncio.run(tasks()) == 2 * len(SUBJECTS)
+    with ThreadPoolExecutor(6) as threads:
+        assert not any(threads.map(lambda subject: check("2/m", subject), SUBJECTS))
+
+
+def test_tallies_reach_the_server_of_the_systems_keys(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    from django_quota.activity import activity
+
+    monkeypatch.setattr("django_quota.tallies.Tally.is_on", True)
+    for subject in SUBJECTS:
+        check("1/m", subject, name="tallied")
+    (rule,) = activity().rules
+    assert (rule.rule, rule.allowed) == ("tallied", len(SUBJECTS))

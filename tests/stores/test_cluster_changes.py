@@ -1,0 +1,179 @@
+"""What happens to a Cluster while it is used: slots that move, servers that die and are replaced, new servers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from django_quota import acheck, check, peek
+from django_quota.exceptions import StoreUnavailable
+from django_quota.limiter import get_limiter
+from django_quota.stores.slots import slot_of
+from django_quota.testing import server_programs
+from tests.clusters import Cluster, can_cluster, running_cluster
+from tests.commands import wait_until
+from tests.conftest import _named, cluster_caches, cluster_program
+
+SUBJECT = "ip:192.0.2.1"
+KEY = f"quota:1:{{{SUBJECT}}}:s"
+
+
+@pytest.fixture(params=server_programs(), ids=_named)
+def moving(request: pytest.FixtureRequest, settings: Any) -> Iterator[Cluster]:
+    """A cluster of its own, in each version of Redis."""
+    if not can_cluster(request.param):
+        pytest.skip(f"{request.param} was built without Cluster")
+    with running_cluster(request.param) as cluster:
+        settings.CACHES = cluster_caches(cluster)
+        yield cluster
+
+
+@pytest.fixture
+def replicated(settings: Any) -> Iterator[Cluster]:
+    """A cluster of its own, each primary with a replica."""
+    with running_cluster(cluster_program(), replicas=1) as cluster:
+        settings.CACHES = cluster_caches(cluster, socket_timeout=0.5, socket_connect_timeout=0.5)
+        yield cluster
+
+
+class Traffic:
+    """Threads and tasks that check one limit until told to stop."""
+
+    def __init__(self, rate: str, subject: str = SUBJECT, threads: int = 3, tasks: int = 4) -> None:
+        self.stop = threading.Event()
+        self.admitted = self.refused = self.degraded = 0
+        self.decided_by = {"sync": 0, "async": 0}
+        self.errors: list[BaseException] = []
+        self._guard = threading.Lock()
+        self._asked = (rate, subject)
+        self._threads = [threading.Thread(target=self._sync) for _ in range(threads)]
+        self._threads.append(threading.Thread(target=lambda: asyncio.run(self._async(tasks))))
+
+    def __enter__(self) -> Traffic:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _count(self, decision: Any, how: str) -> None:
+        with self._guard:
+            self.decided_by[how] += not decision.degraded
+            if decision.degraded:
+                self.degraded += 1
+            elif decision:
+                self.admitted += 1
+            else:
+                self.refused += 1
+
+    def _sync(self) -> None:
+        try:
+            while not self.stop.is_set():
+                self._count(check(*self._asked), "sync")
+        except BaseException as error:  # noqa: BLE001 — whatever it is, the test tells
+            self.errors.append(error)
+
+    async def _async(self, tasks: int) -> None:
+        async def go() -> None:
+            while not self.stop.is_set():
+                self._count(await acheck(*self._asked), "async")
+
+        try:
+            await asyncio.gather(*(go() for _ in range(tasks)))
+        except BaseException as error:  # noqa: BLE001
+            self.errors.append(error)
+
+    @property
+    def decided(self) -> int:
+        return self.admitted + self.refused
+
+    def goes_on(self, by: int = 200) -> None:
+        """Wait until both threads and tasks have decided so many more."""
+        known = dict(self.decided_by)
+        wait_until(lambda: all(self.decided_by[how] > known[how] + by for how in known))
+
+
+def test_a_slot_that_moves_under_traffic_loses_no_decision_and_admits_none_too_many(moving: Cluster) -> None:
+    slot = slot_of(KEY)
+    with Traffic("2000/h") as traffic:
+        for turn in range(6):
+            traffic.goes_on(by=10)
+            source = moving.owner(KEY)
+            to = next(server for server in moving.servers if server is not source)
+            moving.move(slot, to, pause=0.01)
+            assert moving.owner(KEY) is to, turn
+        wait_until(lambda: traffic.refused > 50)
+    assert not traffic.errors
+    assert (traffic.admitted, traffic.degraded) == (2_000, 0)
+
+
+def test_a_slot_that_has_moved_is_found_with_all_that_was_counted(moving: Cluster) -> None:
+    assert check("3/h", SUBJECT)
+    store: Any = get_limiter().store
+    source = moving.owner(KEY)
+    to = next(server for server in moving.servers if server is not source)
+    moving.move(slot_of(KEY), to)
+    assert [bool(check("3/h", SUBJECT)) for _ in range(3)] == [True, True, False]
+    assert store.server_of(KEY).port == to.port
+
+
+def test_a_slot_whose_move_never_ends_is_unavailable_in_bounded_time(moving: Cluster) -> None:
+    """Some of the keys are here, some there: no server may run a script on both."""
+    slot, source = slot_of(KEY), moving.owner(KEY)
+    to = next(server for server in moving.servers if server is not source)
+    assert check("3/h", SUBJECT)
+    to.client.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", source.id)
+    source.client.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", to.id)
+    found = check("3/h", SUBJECT, on_unavailable="deny")
+    assert found.degraded
+    assert not found
+    for server in (source, to):
+        server.client.execute_command("CLUSTER SETSLOT", slot, "STABLE")
+    assert check("3/h", SUBJECT).remaining == 1
+
+
+def test_a_replica_that_is_promoted_is_found_and_the_limit_goes_on(replicated: Cluster) -> None:
+    with Traffic("100000/h") as traffic:
+        wait_until(lambda: traffic.admitted > 200)
+        before = replicated.owner(KEY)
+        before.kill()
+        began = time.monotonic()
+        wait_until(lambda: replicated.owner(KEY) is not before)
+        promoted = time.monotonic() - began
+        traffic.goes_on()
+    assert not traffic.errors
+    assert traffic.degraded  # meanwhile on_unavailable decides
+    # What the replica had not heard of yet is lost with the old primary; of a few hits only the reply is.
+    used = 100_000 - (peek("100000/h", SUBJECT).remaining or 0)
+    assert -10 <= traffic.admitted - used < 1_000
+    print(f"a replica took over after {promoted:.1f} s; {traffic.degraded} checks were decided without it")
+
+
+def test_what_waits_at_a_bell_survives_a_move(moving: Cluster) -> None:
+    store: Any = get_limiter().store
+    bell = f"quota:1:{{{SUBJECT}}}:w:x:1"
+    assert not store.listen(bell, 0.05)
+    source = moving.owner(bell)
+    to = next(server for server in moving.servers if server is not source)
+    moving.move(slot_of(bell), to)
+    store.ring(bell)
+    found = [store.listen(bell, 1.0) for _ in range(2)]
+    assert any(found)
+
+
+def test_without_any_server_there_is_a_clear_error(moving: Cluster) -> None:
+    store = get_limiter().store
+    assert check("3/h", SUBJECT)
+    for server in moving.servers:
+        server.kill()
+    assert check("3/h", SUBJECT).degraded
+    with pytest.raises(StoreUnavailable):
+        store.ring(f"quota:1:{{{SUBJECT}}}:w:x:1")

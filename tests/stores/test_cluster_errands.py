@@ -1,0 +1,102 @@
+"""Errands over a Cluster: which go along where, and when they no longer wait. The clock is passed in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django_quota.stores.cluster_errands import LONGEST_WAIT, SYSTEM_SLOT, ClusterErrands, Twins
+from django_quota.stores.errands import EVERY, Watch
+from django_quota.stores.slots import Address, SlotTable, slot_of
+
+A, B, C = (Address("10.0.0.1", port) for port in (1, 2, 3))
+KEY = "quota:1:{!}:overrides"
+
+
+class Told:
+    """An errand about the system's keys."""
+
+    def question(self) -> tuple[str, str]:
+        return ("GET", KEY)
+
+    def answered(self, reply: Any) -> None: ...
+
+    def lost(self) -> None: ...
+
+    def tell(self) -> None: ...
+
+
+class Setup:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.lost: list[int] = []
+        self.table = SlotTable([A])
+        self.twins = Twins(lambda: self.table)
+        watch = Watch(lambda: KEY, lambda: self.lost.append(1))
+        self.errands = ClusterErrands([watch, Told()], lambda: self.table, self.twins, lambda: self.now)
+
+    def known(self) -> Setup:
+        self.table.learn([[0, 8191, ["10.0.0.1", 1]], [8192, 16383, ["10.0.0.1", 2]]], A)
+        return self
+
+    def wires(self, server: Address) -> list[bytes]:
+        return [errand.wire for errand in self.errands.due(server)]
+
+
+def test_nothing_goes_along_before_it_is_known_who_has_what() -> None:
+    setup = Setup()
+    assert setup.wires(A) == []
+    system = setup.known().table.owner(SYSTEM_SLOT)
+    assert system is not None
+    assert len(setup.wires(system)) == 2
+
+
+def test_the_server_of_the_systems_keys_gets_all_others_a_watch_of_their_own() -> None:
+    setup = Setup().known()
+    system = setup.table.owner(SYSTEM_SLOT)
+    other = B if system == A else A
+    assert KEY.encode() in setup.wires(system)[0]  # type: ignore[arg-type]
+    (wire,) = setup.wires(other)
+    twin = setup.twins.name(KEY, other)
+    assert twin.encode() in wire
+    assert setup.table.owner(slot_of(twin)) == other
+    assert setup.wires(other) == []
+    setup.now += EVERY
+    assert len(setup.wires(other)) == 1
+    setup.errands.hurry(other)
+    assert len(setup.wires(other)) == 1
+
+
+def test_a_server_without_slots_is_not_watched() -> None:
+    setup = Setup().known()
+    assert setup.wires(C) == []
+    assert setup.twins.name(KEY, C) == ""
+
+
+def test_a_twin_moves_with_its_slot() -> None:
+    setup = Setup().known()
+    other = B if setup.table.owner(SYSTEM_SLOT) == A else A
+    before = setup.twins.name(KEY, other)
+    setup.table.moved(slot_of(before), C)
+    assert setup.twins.name(KEY, other) not in ("", before)
+
+
+def test_a_watch_of_another_server_tells_of_its_loss() -> None:
+    setup = Setup().known()
+    other = B if setup.table.owner(SYSTEM_SLOT) == A else A
+    (errand,) = setup.errands.due(other)
+    errand.answered(0)
+    errand.over()
+    assert setup.lost == [1]
+
+
+def test_what_no_call_goes_along_with_is_late_once() -> None:
+    setup = Setup().known()
+    assert not setup.errands.are_late
+    setup.now += LONGEST_WAIT + 1
+    assert [setup.errands.are_late for _ in range(2)] == [True, False]
+    setup.now += LONGEST_WAIT - 1
+    system = setup.table.owner(SYSTEM_SLOT)
+    assert system
+    setup.errands.due(system)
+    setup.now += LONGEST_WAIT - 1
+    assert not setup.errands.are_late

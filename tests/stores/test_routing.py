@@ -1,0 +1,204 @@
+"""How a command finds its server: what is sent where, and what follows from each answer. Nothing is really sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from redis.crc import key_slot
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    MovedError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from django_quota.operations.base import Script
+from django_quota.stores.routing import MOST_HOPS, PATIENCE, Asked, NotSentError, Pause, Router, Trip
+from django_quota.stores.slots import Address, SlotTable, slot_of
+
+A, B, C = (Address("10.0.0.1", port) for port in (1, 2, 3))
+HALVES = [[0, 8191, [b"10.0.0.1", 1, b"id"]], [8192, 16383, ["10.0.0.1", 2, "id"], ["10.0.0.1", 3, "id"]]]
+SCRIPT = Script.of("return 1")
+HIT = ("EVALSHA", SCRIPT.sha, 1, "key")
+ASKED = Asked(5, HIT, SCRIPT)
+
+Answer = Callable[[Address, Sequence[Any]], Any]
+
+
+class Servers:
+    """Answers trips as a test says, and keeps a record of them."""
+
+    def __init__(self, *answers: Any, slots: Any = HALVES) -> None:
+        self.answers = list(answers)
+        self.slots = slots
+        self.now = 100.0
+        self.sent: list[tuple[Address, str]] = []
+        self.table = SlotTable([A], clock=lambda: self.now)
+        self.router = Router(self.table, clock=lambda: self.now)
+
+    def __call__(self, way: Any) -> Any:
+        try:
+            step = next(way)
+            while True:
+                try:
+                    outcome = self.step(step)
+                except (RedisError, OSError) as error:
+                    step = way.throw(error)
+                else:
+                    step = way.send(outcome)
+        except StopIteration as done:
+            return done.value
+
+    def step(self, step: Trip | Pause) -> Any:
+        if isinstance(step, Pause):
+            self.now += step.seconds
+            return None
+        return [self.one(step.at, command) for command in step.commands]
+
+    def one(self, at: Address, command: Sequence[Any]) -> Any:
+        self.sent.append((at, str(command[0])))
+        if command[0] == "CLUSTER":
+            answer = self.slots
+        elif command[0] in ("ASKING", "SCRIPT"):
+            answer = "OK"
+        else:
+            answer = self.answers.pop(0)
+        if isinstance(answer, Exception) and not isinstance(answer, ResponseError):
+            raise answer
+        return answer
+
+    @property
+    def hits(self) -> list[Address]:
+        return [at for at, word in self.sent if word == "EVALSHA"]
+
+
+def test_a_known_slot_is_one_trip() -> None:
+    servers = Servers(1, 2)
+    assert servers(servers.router.reach(ASKED)) == 1
+    before = len(servers.sent)
+    assert servers(servers.router.reach(ASKED)) == 2
+    assert servers.sent[before:] == [(A, "EVALSHA")]
+
+
+@pytest.mark.parametrize("error", [MovedError("5 10.0.0.1:3"), ResponseError("MOVED 5 10.0.0.1:3"), MovedError("5 :3")])
+def test_a_slot_that_has_moved_is_followed_and_remembered(error: Exception) -> None:
+    servers = Servers(error, 1)
+    assert servers(servers.router.reach(ASKED)) == 1
+    assert servers.hits == [A, C]
+    assert servers.table.owner(5) == C
+
+
+def test_a_slot_that_is_moving_is_asked_for_in_one_trip_and_not_remembered() -> None:
+    servers = Servers(AskError("5 10.0.0.1:2"), 1)
+    assert servers(servers.router.reach(ASKED)) == 1
+    assert servers.sent[-2:] == [(B, "ASKING"), (B, "EVALSHA")]
+    assert servers.table.owner(5) == A
+
+
+def test_keys_on_both_sides_of_a_move_are_tried_again_but_not_for_ever() -> None:
+    servers = Servers(*[TryAgainError("later")] * 3, 1)
+    assert servers(servers.router.reach(ASKED)) == 1
+    servers = Servers(*[TryAgainError("later")] * 10_000)
+    with pytest.raises(TryAgainError):
+        servers(servers.router.reach(ASKED))
+    assert PATIENCE <= servers.now - 100 <= PATIENCE + 0.1
+    assert len(servers.hits) < 60
+
+
+def test_a_script_that_a_server_does_not_know_is_loaded_there() -> None:
+    servers = Servers(MovedError("5 10.0.0.1:3"), NoScriptError("no"), 1)
+    assert servers(servers.router.reach(ASKED)) == 1
+    assert servers.sent[-3:] == [(C, "EVALSHA"), (C, "SCRIPT"), (C, "EVALSHA")]
+
+
+@pytest.mark.parametrize("error", [RedisTimeoutError("no answer"), RedisConnectionError("closed"), OSError("reset")])
+def test_what_was_sent_and_not_answered_is_never_sent_again(error: Exception) -> None:
+    servers = Servers(error, 1)
+    with pytest.raises(type(error)):
+        servers(servers.router.reach(ASKED))
+    assert servers.hits == [A]
+    servers.now += 1
+    servers(servers.router.reach(ASKED))
+    assert servers.sent[-2:] == [(A, "CLUSTER"), (A, "EVALSHA")]  # but who has the slot is asked anew
+
+
+@pytest.mark.parametrize("error", [NotSentError("refused"), ClusterDownError("down"), ReadOnlyError("a replica")])
+def test_where_nothing_was_done_the_new_owner_is_asked_at_once(error: Exception) -> None:
+    servers = Servers(0, error, 1)
+    servers(servers.router.reach(ASKED))
+    servers.now += 1
+    servers.slots = [[0, 16383, [b"10.0.0.1", 3, b"id"]]]
+    assert servers(servers.router.reach(ASKED)) == 1
+    assert servers.hits == [A, A, C]
+
+
+@pytest.mark.parametrize("error", [NotSentError("refused"), ClusterDownError("down")])
+def test_where_nobody_has_taken_over_it_is_told_at_once(error: Exception) -> None:
+    servers = Servers(0, error)
+    servers(servers.router.reach(ASKED))
+    servers.now += 1
+    with pytest.raises(type(error)):
+        servers(servers.router.reach(ASKED))
+
+
+def test_servers_that_send_a_command_to_each_other_are_given_up() -> None:
+    servers = Servers(*[MovedError("5 10.0.0.1:2"), MovedError("5 10.0.0.1:1")] * MOST_HOPS)
+    with pytest.raises(RedisConnectionError, match="each other"):
+        servers(servers.router.reach(ASKED))
+    assert len(servers.hits) == MOST_HOPS + 1
+
+
+def test_an_error_of_the_command_itself_is_raised() -> None:
+    servers = Servers(ResponseError("OOM command not allowed"))
+    with pytest.raises(ResponseError, match="OOM"):
+        servers(servers.router.reach(ASKED))
+
+
+def test_a_slot_that_nobody_has_is_told() -> None:
+    servers = Servers(slots=HALVES[1:])
+    with pytest.raises(RedisConnectionError, match="slot 5"):
+        servers(servers.router.reach(ASKED))
+
+
+def test_several_commands_are_one_trip_a_server_and_only_what_was_refused_goes_again() -> None:
+    servers = Servers(1, MovedError("9000 10.0.0.1:3"), 3, 2)
+    asked = [ASKED, Asked(9_000, HIT, SCRIPT), ASKED._replace(slot=6)]
+    servers.answers = [1, 3, MovedError("9000 10.0.0.1:3"), 2]
+    assert servers(servers.router.reach_all(asked)) == [1, 2, 3]
+    assert servers.hits == [A, A, B, C]
+
+
+def test_the_table_is_read_no_oftener_than_it_may() -> None:
+    servers = Servers(*[NotSentError("refused")] * 50)
+    for _ in range(10):
+        with pytest.raises(NotSentError):
+            servers(servers.router.reach(ASKED))
+    assert servers.sent.count((A, "CLUSTER")) == 1
+
+
+@pytest.mark.parametrize(
+    "key", ["quota:1:{ip:1}:s", "{}x", "{a}{b}", "x{", "x{a", "a{b}c}", "{ü}:x", "", "{{a}}", "}{a}"]
+)
+def test_the_slot_of_a_key_is_that_of_redis(key: str) -> None:
+    assert slot_of(key) == key_slot(key.encode())
+
+
+def test_a_table_takes_over_what_servers_say() -> None:
+    table = SlotTable([A], remap=lambda at: (at[0], at[1] + 100))
+    table.learn([[0, 16383, [b"", 7, b"id"]]], A)
+    assert table.owner(0) == Address("10.0.0.1", 107)
+    assert table.primaries == [Address("10.0.0.1", 107)]
+    assert table.moved(3, Address("x", 1)) == Address("x", 101)
+    assert table.owner(3) == Address("x", 101)
+
+
+def test_an_address_of_ipv6_is_read() -> None:
+    assert Address.read("2001:db8::1:6379", A) == Address("2001:db8::1", 6379)

@@ -1,0 +1,127 @@
+"""A plan whose subjects lie in several places is answered as if they lay in one, and leaves the same behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from django_quota import plans
+from django_quota.algorithms.sliding_window import Entry
+from django_quota.clock import SECOND
+from django_quota.exceptions import StoreUnavailable
+from django_quota.operations.base import DictStates, Operation
+from django_quota.operations.spread import spread
+from django_quota.plans import Plan
+from django_quota.rules import Rule
+from tests.published import publish
+from tests.steps import START, driven
+from tests.test_state_machine import COSTS, GAPS, RULES, VALUES
+
+SUBJECTS = ["ip:1.2.3.4", "user:1", "user:2"]
+Asked = tuple[Rule, str, int, str]
+
+
+def home(key: str) -> str:
+    return key[key.index("{") : key.index("}")]
+
+
+class Apart:
+    """States of each subject in a place of its own; an operation that spans two of them is a fault."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, DictStates] = {}
+        self.done: list[Operation] = []
+        self.fails: Callable[[Operation], bool] = lambda operation: False
+
+    def run(self, operation: Operation, now: int) -> Any:
+        way = spread(operation, home)
+        try:
+            operations = next(way)
+            while True:
+                try:
+                    replies = [self._one(each, now) for each in operations]
+                except StoreUnavailable as error:
+                    operations = way.throw(error)
+                else:
+                    operations = way.send(replies)
+        except StopIteration as done:
+            return done.value
+
+    def _one(self, operation: Operation, now: int) -> Any:
+        (place,) = {home(key) for key in operation.keys}
+        if self.fails(operation):
+            raise StoreUnavailable("gone")
+        self.done.append(operation)
+        return operation.run(self.places.setdefault(place, DictStates()), now)
+
+    def live(self, now: int) -> dict[str, Any]:
+        return live(now, *self.places.values())
+
+
+def live(now: int, *places: DictStates) -> dict[str, Any]:
+    """Return all that still counts."""
+    kept: dict[str, Any] = {}
+    for place in places:
+        for key, (value, expiry) in place.kept.items():
+            if expiry <= now:
+                continue
+            kept[key] = value
+            if isinstance(value, tuple) and all(isinstance(entry, Entry) for entry in value):
+                kept[key] = tuple(entry for entry in value if entry.expiry > now)
+            elif ":day:" in key:
+                kept[key] = {name: count for name, count in value.items() if name != "#"}  # when it was opened
+            elif key.endswith("}:s"):
+                kept[key] = {name: said for name, said in value.items() if name[0] not in "ew" or int(said) > now}
+            elif isinstance(value, dict):
+                kept[key] = {name: stop for name, stop in value.items() if stop > now}
+    return {key: value for key, value in kept.items() if value}
+
+
+def plan_of(asked: list[Asked], *, told: bool) -> Plan:
+    plan = Plan("quota", 100 if told else 0)
+    for rule, subject, cost, value in asked:
+        plan.add(rule, subject, cost, value)
+    return plan
+
+
+def in_order(reply: list[Any], asked: list[Asked]) -> tuple[list[Any], list[Any]]:
+    """Return what a reply says of the limits, and its notes, whose order says nothing."""
+    first = 2 + 4 * sum(len(hit.steps) for hit in plan_of(asked, told=False).hits)
+    return reply[:first], sorted(reply[i : i + 3] for i in range(first, len(reply), 3))
+
+
+ASKED = st.lists(
+    st.builds(
+        lambda rule, subject, cost, value: (
+            (rule, subject, min(cost, 1), value) if rule.distinct else (rule, subject, cost, "")
+        ),
+        st.sampled_from(RULES), st.sampled_from(SUBJECTS), COSTS, st.sampled_from(VALUES),
+    ),
+    min_size=1, max_size=5, unique_by=lambda hit: (hit[0].name, hit[1]),
+)  # fmt: skip
+STEPS = st.lists(
+    st.tuples(
+        GAPS, st.sampled_from(["check", "check", "check", "check", "peek", "refund"]), ASKED, st.booleans(),
+        st.sampled_from(["", "", "", "x 0 0 ", "b 0 0 ", "r 0 0 3/m"]), st.sampled_from(SUBJECTS),
+    ),
+    min_size=1, max_size=25,
+)  # fmt: skip
+
+
+@settings(max_examples=400)
+@given(phase=st.integers(0, 86_400 * SECOND), steps=STEPS)
+def test_any_plans_are_answered_as_in_one_place(phase: int, steps: list[Any]) -> None:
+    together, apart, now = DictStates(), Apart(), START + phase
+    plans._known.clear()
+    for gap, mode, asked, told, override, subject in steps:
+        now += gap
+        if override:
+            for run in (lambda operation, at: operation.run(together, at), apart.run):
+                run(publish(subject, asked[0][0].name, override), now)
+        one = driven(lambda operation, at: operation.run(together, at), plan_of(asked, told=told), mode, now)
+        two = driven(apart.run, plan_of(asked, told=told), mode, now)
+        assert in_order(two, asked) == in_order(one, asked)
+        assert apart.live(now) == live(now, together)
