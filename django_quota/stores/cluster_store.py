@@ -22,12 +22,12 @@ from django_quota.stores.breaker import Breaker
 from django_quota.stores.cluster import is_cluster, remap_of, seeds
 from django_quota.stores.cluster_errands import SYSTEM_SLOT, ClusterErrands, Twins
 from django_quota.stores.connections import alias_problem
-from django_quota.stores.errands import Errand, Taken
+from django_quota.stores.errands import Errand, Taken, ahear, along, hear
 from django_quota.stores.nodes import Node, Nodes
 from django_quota.stores.redis import RedisStore, Server, command_of, ours
 from django_quota.stores.routing import Asked, Command, Pause, Router, Trip, Way
 from django_quota.stores.slots import SlotTable, slot_of
-from django_quota.stores.wire import FOR_COMMAND, Cancellation, packed
+from django_quota.stores.wire import FOR_COMMAND, Cancellation
 
 AT_ONCE = 200
 """Operations that go in one trip, at most."""
@@ -122,12 +122,8 @@ class ClusterStore(RedisStore):
         taken: Sequence[Taken] = ()
         try:
             taken = self._along.due(node.address)
-            connection.send_packed_command((_wire(taken, commands),))
-            for errand in taken:
-                try:
-                    errand.answered(connection.read_response())
-                except ResponseError as error:
-                    errand.answered(error)
+            connection.send_packed_command((along(taken, *commands),))
+            hear(taken, connection)
             replies = []
             for _ in commands:
                 try:
@@ -210,12 +206,8 @@ class ClusterStore(RedisStore):
             taken: Sequence[Taken] = ()
             try:
                 taken = self._along.due(node.address)
-                await connection.send_packed_command((_wire(taken, commands),))
-                for errand in taken:
-                    try:
-                        errand.answered(await connection.read_response())
-                    except ResponseError as error:
-                        errand.answered(error)
+                await connection.send_packed_command((along(taken, *commands),))
+                await ahear(taken, connection)
                 replies = []
                 for _ in commands:
                     try:
@@ -322,10 +314,6 @@ def store_of(alias: str, *errands: Errand) -> RedisStore:
 
 def _asked(operation: Operation, now: int | None) -> Asked:
     return Asked(slot_of(operation.keys[0]), command_of(operation, now), operation.script)
-
-
-def _wire(taken: Sequence[Taken], commands: Sequence[Command]) -> bytes:
-    return b"".join([*(errand.wire for errand in taken), *map(packed, commands)])
 
 
 @contextmanager

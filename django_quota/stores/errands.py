@@ -63,6 +63,29 @@ class Taken:
         self._errand.tell()
 
 
+def along(taken: Sequence[Taken], *commands: Sequence[str | int]) -> bytes:
+    """Return commands as they go over the wire, with errands in front of them."""
+    return b"".join([*(errand.wire for errand in taken), *map(packed, commands)])
+
+
+def hear(taken: Sequence[Taken], connection: Any) -> None:
+    """Read the answers to errands, which come before those to the commands; an error reply is an answer too."""
+    for errand in taken:
+        try:
+            errand.answered(connection.read_response())
+        except ResponseError as error:
+            errand.answered(error)
+
+
+async def ahear(taken: Sequence[Taken], connection: Any) -> None:
+    """Read the answers to errands from an async connection; see `hear`."""
+    for errand in taken:
+        try:
+            errand.answered(await connection.read_response())
+        except ResponseError as error:
+            errand.answered(error)
+
+
 class Errands:
     """The errands of a store, and when they are due again."""
 

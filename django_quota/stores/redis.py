@@ -26,7 +26,7 @@ from django_quota.operations.base import Operation
 from django_quota.operations.leases import Ring
 from django_quota.stores.breaker import Breaker
 from django_quota.stores.connections import AllInUseError, AsyncClient, AsyncClients, SyncConnections, sync_client
-from django_quota.stores.errands import Errand, Errands, Taken
+from django_quota.stores.errands import Errand, Errands, Taken, ahear, along, hear
 from django_quota.stores.listening import Listener
 from django_quota.stores.wire import FOR_COMMAND, Cancellation, packed
 
@@ -126,12 +126,8 @@ class RedisStore:
             if not taken:
                 connection.send_packed_command((packed(command),))
             else:
-                connection.send_packed_command((_along(taken, command),))
-                for errand in taken:
-                    try:
-                        errand.answered(connection.read_response())
-                    except ResponseError as error:
-                        errand.answered(error)
+                connection.send_packed_command((along(taken, command),))
+                hear(taken, connection)
             reply = connection.read_response()
         except ResponseError as error:
             if _is_read_only(error):
@@ -192,12 +188,8 @@ class RedisStore:
                 if not taken:
                     await connection.send_packed_command((packed(command),))
                 else:
-                    await connection.send_packed_command((_along(taken, command),))
-                    for errand in taken:
-                        try:
-                            errand.answered(await connection.read_response())
-                        except ResponseError as error:
-                            errand.answered(error)
+                    await connection.send_packed_command((along(taken, command),))
+                    await ahear(taken, connection)
                 reply = await connection.read_response()
             except ResponseError as error:
                 if _is_read_only(error):
@@ -249,11 +241,6 @@ def command_of(operation: Operation, now: int | None) -> list[str | int]:
     return [
         "EVALSHA", operation.script.sha, len(keys), *keys, "" if now is None else now, *operation.arguments()
     ]  # fmt: skip
-
-
-def _along(taken: Sequence[Taken], command: Sequence[str | int]) -> bytes:
-    """Return a command with the errands in front of it."""
-    return b"".join([*(errand.wire for errand in taken), packed(command)])
 
 
 def time_of(client: Redis) -> int:
