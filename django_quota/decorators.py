@@ -34,6 +34,8 @@ RuleSource = Callable[[type | None], Rule]
 
 _MARK = "_django_quota"
 
+BARE_HINT = "Write it with a rate: @quota('10/m')."
+
 
 class Limited:
     """What `@quota` knows of a view: the view itself, and the sources of all rules that stand directly on it."""
@@ -85,7 +87,7 @@ def quota(
             raise RuleError(f"rule={rule!r} is not the name of a rule; @quota(rule='search') would do.")
         return _Decorator(rule)
     if not rates:
-        raise RateError("", 0, "@quota got none", "@quota('10/m') or @quota(rule='search') would do.")
+        raise RateError((), None, "@quota got none", "@quota('10/m') or @quota(rule='search') would do.")
     if len(rates) == 1 and callable(rates[0]) and not options and name is None and _looks_like_a_view(rates[0]):
         raise RateError(path_of(rates[0]), None, "it is a view", "Write @quota('10/m') with a rate.")
     template = Rule.make("unnamed" if name is None else name, *rates, **options)
@@ -113,7 +115,7 @@ class _Decorator:
             return self._limit_class(view)
         rates = self._rule.rates if isinstance(self._rule, Rule) else ()
         if isinstance(view, HttpRequest) and rates and callable(rates[0]):
-            raise RuleError(f"@quota stands bare on {path_of(rates[0])}.", "Write it with a rate: @quota('10/m').")
+            raise RuleError(f"@quota stands bare on {path_of(rates[0])}.", BARE_HINT)
         if isinstance(view, HttpRequest) or not callable(view):
             raise RuleError(f"@quota stands on {type(view).__name__}, not on a view; @quota('10/m') would do.")
         return self._limit(view)
@@ -191,6 +193,13 @@ def marked(view: object) -> Limited | None:
     """Return what `@quota` knows of a view or of one that it is wrapped around, as far as the mark was copied."""
     found = getattr(view, _MARK, None)
     return found if isinstance(found, Limited) else None
+
+
+def under_a_bare_one(view: object) -> Callable[..., Any] | None:
+    """Return the view that a bare `@quota`, without a call, has taken for its rate; None where there is none."""
+    rule = view._rule if isinstance(view, _Decorator) else None  # noqa: SLF001 — of this module
+    rates = rule.rates if isinstance(rule, Rule) else ()
+    return rates[0] if rates and callable(rates[0]) else None
 
 
 def limited(view: object) -> Limited | None:
