@@ -36,6 +36,7 @@ LAYERS = (
     # L3 services
     {
         "limiter",
+        "outages",
         "request_decisions",
         "reservations",
         "counters",
