@@ -40,7 +40,7 @@ BARE_HINT = "Write it with a rate: @quota('10/m')."
 class Limited:
     """What `@quota` knows of a view: the view itself, and the sources of all rules that stand directly on it."""
 
-    __slots__ = ("depth", "sources", "view", "wrapper")
+    __slots__ = ("_of_function", "depth", "sources", "view", "wrapper")
 
     def __init__(self, view: Callable[..., Any], sources: tuple[RuleSource, ...], depth: int) -> None:
         self.view = view
@@ -48,6 +48,8 @@ class Limited:
         self.depth = depth
         """How many `@quota` there are up to here, those below other decorators included."""
         self.wrapper: Callable[..., Any] | None = None
+        self._of_function: list[Rule] | None = None
+        """The rules for a function, where none of them comes from the settings: they never change."""
 
     @property
     def names(self) -> list[str]:
@@ -57,7 +59,12 @@ class Limited:
 
     def rules(self, owner: type | None) -> list[Rule]:
         """Return the rules as they stand now, for a view of this class (None: a function)."""
-        return [source(owner) for source in self.sources]
+        if owner is None and self._of_function is not None:
+            return self._of_function
+        rules = [source(owner) for source in self.sources]
+        if owner is None and not self.names:
+            self._of_function = rules
+        return rules
 
 
 def quota(
@@ -235,8 +242,8 @@ def _wrapper(spec: Limited) -> Callable[..., Any]:
                 return refused
         try:
             response = view(*args, **kwargs)
-            if isawaitable(response):  # an async view that does not say so
-                return _finish(request, response)
+            if not isinstance(response, HttpResponseBase) and isawaitable(response):
+                return _finish(request, response)  # an async view that does not say so
             return leave(request, response)
         except QuotaExceeded as exceeded:
             return refuse_in_view(request, exceeded.decision)
