@@ -40,6 +40,7 @@ LAYERS = (
         "request_decisions",
         "reservations",
         "counters",
+        "transfers",
         "leases",
         "renewing",
         "seen",

@@ -19,6 +19,7 @@ from django_quota.algorithms import NEVER
 from django_quota.exceptions import StoreUnavailable
 from django_quota.operations.announce import Announce, News
 from django_quota.operations.base import Operation
+from django_quota.operations.counters import Transfer
 from django_quota.operations.decide import ALLOWED, FAR_LOG, REFUSED, STALE, Decide, Log
 from django_quota.operations.forget import Forget
 from django_quota.operations.hits import Hit
@@ -32,6 +33,7 @@ from django_quota.operations.standing import (
     REFUSAL_TOLD,
 )
 from django_quota.operations.sweep import Sweep
+from django_quota.operations.transfers import moved
 from django_quota.operations.undo import Mark, Spent, undoing
 
 logger = logging.getLogger("django_quota")
@@ -287,6 +289,14 @@ def _lift_bans(operation: LiftBans, home: Home) -> Spread:  # noqa: ARG001 — o
     if operation.log is not None:
         lifted = [News("lifted", rule, _subject_of(operation.standing)) for rule in operation.rules]
         yield from _announced(operation.log, lifted)
+    return reply
+
+
+@spread.register
+def _transfer(operation: Transfer, home: Home) -> Spread:
+    if home(operation.keys[0]) != home(operation.keys[1]):
+        return (yield from moved(operation))
+    (reply,) = yield [operation]
     return reply
 
 
