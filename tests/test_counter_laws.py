@@ -111,6 +111,7 @@ class Twins(RuleBasedStateMachine):
             assert after == before
         assert _but(after, operation.keys) == _but(before, operation.keys)
         assert all(self.raw.pttl(key) > 0 for key in after)
+        assert all(1_000 * self.raw.pttl(key) >= self.last_of(key) - self.now for key in after)
         assert {key: self.lying(key) for key in after} == {key: value for key, (value, _) in self.states.kept.items()}
         return bool(specified[0] == DONE)
 
@@ -127,6 +128,11 @@ class Twins(RuleBasedStateMachine):
         if isinstance(specified, frozenset):  # all that a HyperLogLog tells is how many there are
             return specified if self.raw.pfcount(key) == len(specified) else None
         return int(self.raw.get(key) or 0)
+
+    def last_of(self, key: str) -> int:
+        """Return until when the last entry of a sorted set is needed; of what is none, 0."""
+        lying = self.lying(key) if self.raw.type(key) == b"zset" else {}
+        return max(lying.values(), default=0) if isinstance(lying, dict) else 0
 
     def dump(self) -> dict[str, bytes | None]:
         return {key.decode(): self.raw.dump(key) for key in self.raw.scan_iter()}

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pytest
+import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_quota import counter
 from django_quota.clock import SECOND
 from django_quota.exceptions import StoreUnavailable
 from django_quota.keys import key_of, subject_base
+from django_quota.limiter import get_limiter
 from django_quota.operations import transfers
-from django_quota.operations.base import DictStates, Operation
+from django_quota.operations.base import DictStates, Operation, text
 from django_quota.operations.counters import DONE, MOST, OVERFLOW, REFUSED, Passage, Set, Transfer
 from django_quota.operations.sweep import Sweep
 from django_quota.operations.transfers import (
@@ -36,6 +41,8 @@ from django_quota.operations.transfers import (
     overdue_of,
     read_all,
 )
+from django_quota.sweeping import Sweeper
+from django_quota.testing import freeze
 from django_quota.transfers import AT_ONCE, carry_on
 from tests.steps import START
 
@@ -513,3 +520,34 @@ def test_an_inbox_forgets_a_hundred_at_a_time_by_itself() -> None:
     Receive(note_of("last", 0), START + 9, START + 9).run(states, START + 1)
     assert len(states.get(key("n", "b"))) == 51
     assert Receive(note_of("late"), START + 9, START + 1).run(states, START + 1) == [LATE]
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(("age", "is_named"), [(OVERDUE - 1, 0), (OVERDUE, 1), (KEPT - 1, 1), (KEPT, 0)])
+def test_a_note_is_overdue_from_five_seconds_to_400_days_to_the_microsecond(age: int, is_named: int) -> None:
+    store: Any = get_limiter().store
+    note, states = note_of("x"), DictStates()
+    for operation in (Set([giver_of("a").total], 3, TTL), Send(giver_of("a"), note)):
+        assert store.run(operation, START) == operation.run(states, START)
+    operation = FindOverdue(giver_of("a").outbox, 0, 9)
+    now, found = START + age, overdue_of(store.run(operation, START + age))
+    assert found == overdue_of(operation.run(states, now)) == [(note.words, START + KEPT)] * is_named
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_what_a_cluster_had_on_the_way_is_carried_on_where_it_became_one_server(raw: redis.Redis) -> None:
+    store: Any = get_limiter().store
+    for subject, total in (("a", 9), ("b", 1), ("c", MOST)):
+        counter("coins").set(subject, total)
+    began = time.time_ns() // 1_000
+    for number, taker in enumerate("bbc"):
+        assert store.run(Send(giver_of("a"), note_of(f"id{number}", number + 1, taker)), began)[0] == DONE
+    with freeze(began + OVERDUE):
+        report = Sweeper(store, "quota").sweep(threading.Event(), lambda count: None)
+    assert (report.carried, report.on_the_way) == (3, 0)
+    assert [counter("coins").get(subject) for subject in "abc"] == [6, 4, MOST]
+    assert {text(name) for name in raw.scan_iter()} == {key("c", name) for name in "abc"} | {
+        key("n", "b"),
+        key("n", "c"),
+    }
+    assert raw.zrange(key("n", "c"), 0, -1) == [f"id2 {OVERFLOW}".encode()]
