@@ -529,9 +529,9 @@ def test_a_note_is_overdue_from_five_seconds_to_400_days_to_the_microsecond(age:
     note, states = note_of("x"), DictStates()
     for operation in (Set([giver_of("a").total], 3, TTL), Send(giver_of("a"), note)):
         assert store.run(operation, START) == operation.run(states, START)
-    operation = FindOverdue(giver_of("a").outbox, 0, 9)
-    now, found = START + age, overdue_of(store.run(operation, START + age))
-    assert found == overdue_of(operation.run(states, now)) == [(note.words, START + KEPT)] * is_named
+    asked = FindOverdue(giver_of("a").outbox, 0, 9)
+    found = overdue_of(store.run(asked, START + age))
+    assert found == overdue_of(asked.run(states, START + age)) == [(note.words, START + KEPT)] * is_named
 
 
 @pytest.mark.usefixtures("redis_cache")
