@@ -17,6 +17,9 @@ note has gone. So no amount comes twice, however long a process sleeps between t
 servers say; one server's may go back by `MARGIN`, as where a replica takes over. Where the taker's is ahead of the
 giver's by `LEASE` or more nothing can be brought until they agree: it stays on the way.
 
+All that holds as long as servers remember what they have done: a replica that takes over without the last writes has
+forgotten its part of the last transfers.
+
 Beside each script stands its specification. It must not know what keys are called.
 """
 
