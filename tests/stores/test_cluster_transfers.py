@@ -289,6 +289,20 @@ class Movers:
         self.refused += not moved
 
 
+def all_is_there() -> int:
+    """Sweep until nothing is on the way: a server may still read what was sent; return how many were carried on."""
+    carried = []
+
+    def is_there() -> bool:
+        found = swept()
+        carried.append(found.carried)
+        return found.on_the_way == 0 and sum(totals()) == 20 * EACH
+
+    wait_until(is_there)
+    assert min(totals()) >= 0
+    return sum(carried)
+
+
 class TestMany:
     def test_threads_and_tasks_keep_the_sum_whatever_fails(self, cluster: Cluster, faults: Faults) -> None:
         filled()
@@ -325,6 +339,26 @@ class TestMany:
         assert sum(totals()) == 20 * EACH
         assert not on_the_way(cluster)
 
+    def test_tasks_that_are_cancelled_leave_the_sum(self, cluster: Cluster) -> None:
+        async def cancelled(seed: int) -> bool:
+            chance = random.Random(seed)
+            task = asyncio.ensure_future(COINS.atransfer(*any_of(chance)))
+            for _ in range(chance.randint(1, 120)):
+                await asyncio.sleep(0)
+            return task.cancel()
+
+        async def many() -> int:
+            await asyncio.gather(
+                *(COINS.atransfer(*any_of(random.Random(-seed))) for seed in range(20))
+            )  # is connected
+            return sum([await cancelled(seed) for seed in range(400)])
+
+        filled()
+        assert asyncio.run(many()) > 40
+        carried = all_is_there()
+        assert carried
+        print(f"{carried} carried on")
+
     @forks
     @threads_ran
     def test_processes_that_are_killed_leave_the_sum(self, cluster: Cluster) -> None:
@@ -347,16 +381,7 @@ class TestMany:
                     assert ended([children.pop(0)]) == [-signal.SIGKILL]
         os.close(report)
         os.close(told)
-        carried: list[int] = []
-
-        def all_is_there() -> bool:  # a server may still read what a process had sent
-            found = swept()
-            carried.append(found.carried)
-            return found.on_the_way == 0 and sum(totals()) == 20 * EACH
-
-        wait_until(all_is_there)
-        assert min(totals()) >= 0
-        print(f"{sum(carried)} carried on, of 60 processes that were killed")
+        print(f"{all_is_there()} carried on, of 60 processes that were killed")
 
 
 def test_a_taker_that_hangs_gets_the_amount_once_though_it_hears_of_it_when_it_wakes(settings: Any) -> None:
