@@ -5,7 +5,7 @@ No script reaches both. So an amount goes in steps, each of which is undivided w
 1. *send*, where the giver lies: the amount leaves the total, and a note in the outbox says that it is on the way.
 2. *receive*, where the taker lies: it is added to the total, and the inbox remembers that it has come. Where it cannot
    be added, the inbox remembers that instead: then it never can.
-3. *settle*, where the giver lies: the note goes. What could not be received is given back: by whoever takes the note.
+3. *settle*, where the giver lies: the note goes. What could not be received is given back, in the same step.
 4. *close*, where the taker lies: the inbox need not remember it for long any more.
 
 Whoever is stopped between two steps leaves the note. Anybody may carry on from it, several at once, and each step as
@@ -317,12 +317,12 @@ def carried(giver: Giver, note: Note, until: int, now: int) -> Steps:
 
 
 def _along(giver: Giver, overdue: Sequence[Overdue], now: int) -> Steps:
-    """Carry on what others have left; where that cannot be done now, it waits for the next one."""
+    """Carry on what others have left; where that cannot be done now, the next one tries."""
     try:
         for note, until in read_all(giver.outbox, overdue):
             yield from carried(giver, note, until, now)
     except StoreUnavailable as error:
-        logger.warning("What is on the way from %s stays so for now: %s", giver.total, error)
+        logger.info("What is on the way from %s stays so for now: %s", giver.total, error)  # the sweep warns
 
 
 def read_all(outbox: str, overdue: Sequence[Overdue]) -> Iterator[tuple[Note, int]]:
