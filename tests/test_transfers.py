@@ -20,7 +20,7 @@ from django_quota.keys import key_of, subject_base
 from django_quota.limiter import get_limiter
 from django_quota.operations import transfers
 from django_quota.operations.base import DictStates, Operation, text
-from django_quota.operations.counters import DONE, MOST, OVERFLOW, REFUSED, Passage, Set, Transfer
+from django_quota.operations.counters import DONE, MOST, NO_COUNTER, OVERFLOW, REFUSED, Passage, Set, Transfer
 from django_quota.operations.sweep import Sweep
 from django_quota.operations.transfers import (
     KEPT,
@@ -532,6 +532,26 @@ def test_a_note_is_overdue_from_five_seconds_to_400_days_to_the_microsecond(age:
     asked = FindOverdue(giver_of("a").outbox, 0, 9)
     found = overdue_of(store.run(asked, START + age))
     assert found == overdue_of(asked.run(states, START + age)) == [(note.words, START + KEPT)] * is_named
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("is_full", [False, True])
+def test_what_redis_cannot_give_back_stays_noted_until_it_can(raw: redis.Redis, is_full: bool) -> None:
+    store: Any = get_limiter().store
+    giver, note = giver_of("a"), note_of("x")
+    store.run(Set([giver.total], 3, TTL), START)
+    store.run(Send(giver, note), START)
+    raw.delete(giver.total)
+    raw.set(giver.total, MOST) if is_full else raw.rpush(giver.total, "x")
+    settle = Settle(giver, note, gives_back=True)
+    for _ in range(2):
+        assert store.run(settle, START) == [OVERFLOW if is_full else NO_COUNTER, 1]
+        assert raw.zscore(giver.outbox, note.words) == START + KEPT
+        assert raw.pttl(giver.outbox) > KEPT / 1_000
+    raw.delete(giver.total)
+    for _ in range(2):
+        assert store.run(settle, START) == [DONE, START]
+        assert (raw.get(giver.total), raw.exists(giver.outbox)) == (b"3", 0)
 
 
 @pytest.mark.usefixtures("redis_cache")
