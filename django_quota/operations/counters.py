@@ -1,7 +1,8 @@
 """What a counter is asked to do: totals, tallies of days, and counts of different values. Pure.
 
-Beside each script of `lua/counter_*.lua` stands its specification. It must not know what a counter is called, whose it
-is, or which day it is: keys, fields and the edges of the day are the caller's.
+Beside each script of `lua/counter_*.lua` stands its specification; those of a transfer between two places stand in
+`operations.transfers`. It must not know what a counter is called, whose it is, or which day it is: keys, fields and the
+edges of the day are the caller's.
 """
 
 from __future__ import annotations

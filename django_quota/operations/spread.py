@@ -4,7 +4,8 @@ A spread yields operations of one place each, all at once to be done, takes thei
 whole. So a sync and an async driver do the same, and the memory store can show that it is right.
 
 A plan over several places takes its parts in turn, and undoes what an earlier one took where a later one refuses: it
-never looks first and spends later. Between the two, others may find less room than there is, never more.
+never looks first and spends later. Between the two, others may find less room than there is, never more. A transfer
+between two places notes what is on the way, so that others can carry it on; see `operations.transfers`.
 """
 
 from __future__ import annotations
