@@ -280,13 +280,11 @@ class Moving(Places):
 def test_lua_and_specification_never_differ(machine: type[Places], raw: redis.Redis, redis_server: RedisServer) -> None:
     Places.store = RedisStore("default")
     Places.raw = raw
+    examples, steps = (100, 50) if machine is Moving else (150, 30)
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=150,
-            stateful_step_count=50 if machine is Moving else 30,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
+            max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
     Places.store.close()
