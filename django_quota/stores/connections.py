@@ -34,6 +34,7 @@ from django_quota.exceptions import ConfigurationError, did_you_mean
 from django_quota.stores.cluster import CLUSTER_HINT, ClusterClient, location_problem
 from django_quota.stores.sentinel import ask_in_time, async_sentinel_client
 from django_quota.stores.timeouts import with_timeouts
+from django_quota.stores.wire import WITHOUT_NOTICES
 
 _SYNC_ONLY = frozenset(
     {"url", "parser_class", "connection_class", "retry", "retry_on_error", "retry_on_timeout", "timeout", "queue_class"}
@@ -313,7 +314,7 @@ def async_client(alias: str, at: tuple[str, int] | None = None) -> AsyncClient:
     max_connections = int(given.pop("max_connections", ASYNC_CONNECTIONS))
     kwargs: dict[str, Any] = {name: value for name, value in given.items() if name not in _SYNC_ONLY}
     slots = asyncio.Semaphore(max_connections)
-    kwargs = with_timeouts(kwargs)
+    kwargs = {**with_timeouts(kwargs), **WITHOUT_NOTICES}
     kwargs["retry"] = Retry(NoBackoff(), 0)
     if isinstance(factory, SentinelConnectionFactory):
         kwargs["connection_class"] = given.get("connection_class")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
 import redis.asyncio as aioredis
 
@@ -14,6 +17,21 @@ _WANTS_COMMAND = inspect.signature(aioredis.ConnectionPool.get_connection).param
 )
 FOR_COMMAND: tuple[str, ...] = ("EVALSHA",) if _WANTS_COMMAND else ()
 """What an async pool's `get_connection` takes."""
+
+
+def _without_notices() -> Mapping[str, Any]:
+    if find_spec("redis.maint_notifications") is None:
+        return {}
+    module = import_module("redis.maint_notifications")
+    return {"maint_notifications_config": module.MaintNotificationsConfig(enabled=False)}
+
+
+WITHOUT_NOTICES = _without_notices()
+"""Options of an async pool that looks whether a connection is still there before it hands it out.
+
+Where redis-py listens to notices of maintenance, as it does over TCP unless told not to, its pool does not look: then a
+server that was restarted costs each idle connection a decision, for as long as some are left.
+"""
 
 
 class Cancellation:

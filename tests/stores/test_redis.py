@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from django_quota.stores.errands import Errands, Watch
 from django_quota.stores.redis import RedisStore
 from django_quota.stores.wire import packed
 from django_quota.testing import RedisServer, running_redis
+from tests.chaos.servers import free_port
+from tests.commands import wait_until
 from tests.conftest import caches
 from tests.steps import START, adecided, answers, decided, hits_of
 
@@ -305,6 +308,36 @@ def test_a_primary_that_became_a_replica_is_asked_on_a_new_connection(raw: redis
     finally:
         raw.replicaof("NO", "ONE")
     assert answers(decided(store, hits_of(RULE), "check", None))[0].ok
+
+
+@pytest.mark.parametrize("over_tcp", [True, False], ids=["tcp", "unix"])
+def test_idle_connections_of_a_server_that_was_restarted_are_noticed_before_they_are_used(
+    redis_server: RedisServer, settings: Any, over_tcp: bool
+) -> None:
+    port = free_port()
+    with running_redis(redis_server.program, "--port", str(port)) as server:
+        address = f"redis://127.0.0.1:{port}/0" if over_tcp else server.url
+        settings.CACHES = caches(replace(server, url=address))
+        store, hits = RedisStore("default"), hits_of(Rule.make("rule", "1000/m"))
+
+        async def all_at_once() -> None:
+            await asyncio.gather(*(adecided(store, hits, "check", None) for _ in range(8)))
+
+        def by_threads() -> None:
+            with ThreadPoolExecutor(8) as threads:
+                list(threads.map(lambda _: decided(store, hits, "check", None), range(8)))
+
+        async def go() -> None:
+            await all_at_once()
+            await asyncio.to_thread(by_threads)
+            with redis.Redis.from_url(server.url) as client:
+                assert client.client_kill_filter(_type="normal", skipme=True) > 1
+                wait_until(lambda: len(client.client_list()) == 1)
+            await asyncio.to_thread(by_threads)  # meanwhile the loop hears of its own
+            await all_at_once()
+
+        asyncio.run(go())
+        store.close()
 
 
 def test_no_more_connections_are_opened_than_the_pool_may(
