@@ -6,7 +6,6 @@ import asyncio
 import inspect
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import redis.asyncio as aioredis
@@ -20,10 +19,12 @@ FOR_COMMAND: tuple[str, ...] = ("EVALSHA",) if _WANTS_COMMAND else ()
 
 
 def _without_notices() -> Mapping[str, Any]:
-    if find_spec("redis.maint_notifications") is None:
+    option = "maint_notifications_config"
+    if (
+        option not in inspect.signature(aioredis.ConnectionPool.__init__).parameters
+    ):  # an older redis-py: there are none
         return {}
-    module = import_module("redis.maint_notifications")
-    return {"maint_notifications_config": module.MaintNotificationsConfig(enabled=False)}
+    return {option: import_module("redis.maint_notifications").MaintNotificationsConfig(enabled=False)}
 
 
 WITHOUT_NOTICES = _without_notices()
