@@ -96,19 +96,37 @@ def test_a_plan_of_many_limits_is_one_round_trip(raw: redis.Redis, store: RedisS
     assert reads(raw) - before == 2  # the other one is the INFO itself
 
 
-def test_a_script_that_redis_forgot_is_loaded_again_once(raw: redis.Redis, store: RedisStore) -> None:
+def test_a_script_that_redis_forgot_is_sent_again_once(raw: redis.Redis, store: RedisStore) -> None:
     for _ in range(2):
         raw.script_flush()
         raw.config_resetstat()
         assert [answers(decided(store, hits_of(RULE), "check", None))[0].ok for _ in range(3)] == [True] * 3
         counted = calls(raw)
-        assert counted["script"] + counted["script|load"] == 1
-        assert (counted["evalsha"], counted["eval"]) == (4, 0)
+        assert (counted["evalsha"], counted["eval"]) == (3, 1)
 
 
-def test_a_script_that_redis_forgot_is_loaded_again_under_async(raw: redis.Redis, store: RedisStore) -> None:
+def test_a_script_that_redis_forgot_is_sent_again_under_async(raw: redis.Redis, store: RedisStore) -> None:
     raw.script_flush()
     assert answers(asyncio.run(adecided(store, hits_of(RULE), "check", None)))[0].remaining == 49
+
+
+def test_scripts_that_are_forgotten_before_each_trip_are_no_matter(
+    raw: redis.Redis, store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange, aexchange = store._exchange, store._aexchange
+
+    def forgetful(*given: Any) -> Any:
+        raw.script_flush()
+        return exchange(*given)
+
+    async def aforgetful(*given: Any) -> Any:
+        raw.script_flush()
+        return await aexchange(*given)
+
+    monkeypatch.setattr(store, "_exchange", forgetful)
+    monkeypatch.setattr(store, "_aexchange", aforgetful)
+    assert answers(decided(store, hits_of(RULE), "check", None))[0].remaining == 49
+    assert answers(asyncio.run(adecided(store, hits_of(RULE), "check", None)))[0].remaining == 48
 
 
 def test_redis_own_clock_decides(raw: redis.Redis, store: RedisStore) -> None:
