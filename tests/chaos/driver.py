@@ -22,7 +22,7 @@ from tests.chaos.figures import Figures, Times, figures
 from tests.chaos.records import Account, Stall
 from tests.chaos.scenes import Place, Scene
 from tests.chaos.servers import until
-from tests.chaos.stalls import measured
+from tests.chaos.stalls import measured_of
 
 ROOT = Path(django_quota.__file__).parent.parent
 KINDS = ("sync", "async")
@@ -42,7 +42,7 @@ class Pace:
 
 USUAL = Pace(before=4, harm=4.2, after=5, rate=200)
 """The harm is over shortly after a worker has asked in vain, which is once a second: the way back is a long one."""
-BRIEF = Pace(before=1.7, harm=0.6, after=2.8, rate=90)
+BRIEF = Pace(before=0.7, harm=0.6, after=2.8, rate=90)
 
 
 def play(scene: Scene[Any], pace: Pace, program: Path) -> tuple[Figures, list[Account]]:
@@ -50,8 +50,10 @@ def play(scene: Scene[Any], pace: Pace, program: Path) -> tuple[Figures, list[Ac
     with tempfile.TemporaryDirectory(prefix="quota-chaos-") as name:
         folder = Path(name)
         with scene.place(program, folder) as place, _workers(folder, place.caches, pace.rate) as workers:
-            stalls: list[Stall] = []
-            with measured(stalls):
+            stalls: dict[int, list[Stall]] = {}
+            with measured_of(place.pids, stalls):
+                for worker in workers:
+                    worker.until_known()
                 time.sleep(pace.before)
                 times = _harm(scene, place, pace.harm)
                 time.sleep(pace.after)
@@ -60,7 +62,7 @@ def play(scene: Scene[Any], pace: Pace, program: Path) -> tuple[Figures, list[Ac
                 for worker in workers:
                     worker.until_done()
             accounts = [worker.account() for worker in workers]
-    return figures(accounts, times, scene.allowance, stalls), accounts
+    return figures(accounts, times, scene.allowance, stalls.values()), accounts
 
 
 def _harm(scene: Scene[Any], place: Place[Any], seconds: float) -> Times:
@@ -92,6 +94,10 @@ class _Worker:
 
     def go(self) -> None:
         self._say("go")
+
+    def until_known(self) -> None:
+        """Wait until it knows how many workers there are, which it may have missed at first on a busy machine."""
+        self._heard("known")
 
     def enough(self) -> None:
         self._say("enough")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -87,6 +87,8 @@ class Figures:
     logged: list[dict[str, int]]
     """Lines in the log of each worker, by their first words."""
     errors: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    """What they were told was the matter with Redis."""
 
 
 def worst_window(records: Iterable[Record], window: float) -> int:
@@ -106,9 +108,9 @@ def worst_window(records: Iterable[Record], window: float) -> int:
 
 
 def figures(
-    accounts: Sequence[Account], times: Times, allowance: Allowance, elsewhere: Sequence[Stall] = ()
+    accounts: Sequence[Account], times: Times, allowance: Allowance, servers: Collection[Sequence[Stall]] = ()
 ) -> Figures:
-    """Work the figures of a scene out; `elsewhere`: the stalls of a process beside the workers."""
+    """Work the figures of a scene out; `servers`: the stalls of each server."""
     records = [record for account in accounts for record in account.records]
     seconds = sorted(record.seconds for record in records)
     normal = [record for record in records if not record.degraded and not record.error]
@@ -117,7 +119,7 @@ def figures(
     without = Counter(_BY_NAME[record.policy].without for record in degraded if record.allowed)
     eras = _eras(admitted, times, allowance)
     since = [record.ended for record in normal if record.started >= times.well]
-    excuses = [_Excuses(account, elsewhere) for account in accounts]
+    excuses = [_Excuses(account, servers) for account in accounts]
     odd = [record for excuse in excuses for record in excuse.own_degraded]
     used = {account.used for account in accounts}
     return Figures(
@@ -142,6 +144,7 @@ def figures(
         back=[account.back for account in accounts],
         logged=[dict(Counter(" ".join(line.split()[:WORDS]) for line in account.logged)) for account in accounts],
         errors=sorted({record.error for record in records if record.error}),
+        reasons=sorted({loss.reason for account in accounts for loss in account.losses}),
     )
 
 
@@ -155,10 +158,14 @@ GONE, BACK = "The quota store is", "The quota store answers"
 class _Excuses:
     """What of an account is the machine's doing: it held the processes up for as long as an answer may take."""
 
-    def __init__(self, account: Account, elsewhere: Sequence[Stall]) -> None:
+    def __init__(self, account: Account, servers: Collection[Sequence[Stall]]) -> None:
         self.account = account
-        self._stalls = [*account.stalls, *elsewhere]
-        self.losses = [loss for loss in account.losses if loss.is_slow and self._held_up(loss.at - TIMEOUT, loss.at)]
+        self._servers = servers
+        self.losses: list[Loss] = []
+        for loss in account.losses:
+            follows = loss.is_of_breaker and any(loss.at - before.at < SETTLED for before in self.losses)
+            if follows or (loss.is_slow and self._held_up(loss.at - TIMEOUT, loss.at)):
+                self.losses.append(loss)
 
     @property
     def own_degraded(self) -> list[Record]:
@@ -171,14 +178,17 @@ class _Excuses:
         return bool(told and _latest(told) in self.losses) or self._held_up(record.started, record.ended)
 
     def _held_up(self, since: float, until: float) -> bool:
-        """Say whether the machine took enough of a span. What the worker and another process were late by adds up.
+        """Say whether the machine took enough of a span: from the worker, and from the server that it took most from.
 
-        An answer waits for both: for the server to be given its turn, and then for the worker.
+        An answer waits for both: until the server has its turn, and then until the worker has.
         """
-        late = sum(
-            max(0.0, min(stall.ended, until) - max(stall.ended - stall.seconds, since)) for stall in self._stalls
-        )
-        return late >= HELD_UP
+        servers = max((_late(stalls, since, until) for stalls in self._servers), default=0.0)
+        return _late(self.account.stalls, since, until) + servers >= HELD_UP
+
+
+def _late(stalls: Iterable[Stall], since: float, until: float) -> float:
+    """Return how much of a span stalls take."""
+    return sum(max(0.0, min(stall.ended, until) - max(stall.ended - stall.seconds, since)) for stall in stalls)
 
 
 def _latest(losses: Iterable[Loss]) -> Loss:
@@ -224,7 +234,9 @@ def broken(found: Figures, allowance: Allowance) -> list[str]:
             found.after_loss > bound
         ),
         f"{denied} were admitted where the rule denies without Redis": denied,
-        f"{found.spoiled} were decided without Redis that had nothing to do with the harm": found.spoiled,
+        f"{found.spoiled} that the harm does not touch were decided without Redis: {'; '.join(found.reasons)}": (
+            found.spoiled
+        ),
         f"A worker admitted {found.local_worst} by itself in a window, more than {found.local_bound}": (
             found.local_worst > found.local_bound
         ),

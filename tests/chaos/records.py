@@ -36,6 +36,11 @@ class Loss(NamedTuple):
         """Whether it came of an answer, or of a connection, that took too long."""
         return "Timeout" in self.reason
 
+    @property
+    def is_of_breaker(self) -> bool:
+        """Whether nobody was asked, since there had been no answer before."""
+        return any(words in self.reason for words in ("does not answer", "has not answered"))
+
 
 class Stall(NamedTuple):
     """A process that wanted to look at the clock got to do so late: the machine had other things to do."""

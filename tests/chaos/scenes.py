@@ -7,7 +7,7 @@ them, or a whole Cluster; its `harm` is one that does the harm to that when it i
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -53,6 +53,8 @@ class Place(Generic[T]):
     """What harm is done to."""
     is_well: Callable[[], bool]
     """Whether all limits can be counted."""
+    pids: Callable[[], Iterable[int]]
+    """The processes that the workers may have to wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +79,14 @@ class Scene(Generic[T]):
 def one_server(program: Path, folder: Path, *options: str) -> Iterator[Place[Server]]:
     """Run one server on a unix socket."""
     with running(Server(program, folder, "--appendonly", "no", *options)) as server:
-        yield Place(one_alias(server.url), server, server.is_well)
+        yield Place(one_alias(server.url), server, server.is_well, lambda: [server.process.pid])
 
 
 @contextmanager
 def lasting_server(program: Path, folder: Path) -> Iterator[Place[Server]]:
     """Run one server that hands each change to the system before it answers: who kills the process loses none."""
     with running(Server(program, folder, *LASTING)) as server:
-        yield Place(one_alias(server.url), server, server.is_well)
+        yield Place(one_alias(server.url), server, server.is_well, lambda: [server.process.pid])
 
 
 @contextmanager
@@ -116,7 +118,8 @@ def watched_by_sentinel(program: Path, folder: Path) -> Iterator[Place[Server]]:
             "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
             "SENTINELS": [("127.0.0.1", ports[2])],
         }
-        yield Place(one_alias("redis://chaos/0", **options), primary, lambda: _leads(asked, replica))
+        caches = one_alias("redis://chaos/0", **options)
+        yield Place(caches, primary, lambda: _leads(asked, replica), lambda: [primary.process.pid, replica.process.pid])
 
 
 def _knows_the_replica(asked: Any) -> bool:
@@ -205,8 +208,9 @@ def _nothing(_: Server) -> AbstractContextManager[object]:
 # --- Cluster ----------------------------------------------------------------------------------------------------------
 
 
-def _cluster_caches(cluster: Cluster) -> dict[str, Any]:
-    return one_alias(cluster.location, CLIENT_CLASS="django_quota.stores.cluster.ClusterClient")
+def _place(cluster: Cluster, is_well: Callable[[], bool]) -> Place[Cluster]:
+    caches = one_alias(cluster.location, CLIENT_CLASS="django_quota.stores.cluster.ClusterClient")
+    return Place(caches, cluster, is_well, lambda: [server.process.pid for server in cluster.servers])
 
 
 def _all_take_writes(cluster: Cluster) -> bool:
@@ -226,7 +230,7 @@ def three_servers(program: Path, folder: Path) -> Iterator[Place[Cluster]]:
         for key in KEYS.values():
             for number in range(MORE_KEYS):
                 cluster.owner(key).client.set(f"{key}:{number}", "a key of somebody else's", ex=3600)
-        yield Place(_cluster_caches(cluster), cluster, partial(_all_take_writes, cluster))
+        yield _place(cluster, partial(_all_take_writes, cluster))
 
 
 @contextmanager
@@ -238,7 +242,7 @@ def three_lasting_servers(program: Path, folder: Path) -> Iterator[Place[Cluster
         "cluster_node_timeout": PATIENT,
     }
     with running_cluster(program, **options) as cluster:
-        yield Place(_cluster_caches(cluster), cluster, partial(_all_take_writes, cluster))
+        yield _place(cluster, partial(_all_take_writes, cluster))
 
 
 @contextmanager
@@ -250,7 +254,7 @@ def replicated_cluster(program: Path, folder: Path) -> Iterator[Place[Cluster]]:
         def is_well() -> bool:
             return cluster.owner(KEYS[ALLOW.subject]) is not gone and _all_take_writes(cluster)
 
-        yield Place(_cluster_caches(cluster), cluster, is_well)
+        yield _place(cluster, is_well)
 
 
 @contextmanager
