@@ -164,8 +164,13 @@ class _Excuses:
         self.losses: list[Loss] = []
         for loss in account.losses:
             follows = loss.is_of_breaker and any(loss.at - before.at < SETTLED for before in self.losses)
-            if follows or (loss.is_slow and self._held_up(loss.at - TIMEOUT, loss.at)):
+            if follows or (loss.is_slow and self._held_up(self._asked(loss), loss.at)):
                 self.losses.append(loss)
+
+    def _asked(self, loss: Loss) -> float:
+        """Return since when the answer had been waited for that did not come."""
+        waited = [r.started for r in self.account.records if r.degraded and r.started <= loss.at <= r.ended]
+        return min([loss.at - TIMEOUT, *waited])
 
     @property
     def own_degraded(self) -> list[Record]:

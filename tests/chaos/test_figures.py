@@ -162,9 +162,10 @@ def test_more_words_than_one_each_way_are_too_many() -> None:
     assert said([GONE], CUT)
 
 
-def told_late(stalls: list[Stall], *servers: list[Stall]) -> bool:
+def told_late(stalls: list[Stall], *servers: list[Stall], waited: float = TIMEOUT) -> bool:
     """Say whether a second loss, by a time-out, is one too many."""
-    both = [account([], CUT, LATE, stalls=stalls), account([], CUT)]
+    late = Record("allow", LATE.at - waited, LATE.at + 0.01, True, True, "")
+    both = [account([late], CUT, LATE, stalls=stalls), account([], CUT)]
     return bool(told_too_often(figures(both, TIMES, ONE_OUTAGE, servers), ONE_OUTAGE))
 
 
@@ -178,6 +179,7 @@ def test_a_time_out_is_excused_where_the_machine_took_half_of_it_from_the_worker
     assert told_late([quarter], [])
     assert told_late([], [quarter], [quarter]), "only one of them was asked"
     assert told_late([Stall(LATE.at - TIMEOUT, 5.0)]), "it was over before"
+    assert not told_late([Stall(LATE.at - TIMEOUT, 5.0)], waited=2 * TIMEOUT)
     assert told_late([Stall(LATE.at + 5.0, 5.0)]), "it came later"
 
 
