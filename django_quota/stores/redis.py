@@ -273,7 +273,7 @@ _OF_WRITES = ("READONLY", "OOM", "MISCONF", "NOREPLICAS")
 """What they say where only what changes nothing is answered, such as a refusal."""
 
 
-_CUT = ("closed by server", "reset by peer", "broken pipe")
+_CUT = ("closed by server", "reset by peer", "broken pipe", "connection lost")
 """What redis-py says of a connection that was cut."""
 
 

@@ -67,12 +67,13 @@ def _until_enough() -> None:
 
 
 def _used() -> int | None:
-    """Look what was counted: again, where a busy machine does not answer in time."""
+    """Look what was counted: again, where a busy machine does not answer in time, until no outage goes on."""
     from django_quota import peek
+    from django_quota.limiter import get_limiter
 
     for _ in range(LOOKS):
         found = peek(site.BESIDE.name, site.BESIDE.subject)
-        if not found.degraded and found.remaining is not None:
+        if not found.degraded and found.remaining is not None and not get_limiter().outages.is_on:
             return site.BESIDE.limit - found.remaining
         time.sleep(0.1)
     return None
