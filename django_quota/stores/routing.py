@@ -7,6 +7,7 @@ sent again; what was sent and never answered may have been done, and is not.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +19,10 @@ from django_quota.operations.base import Script
 from django_quota.stores.slots import Address, SlotTable
 
 PATIENCE = 2.0
-"""Seconds that a command is tried for while the keys of its slot are on the move."""
+"""Seconds that the commands to a slot are tried for, all in all, while its keys are on the move."""
+
+FORGOTTEN_AFTER = 10.0
+"""Seconds after which a slot that nobody has met on the move is taken for a quiet one."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.002, 0.05
 """Seconds before a command is tried again; each pause is twice as long as the one before."""
@@ -70,6 +74,7 @@ class Router:
     def __init__(self, table: SlotTable, clock: Callable[[], float] = time.monotonic) -> None:
         self.table = table
         self._clock = clock
+        self._moves = Moves(clock)
 
     # --- one command --------------------------------------------------------------------------------------------------
 
@@ -79,7 +84,7 @@ class Router:
         Raises redis-py's errors: `ResponseError` for an answer that sending again does not help, others where no server
         answers.
         """
-        attempt = _Attempt(self._clock() + PATIENCE)
+        attempt = _Attempt()
         where: Where = (yield from self.server_of(asked.slot)), ()
         if refused is not None:
             where = yield from self._follow(asked, attempt, (refused[0], ()), refused[1])
@@ -95,13 +100,15 @@ class Router:
                 raise
             else:
                 if not isinstance(reply, ResponseError):
+                    if attempt.has_waited:
+                        self._moves.goes_on(asked.slot)
                     return reply
                 where = yield from self._follow(asked, attempt, where, reply)
 
     def _follow(self, asked: Asked, attempt: _Attempt, where: Where, error: ResponseError) -> Way:
         """Return (as the way's result) where a command goes next that a server has not done. Raises the error else."""
         server, answer = where[0], Refusal.of(error)
-        if answer.word == "TRYAGAIN" and (pause := attempt.pause(self._clock())):
+        if answer.word == "TRYAGAIN" and (pause := attempt.pause(self._moves, asked.slot, self._clock())):
             yield Pause(pause)
             return (yield from self.server_of(asked.slot)), ()
         attempt.hop()
@@ -199,13 +206,53 @@ _NOT_THERE = frozenset({"CLUSTERDOWN", "MASTERDOWN", "READONLY"})
 """Answers of a server that does not, or no longer, take what belongs to a slot: another one may by now."""
 
 
+class Moves:
+    """Slots whose keys are met on the move, and how long that may be waited for. For any thread and event loop.
+
+    All that meet a slot on the move share one patience: a move that never ends must not hold up a worker's threads one
+    after the other. Once it is used up, one in the whole process waits at a time, to find out whether it goes on.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._met: dict[int, tuple[float, float]] = {}
+        """Since when each has been met so, and when it was last."""
+        self._next_turn = 0.0
+        self._guard = threading.Lock()
+
+    def deadline(self, slot: int) -> float:
+        """Return until when a command may wait that meets a slot so; that is now where it may not."""
+        with self._guard:
+            now = self._clock()
+            since, last = self._met.get(slot, (now, now))
+            if now - last > FORGOTTEN_AFTER:
+                since = now
+            self._met[slot] = (since, now)
+            if now < since + PATIENCE:
+                return since + PATIENCE
+            if now < self._next_turn:
+                return now
+            self._next_turn = now + PATIENCE
+            return self._next_turn
+
+    def goes_on(self, slot: int) -> None:
+        """Note that a command was done that had to wait: the slot has moved on."""
+        with self._guard:
+            self._met.pop(slot, None)
+
+
 class _Attempt:
     """How often and how long a command has been tried."""
 
-    def __init__(self, deadline: float) -> None:
-        self._deadline = deadline
+    def __init__(self) -> None:
+        self._deadline: float | None = None
         self._hops = 0
         self._pause = FIRST_PAUSE
+
+    @property
+    def has_waited(self) -> bool:
+        """Whether it met its slot on the move."""
+        return self._deadline is not None
 
     def hop(self) -> None:
         """Count a server that it is sent on to."""
@@ -213,8 +260,10 @@ class _Attempt:
         if self._hops > MOST_HOPS:
             raise RedisConnectionError("the servers of the cluster send a command to each other")
 
-    def pause(self, now: float) -> float:
+    def pause(self, moves: Moves, slot: int, now: float) -> float:
         """Return how long to wait before it is tried again; 0 where there is no time left."""
+        if self._deadline is None:
+            self._deadline = moves.deadline(slot)
         if now >= self._deadline:
             return 0.0
         pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)

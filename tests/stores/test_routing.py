@@ -21,7 +21,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota.operations.base import Script
-from django_quota.stores.routing import MOST_HOPS, PATIENCE, Asked, NotSentError, Pause, Router, Trip
+from django_quota.stores.routing import FORGOTTEN_AFTER, MOST_HOPS, PATIENCE, Asked, NotSentError, Pause, Router, Trip
 from django_quota.stores.slots import Address, SlotTable, slot_of
 
 A, B, C = (Address("10.0.0.1", port) for port in (1, 2, 3))
@@ -202,3 +202,59 @@ def test_a_table_takes_over_what_servers_say() -> None:
 
 def test_an_address_of_ipv6_is_read() -> None:
     assert Address.read("2001:db8::1:6379", A) == Address("2001:db8::1", 6379)
+
+
+class TestASlotWhoseMoveNeverEnds:
+    """TRYAGAIN, again and again: waited for, but not by everybody."""
+
+    @staticmethod
+    def waited(servers: Servers, slot: int = 5) -> float:
+        before = servers.now
+        with pytest.raises(TryAgainError):
+            servers(servers.router.reach(ASKED._replace(slot=slot)))
+        return servers.now - before
+
+    def test_who_comes_later_waits_no_longer_than_the_first(self) -> None:
+        servers = Servers(*[TryAgainError("later")] * 10_000)
+        first = servers.router.reach(ASKED)
+        step = next(first)
+        while isinstance(step, Trip):
+            step = first.send(servers.step(step))
+        servers.now += 0.75 * PATIENCE  # it still waits
+        assert self.waited(servers) == pytest.approx(PATIENCE / 4, abs=0.1)
+
+    def test_then_one_at_a_time_waits_in_the_whole_process(self) -> None:
+        servers = Servers(*[TryAgainError("later")] * 10_000)
+        assert self.waited(servers) == pytest.approx(PATIENCE, abs=0.1)
+        assert self.waited(servers) == pytest.approx(PATIENCE, abs=0.1)  # the one that finds out whether it goes on
+        servers = Servers(*[TryAgainError("later")] * 10_000)
+        self.waited(servers)
+        turn = servers.router.reach(ASKED)
+        step = next(turn)
+        while isinstance(step, Trip):  # it is its turn, and it waits
+            step = turn.send(servers.step(step))
+        assert [self.waited(servers) for _ in range(50)] == [0.0] * 50
+
+    def test_once_a_command_that_waited_was_done_the_next_move_has_its_time(self) -> None:
+        servers = Servers(*[TryAgainError("later")] * 10_000)
+        self.waited(servers)
+        servers.answers = [TryAgainError("later"), 1]
+        assert servers(servers.router.reach(ASKED)) == 1
+        servers.answers = [TryAgainError("later")] * 10_000
+        ways = [servers.router.reach(ASKED) for _ in range(3)]
+        for way in ways:
+            step = next(way)
+            while isinstance(step, Trip):
+                step = way.send(servers.step(step))
+            assert isinstance(step, Pause)
+
+    def test_a_slot_is_forgotten_that_nobody_met_on_the_move_for_long(self) -> None:
+        servers = Servers(*[TryAgainError("later")] * 10_000)
+        self.waited(servers)
+        servers.now += FORGOTTEN_AFTER + 1
+        assert self.waited(servers) == pytest.approx(PATIENCE, abs=0.1)
+
+    def test_another_slot_has_a_patience_of_its_own(self) -> None:
+        servers = Servers(*[TryAgainError("later")] * 10_000)
+        self.waited(servers)
+        assert self.waited(servers, 6) == pytest.approx(PATIENCE, abs=0.1)
