@@ -234,7 +234,7 @@ class Twin:
         """Return what is used here and for how long, and what would be if nothing had been taken and undone."""
         plan = plan_over(self.rule, begun()).operation(self.places.time, "peek")
         here = self.places.states(home(plan.hits[0].standing))
-        found = [plan.run(states, self.places.time) for states in (here, self.ideal)]
+        found: list[Any] = [plan.run(states, self.places.time) for states in (here, self.ideal)]
         return (-found[0][3], found[0][5]), (-found[1][3], found[1][5])
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from django_quota.clock import SECOND
 from django_quota.algorithms.base import MOST, NEVER, Algorithm, Options, Parameters, Verdict
+from django_quota.clock import SECOND
 from django_quota.exceptions import RateError, RuleError
 from django_quota.rates import MAX_COUNT, MAX_PERIOD, Rate
 

@@ -130,7 +130,8 @@ def _joined(parts: Sequence[_Part], mode: str, log: Log | None) -> Spread:
         replies[number] = yield from _undone(parts[number], reply)
     if last[1] != STALE:
         for part in parts[len(replies) :]:
-            replies.append((yield from _told_late(part, log, last[0])))
+            reply = yield from _told_late(part, log, last[0])
+            replies.append(reply)
     return replies
 
 
@@ -173,7 +174,7 @@ def _undo(part: _Part, reply: Sequence[int]) -> tuple[Decide | None, list[int]]:
         chosen.append(index)
         spent.append(Spent(marks, any(noted == index and what == NEAR_TOLD for noted, what, _ in notes)))
     hits = [part.hits[index] for index in chosen]
-    return (Decide(hits, undoing(hits, spent)) if hits else None), chosen
+    return (Decide(hits, undoing(spent)) if hits else None), chosen
 
 
 def _mark(step: Step, now: int, reset: int, before: Iterator[int]) -> Mark:

@@ -56,10 +56,10 @@ class Spent(NamedTuple):
     near: bool
 
 
-def undoing(hits: Sequence[Hit], spent: Sequence[Spent]) -> str:
-    """Return the mode that undoes these hits, which passed."""
+def undoing(spent: Sequence[Spent]) -> str:
+    """Return the mode that undoes hits, which passed, by what each of them spent."""
     words = ["undo"]
-    for hit, (marks, near) in zip(hits, spent, strict=True):
+    for marks, near in spent:
         words.append(("n" if near else "-") + ",".join(mark.words() for mark in marks))
     return " ".join(words)
 
@@ -122,7 +122,7 @@ def _is_bucket(step: Step) -> bool:
     return isinstance(step.limit.algorithm, TokenBucket)
 
 
-def _of_sliding(state: tuple[Entry, ...] | None, p: Parameters, cost: int, mark: Mark, now: int) -> Any:
+def _of_sliding(state: tuple[Entry, ...] | None, p: Parameters, cost: int, mark: Mark, now: int) -> Any:  # noqa: ARG001
     at = next((at for at, entry in enumerate(state or ()) if entry.expiry == mark.stop), None)
     if not state or at is None:
         return state
