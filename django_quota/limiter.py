@@ -133,7 +133,7 @@ class Limiter:
 
         `wrote`: whether the answer shows that the store can change what it keeps.
         """
-        if not self._down_since or (self._only_writes and not wrote):
+        if not self._down_since or (self._only_writes and not wrote) or not self.store.is_whole:
             return []
         with self._changing:
             since, self._down_since = self._down_since, 0.0

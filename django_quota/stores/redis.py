@@ -49,6 +49,11 @@ class RedisStore:
         self.breaker = Breaker()
         """Keeps calls from a server that does not answer."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all servers have done what they were last asked; without a Cluster the last call says so."""
+        return True
+
     # --- sync ---------------------------------------------------------------------------------------------------------
 
     def run(self, operation: Operation, now: int | None = None) -> Any:

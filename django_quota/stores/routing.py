@@ -7,28 +7,19 @@ sent again; what was sent and never answered may have been done, and is not.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from django_quota.operations.base import Script
+from django_quota.stores.attempts import NOT_THERE, Attempt, Moves, Refusal
 from django_quota.stores.slots import Address, SlotTable
 
-PATIENCE = 2.0
-"""Seconds that the commands to a slot are tried for, all in all, while its keys are on the move."""
-
-FORGOTTEN_AFTER = 10.0
-"""Seconds after which a slot that nobody has met on the move is taken for a quiet one."""
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.002, 0.05
-"""Seconds before a command is tried again; each pause is twice as long as the one before."""
-
-MOST_HOPS = 16
-"""Servers that a command is sent on to without a pause: more means that they name each other."""
+READ_WITHIN = 0.5
+"""Seconds after which no further server is asked for the table, where those before did not answer."""
 
 Command = Sequence[str | int]
 
@@ -75,6 +66,19 @@ class Router:
         self.table = table
         self._clock = clock
         self._moves = Moves(clock)
+        self._silent: set[Address] = set()
+        """Who has not done the last command that went there."""
+        self._ownerless: set[int] = set()
+        """Slots that a command was for, and that nobody had."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that have slots have done what they were last asked."""
+        if not self._silent and not self._ownerless:
+            return True
+        self._silent &= self.table.known
+        self._ownerless = {slot for slot in self._ownerless if self.table.owner(slot) is None}
+        return self._silent.isdisjoint(self.table.primaries) and not self._ownerless
 
     # --- one command --------------------------------------------------------------------------------------------------
 
@@ -84,11 +88,20 @@ class Router:
         Raises redis-py's errors: `ResponseError` for an answer that sending again does not help, others where no server
         answers.
         """
-        attempt = _Attempt()
         where: Where = (yield from self.server_of(asked.slot)), ()
-        if refused is not None:
-            where = yield from self._follow(asked, attempt, (refused[0], ()), refused[1])
+        attempt = Attempt(where[0])
+        try:
+            if refused is not None:
+                where = yield from self._follow(asked, attempt, (refused[0], ()), refused[1])
+            return (yield from self._reached(asked, attempt, where))
+        except (RedisError, OSError):
+            self._silent.add(attempt.server)
+            raise
+
+    def _reached(self, asked: Asked, attempt: Attempt, where: Where) -> Way:
+        """Return the reply of the server that does a command; `where` it is sent first."""
         while True:
+            attempt.server = where[0]
             server, before = where
             try:
                 *_, reply = yield Trip(server, [*before, asked.command])
@@ -102,10 +115,12 @@ class Router:
                 if not isinstance(reply, ResponseError):
                     if attempt.has_waited:
                         self._moves.goes_on(asked.slot)
+                    if self._silent:
+                        self._silent.discard(server)
                     return reply
                 where = yield from self._follow(asked, attempt, where, reply)
 
-    def _follow(self, asked: Asked, attempt: _Attempt, where: Where, error: ResponseError) -> Way:
+    def _follow(self, asked: Asked, attempt: Attempt, where: Where, error: ResponseError) -> Way:
         """Return (as the way's result) where a command goes next that a server has not done. Raises the error else."""
         server, answer = where[0], Refusal.of(error)
         if answer.word == "TRYAGAIN" and (pause := attempt.pause(self._moves, asked.slot, self._clock())):
@@ -115,11 +130,14 @@ class Router:
         if answer.word == "NOSCRIPT" and asked.script is not None:
             yield Trip(server, [("SCRIPT", "LOAD", asked.script.text)])
             return where
-        if answer.word == "MOVED":
-            return self.table.moved(asked.slot, answer.address(server)), ()
-        if answer.word == "ASK":
-            return self.table.reached(answer.address(server)), (ASKING,)
-        if answer.word in _NOT_THERE:
+        if answer.word in ("MOVED", "ASK"):
+            named = answer.address(server)
+            if named is None:
+                return (yield from self._instead_of(server, asked.slot, error)), ()
+            if answer.word == "MOVED":
+                return self.table.moved(asked.slot, named), ()
+            return self.table.reached(named), (ASKING,)
+        if answer.word in NOT_THERE:
             return (yield from self._instead_of(server, asked.slot, error)), ()
         raise error
 
@@ -128,10 +146,11 @@ class Router:
         if self.table.is_due:
             yield from self._refresh()
         server = self.table.owner(slot)
-        if server is None:
+        if server is None and not self.table.primaries:
             yield from self._refresh()
             server = self.table.owner(slot)
         if server is None:
+            self._ownerless.add(slot)
             self.table.doubt()
             raise RedisConnectionError(f"no server of the cluster has slot {slot}")
         return server
@@ -151,10 +170,14 @@ class Router:
         """Read the table from the first server that has it."""
         self.table.begin_reading()
         error: Exception = RedisConnectionError("no server of the cluster is known")
-        for source in self.table.sources:
+        deadline = self._clock() + READ_WITHIN
+        for source in sorted(self.table.sources, key=self._silent.__contains__):
+            if self._clock() >= deadline:  # several that hang: the next reading begins with the others
+                break
             try:
                 (reply,) = yield Trip(source, [("CLUSTER", "SLOTS")])
-            except (RedisConnectionError, TimeoutError, OSError) as failed:
+            except (RedisError, OSError) as failed:
+                self._silent.add(source)
                 error = failed
                 continue
             if isinstance(reply, ResponseError):
@@ -185,12 +208,9 @@ class Router:
         refused: dict[int, tuple[Address, ResponseError]] = {}
         for server, numbers in by_server.items():
             try:
-                found = yield Trip(server, [asked[number].command for number in numbers])
+                found = yield from self._together(server, [asked[number].command for number in numbers])
             except NotSentError:
                 continue
-            except BaseException:
-                self.table.doubt()
-                raise
             for number, reply in zip(numbers, found, strict=True):
                 if isinstance(reply, ResponseError):
                     refused[number] = (server, reply)
@@ -201,106 +221,16 @@ class Router:
                 replies[number] = yield from self.reach(one, refused.get(number))
         return [replies[number] for number in range(len(asked))]
 
-
-_NOT_THERE = frozenset({"CLUSTERDOWN", "MASTERDOWN", "READONLY"})
-"""Answers of a server that does not, or no longer, take what belongs to a slot: another one may by now."""
-
-
-class Moves:
-    """Slots whose keys are met on the move, and how long that may be waited for. For any thread and event loop.
-
-    All that meet a slot on the move share one patience: a move that never ends must not hold up a worker's threads one
-    after the other. Once it is used up, one in the whole process waits at a time, to find out whether it goes on.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._met: dict[int, tuple[float, float]] = {}
-        """Since when each has been met so, and when it was last."""
-        self._next_turn = 0.0
-        self._guard = threading.Lock()
-
-    def deadline(self, slot: int) -> float:
-        """Return until when a command may wait that meets a slot so; that is now where it may not."""
-        with self._guard:
-            now = self._clock()
-            since, last = self._met.get(slot, (now, now))
-            if now - last > FORGOTTEN_AFTER:
-                since = now
-            self._met[slot] = (since, now)
-            if now < since + PATIENCE:
-                return since + PATIENCE
-            if now < self._next_turn:
-                return now
-            self._next_turn = now + PATIENCE
-            return self._next_turn
-
-    def goes_on(self, slot: int) -> None:
-        """Note that a command was done that had to wait: the slot has moved on."""
-        with self._guard:
-            self._met.pop(slot, None)
-
-
-class _Attempt:
-    """How often and how long a command has been tried."""
-
-    def __init__(self) -> None:
-        self._deadline: float | None = None
-        self._hops = 0
-        self._pause = FIRST_PAUSE
-
-    @property
-    def has_waited(self) -> bool:
-        """Whether it met its slot on the move."""
-        return self._deadline is not None
-
-    def hop(self) -> None:
-        """Count a server that it is sent on to."""
-        self._hops += 1
-        if self._hops > MOST_HOPS:
-            raise RedisConnectionError("the servers of the cluster send a command to each other")
-
-    def pause(self, moves: Moves, slot: int, now: float) -> float:
-        """Return how long to wait before it is tried again; 0 where there is no time left."""
-        if self._deadline is None:
-            self._deadline = moves.deadline(slot)
-        if now >= self._deadline:
-            return 0.0
-        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
-        self._hops = 0
-        return min(pause, self._deadline - now)
-
-
-class Refusal(NamedTuple):
-    """What a server says that has not done a command."""
-
-    word: str
-    """Its first word, such as `"MOVED"`."""
-    rest: str
-
-    @classmethod
-    def of(cls, error: ResponseError) -> Refusal:
-        """Read an error; redis-py takes the first word off those that it knows by class."""
-        words = str(error)
-        for word, name in _BY_CLASS.items():
-            if type(error).__name__ == name:
-                return cls(word, words.removeprefix(f"{word} "))
-        word, _, rest = words.partition(" ")
-        if "READONLY" in words:  # Redis 6 wraps what a script ran into
-            word = "READONLY"
-        return cls(word, rest)
-
-    def address(self, asked: Address) -> Address:
-        """Return the server that MOVED or ASK names: `"<slot> <host>:<port>"`."""
-        return Address.read(self.rest.split(" ")[1], asked)
-
-
-_BY_CLASS = {
-    "MOVED": "MovedError",
-    "ASK": "AskError",
-    "TRYAGAIN": "TryAgainError",
-    "CLUSTERDOWN": "ClusterDownError",
-    "MASTERDOWN": "MasterDownError",
-    "NOSCRIPT": "NoScriptError",
-    "READONLY": "ReadOnlyError",
-}
+    def _together(self, server: Address, commands: Sequence[Command]) -> Way:
+        """Return (as the way's result) what a server replies to commands."""
+        try:
+            found = yield Trip(server, commands)
+        except NotSentError:
+            raise
+        except BaseException as error:
+            self.table.doubt()
+            if isinstance(error, (RedisError, OSError)):
+                self._silent.add(server)
+            raise
+        self._silent.discard(server)
+        return found
