@@ -36,6 +36,7 @@ from django_quota.keys import field as name_field
 from django_quota.operations.base import text
 from django_quota.operations.sweep import Sweep, Swept
 from django_quota.stores.redis import RedisStore
+from django_quota.stores.walking import Walk
 
 AIM = 0.0005
 """Seconds that a call should take: a quarter of the 2 ms that none may."""
@@ -110,6 +111,8 @@ class Report:
     where a set is large. 0 in a dry run."""
     repaired: Counter[str] = field(default_factory=Counter)
     """Keys that had no TTL and were given one, by kind."""
+    missed: int = 0
+    """Servers of a Cluster, or some keys together, that did not answer: the next sweep looks at them."""
     resumed: bool = False
     """Whether it went on where one before had been stopped."""
     complete: bool = False
@@ -162,18 +165,24 @@ class Sweeper:
     def sweep(self, stop: threading.Event, advance: Callable[[int], None]) -> Report:
         """Sweep once, from where the last one was stopped, until the end or until `stop` is set.
 
-        `advance` is called with how many keys of the database, ours or not, were passed. Raises `StoreUnavailable`.
+        `advance` is called with how many keys of the database, ours or not, were passed. Raises `StoreUnavailable`;
+        of a Cluster, what answers is swept, and the report says that a part did not.
         """
         self._stop = stop
         self._report = report = Report()
         began = time.monotonic()
-        for server in self._store.servers():
+        self._walk = walk = Walk(self._store)
+        for server in walk.servers:
             report.complete = False
             self._place_key = self._store.twin(system_key(self._prefix, "sweep"), server)
-            with self._store.commands(server) as client:
+            with walk.past(), self._store.commands(server) as client:
                 self._sweep_server(client, advance)
-            if not report.complete:
+            if stop.is_set() and not report.complete:
                 break
+        if walk.missed >= len(walk.servers) and not report.keys:
+            walk.end()
+        report.missed = walk.missed
+        report.complete = report.complete and not walk.missed
         report.seconds = time.monotonic() - began
         return report
 
@@ -188,7 +197,7 @@ class Sweeper:
         while not stop.is_set():
             count = self._listed.now
             listed, found = self._list(client, cursor, count)
-            self._treat(client, found)
+            self._treat(found)
             if stop.is_set():
                 break
             advance(count)
@@ -203,9 +212,9 @@ class Sweeper:
 
     def total(self) -> int:
         """Return how many keys the database has: what `advance` comes to, about."""
-        total = 0
-        for server in self._store.servers():
-            with self._store.commands(server) as client:
+        total, walk = 0, Walk(self._store)
+        for server in walk.servers:
+            with walk.past(), self._store.commands(server) as client:
                 total += int(client.dbsize())
         return total
 
@@ -238,27 +247,31 @@ class Sweeper:
         targets = (target_of(self._prefix, text(key), self._rule) for key in keys)
         return int(listed), [target for target in targets if target is not None]
 
-    def _treat(self, client: Any, targets: Sequence[Target]) -> None:
+    def _treat(self, targets: Sequence[Target]) -> None:
         """Look at keys, give a TTL to those without, and drop what has expired."""
         for some in _some(targets, self._looked_at):
             if self._stop.is_set():
                 return
-            expired = []
-            for target, found in zip(some, self._run(some, 0, self._looked_at, len(some)), strict=True):
-                self._report.keys += 1
-                self._report.sets += found.is_set
-                if found.given:
-                    self._report.repaired[target.kind] += 1
-                if found.left and self._dry_run:
-                    self._report.changed += 1
-                    self._report.removed += found.left
-                elif found.left:
-                    expired.append(target)
-            if expired:
-                self._drop(client, expired)
+            with self._walk.past():  # some of them may have moved to a server that does not answer
+                self._treat_some(some)
 
-    def _drop(self, client: Any, targets: Sequence[Target]) -> None:
-        before = self._memory(client, targets)
+    def _treat_some(self, some: Sequence[Target]) -> None:
+        expired = []
+        for target, found in zip(some, self._run(some, 0, self._looked_at, len(some)), strict=True):
+            self._report.keys += 1
+            self._report.sets += found.is_set
+            if found.given:
+                self._report.repaired[target.kind] += 1
+            if found.left and self._dry_run:
+                self._report.changed += 1
+                self._report.removed += found.left
+            elif found.left:
+                expired.append(target)
+        if expired:
+            self._drop(expired)
+
+    def _drop(self, targets: Sequence[Target]) -> None:
+        before = self._memory(targets)
         queue, changed = list(targets), set()
         while queue and not self._stop.is_set():
             most = self._removed.now
@@ -267,7 +280,7 @@ class Sweeper:
             self._report.removed += sum(found.removed for found in replies)
             changed |= {target.key for target, found in zip(some, replies, strict=True) if found.removed}
             queue = [target for target, found in zip(some, replies, strict=True) if found.left] + rest
-        after = self._memory(client, targets)
+        after = self._memory(targets)
         self._report.changed += len(changed)
         self._report.emptied += sum(size is None for size in after)
         self._report.freed += sum(was or 0 for was in before) - sum(size or 0 for size in after)
@@ -284,14 +297,12 @@ class Sweeper:
             reply = self._store.run(operation, frozen_now())
         return Sweep.read(reply)
 
-    def _memory(self, client: Any, targets: Sequence[Target]) -> list[int | None]:
+    def _memory(self, targets: Sequence[Target]) -> list[int | None]:
         """Return the bytes that keys take; None for what is not there."""
         sizes: list[int | None] = []
         for some in _some(targets, self._measured):
-            with self._paced(self._measured, len(some)), client.pipeline(transaction=False) as pipeline:
-                for target in some:
-                    pipeline.memory_usage(target.key)
-                sizes += pipeline.execute()
+            with self._paced(self._measured, len(some)):
+                sizes += self._store.of_each(("MEMORY", "USAGE"), [target.key for target in some])
         return sizes
 
     @contextmanager

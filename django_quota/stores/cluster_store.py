@@ -303,6 +303,19 @@ class ClusterStore(RedisStore):
         """Return the name under which a server keeps a system key: in a slot that it has."""
         return self._twins.name(key, server)
 
+    def of_each(self, command: Sequence[str], keys: Sequence[str]) -> list[Any]:
+        """Return the reply to a command on each of these keys, wherever it is by now; see `RedisStore.of_each`."""
+        replies: list[Any] = []
+        with translated():
+            for first in range(0, len(keys), AT_ONCE):
+                some = [Asked(slot_of(key), (*command, key)) for key in keys[first : first + AT_ONCE]]
+                replies += self._drive(self._router.reach_all(some))
+        if command[0] == "HGETALL":  # as it comes over the wire: names and values in turn
+            return [
+                dict(zip(flat[::2], flat[1::2], strict=True)) if isinstance(flat, list) else flat for flat in replies
+            ]
+        return replies
+
     def by_server(self, keys: Iterable[str]) -> dict[Server, list[str]]:
         """Return keys by the server that has them."""
         found: dict[Server, list[str]] = {}

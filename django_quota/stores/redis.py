@@ -99,6 +99,16 @@ class RedisStore:
         found = list(keys)
         return {None: found} if found else {}
 
+    def of_each(self, command: Sequence[str], keys: Sequence[str]) -> list[Any]:
+        """Return the reply to a command on each of these keys, such as `("HKEYS",)`: in one trip a server."""
+        if not keys:
+            return []
+        with self.commands() as client, client.pipeline(transaction=False) as lent:
+            pipeline: Any = lent  # redis-py leaves it untyped
+            for key in keys:
+                pipeline.execute_command(*command, key)
+            return list(pipeline.execute())
+
     def run_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
         """Do operations of one script in one trip. Each is undivided, all of them are not."""
         if not operations:

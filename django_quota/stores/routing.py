@@ -51,6 +51,13 @@ class NotSentError(RedisConnectionError):
     """There is no connection to a server: what was to be sent was not."""
 
 
+class _Refused(NamedTuple):
+    """Who has not done a command, and what it said."""
+
+    by: Address
+    error: ResponseError
+
+
 class Asked(NamedTuple):
     """A command on keys of one slot; `script` is what it runs, where it is an EVALSHA."""
 
@@ -82,7 +89,7 @@ class Router:
 
     # --- one command --------------------------------------------------------------------------------------------------
 
-    def reach(self, asked: Asked, refused: tuple[Address, ResponseError] | None = None) -> Way:
+    def reach(self, asked: Asked, refused: _Refused | None = None) -> Way:
         """Return (as the way's result) the reply to a command; `refused`: who has answered it already, and how.
 
         Raises redis-py's errors: `ResponseError` for an answer that sending again does not help, others where no server
@@ -92,7 +99,7 @@ class Router:
         attempt = Attempt(where[0])
         try:
             if refused is not None:
-                where = yield from self._follow(asked, attempt, (refused[0], ()), refused[1])
+                where = yield from self._follow(asked, attempt, (refused.by, ()), refused.error)
             return (yield from self._reached(asked, attempt, where))
         except (RedisError, OSError):
             self._silent.add(attempt.server)
@@ -197,40 +204,44 @@ class Router:
     # --- several at once ----------------------------------------------------------------------------------------------
 
     def reach_all(self, asked: Sequence[Asked]) -> Way:
-        """Return (as the way's result) the replies to commands: one trip a server, where nothing is on the move."""
+        """Return (as the way's result) the replies to commands: one trip a server, where nothing is on the move.
+
+        What cannot be done holds up nothing else: its error is raised when the rest is done.
+        """
         if len(asked) == 1:
             return [(yield from self.reach(asked[0]))]
         by_server: dict[Address, list[int]] = {}
         for number, one in enumerate(asked):
             server = yield from self.server_of(one.slot)
             by_server.setdefault(server, []).append(number)
-        replies: dict[int, Any] = {}
-        refused: dict[int, tuple[Address, ResponseError]] = {}
+        found: dict[int, Any] = {}
         for server, numbers in by_server.items():
-            try:
-                found = yield from self._together(server, [asked[number].command for number in numbers])
-            except NotSentError:
-                continue
-            for number, reply in zip(numbers, found, strict=True):
-                if isinstance(reply, ResponseError):
-                    refused[number] = (server, reply)
-                else:
-                    replies[number] = reply
+            found.update((yield from self._together(server, numbers, asked)))
+        failed: dict[int, Exception] = {}
+        """Of each slot, why it is not asked again."""
         for number, one in enumerate(asked):
-            if number not in replies:
-                replies[number] = yield from self.reach(one, refused.get(number))
-        return [replies[number] for number in range(len(asked))]
+            known = found.get(number)
+            if isinstance(known, Exception):
+                failed[one.slot] = known
+            elif one.slot not in failed and (number not in found or isinstance(known, _Refused)):
+                try:
+                    found[number] = yield from self.reach(one, known)
+                except (RedisError, OSError) as error:
+                    failed[one.slot] = error
+        if failed:
+            raise next(iter(failed.values()))
+        return [found[number] for number in range(len(asked))]
 
-    def _together(self, server: Address, commands: Sequence[Command]) -> Way:
-        """Return (as the way's result) what a server replies to commands."""
+    def _together(self, server: Address, numbers: Sequence[int], asked: Sequence[Asked]) -> Way:
+        """Return what a server makes of commands, by number: a reply, a refusal, or why nothing is known of it."""
         try:
-            found = yield Trip(server, commands)
+            replies = yield Trip(server, [asked[number].command for number in numbers])
         except NotSentError:
-            raise
-        except BaseException as error:
+            return {}
+        except (RedisError, OSError) as error:
             self.table.doubt()
-            if isinstance(error, (RedisError, OSError)):
-                self._silent.add(server)
-            raise
+            self._silent.add(server)
+            return dict.fromkeys(numbers, error)
         self._silent.discard(server)
-        return found
+        pairs = zip(numbers, replies, strict=True)
+        return {n: _Refused(server, reply) if isinstance(reply, ResponseError) else reply for n, reply in pairs}

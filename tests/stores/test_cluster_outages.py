@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from django.http import HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_quota import acheck, check, peek, quota
@@ -145,15 +145,15 @@ def test_with_all_servers_gone_a_view_asks_nobody(
         monkeypatch.setattr(ClusterStore, "run_all", None)  # what is not asked does not fail
         monkeypatch.setattr(ClusterStore, "arun_all", None)
         if kind == "sync":
-            view = quota("900/m", key="ip")(lambda request: HttpResponse("well"))
+            view: Any = quota("900/m", key="ip")(lambda request: HttpResponse("well"))
             codes = {view(RequestFactory().get("/")).status_code for _ in range(1_000)}
         else:
 
             async def many() -> set[int]:
-                @quota("900/m", key="ip")
-                async def aview(request: Any) -> HttpResponse:
+                async def well(request: HttpRequest) -> HttpResponse:
                     return HttpResponse("well")
 
+                aview: Any = quota("900/m", key="ip")(well)
                 return {(await aview(RequestFactory().get("/"))).status_code for _ in range(1_000)}
 
             codes = asyncio.run(many())
