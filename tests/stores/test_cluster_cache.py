@@ -1,18 +1,31 @@
-"""django-redis' own operations over a Cluster: each answers as it does on one server, or says clearly that it cannot."""
+"""django-redis' own operations over a Cluster: each answers as it does on one server, or says that it cannot."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from django.core.cache import cache, caches
 from django_redis.client import DefaultClient
+from django_redis.exceptions import ConnectionInterrupted
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisClusterException
 
-from tests.clusters import Cluster
+from tests.clusters import Cluster, running_cluster
 from tests.conftest import caches as caches_of
+from tests.conftest import cluster_caches, cluster_program
 
 Act = Callable[[Any], Any]
+
+
+def locked(c: Any) -> list[bool]:
+    with c.lock("mutex", timeout=5) as lock:
+        taken = lock.owned()
+        second = c.lock("mutex", timeout=5, blocking_timeout=0.01).acquire(blocking=False)
+        lock.extend(5)
+    return [taken, second, c.lock("mutex", timeout=5).acquire(blocking=False)]
+
 
 ACTS: dict[str, Act] = {
     "add": lambda c: [c.add("a", 1), c.add("a", 2), c.get("a")],
@@ -39,7 +52,7 @@ ACTS: dict[str, Act] = {
     "incr_version": lambda c: [c.set("a", 1), c.incr_version("a"), c.get("a"), c.get("a", version=2)],
     "iter_keys": lambda c: [c.set_many({f"k{n}": n for n in range(9)}), sorted(c.iter_keys("k*"))],
     "keys": lambda c: [c.set_many({f"k{n}": n for n in range(9)}), sorted(c.keys("k*"))],
-    "lock": lambda c: locked(c),
+    "lock": locked,
     "make_key": lambda c: c.make_key("a"),
     "persist": lambda c: [c.set("a", 1, 100), c.persist("a"), c.ttl("a")],
     "pexpire": lambda c: [c.set("a", 1), c.pexpire("a", 100_000), c.pttl("a") <= 100_000],
@@ -95,21 +108,13 @@ def raises(kind: type[Exception], act: Callable[[], Any]) -> bool:
     return True
 
 
-def locked(c: Any) -> list[bool]:
-    with c.lock("mutex", timeout=5) as lock:
-        taken = lock.owned()
-        second = c.lock("mutex", timeout=5, blocking_timeout=0.01).acquire(blocking=False)
-        lock.extend(5)
-    return [taken, second, c.lock("mutex", timeout=5).acquire(blocking=False)]
-
-
 @pytest.fixture
-def single(started: Any, settings: Any, cluster: Cluster) -> Iterator[Any]:
+def single(started: Any, settings: Any, cluster: Cluster) -> Any:
     """A plain server of the cluster's version, beside it."""
     server = started(cluster.program)
     settings.CACHES = {**settings.CACHES, "single": caches_of(server)["default"]}
     caches["single"].clear()
-    yield caches["single"]
+    return caches["single"]
 
 
 def test_no_operation_is_left_out() -> None:
@@ -132,3 +137,46 @@ def test_sets_in_several_slots_are_a_clear_error(act: str, cluster: Cluster) -> 
         cache.sadd(f"s{number}", number)  # type: ignore[attr-defined]
     with pytest.raises(Exception, match="slot"):
         getattr(cache, act)("s0", "s1", "s2")
+
+
+class TestWithoutAnyServer:
+    """A site's cache while the whole Cluster is gone: known before, and never reached."""
+
+    OUTAGES: ClassVar[dict[str, Act]] = {
+        name: ACTS[name]
+        for name in (
+            "add",
+            "clear",
+            "decr",
+            "delete",
+            "delete_many",
+            "delete_pattern",
+            "get",
+            "incr",
+            "keys",
+            "set_many",
+        )
+    }
+
+    @pytest.fixture(params=[True, False], ids=["known before", "never reached"])
+    def gone(self, request: pytest.FixtureRequest, settings: Any) -> Iterator[None]:
+        with running_cluster(cluster_program()) as own:
+            settings.CACHES = cluster_caches(own, socket_timeout=0.2, socket_connect_timeout=0.2)
+            if request.param:
+                cache.set("a", 1)
+            for server in own.servers:
+                server.kill()
+            yield
+
+    def test_an_error_is_one_that_django_redis_knows(self, gone: Any) -> None:
+        for name, act in self.OUTAGES.items():
+            with pytest.raises((RedisConnectionError, ConnectionInterrupted, RedisClusterException)) as caught:
+                act(cache)
+            assert not isinstance(caught.value, RedisClusterException), name
+
+    def test_where_exceptions_are_ignored_they_are(self, gone: None) -> None:
+        site: Any = caches["default"]
+        site._ignore_exceptions = True  # as IGNORE_EXCEPTIONS makes it
+        assert (site.get("a"), site.get_many(["a"]), site.set("a", 1), site.add("a", 1)) == (None, {}, None, None)
+        assert (site.set_many({"a": 1}), site.delete_pattern("*"), site.incr("a"), site.touch("a")) == (None,) * 4
+        assert (site.delete_many(["a"]), site.delete("a"), site.has_key("a"), site.clear()) == (None,) * 4
