@@ -7,6 +7,7 @@ What an operation comes to whose keys lie in several slots, `operations.spread` 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -34,13 +35,18 @@ AT_ONCE = 200
 
 
 class ClusterStore(RedisStore):
-    """States in the Redis Cluster of a cache alias. A subject's clock is that of the server that has its keys."""
+    """States in the Redis Cluster of a cache alias. A subject's clock is that of the server that has its keys.
+
+    A primary that is cut off from the others answers for the cluster's node timeout more, while a replica may have
+    taken its place: for that long each of the two admits as many as a limit says.
+    """
 
     def __init__(self, alias: str, *errands: Errand) -> None:
         self.alias = alias
         self._nodes = Nodes(alias, lambda: self._router.table.known)
         self.breaker = AllBreakers(self.are_all_shut)
         self._known_router: Router | None = None
+        self._guard = threading.Lock()
         self._twins = Twins(self._table)
         self._along = ClusterErrands(errands, self._table, self._twins)
 
@@ -53,7 +59,10 @@ class ClusterStore(RedisStore):
             problem = alias_problem(self.alias)
             if problem is not None:
                 raise ConfigurationError(problem.message, problem.hint)
-            self._known_router = Router(SlotTable(seeds(self.alias), remap_of(self.alias)))
+            with self._guard:
+                if self._known_router is None:
+                    self._known_router = Router(SlotTable(seeds(self.alias), remap_of(self.alias)))
+                return self._known_router
         return self._known_router
 
     @property

@@ -84,7 +84,7 @@ class Router:
         if not self._silent and not self._ownerless:
             return True
         self._silent &= self.table.known
-        self._ownerless = {slot for slot in self._ownerless if self.table.owner(slot) is None}
+        self._ownerless = {slot for slot in list(self._ownerless) if self.table.owner(slot) is None}
         return self._silent.isdisjoint(self.table.primaries) and not self._ownerless
 
     # --- one command --------------------------------------------------------------------------------------------------

@@ -133,6 +133,8 @@ def test_it_answers_as_on_one_server(name: str, single: Any, cluster: Cluster) -
 
 @pytest.mark.parametrize("act", ["sdiff", "sinter", "sunion"])
 def test_sets_in_several_slots_are_a_clear_error(act: str, cluster: Cluster) -> None:
+    if not hasattr(cache, act):
+        pytest.skip("this version of django-redis does not have it")
     for number in range(3):
         cache.sadd(f"s{number}", number)  # type: ignore[attr-defined]
     with pytest.raises(Exception, match="slot"):

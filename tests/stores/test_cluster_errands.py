@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django_quota.stores.cluster_errands import LONGEST_WAIT, SYSTEM_SLOT, ClusterErrands, Twins
+from django_quota.stores.cluster_errands import LONGEST_WAIT, MOST_KNOWN, SYSTEM_SLOT, ClusterErrands, Twins
 from django_quota.stores.errands import EVERY, Watch
 from django_quota.stores.slots import Address, SlotTable, slot_of
 
@@ -100,3 +100,13 @@ def test_what_no_call_goes_along_with_is_late_once() -> None:
     setup.errands.due(system)
     setup.now += LONGEST_WAIT - 1
     assert not setup.errands.are_late
+
+
+def test_of_servers_that_came_and_went_little_is_remembered() -> None:
+    setup = Setup()
+    for number in range(MOST_KNOWN + 10):
+        setup.table.learn([[0, 8191, ["10.0.0.1", number]], [8192, 16383, ["10.0.0.2", number]]], A)
+        for host in ("10.0.0.1", "10.0.0.2"):
+            setup.wires(Address(host, number))
+    assert len(setup.errands._by_server) <= MOST_KNOWN
+    assert len(setup.twins._tags) <= MOST_KNOWN
