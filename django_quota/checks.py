@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.conf import settings
-from django.contrib.auth.middleware import AuthenticationMiddleware
 from django.core.checks import CheckMessage, Error, register
 from django.core.checks import Warning as CheckWarning
 from django.template import TemplateDoesNotExist
@@ -20,6 +19,7 @@ from django.urls import ResolverMatch, get_resolver
 from django.utils.module_loading import import_string
 
 from django_quota.conf import KNOWN_SETTINGS, conf, current
+from django_quota.decorators import BARE_HINT
 from django_quota.dotted import imported
 from django_quota.exceptions import (
     AlgorithmError,
@@ -37,7 +37,7 @@ from django_quota.stores.connections import alias_problem
 from django_quota.stores.timeouts import ANSWER_WITHIN, missing_timeouts
 from django_quota.subjects import GLOBAL, check_keys
 from django_quota.view_kinds import is_dispatch
-from django_quota.views import limited_views
+from django_quota.views import limited_views, views_under_a_bare_quota
 
 
 @register("django_quota")
@@ -102,14 +102,17 @@ def _id_of(error: RuleError) -> str:
 
 
 def _check_decorators() -> Iterator[CheckMessage]:
-    """Find `@quota(rule="...")` that names no rule, on the views that the URLs lead to."""
+    """Find `@quota` without a rate and `@quota(rule="...")` that names no rule, on the views that the URLs lead to."""
     if not getattr(settings, "ROOT_URLCONF", None):
         return
     try:
         rules = conf.rules
     except ConfigurationError:
         return  # said by _check_values
-    for path, _, view in limited_views(get_resolver().url_patterns):
+    patterns = get_resolver().url_patterns
+    for path in views_under_a_bare_quota(patterns):
+        yield Error(f"@quota stands bare on the view {path}.", hint=BARE_HINT, id="django_quota.E012")
+    for path, _, view in limited_views(patterns):
         for name in view.names:
             if name not in rules:
                 hint = f'Add it to QUOTA["RULES"].{did_you_mean(name, map(str, rules))}'
@@ -167,7 +170,7 @@ def _check_middleware() -> Iterator[CheckMessage]:
             id="django_quota.W003",
         )
     about_users = next(filter(_asks_for_the_user, applied), None)
-    theirs = _position_of(AuthenticationMiddleware)
+    theirs = _position_of_authentication()
     if about_users is not None and ours is not None and theirs is not None and ours < theirs:
         yield CheckWarning(
             f"QuotaMiddleware stands above AuthenticationMiddleware: rule {about_users.name!r} does not know the user "
@@ -270,6 +273,15 @@ def _names_of_views(patterns: Iterable[Any], namespace: str) -> Iterator[str]:
             yield from _names_of_views(pattern.url_patterns, f"{namespace}{inner}:" if inner else namespace)
         else:
             yield f"{namespace}{ResolverMatch(pattern.callback, (), {}, pattern.name).view_name}"
+
+
+def _position_of_authentication() -> int | None:
+    """Return where Django's own middleware stands that finds the user; importing it takes apps that a site may lack."""
+    if not (apps.is_installed("django.contrib.auth") and apps.is_installed("django.contrib.contenttypes")):
+        return None
+    from django.contrib.auth.middleware import AuthenticationMiddleware  # noqa: PLC0415
+
+    return _position_of(AuthenticationMiddleware)
 
 
 def _position_of(middleware: type) -> int | None:

@@ -136,9 +136,10 @@ class _Gate:
         try:
             taken = yield from _trying(slot, subject, limiter.store)
         except StoreUnavailable as error:
-            yield _announcing(limiter.went_down(error))
+            yield _announcing(limiter.outages.failed(error, [subject]))
         else:
-            yield _announcing(limiter.came_back(wrote=taken[0] is not None))
+            if limiter.outages.is_on:
+                yield _announcing(limiter.outages.answered(wrote=taken[0] is not None))
             return taken
         how = self._on_unavailable or current().on_unavailable
         if how == "local":

@@ -145,7 +145,10 @@ def check_keys(rule: Rule) -> None:
     """Raise `RuleError` where the key of a rule, or what it tells apart, is no key."""
     compile_key(rule.key)
     if rule.distinct is not None and rule.distinct is not True:
-        compile_key(rule.distinct)
+        try:
+            compile_key(rule.distinct)
+        except SubjectKeyError as error:
+            raise SubjectKeyError(f"distinct={rule.distinct!r} does not tell what to count.", error.hint) from None
 
 
 @lru_cache(maxsize=256)

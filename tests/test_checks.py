@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 from django.core.checks import ERROR, CheckMessage, run_checks
@@ -192,6 +193,29 @@ def test_e010_a_decorator_names_a_rule_that_there_is_not(settings: Any) -> None:
     assert "serach" in one.msg
     assert "Did you mean 'search'" in (one.hint or "")
     assert "logn" in other.msg
+
+
+def test_e012_a_bare_decorator_has_taken_its_view_for_a_rate(settings: Any) -> None:
+    bare = cast("Callable[[Any], Any]", quota)  # type checkers find it too
+
+    @bare
+    def by_function(request: Any) -> HttpResponse:
+        return HttpResponse()
+
+    class ByMethod(View):
+        @bare
+        def get(self, request: Any) -> HttpResponse:
+            return HttpResponse()
+
+    def rate_of(request: Any) -> str:
+        return "1/m"
+
+    limited = quota(rate_of)(lambda request: HttpResponse())
+    settings.ROOT_URLCONF = SimpleURLs([path("", by_function), path("b", ByMethod.as_view()), path("c", limited)])
+    found = findings()
+    assert [str(message.id) for message in found] == ["django_quota.E012"] * 2
+    assert ["by_function" in found[0].msg, "ByMethod.get" in found[1].msg] == [True, True]
+    assert found[0].hint == "Write it with a rate: @quota('10/m')."
 
 
 def test_e006_a_rule_has_a_name_that_is_a_text() -> None:

@@ -36,9 +36,11 @@ LAYERS = (
     # L3 services
     {
         "limiter",
+        "outages",
         "request_decisions",
         "reservations",
         "counters",
+        "transfers",
         "leases",
         "renewing",
         "seen",

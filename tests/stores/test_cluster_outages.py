@@ -48,8 +48,9 @@ def go_on(*servers: Server) -> None:
 
 
 @pytest.fixture
-def own(settings: Any) -> Iterator[Cluster]:
-    """A cluster of its own, whose other servers go on where one is gone."""
+def own(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A cluster of its own, whose other servers go on where one is gone; an answer of all ends an outage at once."""
+    monkeypatch.setattr("django_quota.outages.SETTLED", 0.0)
     with running_cluster(cluster_program()) as cluster:
         for server in cluster.servers:
             server.client.config_set("cluster-require-full-coverage", "no")
