@@ -22,6 +22,7 @@ from django_quota.operations.usage import ReadDays
 from django_quota.stores.base import Store
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis import RedisStore
+from django_quota.stores.walking import Walk
 from django_quota.tallies import MINUTE
 
 MINUTES = 60
@@ -184,8 +185,10 @@ def _read_more(store: RedisStore, found: Activity, slots: Sequence[str]) -> None
     tallies = [system_key(prefix, f"tally:{minute}") for minute in minutes]
     places = [key for slot in slots for key in _slot_keys(slot)]
     replies: dict[str, Any] = {}
+    walk = Walk(store)
     for server, keys in store.by_server([*tallies, *places]).items():
-        with store.commands(server) as client, client.pipeline(transaction=False) as lent:
+        # A server of a Cluster that does not answer leaves out the slots that it has.
+        with walk.past(), store.commands(server) as client, client.pipeline(transaction=False) as lent:
             pipeline: Any = lent
             for key in keys:
                 if key in tallies:
@@ -193,9 +196,10 @@ def _read_more(store: RedisStore, found: Activity, slots: Sequence[str]) -> None
                 else:
                     pipeline.zcount(key, after, "+inf")
             replies.update(zip(keys, pipeline.execute(), strict=True))
-    _put_minutes(found, [dict(zip(fields, map(_whole, replies[key]), strict=True)) for key in tallies])
-    held, waiting = ([replies[key] for key in places[first::2]] for first in (0, 1))
-    found.slots = _fullest(map(_slot_use, slots, held, waiting))
+    nothing = [None] * len(fields)
+    _put_minutes(found, [dict(zip(fields, map(_whole, replies.get(key, nothing)), strict=True)) for key in tallies])
+    known = [(slot, _slot_keys(slot)) for slot in slots if replies.keys() >= set(_slot_keys(slot))]
+    found.slots = _fullest(_slot_use(slot, *(replies[key] for key in keys)) for slot, keys in known)
 
 
 def _of_memory(store: Store, now: int) -> Activity:

@@ -1,18 +1,19 @@
-"""Health: whether Redis answers, how fast, and what about it may harm the limits. It only reads, in two trips.
+"""Health: whether Redis answers, how fast, and what about it may harm the limits. It only reads, in two trips a server.
 
-Of a Cluster it tells of the server that has the system's keys.
+Of a Cluster it tells of all primaries: sums, and of what may harm, the worst.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from django_quota.keys import system_key
 from django_quota.overrides import marker_key
-from django_quota.stores.redis import RedisStore
+from django_quota.stores.redis import RedisStore, Server
+from django_quota.stores.walking import Walk
 
 NEARLY_FULL = 0.9
 """The share of `maxmemory` from which on Redis counts as nearly full."""
@@ -42,26 +43,61 @@ class Health:
     """Entries of the event stream."""
     holds_overrides: bool | None = None
     """Whether it shows that all overrides have been published to it."""
+    parts: Sequence[Health] = ()
+    """Of a Cluster, how each server is that answers."""
+    silent: Sequence[str] = ()
+    """Of a Cluster, where those listen that do not answer."""
+
+    @property
+    def servers(self) -> int:
+        """How many servers there are, whether or not they answer."""
+        return max(1, len(self.parts)) + len(self.silent)
 
     @property
     def may_evict(self) -> bool:
         """Whether it drops keys when it is full: limits are forgotten then."""
+        if self.parts:
+            return any(part.may_evict for part in self.parts)
         return bool(self.most) and self.policy not in (None, "noeviction")
+
+    @property
+    def fullest(self) -> float | None:
+        """The share that is used of what may be, of the server where it is largest; None where nothing bounds it."""
+        shares = [(part.used or 0) / part.most for part in self.parts or (self,) if part.most]
+        return max(shares, default=None)
 
     @property
     def is_nearly_full(self) -> bool:
         """Whether it has used up nearly all that it may."""
-        return bool(self.most) and (self.used or 0) >= NEARLY_FULL * (self.most or 0)
+        return (self.fullest or 0) >= NEARLY_FULL
 
     @property
     def is_replica(self) -> bool:
         """Whether it takes no writes: nothing can be counted in it."""
-        return self.role == "slave"
+        return any(part.is_replica for part in self.parts) or self.role == "slave"
 
 
 def health(store: RedisStore, prefix: str) -> Health:
-    """Ask Redis how it is. Raises `StoreUnavailable` where it does not answer."""
-    with store.commands() as client:
+    """Ask Redis how it is. Raises `StoreUnavailable` where it does not answer, of a Cluster where no server does."""
+    walk = Walk(store)
+    own = None
+    with walk.past():
+        own = store.server_of(system_key(prefix, "events"))
+    parts, silent = [], []
+    for server in walk.servers:
+        missed = walk.missed
+        with walk.past():
+            parts.append(_of_one(store, server, prefix, has_events=server == own))
+        if walk.missed > missed:
+            silent.append(str(server))
+    if not parts:
+        walk.end()
+    return parts[0] if len(parts) == 1 and not silent else _joined(parts, silent)
+
+
+def _of_one(store: RedisStore, server: Server, prefix: str, *, has_events: bool) -> Health:
+    marker = store.twin(marker_key(prefix), server) or marker_key(prefix)
+    with store.commands(server) as client:
         client.ping()  # what a new connection takes is not the latency
         began = time.perf_counter()
         client.ping()
@@ -70,12 +106,12 @@ def health(store: RedisStore, prefix: str) -> Health:
             pipeline: Any = lent  # redis-py leaves it untyped
             pipeline.info()
             pipeline.dbsize()
-            pipeline.xlen(system_key(prefix, "events"))
-            pipeline.exists(marker_key(prefix))
+            pipeline.exists(marker)
+            if has_events:
+                pipeline.xlen(system_key(prefix, "events"))
             # A user of Redis may not be allowed all of them: what is refused is left out.
-            info, keys, events, marked = (_given(reply) for reply in pipeline.execute(raise_on_error=False))
+            info, keys, marked, *events = (_given(reply) for reply in pipeline.execute(raise_on_error=False))
     told: Mapping[str, Any] = info or {}
-    keys = _keys_of_all(store, keys)
     return Health(
         latency,
         told.get("redis_version"),
@@ -86,21 +122,40 @@ def health(store: RedisStore, prefix: str) -> Health:
         told.get("maxmemory"),
         told.get("maxmemory_policy"),
         keys,
-        events,
+        events[0] if events else None,
         None if marked is None else bool(marked),
     )
 
 
-def _keys_of_all(store: RedisStore, own: int | None) -> int | None:
-    """Return how many keys all servers of a Cluster have; `own`: those of the one that was asked."""
-    servers = store.servers()
-    if len(servers) == 1 or own is None:
-        return own
-    total = 0
-    for server in servers:
-        with store.commands(server) as client:
-            total += int(client.dbsize())
-    return total
+def _joined(parts: Sequence[Health], silent: Sequence[str]) -> Health:
+    """Return how a Cluster is: the slowest, the oldest version, sums, and the policy that harms most."""
+    policies = [part.policy for part in sorted(parts, key=lambda part: not part.may_evict) if part.policy]
+    marked = [part.holds_overrides for part in parts if part.holds_overrides is not None]
+    bounds = [part.most for part in parts if part.most]
+    return Health(
+        latency=max(part.latency for part in parts),
+        version=min((part.version for part in parts if part.version), key=_numbers, default=None),
+        role=next((part.role for part in parts if part.role), None),
+        uptime=min((part.uptime for part in parts if part.uptime is not None), default=None),
+        clients=_sum(part.clients for part in parts),
+        used=_sum(part.used for part in parts),
+        most=sum(bounds) if len(bounds) == len(parts) else 0,
+        policy=policies[0] if policies else None,
+        keys=_sum(part.keys for part in parts),
+        events=_sum(part.events for part in parts),
+        holds_overrides=all(marked) if marked else None,
+        parts=parts,
+        silent=silent,
+    )
+
+
+def _sum(numbers: Iterable[int | None]) -> int | None:
+    known = [number for number in numbers if number is not None]
+    return sum(known) if known else None
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".") if part.isdecimal()]
 
 
 def _given(reply: Any) -> Any:

@@ -56,7 +56,7 @@ class Limiter:
         """What counts its decisions for the overview; None: nobody does."""
         self.local = MemoryStore()
         """Decides for the rules that say `on_unavailable="local"`: each process its part of the limit."""
-        self.outages = Outages()
+        self.outages = Outages(is_whole=lambda: self.store.is_whole)
         self._skew = 0
 
     def decide(self, plan: Plan, mode: str) -> Decision:

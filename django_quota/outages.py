@@ -21,12 +21,18 @@ SETTLED = 1.0
 
 
 class Outages:
-    """The outages of one store, as a process sees them. `clock`: returns seconds that never go back."""
+    """The outages of one store, as a process sees them. `clock`: returns seconds that never go back.
 
-    __slots__ = ("_began", "_changing", "_clock", "_failed", "_only_writes", "is_on")
+    `is_whole`: says whether all of its servers answer, as far as is known: while others do, one may still be gone.
+    """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    __slots__ = ("_began", "_changing", "_clock", "_failed", "_is_whole", "_only_writes", "is_on")
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, is_whole: Callable[[], bool] = lambda: True
+    ) -> None:
         self._clock = clock
+        self._is_whole = is_whole
         self._changing = threading.Lock()
         self._began = 0.0
         self._failed = 0.0
@@ -60,6 +66,8 @@ class Outages:
         with self._changing:
             now = self._clock()
             if not self.is_on or (self._only_writes and not wrote) or now < self._failed + SETTLED:
+                return []
+            if not self._is_whole():
                 return []
             self.is_on = self._only_writes = False
             ongoing.discard(self)

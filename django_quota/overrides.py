@@ -18,6 +18,7 @@ from django_quota.operations.base import Operation, text
 from django_quota.operations.publish import FIELD, Publish
 from django_quota.stores.base import Store
 from django_quota.stores.redis import RedisStore, Server
+from django_quota.stores.walking import Walk
 
 ALL_RULES = "*"
 """What stands for every rule; one for a rule itself goes before it."""
@@ -82,9 +83,7 @@ def publication(key: str, overrides: Mapping[str, Override]) -> Publish:
 
 def published(store: RedisStore, prefix: str, subject: str) -> dict[str | None, Override]:
     """Return what Redis holds for a subject, by rule (None for one so long that only its digest is known)."""
-    key = standing_key(prefix, subject)
-    with store.commands(store.server_of(key)) as client:
-        fields = client.hgetall(key)
+    (fields,) = store.of_each(("HGETALL",), [standing_key(prefix, subject)])
     found = {text(name): text(value) for name, value in fields.items()}
     return {_rule_of(name): Override.read(value) for name, value in found.items() if name.startswith(FIELD)}
 
@@ -102,23 +101,28 @@ def run_all(store: Store, operations: Sequence[Operation], now: int | None) -> l
 
 
 def holders(store: RedisStore, prefix: str, batch: int) -> Iterator[list[str]]:
-    """Find the keys of all subjects that Redis holds overrides of, some at a time; a key may come twice."""
-    for server in store.servers():
-        cursor = 0
-        while True:
-            with store.commands(server) as client:
-                cursor, keys = _scan(client, cursor, f"{pattern(prefix)}}}:s", batch)
-                with client.pipeline(transaction=False) as pipeline:
-                    for key in keys:
-                        pipeline.hkeys(key)
-                    fields = pipeline.execute()
-            yield [
-                key
-                for key, names in zip(keys, fields, strict=True)
-                if any(text(name).startswith(FIELD) for name in names)
-            ]
-            if cursor == 0:
-                break
+    """Find the keys of all subjects that Redis holds overrides of, some at a time; a key may come twice.
+
+    Raises `StoreUnavailable` where Redis does not answer; where it is a part of a Cluster, after all others.
+    """
+    walk = Walk(store)
+    for server in walk.servers:
+        with walk.past():
+            yield from _holders_on(store, server, prefix, batch)
+    walk.end()
+
+
+def _holders_on(store: RedisStore, server: Server, prefix: str, batch: int) -> Iterator[list[str]]:
+    cursor = 0
+    while True:
+        with store.commands(server) as client:
+            cursor, keys = _scan(client, cursor, f"{pattern(prefix)}}}:s", batch)
+        fields = store.of_each(("HKEYS",), keys)
+        yield [
+            key for key, names in zip(keys, fields, strict=True) if any(text(name).startswith(FIELD) for name in names)
+        ]
+        if cursor == 0:
+            break
 
 
 def _scan(client: Redis, cursor: int, matching: str, count: int) -> tuple[int, list[str]]:
@@ -136,10 +140,12 @@ def marker_key(prefix: str) -> str:
 
 def is_marked(store: RedisStore, prefix: str) -> bool:
     """Say whether Redis still shows that it holds all overrides."""
+    walk = Walk(store)
     for server, marker in _markers(store, prefix):
-        with store.commands(server) as client:
+        with walk.past(), store.commands(server) as client:
             if not client.exists(marker):
                 return False
+    walk.end()
     return True
 
 

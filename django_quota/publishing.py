@@ -36,6 +36,7 @@ from django_quota.models import OverrideOutbox, QuotaOverride, overrides_changed
 from django_quota.overrides import Override, holders, locked, publication, run_all, standing_key
 from django_quota.rates import parse_rates
 from django_quota.stores.redis import RedisStore
+from django_quota.stores.walking import Walk
 
 logger = logging.getLogger("django_quota")
 
@@ -150,18 +151,22 @@ def _microseconds(moment: datetime) -> int:
 def republish(using: str | None = None, report: Report = lambda _: None) -> Republished:
     """Publish all overrides, the blocking ones first, withdraw those without a row, and note that Redis has them all.
 
-    Raises `StoreUnavailable` where Redis does not answer; it can be done again at any time, and beside others.
+    Raises `StoreUnavailable` where Redis does not answer, of a Cluster when all others were told; it can be done again
+    at any time, and beside others.
     """
     database = using or write_database()
     store, prefix = get_limiter().store, current().prefix
     if not isinstance(store, RedisStore):
         publish_pending(database)
-        return Republished(_publish_rows(database, report), 0)
+        return Republished(_publish_rows(database, report, Walk(store)), 0)
     for _ in range(MOST_LOSSES):
-        begun = overrides.begin_marking(store, prefix)
-        publish_pending(database)
-        subjects = _publish_rows(database, report)
-        withdrawn = _withdraw_orphans(store, prefix, database)
+        walk, begun = Walk(store), ""
+        with walk.past():
+            begun = overrides.begin_marking(store, prefix)
+            publish_pending(database)
+        subjects = _publish_rows(database, report, walk)
+        withdrawn = _withdraw_orphans(store, prefix, database, walk)
+        walk.end()  # what a server has not been told is not marked as published
         if overrides.finish_marking(store, prefix, begun):
             return Republished(subjects, withdrawn)
     raise ConfigurationError(
@@ -186,13 +191,14 @@ def _blocking_first(using: str) -> tuple[QuerySet[QuotaOverride], QuerySet[Quota
     return blocking, rows.exclude(subject__in=blocking.values("subject"))
 
 
-def _publish_rows(using: str, report: Report) -> int:
+def _publish_rows(using: str, report: Report, walk: Walk) -> int:
     published = 0
     for rows in _blocking_first(using):
         for subjects in _subjects(rows):
-            publish(subjects, using)
+            with walk.past():
+                publish(subjects, using)
+                published += len(subjects)
             report(len(subjects))
-            published += len(subjects)
     return published
 
 
@@ -205,21 +211,25 @@ def _subjects(rows: QuerySet[QuotaOverride]) -> Iterator[list[str]]:
         subjects = list(names.filter(subject__gt=subjects[-1])[:BATCH])
 
 
-def _withdraw_orphans(store: RedisStore, prefix: str, using: str) -> int:
+def _withdraw_orphans(store: RedisStore, prefix: str, using: str, walk: Walk) -> int:
     """Withdraw the overrides that no row stands for; return of how many subjects. A digest is looked up by its key."""
     withdrawn = 0
-    for keys in holders(store, prefix, BATCH):
-        named, digested = _told_apart(prefix, keys)
-        orphans = named - set(_not_ended(using).filter(subject__in=named).values_list("subject", flat=True))
-        publish(orphans, using)
-        withdrawn += len(orphans)
-        if digested:
-            gone = digested - _digested_keys(prefix, using).keys()
-            run_all(store, [publication(key, {}) for key in gone], frozen_now())
-            back = _digested_keys(prefix, using)  # saved while it was withdrawn
-            publish([back[key] for key in gone if key in back], using)
-            withdrawn += len(gone)
+    with walk.past():
+        for keys in holders(store, prefix, BATCH):
+            with walk.past():
+                withdrawn += _withdraw(store, prefix, using, keys)
     return withdrawn
+
+
+def _withdraw(store: RedisStore, prefix: str, using: str, keys: Collection[str]) -> int:
+    named, digested = _told_apart(prefix, keys)
+    orphans = named - set(_not_ended(using).filter(subject__in=named).values_list("subject", flat=True))
+    publish(orphans, using)
+    gone = digested - (_digested_keys(prefix, using).keys() if digested else set())
+    run_all(store, [publication(key, {}) for key in gone], frozen_now())
+    back = _digested_keys(prefix, using) if gone else {}  # saved while it was withdrawn
+    publish([back[key] for key in gone if key in back], using)
+    return len(orphans) + len(gone)
 
 
 def _told_apart(prefix: str, keys: Collection[str]) -> tuple[set[str], set[str]]:

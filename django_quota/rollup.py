@@ -23,6 +23,7 @@ from django_quota.conf import current
 from django_quota.models import DailyCounter, begin_writing
 from django_quota.overrides import run_all
 from django_quota.stores.redis import RedisStore
+from django_quota.stores.walking import Walk
 from django_quota.usage import Count, DayUsage, find, finished_before, read_all
 
 BATCH = 500
@@ -62,16 +63,21 @@ class Carried:
 def roll_up(store: RedisStore, batch: int = BATCH, using: str | None = None) -> Iterator[Carried]:
     """Carry all that Redis holds, batch by batch; yields what each has done, when it is committed.
 
-    Finished days are dropped from Redis once they are carried. Raises `StoreUnavailable` where Redis does not answer,
-    and Django's `DatabaseError`; what was carried before stays carried.
+    Finished days are dropped from Redis once they are carried. Raises `StoreUnavailable` where Redis does not answer
+    (where it is a part of a Cluster, after all the rest), and Django's `DatabaseError`; what was carried before stays
+    carried.
     """
     database = using or router.db_for_write(DailyCounter)
     yesterday = finished_before(store).isoformat()
+    walk = Walk(store)
     for keys in find(store, current().prefix, batch):
-        done = carry(store, keys, database)
-        # A key ends with its day, and days in ISO form sort as they follow each other.
-        done.dropped = _drop(store, [key for key in keys if key.rpartition(":")[2] < yesterday], database)
+        done = Carried()
+        with walk.past():
+            done = carry(store, keys, database)
+            # A key ends with its day, and days in ISO form sort as they follow each other.
+            done.dropped = _drop(store, [key for key in keys if key.rpartition(":")[2] < yesterday], database)
         yield done
+    walk.end()
 
 
 def carry(store: RedisStore, keys: Iterable[str], using: str) -> Carried:

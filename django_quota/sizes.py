@@ -14,6 +14,7 @@ from typing import Any
 from django_quota.keys import is_system, read
 from django_quota.operations.base import text
 from django_quota.stores.redis import RedisStore
+from django_quota.stores.walking import Walk
 
 STEPS, STEP = 20, 100
 """SCAN steps, and keys that each looks at, about."""
@@ -84,21 +85,19 @@ def _estimate(store: RedisStore, prefix: str) -> Sizes:
     found = Sizes()
     kinds: dict[str, tuple[str, bool]] = {}
     listed, measured = set[str](), dict[str, int]()
-    servers = store.servers()
-    for server in servers:
-        with store.commands(server) as lent:
-            total, keys = _listed(lent, max(1, STEPS // len(servers)))
-        found.total += total
-        listed |= keys
+    walk = Walk(store)
+    for server in walk.servers:
+        with walk.past(), store.commands(server) as lent:
+            total, keys = _listed(lent, max(1, STEPS // len(walk.servers)))
+            found.total += total
+            listed |= keys
     for key in listed:
         kind = _kind_of(prefix, key)
         if kind is not None:
             kinds[key] = kind
-    for server, some in store.by_server(_spread(list(kinds))).items():
-        with store.commands(server) as client, client.pipeline(transaction=False) as pipeline:
-            for key in some:
-                pipeline.memory_usage(key)
-            sizes_of = zip(some, pipeline.execute(), strict=True)
+    sample = _spread(list(kinds))
+    with walk.past():
+        sizes_of = zip(sample, store.of_each(("MEMORY", "USAGE"), sample), strict=True)
         measured.update({key: size for key, size in sizes_of if size is not None})
     found.listed, found.measured = len(listed), len(measured)
     found.kinds = _extrapolated(kinds, measured, found.total / max(1, found.listed))

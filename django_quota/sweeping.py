@@ -38,6 +38,7 @@ from django_quota.keys import field as name_field
 from django_quota.operations.base import Operation, text
 from django_quota.operations.sweep import Sweep, Swept
 from django_quota.stores.redis import RedisStore
+from django_quota.stores.walking import Walk
 from django_quota.transfers import carry_on
 
 AIM = 0.0005
@@ -113,6 +114,8 @@ class Report:
     where a set is large. 0 in a dry run."""
     repaired: Counter[str] = field(default_factory=Counter)
     """Keys that had no TTL and were given one, by kind."""
+    missed: int = 0
+    """Servers of a Cluster, or some keys together, that did not answer: the next sweep looks at them."""
     carried: int = 0
     """Amounts on the way that were carried on to their end: received, or given back."""
     on_the_way: int = 0
@@ -170,18 +173,24 @@ class Sweeper:
     def sweep(self, stop: threading.Event, advance: Callable[[int], None]) -> Report:
         """Sweep once, from where the last one was stopped, until the end or until `stop` is set.
 
-        `advance` is called with how many keys of the database, ours or not, were passed. Raises `StoreUnavailable`.
+        `advance` is called with how many keys of the database, ours or not, were passed. Raises `StoreUnavailable`;
+        of a Cluster, what answers is swept, and the report says that a part did not.
         """
         self._stop = stop
         self._report = report = Report()
         began = time.monotonic()
-        for server in self._store.servers():
+        self._walk = walk = Walk(self._store)
+        for server in walk.servers:
             report.complete = False
             self._place_key = self._store.twin(system_key(self._prefix, "sweep"), server)
-            with self._store.commands(server) as client:
+            with walk.past(), self._store.commands(server) as client:
                 self._sweep_server(client, advance)
-            if not report.complete:
+            if stop.is_set() and not report.complete:
                 break
+        if walk.missed >= len(walk.servers) and not report.keys:
+            walk.end()
+        report.missed = walk.missed
+        report.complete = report.complete and not walk.missed
         report.seconds = time.monotonic() - began
         return report
 
@@ -196,7 +205,7 @@ class Sweeper:
         while not stop.is_set():
             count = self._listed.now
             listed, found = self._list(client, cursor, count)
-            self._treat(client, found)
+            self._treat(found)
             if stop.is_set():
                 break
             advance(count)
@@ -211,9 +220,9 @@ class Sweeper:
 
     def total(self) -> int:
         """Return how many keys the database has: what `advance` comes to, about."""
-        total = 0
-        for server in self._store.servers():
-            with self._store.commands(server) as client:
+        total, walk = 0, Walk(self._store)
+        for server in walk.servers:
+            with walk.past(), self._store.commands(server) as client:
                 total += int(client.dbsize())
         return total
 
@@ -246,26 +255,30 @@ class Sweeper:
         targets = (target_of(self._prefix, text(key), self._rule) for key in keys)
         return int(listed), [target for target in targets if target is not None]
 
-    def _treat(self, client: Any, targets: Sequence[Target]) -> None:
+    def _treat(self, targets: Sequence[Target]) -> None:
         """Look at keys, give a TTL to those without, and drop what has expired."""
         for some in _some(targets, self._looked_at):
             if self._stop.is_set():
                 return
-            expired = []
-            for target, found in zip(some, self._run(some, 0, self._looked_at, len(some)), strict=True):
-                self._report.keys += 1
-                self._report.sets += found.is_set
-                if found.given:
-                    self._report.repaired[target.kind] += 1
-                if found.left and self._dry_run:
-                    self._report.changed += 1
-                    self._report.removed += found.left
-                elif found.left:
-                    expired.append(target)
-                if target.kind == "m" and found.is_set:
-                    self._carry_on(target.key)
-            if expired:
-                self._drop(client, expired)
+            with self._walk.past():  # some of them may have moved to a server that does not answer
+                self._treat_some(some)
+
+    def _treat_some(self, some: Sequence[Target]) -> None:
+        expired = []
+        for target, found in zip(some, self._run(some, 0, self._looked_at, len(some)), strict=True):
+            self._report.keys += 1
+            self._report.sets += found.is_set
+            if found.given:
+                self._report.repaired[target.kind] += 1
+            if found.left and self._dry_run:
+                self._report.changed += 1
+                self._report.removed += found.left
+            elif found.left:
+                expired.append(target)
+            if target.kind == "m" and found.is_set:
+                self._carry_on(target.key)
+        if expired:
+            self._drop(expired)
 
     def _carry_on(self, outbox: str) -> None:
         """Carry on what transfers have left on the way."""
@@ -280,8 +293,8 @@ class Sweeper:
             if self._stop.is_set():
                 return
 
-    def _drop(self, client: Any, targets: Sequence[Target]) -> None:
-        before = self._memory(client, targets)
+    def _drop(self, targets: Sequence[Target]) -> None:
+        before = self._memory(targets)
         queue, changed = list(targets), set()
         while queue and not self._stop.is_set():
             most = self._removed.now
@@ -290,31 +303,24 @@ class Sweeper:
             self._report.removed += sum(found.removed for found in replies)
             changed |= {target.key for target, found in zip(some, replies, strict=True) if found.removed}
             queue = [target for target, found in zip(some, replies, strict=True) if found.left] + rest
-        after = self._memory(client, targets)
+        after = self._memory(targets)
         self._report.changed += len(changed)
         self._report.emptied += sum(size is None for size in after)
         self._report.freed += sum(was or 0 for was in before) - sum(size or 0 for size in after)
 
     def _run(self, targets: Sequence[Target], most: int, amount: _Amount, done: int) -> list[Swept]:
-        operation = Sweep(
-            [target.key for target in targets],
-            [target.is_swept for target in targets],
-            [target.lifetime for target in targets],
-            most,
-            repairs=not self._dry_run,
-        )
+        keys, swept, lifetimes = zip(*((each.key, each.is_swept, each.lifetime) for each in targets), strict=True)
+        operation = Sweep(keys, swept, lifetimes, most, repairs=not self._dry_run)
         with self._paced(amount, done):
             reply = self._store.run(operation, frozen_now())
         return Sweep.read(reply)
 
-    def _memory(self, client: Any, targets: Sequence[Target]) -> list[int | None]:
+    def _memory(self, targets: Sequence[Target]) -> list[int | None]:
         """Return the bytes that keys take; None for what is not there."""
         sizes: list[int | None] = []
         for some in _some(targets, self._measured):
-            with self._paced(self._measured, len(some)), client.pipeline(transaction=False) as pipeline:
-                for target in some:
-                    pipeline.memory_usage(target.key)
-                sizes += pipeline.execute()
+            with self._paced(self._measured, len(some)):
+                sizes += self._store.of_each(("MEMORY", "USAGE"), [target.key for target in some])
         return sizes
 
     @contextmanager

@@ -21,7 +21,8 @@ from django_quota.limiter import get_limiter
 from django_quota.operations.base import text
 from django_quota.operations.usage import DropDay, ReadDays
 from django_quota.stores.memory import MemoryStore
-from django_quota.stores.redis import RedisStore, time_of
+from django_quota.stores.redis import RedisStore, Server, time_of
+from django_quota.stores.walking import Walk
 from django_quota.subjects import is_user, named_subject, user_subject
 
 KEPT = 8
@@ -180,33 +181,39 @@ def day_key(base: str, day: date) -> str:
 
 
 def find(store: RedisStore, prefix: str, batch: int) -> Iterator[list[str]]:
-    """Find the keys of all days that Redis holds counts of, about `batch` at a time; a key may come twice."""
-    for server in store.servers():
-        cursor, found = 0, dict[str, None]()
-        while True:
-            with store.commands(server) as client:
-                cursor, keys = client.scan(cursor, match=f"{pattern(prefix)}}}:day:*", count=batch, _type="HASH")
-            found.update(dict.fromkeys(map(text, keys)))
-            if len(found) >= batch or (cursor == 0 and found):
-                yield list(found)
-                found.clear()
-            if cursor == 0:
-                break
+    """Find the keys of all days that Redis holds counts of, about `batch` at a time; a key may come twice.
+
+    Of a Cluster, what moves meanwhile may not come at all: it does the next time. Raises `StoreUnavailable` where Redis
+    does not answer; where it is a part of the servers, after all others.
+    """
+    walk = Walk(store)
+    for server in walk.servers:
+        with walk.past():
+            yield from _find_on(store, server, prefix, batch)
+    walk.end()
+
+
+def _find_on(store: RedisStore, server: Server, prefix: str, batch: int) -> Iterator[list[str]]:
+    cursor, found = 0, dict[str, None]()
+    while True:
+        with store.commands(server) as client:
+            cursor, keys = client.scan(cursor, match=f"{pattern(prefix)}}}:day:*", count=batch, _type="HASH")
+        found.update(dict.fromkeys(map(text, keys)))
+        if len(found) >= batch or (cursor == 0 and found):
+            yield list(found)
+            found.clear()
+        if cursor == 0:
+            break
 
 
 def read_all(store: RedisStore, prefix: str, keys: Iterable[str]) -> list[DayUsage]:
     """Read what was counted under these keys, in one trip a server; what is no day of ours, or gone, is left out."""
     days = {key: named_day for key in keys if (named_day := _named_day(prefix, key)) is not None}
-    found: dict[str, Mapping[Any, Any]] = {}
-    for server, some in store.by_server(days).items():
-        with store.commands(server) as client, client.pipeline(transaction=False) as pipeline:
-            for key in some:
-                pipeline.hgetall(key)
-            found.update(zip(some, pipeline.execute(), strict=True))
+    replies = store.of_each(("HGETALL",), list(days))
     return [
-        DayUsage(key, subject, day, {text(name): text(value) for name, value in found[key].items()})
-        for key, (subject, day) in days.items()
-        if found[key]
+        DayUsage(key, subject, day, {text(name): text(value) for name, value in fields.items()})
+        for (key, (subject, day)), fields in zip(days.items(), replies, strict=True)
+        if fields
     ]
 
 
@@ -226,8 +233,10 @@ def _named_day(prefix: str, key: str) -> tuple[str, date] | None:
 
 def finished_before(store: RedisStore) -> date:
     """Return the day before today, by Redis' slowest clock: nothing is counted any more on the days before it."""
-    times = []
-    for server in store.servers():
-        with store.commands(server) as client:
+    times, walk = [], Walk(store)
+    for server in walk.servers:
+        with walk.past(), store.commands(server) as client:
             times.append(time_of(client))
+    if not times:
+        walk.end()
     return day_of(min(times)).date - timedelta(days=1)

@@ -131,3 +131,16 @@ def test_a_spoilt_slot_is_no_outage_either(
     raw.set("quota:1:{global}:l:spoilt", "alien")
     assert [run(view, get()).status_code for _ in range(3)] == [503] * 3
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
+
+
+def test_while_one_of_the_servers_is_gone_the_answers_of_others_end_nothing() -> None:
+    clock = Clock()
+    whole = False
+    outages = Outages(clock, lambda: whole)
+    assert outages.failed(StoreUnavailable("gone"), [])
+    clock.now += 60
+    assert outages.answered() == []
+    assert outages.failed(StoreUnavailable("gone"), []) == []
+    whole = True
+    clock.now += 60
+    assert [what for what, _ in outages.answered()] == [store_back]

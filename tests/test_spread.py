@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_quota import plans
 from django_quota.algorithms.sliding_window import Entry
+from django_quota.algorithms.token_bucket import Bucket
 from django_quota.clock import SECOND
 from django_quota.exceptions import StoreUnavailable
 from django_quota.operations.base import DictStates, Operation
+from django_quota.operations.decide import REFUSED, Decide
 from django_quota.operations.spread import spread
 from django_quota.plans import Plan
 from django_quota.rules import Rule
@@ -71,6 +74,8 @@ def live(now: int, *places: DictStates) -> dict[str, Any]:
             kept[key] = value
             if isinstance(value, tuple) and all(isinstance(entry, Entry) for entry in value):
                 kept[key] = tuple(entry for entry in value if entry.expiry > now)
+            elif isinstance(value, Bucket):
+                kept[key] = value.tat if value.tat > now else None  # what was given back is the undoing's own
             elif ":day:" in key:
                 kept[key] = {name: count for name, count in value.items() if name != "#"}  # when it was opened
             elif key.endswith("}:s"):
@@ -125,3 +130,45 @@ def test_any_plans_are_answered_as_in_one_place(phase: int, steps: list[Any]) ->
         two = driven(apart.run, plan_of(asked, told=told), mode, now)
         assert in_order(two, asked) == in_order(one, asked)
         assert apart.live(now) == live(now, together)
+
+
+WIDE, SHUT = Rule.make("wide", "9/m"), Rule.make("shut", "0/m")
+
+
+def check_over(places: Apart, *asked: tuple[Rule, str]) -> list[Any]:
+    plan = plan_of([(rule, subject, 1, "") for rule, subject in asked], told=False)
+    return driven(places.run, plan, "check", START)
+
+
+def test_a_refusal_stays_one_where_it_cannot_be_undone_or_told(caplog: Any) -> None:
+    places = Apart()
+    places.fails = lambda operation: isinstance(operation, Decide) and operation.mode.startswith(("undo", "late"))
+    reply = check_over(places, (WIDE, "ip:1"), (SHUT, "ip:2"), (WIDE, "ip:3"))
+    assert reply[1:3] == [REFUSED, 1]
+    assert reply[6] == 0  # the one that refuses
+    assert reply[10:14] == [1, 0, 0, 0]  # of which nothing is known: it promises nothing
+    assert "stays taken" in caplog.text
+    assert "how it stands" in caplog.text
+
+
+def test_what_cannot_be_undone_in_one_place_is_undone_in_the_others() -> None:
+    places = Apart()
+    undos: list[Operation] = []
+
+    def is_first_undo(operation: Operation) -> bool:
+        if isinstance(operation, Decide) and operation.mode.startswith("undo"):
+            undos.append(operation)
+        return bool(undos) and operation is undos[0]
+
+    places.fails = is_first_undo
+    reply = check_over(places, (WIDE, "ip:1"), (WIDE, "ip:2"), (SHUT, "ip:3"))
+    assert (len(undos), reply[1]) == (2, REFUSED)
+    assert [home(key) for key in places.live(START)] == ["{ip:1"]
+
+
+def test_what_was_taken_before_a_place_failed_is_undone() -> None:
+    places = Apart()
+    places.fails = lambda operation: home(operation.keys[0]) == "{ip:3"
+    with pytest.raises(StoreUnavailable):
+        check_over(places, (WIDE, "ip:1"), (WIDE, "ip:2"), (WIDE, "ip:3"))
+    assert not places.live(START)

@@ -142,6 +142,7 @@ class OverviewAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's own
             if isinstance(limiter.store, RedisStore):
                 shown["health"] = of_redis = health(limiter.store, prefix)
                 shown["latency"] = f"{of_redis.latency * 1_000:.2f}"
+                shown["fullest"] = None if of_redis.fullest is None else round(100 * of_redis.fullest)
                 shown["uptime"] = None if of_redis.uptime is None else wait_in_words(of_redis.uptime)
                 shown["warnings"] = [*_warnings(of_redis), *_database_warnings()]
                 shown["rolled_up"] = DailyCounter.objects.aggregate(Max("day"))["day__max"]
@@ -203,6 +204,9 @@ def _left(microseconds: int) -> str:
 def _warnings(redis: Health) -> list[str]:
     """Say what about Redis may harm the limits."""
     found = []
+    if redis.silent:
+        names = {"silent": len(redis.silent), "all": redis.servers, "names": ", ".join(redis.silent)}
+        found.append(_("%(silent)d of the %(all)d servers of the Cluster do not answer: %(names)s.") % names)
     if redis.is_replica:
         found.append(_("This Redis is a replica and takes no writes: nothing can be counted in it."))
     if redis.may_evict:

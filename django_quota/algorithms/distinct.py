@@ -60,8 +60,9 @@ class Distinct(Algorithm[Values]):
     ) -> tuple[Values, Verdict]:
         """Know the value for a window from now."""
         live = _live(state, now)
-        # A clock that stepped back does not make a value forgotten sooner.
-        after = {**live, p.value: max(now + p.a, live.get(p.value, 0))}
+        # A clock that stepped back does not make a value forgotten sooner; and no two uses end alike, so that undoing
+        # the one leaves the other.
+        after = {**live, p.value: max(now + p.a, live.get(p.value, 0) + 1)}
         remaining = max(0, p.capacity - len(after))
         return after, Verdict(ok=True, remaining=remaining, wait=0, reset=max(after.values()) - now)
 

@@ -10,7 +10,8 @@ local function distinct_read(limit, now)
   limit.expiry = limit.live > 0 and tonumber(last[2]) or now
   local score = limit.value ~= '-' and redis.call('ZSCORE', limit.key, limit.value)
   limit.known = score and tonumber(score) > now
-  limit.before = limit.before or limit.known and tonumber(score) or 0
+  limit.until_now = limit.known and tonumber(score) or 0
+  limit.before = limit.before or limit.until_now
 end
 
 algorithms.distinct = {
@@ -26,8 +27,9 @@ algorithms.distinct = {
   end,
 
   spend = function(limit, now)
-    -- GT: a clock that stepped back does not make a value forgotten sooner.
-    redis.call('ZADD', limit.key, 'GT', integer(now + limit.a), limit.value)
+    -- A clock that stepped back does not make a value forgotten sooner; and no two uses end alike, so that undoing the
+    -- one leaves the other.
+    redis.call('ZADD', limit.key, integer(math.max(now + limit.a, limit.until_now + 1)), limit.value)
     redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now))
     distinct_read(limit, now)
     expire(limit.key, limit.expiry - now)

@@ -3,24 +3,35 @@
 -- KEYS   as decide
 -- ARGV   as decide; the mode is "undo", and for each hit " <near><mark>,<mark>": near n: it was told to be near its limit, else -;
 --        a mark for each limit: the moment (microseconds) from which on nothing of what it spent there is used any more; of
---        a limit that counts values "<expiry>:<before>": what was noted of the value, and what was before (0: nothing)
+--        a limit that counts values "<expiry>:<before>": what was noted of the value, and what was before (0: nothing); of
+--        a bucket "<TAT>:<before>:<spent at>": how much had been given back of it before, and the moment that the hit came
 -- reply  undo_all, note_known: nothing
 --
 -- What others have done meanwhile stays. Where it cannot be told apart, less is given back, never more.
 
 local undoing = {
+  -- Its own entry goes, and the totals of those behind it go down: as if it had never been.
   sliding_window = function(limit, mark)
-    sliding_read(limit, now)
-    if limit.used > 0 and limit.expiry == mark and limit.last_cost >= limit.cost then
-      -- It is still the last one: as if it had never been.
-      if limit.last_cost > limit.cost then
-        redis.call('ZADD', limit.key, integer(mark),
-          integer((limit.total - limit.cost) % SLIDING_WRAP) .. ':' .. integer(limit.last_cost - limit.cost))
+    local from = redis.call('ZRANGEBYSCORE', limit.key, integer(mark), '+inf', 'WITHSCORES')
+    if not from[1] or tonumber(from[2]) ~= mark then return end
+    local first_cost = tonumber(string.match(from[1], ':(%d+)$'))
+    local less = math.min(limit.cost, first_cost)
+    local added, kept, removed = {}, {}, {}
+    for at = 1, #from, 2 do
+      local total, cost = string.match(from[at], '^(%d+):(%d+)$')
+      if at == 1 then cost = first_cost - less end
+      if at > 1 or cost > 0 then
+        local member = integer((tonumber(total) - less) % SLIDING_WRAP) .. ':' .. integer(tonumber(cost))
+        added[#added + 1], added[#added + 2] = from[at + 1], member
+        kept[member] = true
       end
-      redis.call('ZREM', limit.key, limit.last)
-    else
-      algorithms.sliding_window.refund(limit, now)
     end
+    for at = 1, #from, 2 do
+      if not kept[from[at]] then removed[#removed + 1] = from[at] end
+    end
+    -- Before the old ones go: a set that is emptied is gone, and its TTL with it.
+    if added[1] then redis.call('ZADD', limit.key, unpack(added)) end
+    redis.call('ZREM', limit.key, unpack(removed))
   end,
 
   distinct = function(limit, mark, before)
@@ -32,13 +43,21 @@ local undoing = {
     end
   end,
 
-  token_bucket = function(limit, mark)
+  -- What was given back since may have been ahead of it: then it has flowed so much earlier. At least what no time has
+  -- passed for is left.
+  token_bucket = function(limit, mark, before, spent_at)
     bucket_read(limit, now)
-    limit.backlog = limit.backlog - math.min(limit.cost * limit.a, mark - now)
-    if limit.backlog > 0 then bucket_write(limit, now) else redis.call('DEL', limit.key) end
+    local span = limit.cost * limit.a
+    local left = math.max(mark - (limit.given - before) % BUCKET_GIVEN_WRAP - now, spent_at + span - now)
+    if left > 0 then bucket_give_back(limit, math.min(span, left), now) end
+  end,
+
+  -- Who stands behind it was told when to leave: only the last place in the queue can be given to another one.
+  leaky_bucket = function(limit, mark)
+    bucket_read(limit, now)
+    if now + limit.backlog == mark then bucket_give_back(limit, limit.cost * limit.a, now) end
   end,
 }
-undoing.leaky_bucket = undoing.token_bucket
 
 -- A window that was emptied and opened again ends at another moment.
 undoing.fixed_window = function(limit, mark)
@@ -48,11 +67,11 @@ end
 undoing.calendar = undoing.fixed_window
 
 local function undo(hit, limit, word)
-  local mark, before = string.match(word, '^(%d+):?(%d*)$')
+  local mark, before, spent_at = string.match(word, '^(%d+):?(%d*):?(%d*)$')
   mark = tonumber(mark)
   -- A refused hit is spent all the same where the limit counts those.
   if (limit.counted and hit.group == 0) or mark <= now then return end
-  undoing[limit.name](limit, mark, tonumber(before))
+  undoing[limit.name](limit, mark, tonumber(before), tonumber(spent_at))
 end
 
 local function undo_all(hits)

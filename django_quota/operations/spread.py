@@ -16,8 +16,8 @@ from functools import singledispatch
 from itertools import pairwise
 from typing import Any
 
-from django_quota.algorithms import NEVER
-from django_quota.exceptions import StoreUnavailable
+from django_quota.algorithms import NEVER, Step
+from django_quota.exceptions import QuotaError, StoreUnavailable
 from django_quota.operations.announce import Announce, News
 from django_quota.operations.base import Operation
 from django_quota.operations.counters import Transfer
@@ -35,7 +35,7 @@ from django_quota.operations.standing import (
 )
 from django_quota.operations.sweep import Sweep
 from django_quota.operations.transfers import moved
-from django_quota.operations.undo import Mark, Spent, undoing
+from django_quota.operations.undo import Mark, Spent, counts_values, is_noted, undoing
 
 logger = logging.getLogger("django_quota")
 
@@ -93,8 +93,17 @@ def _parts(hits: Sequence[Hit], home: Home) -> list[_Part]:
         part = parts.setdefault(home(hit.standing), _Part())
         part.hits.append(hit)
         part.numbers.append(number)
-    # What is counted by the day comes last: so it is seldom counted and then undone.
-    return sorted(parts.values(), key=lambda part: any(hit.day is not None for hit in part.hits))
+    return sorted(parts.values(), key=_is_undone_last)
+
+
+def _is_undone_last(part: _Part) -> tuple[bool, bool, bool]:
+    """Order parts by what undoing them may leave behind, so that it is seldom done: those that leave most come last."""
+    steps = [step for hit in part.hits for step in hit.steps]
+    return (
+        any(step.limit.algorithm.name == "leaky_bucket" for step in steps),
+        any(hit.day is not None for hit in part.hits),
+        any(counts_values(step) for step in steps),
+    )
 
 
 def _in_turn(part: _Part, mode: str, log: Log | None) -> Spread:
@@ -113,32 +122,43 @@ def _joined(parts: Sequence[_Part], mode: str, log: Log | None) -> Spread:
             replies.append(reply)
             if reply[1] != ALLOWED:
                 break
-    except StoreUnavailable:
-        yield from _undone_if_possible(parts, replies)
+    except QuotaError:
+        for part, reply in zip(parts, replies, strict=False):
+            yield from _undone(part, reply)
         raise
     if replies[-1][1] == ALLOWED:
         return replies
-    if replies[-1][1] == STALE:
-        yield from _undone_if_possible(parts, replies[:-1])
-        return replies
-    earlier, rest = len(replies) - 1, parts[len(replies) :]
-    undos = [_undo(part, reply) for part, reply in zip(parts[:earlier], replies[:earlier], strict=True)]
-    asked = [*(undo for undo, _ in undos if undo), *(part.asked("late", log) for part in rest)]
-    found = (yield asked) if asked else []
-    for number, (undo, chosen) in enumerate(undos):
-        if undo:
-            replies[number] = _after_undo(parts[number], replies[number], chosen, found.pop(0))
-    return [*replies, *found]
+    last = replies[-1]
+    for number, reply in enumerate(replies[:-1]):
+        replies[number] = yield from _undone(parts[number], reply)
+    if last[1] != STALE:
+        for part in parts[len(replies) :]:
+            reply = yield from _told_late(part, log, last[0])
+            replies.append(reply)
+    return replies
 
 
-def _undone_if_possible(parts: Sequence[_Part], replies: Sequence[Any]) -> Spread:
-    undos = [_undo(part, reply)[0] for part, reply in zip(parts, replies, strict=False)]
-    asked = [undo for undo in undos if undo]
-    if asked:
-        try:
-            yield asked
-        except StoreUnavailable as error:
-            logger.warning("What a plan took of a part of its limits stays taken: %s", error)
+def _undone(part: _Part, reply: Sequence[int]) -> Spread:
+    """Undo what a part has taken, and return its reply as it is then. Each by itself: what fails holds up no other."""
+    undo, chosen = _undo(part, reply)
+    if undo is None:
+        return reply
+    try:
+        (found,) = yield [undo]
+    except StoreUnavailable as error:
+        logger.warning("What a plan took of a part of its limits stays taken: %s", error)
+        return reply
+    return _after_undo(part, reply, chosen, found)
+
+
+def _told_late(part: _Part, log: Log | None, now: int) -> Spread:
+    """Tell a part that its plan is refused, and return its reply; where none comes, one that promises nothing."""
+    try:
+        (reply,) = yield [part.asked("late", log)]
+    except StoreUnavailable as error:
+        logger.warning("A part of a plan that is refused does not say how it stands: %s", error)
+        return [now, REFUSED, *_flat([[(1, 0, 0, 0)] * len(hit.steps) for hit in part.hits])]
+    return reply
 
 
 def _undo(part: _Part, reply: Sequence[int]) -> tuple[Decide | None, list[int]]:
@@ -151,17 +171,22 @@ def _undo(part: _Part, reply: Sequence[int]) -> tuple[Decide | None, list[int]]:
             continue
         before = iter([value for noted, what, value in notes if noted == index and what == KNOWN_BEFORE])
         marks = [
-            Mark(0)
-            if index in is_exempt
-            else Mark(reply[0] + step.parameters.a, next(before))
-            if step.limit.algorithm.name == "distinct"
-            else Mark(reply[0] + reset)
+            Mark(0) if index in is_exempt else _mark(step, reply[0], reset, before)
             for step, (_, _, _, reset) in zip(hit.steps, answers, strict=True)
         ]
         chosen.append(index)
         spent.append(Spent(marks, any(noted == index and what == NEAR_TOLD for noted, what, _ in notes)))
     hits = [part.hits[index] for index in chosen]
-    return (Decide(hits, undoing(hits, spent)) if hits else None), chosen
+    return (Decide(hits, undoing(spent)) if hits else None), chosen
+
+
+def _mark(step: Step, now: int, reset: int, before: Iterator[int]) -> Mark:
+    if not is_noted(step):
+        return Mark(now + reset)
+    known = next(before)
+    if counts_values(step):
+        return Mark(max(now + step.parameters.a, known + 1), known)
+    return Mark(now + reset, known, now)
 
 
 def _after_undo(part: _Part, before: Sequence[int], chosen: Sequence[int], after: Sequence[int]) -> list[int]:

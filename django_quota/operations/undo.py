@@ -1,7 +1,18 @@
 """Undoing: what hits have just spent is taken back, since a later part of their plan was refused. Pure.
 
 `lua/undo.lua` twin. What others have done meanwhile stays. Where it cannot be told apart, less is given back, never
-more: an undone hit never makes room that it did not take.
+more: an undone hit never makes room that it did not take, or that somebody was told is theirs.
+
+| algorithm | what is given back | what is not |
+|---|---|---|
+| sliding window | the hit's own entry, or its part of a slice | what a refund has given back already |
+| fixed window, calendar | its part of the count, while that window lasts | |
+| token bucket | what has not flowed back by itself | the time that others, who were undone ahead of it, may have won |
+| leaky bucket | its place, while it is the last in the queue | else nothing: those behind it know when they leave |
+| distinct | the value as it was known before | nothing, where somebody has used the value since |
+
+A reset in between forgets what the hit has spent, of which a calendar, a slice or a bucket keeps no trace: as much may
+then be taken off what came after the reset, once for each hit that was under way.
 """
 
 from __future__ import annotations
@@ -11,7 +22,8 @@ from typing import Any, NamedTuple
 
 from django_quota.algorithms import Parameters, Step
 from django_quota.algorithms.fixed_window import Tally
-from django_quota.algorithms.sliding_window import WRAP, Entry, SlidingWindow
+from django_quota.algorithms.sliding_window import WRAP, Entry
+from django_quota.algorithms.token_bucket import GIVEN_WRAP, Bucket, TokenBucket, given_back, given_of
 from django_quota.operations.base import States
 from django_quota.operations.hits import Hit
 from django_quota.operations.standing import KNOWN_BEFORE, Case, drop_field
@@ -22,18 +34,19 @@ class Mark(NamedTuple):
 
     stop: int
     """The moment from which on nothing of it is used any more; of a limit that counts values, the value's expiry."""
-    before: int = 0
-    """Until when the value was known before; 0: it was not, or the limit counts none."""
+    before: int | None = None
+    """Until when the value was known before (0: it was not), or how much had been given back of a bucket."""
+    spent_at: int | None = None
+    """When the hit came, of a bucket."""
 
-    def words(self, *, of_values: bool) -> str:
+    def words(self) -> str:
         """Return it as `lua/undo.lua` reads it."""
-        return f"{self.stop}:{self.before}" if of_values else str(self.stop)
+        return ":".join(str(number) for number in self if number is not None)
 
     @classmethod
     def read(cls, words: str) -> Mark:
         """Read what `words` has written."""
-        stop, _, before = words.partition(":")
-        return cls(int(stop), int(before or 0))
+        return cls(*map(int, words.split(":")))
 
 
 class Spent(NamedTuple):
@@ -43,12 +56,11 @@ class Spent(NamedTuple):
     near: bool
 
 
-def undoing(hits: Sequence[Hit], spent: Sequence[Spent]) -> str:
-    """Return the mode that undoes these hits, which passed."""
+def undoing(spent: Sequence[Spent]) -> str:
+    """Return the mode that undoes hits, which passed, by what each of them spent."""
     words = ["undo"]
-    for hit, (marks, near) in zip(hits, spent, strict=True):
-        each = [mark.words(of_values=_counts_values(step)) for step, mark in zip(hit.steps, marks, strict=True)]
-        words.append(("n" if near else "-") + ",".join(each))
+    for marks, near in spent:
+        words.append(("n" if near else "-") + ",".join(mark.words() for mark in marks))
     return " ".join(words)
 
 
@@ -63,12 +75,13 @@ def undo_all(states: States, hits: Sequence[Hit], words: str, now: int) -> None:
 
 
 def known_before(states: States, case: Case, now: int) -> list[int]:
-    """Return notes of what was known of a hit's value, for each limit that counts values, before it is spent."""
+    """Return notes of what is known before a hit is spent, for each limit where undoing it takes that."""
     notes = []
     for step in case.hit.steps:
-        if _counts_values(step):
-            before = (states.get(step.key) or {}).get(step.parameters.value, 0)
-            notes += [case.index, KNOWN_BEFORE, before if before > now else 0]
+        if is_noted(step):
+            state = states.get(step.key)
+            before = given_of(state, now) if _is_bucket(step) else (state or {}).get(step.parameters.value, 0)
+            notes += [case.index, KNOWN_BEFORE, before if _is_bucket(step) or before > now else 0]
     return notes
 
 
@@ -95,31 +108,50 @@ def _uncount(states: States, hit: Hit) -> None:
     states.put(hit.day.key, counts, states.expiry(hit.day.key))
 
 
-def _counts_values(step: Step) -> bool:
+def counts_values(step: Step) -> bool:
+    """Say whether a limit counts different values."""
     return step.limit.algorithm.name == "distinct"
 
 
-def _of_sliding(state: tuple[Entry, ...] | None, p: Parameters, cost: int, mark: Mark, now: int) -> Any:
-    last = state[-1] if state else None
-    if not state or last is None or last.expiry <= now:
+def is_noted(step: Step) -> bool:
+    """Say whether it is noted how a limit was before a hit is spent."""
+    return _is_bucket(step) or counts_values(step)
+
+
+def _is_bucket(step: Step) -> bool:
+    return isinstance(step.limit.algorithm, TokenBucket)
+
+
+def _of_sliding(state: tuple[Entry, ...] | None, p: Parameters, cost: int, mark: Mark, now: int) -> Any:  # noqa: ARG001
+    at = next((at for at, entry in enumerate(state or ()) if entry.expiry == mark.stop), None)
+    if not state or at is None:
         return state
-    if last.expiry == mark.stop and last.cost >= cost:  # it is still the last one: as if it had never been
-        if last.cost == cost:
-            return state[:-1] or None
-        return (*state[:-1], Entry((last.total - cost) % WRAP, last.cost - cost, last.expiry))
-    return SlidingWindow().refund(state, p, cost, now)
+    own, less = state[at], min(cost, state[at].cost)
+    lowered = [Entry((entry.total - less) % WRAP, entry.cost, entry.expiry) for entry in state[at:]]
+    lowered[0] = lowered[0]._replace(cost=own.cost - less)
+    return (*state[:at], *(entry for entry in lowered if entry.cost or entry.expiry != own.expiry)) or None
 
 
 def _of_values(state: dict[str, int] | None, p: Parameters, cost: int, mark: Mark, now: int) -> Any:  # noqa: ARG001
     if not state or state.get(p.value) != mark.stop:
         return state
     others = {value: expiry for value, expiry in state.items() if value != p.value}
-    return ({**others, p.value: mark.before} if mark.before > now else others) or None
+    before = mark.before or 0
+    return ({**others, p.value: before} if before > now else others) or None
 
 
-def _of_bucket(state: int | None, p: Parameters, cost: int, mark: Mark, now: int) -> Any:
-    after = (state or 0) - min(cost * p.a, mark.stop - now)
-    return after if after > now else None
+def _of_token_bucket(state: Bucket | None, p: Parameters, cost: int, mark: Mark, now: int) -> Any:
+    # What was given back since may have been ahead of it: then it has flowed so much earlier. At least what no time has
+    # passed for is left.
+    moved_up = (given_of(state, now) - (mark.before or 0)) % GIVEN_WRAP
+    span = cost * p.a
+    left = max(mark.stop - moved_up, (mark.spent_at or 0) + span) - now
+    return given_back(state, min(span, left), now) if left > 0 else state
+
+
+def _of_leaky_bucket(state: Bucket | None, p: Parameters, cost: int, mark: Mark, now: int) -> Any:
+    # Who stands behind it was told when to leave: only the last place in the queue can be given to another one.
+    return given_back(state, cost * p.a, now) if state and state.tat == mark.stop else state
 
 
 def _of_tally(state: Tally | None, p: Parameters, cost: int, mark: Mark, now: int) -> Any:  # noqa: ARG001
@@ -131,8 +163,8 @@ def _of_tally(state: Tally | None, p: Parameters, cost: int, mark: Mark, now: in
 _WAYS: dict[str, Callable[[Any, Parameters, int, Mark, int], Any]] = {
     "sliding_window": _of_sliding,
     "distinct": _of_values,
-    "token_bucket": _of_bucket,
-    "leaky_bucket": _of_bucket,
+    "token_bucket": _of_token_bucket,
+    "leaky_bucket": _of_leaky_bucket,
     "fixed_window": _of_tally,
     "calendar": _of_tally,
 }

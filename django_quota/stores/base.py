@@ -13,6 +13,11 @@ class Store(Protocol):
     Each raises `StoreUnavailable` where the store does not answer, and `ConfigurationError` where it is set up wrong.
     """
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of its servers have done what they were last asked."""
+        ...
+
     def run(self, operation: Operation, now: int | None = None) -> Any:
         """Do an operation, undivided, and return its reply; `now` None is the store's own clock (microseconds)."""
         ...

@@ -7,7 +7,8 @@ cluster to begin with. The cache's own operations go through redis-py; the store
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, cast
 
 from django.conf import settings
@@ -19,11 +20,48 @@ from django_redis.exceptions import ConnectionInterrupted
 from django_redis.pool import ConnectionFactory
 from redis.cluster import ClusterNode, RedisCluster
 from redis.connection import parse_url
-from redis.exceptions import RedisClusterException, RedisError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisClusterException, RedisError, SlotNotCoveredError
 
 from django_quota.stores.slots import Address, Remap
 
 DEFAULT_PORT = 6379
+
+
+class ReachedCluster(RedisCluster):
+    """redis-py's client, but that a cluster without a server that answers is a `ConnectionError`, as one server is.
+
+    django-redis knows that one, and `IGNORE_EXCEPTIONS` with it; redis-py's own is no `RedisError`.
+    """
+
+    def execute_command(self, *args: Any, **kwargs: Any) -> Any:
+        """Do a command; see redis-py."""
+        with _unreached():
+            return cast("Any", super()).execute_command(*args, **kwargs)  # redis-py leaves it untyped
+
+    def pipeline(self, transaction: Any = None, shard_hint: Any = None) -> Any:
+        """Return a pipeline; see redis-py."""
+        with _unreached():
+            made = cast("Any", super()).pipeline(transaction, shard_hint)
+        execute = made.execute
+
+        def executed(*args: Any, **kwargs: Any) -> Any:
+            with _unreached():
+                return execute(*args, **kwargs)
+
+        made.execute = executed
+        return made
+
+
+@contextmanager
+def _unreached() -> Iterator[None]:
+    try:
+        yield
+    except RedisClusterException as error:
+        is_misuse = not isinstance(error.__cause__, RedisError) and "cannot be connected" not in str(error)
+        if is_misuse and not isinstance(error, SlotNotCoveredError):  # such as keys of several slots
+            raise
+        raise RedisConnectionError(str(error)) from error
 
 
 class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc]  # django-redis has no types
@@ -47,7 +85,8 @@ class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc]  # djan
         url = given.pop("url")
         make_node = cast("Any", ClusterNode)  # redis-py leaves it untyped
         nodes = [make_node(*address_of(other)) for other in urls]
-        return RedisCluster(url=url, startup_nodes=nodes, **given)
+        with _unreached():
+            return ReachedCluster(url=url, startup_nodes=nodes, **given)
 
     def disconnect(self, connection: RedisCluster) -> None:
         """Close the connections of a client."""

@@ -21,6 +21,9 @@ SYSTEM_SLOT = slot_of(SYSTEM_TAG)
 LONGEST_WAIT = 5.0
 """Seconds after which errands no longer wait for a call to the server of the system's keys."""
 
+MOST_KNOWN = 1_000
+"""Servers of which something is remembered: a process lives for months, and addresses change."""
+
 _TAGS = tuple(f"{{!{number}}}" for number in range(16_384))
 """What system keys that each server has one of are named by: enough to find one for any server."""
 
@@ -43,6 +46,8 @@ class Twins:
             tag = next((tag for tag in _TAGS if owner(slot_of(tag)) == server), None)
             if tag is None:
                 return ""
+            if len(self._tags) >= MOST_KNOWN:
+                self._tags.clear()
             self._tags[server] = tag
         return key.replace(SYSTEM_TAG, tag, 1)
 
@@ -92,6 +97,8 @@ class ClusterErrands:
     def _elsewhere(self, server: Address) -> Errands:
         found = self._by_server.get(server)
         if found is None:
+            if len(self._by_server) >= MOST_KNOWN:
+                self._by_server.clear()  # those that are left are asked a moment sooner
             twins = [_WatchOfTwin(watch, partial(self._twins.name, server=server)) for watch in self._watches]
             found = self._by_server.setdefault(server, Errands(twins, self._clock))
         return found

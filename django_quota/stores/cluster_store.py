@@ -7,24 +7,25 @@ What an operation comes to whose keys lie in several slots, `operations.spread` 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from redis import Redis, RedisError
-from redis.exceptions import AskError, NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 
-from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
+from django_quota.exceptions import ConfigurationError
 from django_quota.operations.base import Operation
 from django_quota.operations.spread import spread
-from django_quota.stores.breaker import Breaker
 from django_quota.stores.cluster import is_cluster, remap_of, seeds
 from django_quota.stores.cluster_errands import SYSTEM_SLOT, ClusterErrands, Twins
+from django_quota.stores.cluster_errors import ours_of_cluster, translated
 from django_quota.stores.connections import alias_problem
 from django_quota.stores.errands import Errand, Taken, ahear, along, hear
-from django_quota.stores.nodes import Node, Nodes
-from django_quota.stores.redis import RedisStore, Server, command_of, ours
+from django_quota.stores.nodes import AllBreakers, Node, Nodes
+from django_quota.stores.redis import RedisStore, Server, command_of
 from django_quota.stores.routing import Asked, Command, Pause, Router, Trip, Way
 from django_quota.stores.slots import SlotTable, slot_of
 from django_quota.stores.wire import FOR_COMMAND, Cancellation
@@ -34,14 +35,18 @@ AT_ONCE = 200
 
 
 class ClusterStore(RedisStore):
-    """States in the Redis Cluster of a cache alias. A subject's clock is that of the server that has its keys."""
+    """States in the Redis Cluster of a cache alias. A subject's clock is that of the server that has its keys.
+
+    A primary that is cut off from the others answers for the cluster's node timeout more, while a replica may have
+    taken its place: for that long each of the two admits as many as a limit says.
+    """
 
     def __init__(self, alias: str, *errands: Errand) -> None:
         self.alias = alias
-        self.breaker = Breaker()
-        """Never open: each server has one of its own."""
-        self._nodes = Nodes(alias)
+        self._nodes = Nodes(alias, lambda: self._router.table.known)
+        self.breaker = AllBreakers(self.are_all_shut)
         self._known_router: Router | None = None
+        self._guard = threading.Lock()
         self._twins = Twins(self._table)
         self._along = ClusterErrands(errands, self._table, self._twins)
 
@@ -54,8 +59,21 @@ class ClusterStore(RedisStore):
             problem = alias_problem(self.alias)
             if problem is not None:
                 raise ConfigurationError(problem.message, problem.hint)
-            self._known_router = Router(SlotTable(seeds(self.alias), remap_of(self.alias)))
+            with self._guard:
+                if self._known_router is None:
+                    self._known_router = Router(SlotTable(seeds(self.alias), remap_of(self.alias)))
+                return self._known_router
         return self._known_router
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all servers have done what they were last asked."""
+        return self._router.is_whole
+
+    def are_all_shut(self) -> bool:
+        """Say whether no server at all would be asked at the moment: none has answered, several times in a row."""
+        table = self._router.table
+        return self._nodes.are_shut(table.primaries or table.known)
 
     # --- sync ---------------------------------------------------------------------------------------------------------
 
@@ -81,7 +99,7 @@ class ClusterStore(RedisStore):
             for way in self._ways(operations, now):
                 replies += self._drive(way)
         except (RedisError, OSError) as error:
-            raise _ours(error) from error
+            raise ours_of_cluster(error) from error
         if self._along.are_late:
             self._drive(self._errands_alone())
         return replies
@@ -168,7 +186,7 @@ class ClusterStore(RedisStore):
             for way in self._ways(operations, now):
                 replies += await self._adrive(way)
         except (RedisError, OSError) as error:
-            raise _ours(error) from error
+            raise ours_of_cluster(error) from error
         if self._along.are_late:
             await self._adrive(self._errands_alone())
         return replies
@@ -237,7 +255,7 @@ class ClusterStore(RedisStore):
 
     def listen(self, bell: str, seconds: float) -> bool:
         """Wait at a bell; see `Store.listen`."""
-        with _translated():
+        with translated():
             node = self._nodes[self._drive(self._router.server_of(slot_of(bell)))]
             try:
                 return node.listener.listen(bell, seconds)
@@ -247,7 +265,7 @@ class ClusterStore(RedisStore):
 
     async def alisten(self, bell: str, seconds: float) -> bool:
         """Wait at a bell; see `Store.listen`."""
-        with _translated():
+        with translated():
             node = self._nodes[await self._adrive(self._router.server_of(slot_of(bell)))]
             try:
                 return await node.listener.alisten(bell, seconds)
@@ -257,7 +275,7 @@ class ClusterStore(RedisStore):
 
     async def acall(self, command: Sequence[str | int], seconds: float) -> Any:
         """Send a command on a system key that may wait so many seconds; see `RedisStore.acall`."""
-        with _translated():
+        with translated():
             node = self._nodes[await self._adrive(self._router.server_of(SYSTEM_SLOT))]
             try:
                 return await node.listener.acall(command, seconds)
@@ -270,7 +288,7 @@ class ClusterStore(RedisStore):
     @contextmanager
     def commands(self, server: Server = None) -> Iterator[Redis]:
         """Lend a client of one server for plain commands; None: that of the system's keys."""
-        with _translated():
+        with translated():
             at = self._drive(self._router.server_of(SYSTEM_SLOT)) if server is None else server
             try:
                 yield self._nodes[at].client
@@ -280,19 +298,32 @@ class ClusterStore(RedisStore):
 
     def servers(self) -> Sequence[Server]:
         """Return all primaries."""
-        with _translated():
+        with translated():
             self._router.table.doubt()  # a walk over all keys must not miss a server that is new
             self._drive(self._router.refreshed())
             return self._router.table.primaries
 
     def server_of(self, key: str) -> Server:
         """Return the server that has a key."""
-        with _translated():
+        with translated():
             return self._drive(self._router.server_of(slot_of(key)))
 
     def twin(self, key: str, server: Server) -> str:
         """Return the name under which a server keeps a system key: in a slot that it has."""
         return self._twins.name(key, server)
+
+    def of_each(self, command: Sequence[str], keys: Sequence[str]) -> list[Any]:
+        """Return the reply to a command on each of these keys, wherever it is by now; see `RedisStore.of_each`."""
+        replies: list[Any] = []
+        with translated():
+            for first in range(0, len(keys), AT_ONCE):
+                some = [Asked(slot_of(key), (*command, key)) for key in keys[first : first + AT_ONCE]]
+                replies += self._drive(self._router.reach_all(some))
+        if command[0] == "HGETALL":  # as it comes over the wire: names and values in turn
+            return [
+                dict(zip(flat[::2], flat[1::2], strict=True)) if isinstance(flat, list) else flat for flat in replies
+            ]
+        return replies
 
     def by_server(self, keys: Iterable[str]) -> dict[Server, list[str]]:
         """Return keys by the server that has them."""
@@ -314,22 +345,3 @@ def store_of(alias: str, *errands: Errand) -> RedisStore:
 
 def _asked(operation: Operation, now: int | None) -> Asked:
     return Asked(slot_of(operation.keys[0]), command_of(operation, now), operation.script)
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except (RedisError, OSError) as error:
-        raise _ours(error) from error
-
-
-def _ours(error: Exception) -> QuotaError:
-    if isinstance(error, AskError):  # and MOVED: of a plain command, which is not sent on
-        return StoreUnavailable(f"a slot is on the move: {error}")
-    if "ClusterCrossSlot" in type(error).__name__ or "CROSSSLOT" in str(error):
-        return ConfigurationError(
-            "What is asked lies in several slots of a Redis Cluster, and is done in one of them or not at all.",
-            "Keys with the same part in braces lie in one slot.",
-        )
-    return ours(error)

@@ -67,6 +67,9 @@ class _Joined:
 class MemoryStore:
     """States in this process's memory. Its clock is the machine's."""
 
+    is_whole = True
+    """It has but itself."""
+
     def __init__(self, shards: int = SHARDS, sweep_every: float = SWEEP_EVERY) -> None:
         self._shards = [_Shard() for _ in range(shards)]
         self._sweep_every = sweep_every

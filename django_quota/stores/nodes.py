@@ -1,11 +1,11 @@
 """The servers of a Redis Cluster as this process knows them: connections to each, sync and async, and a breaker.
 
-It must not know which keys lie where. A server that has left the cluster costs its idle connections until `close`.
+It must not know which keys lie where.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from django_quota.stores.breaker import Breaker
 from django_quota.stores.cluster import base_pool
 from django_quota.stores.connections import AllInUseError, AsyncClients, SyncConnections, async_client
 from django_quota.stores.listening import Listener
+from django_quota.stores.redis import is_silence
 from django_quota.stores.routing import NotSentError
 from django_quota.stores.slots import Address
 
@@ -55,7 +56,7 @@ class Node:
         """Note that it gave no answer. Raises `NotSentError` where it said that it has done nothing."""
         if isinstance(error, BusyLoadingError):
             raise NotSentError(f"{self.address} is loading its keys") from error
-        if isinstance(error, (RedisError, OSError)):
+        if isinstance(error, (RedisError, OSError)) and is_silence(error):
             self.breaker.failed()
 
     def close(self) -> None:
@@ -68,17 +69,61 @@ class Node:
             self._client = None
 
 
-class Nodes:
-    """All servers that were ever asked, made when they are first needed."""
+class AllBreakers(Breaker):
+    """Each server has a breaker of its own: this one never opens, and is shut while all of those are."""
 
-    def __init__(self, alias: str, make: Callable[[str, Address], Node] = Node) -> None:
+    __slots__ = ("_are_shut",)
+
+    def __init__(self, are_shut: Callable[[], bool]) -> None:
+        super().__init__()
+        self._are_shut = are_shut
+
+    def is_shut(self) -> bool:
+        """Say whether a caller that came now would be turned away by every server."""
+        return self._are_shut()
+
+
+SPARE = 16
+"""Servers that are kept beside twice as many as there are: addresses change, and a cluster's servers leave it."""
+
+
+class Nodes:
+    """The servers that were asked, made when they are first needed. `known`: returns those of the cluster.
+
+    Those that have left are let go once there are many of them: a process lives for months, and addresses change.
+    """
+
+    def __init__(
+        self, alias: str, known: Callable[[], Collection[Address]], make: Callable[[str, Address], Node] = Node
+    ) -> None:
         self._alias = alias
+        self._known = known
         self._make = make
         self._nodes: dict[Address, Node] = {}
 
     def __getitem__(self, address: Address) -> Node:
         node = self._nodes.get(address)
-        return node or self._nodes.setdefault(address, self._make(self._alias, address))
+        if node is None:
+            self._let_go(address)
+            node = self._nodes.setdefault(address, self._make(self._alias, address))
+        return node
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def are_shut(self, addresses: Collection[Address]) -> bool:
+        """Say whether none of these servers, one at least, would be asked at the moment."""
+        nodes = [self._nodes.get(address) for address in addresses]
+        return bool(nodes) and all(node is not None and node.breaker.is_shut() for node in nodes)
+
+    def _let_go(self, wanted: Address) -> None:
+        known = {*self._known(), wanted}
+        if len(self._nodes) < 2 * len(known) + SPARE:
+            return
+        for address in [address for address in list(self._nodes) if address not in known]:
+            node = self._nodes.pop(address, None)
+            if node is not None:
+                node.close()
 
     def close(self) -> None:
         """Close idle connections to all of them."""

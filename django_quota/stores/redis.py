@@ -49,6 +49,11 @@ class RedisStore:
         self.breaker = Breaker()
         """Keeps calls from a server that does not answer."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all servers have done what they were last asked; without a Cluster the last call says so."""
+        return True
+
     # --- sync ---------------------------------------------------------------------------------------------------------
 
     def run(self, operation: Operation, now: int | None = None) -> Any:
@@ -92,6 +97,16 @@ class RedisStore:
         """Return keys by the server that has them: those of one go in one pipeline."""
         found = list(keys)
         return {None: found} if found else {}
+
+    def of_each(self, command: Sequence[str], keys: Sequence[str]) -> list[Any]:
+        """Return the reply to a command on each of these keys, such as `("HKEYS",)`: in one trip a server."""
+        if not keys:
+            return []
+        with self.commands() as client, client.pipeline(transaction=False) as lent:
+            pipeline: Any = lent  # redis-py leaves it untyped
+            for key in keys:
+                pipeline.execute_command(*command, key)
+            return list(pipeline.execute())
 
     def run_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
         """Do operations of one script in one trip. Each is undivided, all of them are not."""

@@ -12,19 +12,14 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from django_quota.operations.base import Script
+from django_quota.stores.attempts import NOT_THERE, Attempt, Moves, Refusal
 from django_quota.stores.slots import Address, SlotTable
 
-PATIENCE = 2.0
-"""Seconds that a command is tried for while the keys of its slot are on the move."""
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.002, 0.05
-"""Seconds before a command is tried again; each pause is twice as long as the one before."""
-
-MOST_HOPS = 16
-"""Servers that a command is sent on to without a pause: more means that they name each other."""
+READ_WITHIN = 0.5
+"""Seconds after which no further server is asked for the table, where those before did not answer."""
 
 Command = Sequence[str | int]
 
@@ -56,6 +51,13 @@ class NotSentError(RedisConnectionError):
     """There is no connection to a server: what was to be sent was not."""
 
 
+class _Refused(NamedTuple):
+    """Who has not done a command, and what it said."""
+
+    by: Address
+    error: ResponseError
+
+
 class Asked(NamedTuple):
     """A command on keys of one slot; `script` is what it runs, where it is an EVALSHA."""
 
@@ -70,20 +72,43 @@ class Router:
     def __init__(self, table: SlotTable, clock: Callable[[], float] = time.monotonic) -> None:
         self.table = table
         self._clock = clock
+        self._moves = Moves(clock)
+        self._silent: set[Address] = set()
+        """Who has not done the last command that went there."""
+        self._ownerless: set[int] = set()
+        """Slots that a command was for, and that nobody had."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that have slots have done what they were last asked."""
+        if not self._silent and not self._ownerless:
+            return True
+        self._silent &= self.table.known
+        self._ownerless = {slot for slot in list(self._ownerless) if self.table.owner(slot) is None}
+        return self._silent.isdisjoint(self.table.primaries) and not self._ownerless
 
     # --- one command --------------------------------------------------------------------------------------------------
 
-    def reach(self, asked: Asked, refused: tuple[Address, ResponseError] | None = None) -> Way:
+    def reach(self, asked: Asked, refused: _Refused | None = None) -> Way:
         """Return (as the way's result) the reply to a command; `refused`: who has answered it already, and how.
 
         Raises redis-py's errors: `ResponseError` for an answer that sending again does not help, others where no server
         answers.
         """
-        attempt = _Attempt(self._clock() + PATIENCE)
         where: Where = (yield from self.server_of(asked.slot)), ()
-        if refused is not None:
-            where = yield from self._follow(asked, attempt, (refused[0], ()), refused[1])
+        attempt = Attempt(where[0])
+        try:
+            if refused is not None:
+                where = yield from self._follow(asked, attempt, (refused.by, ()), refused.error)
+            return (yield from self._reached(asked, attempt, where))
+        except (RedisError, OSError):
+            self._silent.add(attempt.server)
+            raise
+
+    def _reached(self, asked: Asked, attempt: Attempt, where: Where) -> Way:
+        """Return the reply of the server that does a command; `where` it is sent first."""
         while True:
+            attempt.server = where[0]
             server, before = where
             try:
                 *_, reply = yield Trip(server, [*before, asked.command])
@@ -95,24 +120,31 @@ class Router:
                 raise
             else:
                 if not isinstance(reply, ResponseError):
+                    if attempt.has_waited:
+                        self._moves.goes_on(asked.slot)
+                    if self._silent:
+                        self._silent.discard(server)
                     return reply
                 where = yield from self._follow(asked, attempt, where, reply)
 
-    def _follow(self, asked: Asked, attempt: _Attempt, where: Where, error: ResponseError) -> Way:
+    def _follow(self, asked: Asked, attempt: Attempt, where: Where, error: ResponseError) -> Way:
         """Return (as the way's result) where a command goes next that a server has not done. Raises the error else."""
         server, answer = where[0], Refusal.of(error)
-        if answer.word == "TRYAGAIN" and (pause := attempt.pause(self._clock())):
+        if answer.word == "TRYAGAIN" and (pause := attempt.pause(self._moves, asked.slot, self._clock())):
             yield Pause(pause)
             return (yield from self.server_of(asked.slot)), ()
         attempt.hop()
         if answer.word == "NOSCRIPT" and asked.script is not None:
             yield Trip(server, [("SCRIPT", "LOAD", asked.script.text)])
             return where
-        if answer.word == "MOVED":
-            return self.table.moved(asked.slot, answer.address(server)), ()
-        if answer.word == "ASK":
-            return self.table.reached(answer.address(server)), (ASKING,)
-        if answer.word in _NOT_THERE:
+        if answer.word in ("MOVED", "ASK"):
+            named = answer.address(server)
+            if named is None:
+                return (yield from self._instead_of(server, asked.slot, error)), ()
+            if answer.word == "MOVED":
+                return self.table.moved(asked.slot, named), ()
+            return self.table.reached(named), (ASKING,)
+        if answer.word in NOT_THERE:
             return (yield from self._instead_of(server, asked.slot, error)), ()
         raise error
 
@@ -121,10 +153,11 @@ class Router:
         if self.table.is_due:
             yield from self._refresh()
         server = self.table.owner(slot)
-        if server is None:
+        if server is None and not self.table.primaries:
             yield from self._refresh()
             server = self.table.owner(slot)
         if server is None:
+            self._ownerless.add(slot)
             self.table.doubt()
             raise RedisConnectionError(f"no server of the cluster has slot {slot}")
         return server
@@ -144,10 +177,14 @@ class Router:
         """Read the table from the first server that has it."""
         self.table.begin_reading()
         error: Exception = RedisConnectionError("no server of the cluster is known")
-        for source in self.table.sources:
+        deadline = self._clock() + READ_WITHIN
+        for source in sorted(self.table.sources, key=self._silent.__contains__):
+            if self._clock() >= deadline:  # several that hang: the next reading begins with the others
+                break
             try:
                 (reply,) = yield Trip(source, [("CLUSTER", "SLOTS")])
-            except (RedisConnectionError, TimeoutError, OSError) as failed:
+            except (RedisError, OSError) as failed:
+                self._silent.add(source)
                 error = failed
                 continue
             if isinstance(reply, ResponseError):
@@ -167,91 +204,44 @@ class Router:
     # --- several at once ----------------------------------------------------------------------------------------------
 
     def reach_all(self, asked: Sequence[Asked]) -> Way:
-        """Return (as the way's result) the replies to commands: one trip a server, where nothing is on the move."""
+        """Return (as the way's result) the replies to commands: one trip a server, where nothing is on the move.
+
+        What cannot be done holds up nothing else: its error is raised when the rest is done.
+        """
         if len(asked) == 1:
             return [(yield from self.reach(asked[0]))]
         by_server: dict[Address, list[int]] = {}
         for number, one in enumerate(asked):
             server = yield from self.server_of(one.slot)
             by_server.setdefault(server, []).append(number)
-        replies: dict[int, Any] = {}
-        refused: dict[int, tuple[Address, ResponseError]] = {}
+        found: dict[int, Any] = {}
         for server, numbers in by_server.items():
-            try:
-                found = yield Trip(server, [asked[number].command for number in numbers])
-            except NotSentError:
-                continue
-            except BaseException:
-                self.table.doubt()
-                raise
-            for number, reply in zip(numbers, found, strict=True):
-                if isinstance(reply, ResponseError):
-                    refused[number] = (server, reply)
-                else:
-                    replies[number] = reply
+            found.update((yield from self._together(server, numbers, asked)))
+        failed: dict[int, Exception] = {}
+        """Of each slot, why it is not asked again."""
         for number, one in enumerate(asked):
-            if number not in replies:
-                replies[number] = yield from self.reach(one, refused.get(number))
-        return [replies[number] for number in range(len(asked))]
+            known = found.get(number)
+            if isinstance(known, Exception):
+                failed[one.slot] = known
+            elif one.slot not in failed and (number not in found or isinstance(known, _Refused)):
+                try:
+                    found[number] = yield from self.reach(one, known)
+                except (RedisError, OSError) as error:
+                    failed[one.slot] = error
+        if failed:
+            raise next(iter(failed.values()))
+        return [found[number] for number in range(len(asked))]
 
-
-_NOT_THERE = frozenset({"CLUSTERDOWN", "MASTERDOWN", "READONLY"})
-"""Answers of a server that does not, or no longer, take what belongs to a slot: another one may by now."""
-
-
-class _Attempt:
-    """How often and how long a command has been tried."""
-
-    def __init__(self, deadline: float) -> None:
-        self._deadline = deadline
-        self._hops = 0
-        self._pause = FIRST_PAUSE
-
-    def hop(self) -> None:
-        """Count a server that it is sent on to."""
-        self._hops += 1
-        if self._hops > MOST_HOPS:
-            raise RedisConnectionError("the servers of the cluster send a command to each other")
-
-    def pause(self, now: float) -> float:
-        """Return how long to wait before it is tried again; 0 where there is no time left."""
-        if now >= self._deadline:
-            return 0.0
-        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
-        self._hops = 0
-        return min(pause, self._deadline - now)
-
-
-class Refusal(NamedTuple):
-    """What a server says that has not done a command."""
-
-    word: str
-    """Its first word, such as `"MOVED"`."""
-    rest: str
-
-    @classmethod
-    def of(cls, error: ResponseError) -> Refusal:
-        """Read an error; redis-py takes the first word off those that it knows by class."""
-        words = str(error)
-        for word, name in _BY_CLASS.items():
-            if type(error).__name__ == name:
-                return cls(word, words.removeprefix(f"{word} "))
-        word, _, rest = words.partition(" ")
-        if "READONLY" in words:  # Redis 6 wraps what a script ran into
-            word = "READONLY"
-        return cls(word, rest)
-
-    def address(self, asked: Address) -> Address:
-        """Return the server that MOVED or ASK names: `"<slot> <host>:<port>"`."""
-        return Address.read(self.rest.split(" ")[1], asked)
-
-
-_BY_CLASS = {
-    "MOVED": "MovedError",
-    "ASK": "AskError",
-    "TRYAGAIN": "TryAgainError",
-    "CLUSTERDOWN": "ClusterDownError",
-    "MASTERDOWN": "MasterDownError",
-    "NOSCRIPT": "NoScriptError",
-    "READONLY": "ReadOnlyError",
-}
+    def _together(self, server: Address, numbers: Sequence[int], asked: Sequence[Asked]) -> Way:
+        """Return what a server makes of commands, by number: a reply, a refusal, or why nothing is known of it."""
+        try:
+            replies = yield Trip(server, [asked[number].command for number in numbers])
+        except NotSentError:
+            return {}
+        except (RedisError, OSError) as error:
+            self.table.doubt()
+            self._silent.add(server)
+            return dict.fromkeys(numbers, error)
+        self._silent.discard(server)
+        pairs = zip(numbers, replies, strict=True)
+        return {n: _Refused(server, reply) if isinstance(reply, ResponseError) else reply for n, reply in pairs}

@@ -10,12 +10,20 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 REFRESH_EVERY = 0.1
 """Seconds between two readings of the table, at least, however much speaks for another one."""
+
+
+UNKNOWN = "?"
+"""What stands for the name of a server that is to be reached by a name, and has none."""
+
+_WITH_METADATA = 3
+"""Parts of a server in CLUSTER SLOTS: those behind are told from Redis 7 on."""
 
 
 class Address(NamedTuple):
@@ -64,6 +72,8 @@ class SlotTable:
         self._clock = clock
         self._owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         self._guard = threading.Lock()
+        self._primaries: list[Address] = []
+        self._readings = 0
         self._read_at = -REFRESH_EVERY
         self._is_doubtful = True
 
@@ -74,12 +84,19 @@ class SlotTable:
     @property
     def primaries(self) -> list[Address]:
         """All that have slots, each once."""
-        return sorted({owner for owner in self._owners if owner is not None})
+        return self._primaries
+
+    @property
+    def known(self) -> set[Address]:
+        """All that may be asked: the primaries, and where to ask at first."""
+        return {*self._primaries, *self._seeds}
 
     @property
     def sources(self) -> list[Address]:
-        """Whom to ask for the table, the best first."""
-        return list(dict.fromkeys([*self.primaries, *self._seeds]))
+        """Whom to ask for the table: another one each time, since who is cut off from the others has an old one."""
+        primaries = self._primaries
+        first = self._readings % max(1, len(primaries))
+        return list(dict.fromkeys([*primaries[first:], *primaries[:first], *self._seeds]))
 
     @property
     def is_due(self) -> bool:
@@ -89,6 +106,7 @@ class SlotTable:
     def begin_reading(self) -> None:
         """Note that somebody reads it now: others go on with what is known."""
         self._read_at = self._clock()
+        self._readings += 1
 
     def doubt(self) -> None:
         """Note that it may be out of date."""
@@ -99,6 +117,8 @@ class SlotTable:
         reached = self._reached(to)
         with self._guard:
             self._owners[slot] = reached
+            if reached not in self._primaries:
+                self._primaries = _each_once(self._owners)
             self._is_doubtful = True  # one slot seldom comes alone
         return reached
 
@@ -110,16 +130,29 @@ class SlotTable:
         """Take over the reply to CLUSTER SLOTS, raw, from the server that was asked."""
         owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         for first, last, primary, *_ in reply:
-            address = self._reached(Address(_text(primary[0]) or asked.host, int(primary[1])))
+            address = self._reached(Address(_host(primary) or asked.host, int(primary[1])))
             owners[int(first) : int(last) + 1] = [address] * (int(last) - int(first) + 1)
         with self._guard:
             self._owners = owners
+            self._primaries = _each_once(owners)
             self._is_doubtful = False
 
     def _reached(self, address: Address) -> Address:
         return address if self._remap is None else Address(*self._remap(address))
 
 
+def _each_once(owners: Iterable[Address | None]) -> list[Address]:
+    return sorted({owner for owner in owners if owner is not None})
+
+
+def _host(server: Sequence[Any]) -> str:
+    """Return the name or IP of a server in CLUSTER SLOTS; empty where it is the one that was asked."""
+    name = _text(server[0])
+    if name != UNKNOWN:
+        return name
+    told = list(server[3]) if len(server) > _WITH_METADATA else []  # where it is to be reached by a name that it lacks
+    return next((_text(value) for word, value in pairwise(told) if _text(word) == "ip"), "")
+
+
 def _text(name: str | bytes | None) -> str:
-    given = name.decode() if isinstance(name, bytes) else name or ""
-    return "" if given == "?" else given
+    return name.decode() if isinstance(name, bytes) else name or ""

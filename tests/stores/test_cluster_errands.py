@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ClusterDownError, MovedError, NoPermissionError, TryAgainError
 
-from django_quota.stores.cluster_errands import LONGEST_WAIT, SYSTEM_SLOT, ClusterErrands, Twins
+from django_quota.stores.cluster_errands import LONGEST_WAIT, MOST_KNOWN, SYSTEM_SLOT, ClusterErrands, Twins
 from django_quota.stores.errands import EVERY, Watch
 from django_quota.stores.slots import Address, SlotTable, slot_of
 
@@ -120,3 +120,13 @@ def test_a_server_that_serves_nothing_at_the_moment_is_no_matter_for_a_watch(
     for _ in range(2):
         watch.answered(NoPermissionError("this user has no permissions to run the 'exists' command"))
     assert len(caplog.messages) == 1
+
+
+def test_of_servers_that_came_and_went_little_is_remembered() -> None:
+    setup = Setup()
+    for number in range(MOST_KNOWN + 10):
+        setup.table.learn([[0, 8191, ["10.0.0.1", number]], [8192, 16383, ["10.0.0.2", number]]], A)
+        for host in ("10.0.0.1", "10.0.0.2"):
+            setup.wires(Address(host, number))
+    assert len(setup.errands._by_server) <= MOST_KNOWN
+    assert len(setup.twins._tags) <= MOST_KNOWN

@@ -21,7 +21,10 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota.operations.base import Script
-from django_quota.stores.routing import MOST_HOPS, PATIENCE, Asked, NotSentError, Pause, Router, Trip
+from django_quota.stores.attempts import FORGOTTEN_AFTER, MOST_HOPS, PATIENCE
+from django_quota.stores.breaker import Breaker
+from django_quota.stores.nodes import SPARE, Nodes
+from django_quota.stores.routing import Asked, NotSentError, Pause, Router, Trip
 from django_quota.stores.slots import Address, SlotTable, slot_of
 
 A, B, C = (Address("10.0.0.1", port) for port in (1, 2, 3))
@@ -75,6 +78,9 @@ class Servers:
             raise answer
         return answer
 
+    def is_whole(self) -> bool:
+        return self.router.is_whole
+
     @property
     def hits(self) -> list[Address]:
         return [at for at, word in self.sent if word == "EVALSHA"]
@@ -127,7 +133,7 @@ def test_what_was_sent_and_not_answered_is_never_sent_again(error: Exception) ->
     assert servers.hits == [A]
     servers.now += 1
     servers(servers.router.reach(ASKED))
-    assert servers.sent[-2:] == [(A, "CLUSTER"), (A, "EVALSHA")]  # but who has the slot is asked anew
+    assert [word for _, word in servers.sent[-2:]] == ["CLUSTER", "EVALSHA"]  # but who has the slot is asked anew
 
 
 @pytest.mark.parametrize("error", [NotSentError("refused"), ClusterDownError("down"), ReadOnlyError("a replica")])
@@ -202,3 +208,176 @@ def test_a_table_takes_over_what_servers_say() -> None:
 
 def test_an_address_of_ipv6_is_read() -> None:
     assert Address.read("2001:db8::1:6379", A) == Address("2001:db8::1", 6379)
+
+
+class TestASlotWhoseMoveNeverEnds:
+    """TRYAGAIN, again and again: waited for, but not by everybody."""
+
+    @staticmethod
+    def waited(servers: Servers, slot: int = 5) -> float:
+        before = servers.now
+        with pytest.raises(TryAgainError):
+            servers(servers.router.reach(ASKED._replace(slot=slot)))
+        return servers.now - before
+
+    def test_who_comes_later_waits_no_longer_than_the_first(self) -> None:
+        servers = Servers(*[TryAgainError("later")] * 10_000)
+        first = servers.router.reach(ASKED)
+        step = next(first)
+        while isinstance(step, Trip):
+            step = first.send(servers.step(step))
+        servers.now += 0.75 * PATIENCE  # it still waits
+        assert self.waited(servers) == pytest.approx(PATIENCE / 4, abs=0.1)
+
+    def test_then_one_at_a_time_waits_in_the_whole_process(self) -> None:
+        servers = Servers(*[TryAgainError("later")] * 10_000)
+        assert self.waited(servers) == pytest.approx(PATIENCE, abs=0.1)
+        assert self.waited(servers) == pytest.approx(PATIENCE, abs=0.1)  # the one that finds out whether it goes on
+        servers = Servers(*[TryAgainError("later")] * 10_000)
+        self.waited(servers)
+        turn = servers.router.reach(ASKED)
+        step = next(turn)
+        while isinstance(step, Trip):  # it is its turn, and it waits
+            step = turn.send(servers.step(step))
+        assert [self.waited(servers) for _ in range(50)] == [0.0] * 50
+
+    def test_once_a_command_that_waited_was_done_the_next_move_has_its_time(self) -> None:
+        servers = Servers(*[TryAgainError("later")] * 10_000)
+        self.waited(servers)
+        servers.answers = [TryAgainError("later"), 1]
+        assert servers(servers.router.reach(ASKED)) == 1
+        servers.answers = [TryAgainError("later")] * 10_000
+        ways = [servers.router.reach(ASKED) for _ in range(3)]
+        for way in ways:
+            step = next(way)
+            while isinstance(step, Trip):
+                step = way.send(servers.step(step))
+            assert isinstance(step, Pause)
+
+    def test_a_slot_is_forgotten_that_nobody_met_on_the_move_for_long(self) -> None:
+        servers = Servers(*[TryAgainError("later")] * 10_000)
+        self.waited(servers)
+        servers.now += FORGOTTEN_AFTER + 1
+        assert self.waited(servers) == pytest.approx(PATIENCE, abs=0.1)
+
+    def test_another_slot_has_a_patience_of_its_own(self) -> None:
+        servers = Servers(*[TryAgainError("later")] * 10_000)
+        self.waited(servers)
+        assert self.waited(servers, 6) == pytest.approx(PATIENCE, abs=0.1)
+
+
+class TestOddServers:
+    @pytest.mark.parametrize("words", ["5 ?:7000", "5", "5 10.0.0.1", "5 10.0.0.1:x", ""])
+    @pytest.mark.parametrize("kind", [MovedError, AskError])
+    def test_who_sends_a_command_on_to_nobody_is_not_followed(self, kind: Any, words: str) -> None:
+        error = ResponseError(f"{'MOVED' if kind is MovedError else 'ASK'} {words}")
+        servers = Servers(0, error, 1)
+        servers(servers.router.reach(ASKED))
+        servers.now += 1
+        servers.slots = [[0, 16383, [b"10.0.0.1", 3, b"id"]]]
+        assert servers(servers.router.reach(ASKED)) == 1  # the table says who
+        assert servers.hits == [A, A, C]
+
+    def test_two_that_ask_each_other_are_given_up(self) -> None:
+        servers = Servers(*[AskError("5 10.0.0.1:2"), AskError("5 10.0.0.1:1")] * MOST_HOPS)
+        with pytest.raises(RedisConnectionError, match="each other"):
+            servers(servers.router.reach(ASKED))
+
+    def test_a_server_without_a_name_is_reached_by_its_address(self) -> None:
+        table = SlotTable([A])
+        table.learn([[0, 16383, [b"?", 7, b"id", [b"ip", b"10.0.0.9", b"x", b"y"]]]], A)
+        assert table.owner(0) == Address("10.0.0.9", 7)
+        table.learn([[0, 16383, ["?", 7, "id"]]], A)
+        assert table.owner(0) == Address("10.0.0.1", 7)
+        table.learn([[0, 16383, [None, 7, "id", []]]], A)
+        assert table.owner(0) == Address("10.0.0.1", 7)
+
+    def test_the_table_is_not_read_for_each_command_to_a_slot_that_nobody_has(self) -> None:
+        servers = Servers(slots=HALVES[1:])
+        for _ in range(20):
+            with pytest.raises(RedisConnectionError, match="slot 5"):
+                servers(servers.router.reach(ASKED))
+        assert len(servers.sent) == 1
+
+    def test_another_server_is_asked_for_the_table_each_time(self) -> None:
+        servers = Servers()
+        for _ in range(4):
+            servers.table.doubt()
+            servers(servers.router.refreshed())
+            servers.now += 1
+        assert {at for at, _ in servers.sent} == {A, B}
+
+    def test_one_that_did_not_answer_is_asked_for_the_table_last(self) -> None:
+        servers = Servers(0, RedisTimeoutError("no answer"))
+        for slot in (5, 9_000):
+            try:
+                servers(servers.router.reach(ASKED._replace(slot=slot)))
+            except RedisTimeoutError:
+                servers.now += 1
+        servers.sent.clear()
+        for _ in range(4):
+            servers.table.doubt()
+            servers(servers.router.refreshed())
+            servers.now += 1
+        assert {at for at, _ in servers.sent} == {A}
+
+    def test_it_is_whole_again_once_who_was_silent_answers_or_is_replaced(self) -> None:
+        servers = Servers(0, RedisTimeoutError("no answer"), 0, 0)
+        servers(servers.router.reach(ASKED))
+        assert servers.is_whole()
+        with pytest.raises(RedisTimeoutError):
+            servers(servers.router.reach(ASKED._replace(slot=9_000)))
+        servers(servers.router.reach(ASKED))
+        assert not servers.is_whole()
+        servers(servers.router.reach(ASKED._replace(slot=9_000)))
+        assert servers.is_whole()
+        servers.answers = [RedisTimeoutError("no answer"), 0]
+        with pytest.raises(RedisTimeoutError):
+            servers(servers.router.reach(ASKED._replace(slot=9_000)))
+        servers.slots = [HALVES[0], [8192, 16383, ["10.0.0.1", 3, "id"]]]
+        servers.now += 1
+        servers(servers.router.reach(ASKED))
+        assert servers.is_whole()
+
+    def test_what_one_server_does_not_do_holds_up_no_other(self) -> None:
+        servers = Servers(RedisTimeoutError("no answer"), 2)
+        with pytest.raises(RedisTimeoutError):
+            servers(servers.router.reach_all([ASKED, ASKED._replace(slot=9_000)]))
+        assert servers.hits == [A, B]
+
+
+class TestNodes:
+    class Node:
+        def __init__(self, alias: str, address: Address) -> None:
+            self.breaker = Breaker(failures=1)
+            self.closed = 0
+
+        def close(self) -> None:
+            self.closed += 1
+
+    def test_servers_that_have_left_are_let_go(self) -> None:
+        made: list[Any] = []
+
+        def make(alias: str, address: Address) -> Any:
+            made.append(self.Node(alias, address))
+            return made[-1]
+
+        known: set[Address] = set()
+        nodes = Nodes("default", lambda: known, make)
+        for turn in range(1_000):
+            known = {Address("10.0.0.1", turn), Address("10.0.0.1", turn + 1)}
+            for address in known:
+                assert nodes[address] is nodes[address]
+            assert len(nodes) <= 2 * 3 + SPARE
+        assert all(node.closed == 1 for node in made[: -(2 * 3 + SPARE)])
+        assert not any(nodes[address].closed for address in known)  # type: ignore[attr-defined]
+
+    def test_they_are_shut_where_each_of_them_is(self) -> None:
+        nodes = Nodes("default", lambda: [A, B], self.Node)  # type: ignore[arg-type]
+        assert not nodes.are_shut([])
+        assert not nodes.are_shut([A])  # which nobody has asked
+        nodes[A].breaker.failed()
+        assert nodes.are_shut([A])
+        assert not nodes.are_shut([A, B])
+        nodes[B].breaker.failed()
+        assert nodes.are_shut([A, B])

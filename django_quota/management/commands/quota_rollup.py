@@ -69,15 +69,20 @@ class Command(BaseCommand):
             self.stderr.write(f"{error} It is tried again in {options['every']:g} s.")
 
     def _round(self, store: RedisStore, stop: threading.Event, options: dict[str, Any]) -> None:
-        done = Carried()
+        done, problem = Carried(), None
         with progress(self.stderr, "Rolling up", None) as advance:
-            for carried in _until(stop, roll_up(store, options["batch"], options["database"])):
-                done.add(carried)
-                advance(carried.days, f"{done.rows:,} rows changed")
+            try:
+                for carried in _until(stop, roll_up(store, options["batch"], options["database"])):
+                    done.add(carried)
+                    advance(carried.days, f"{done.rows:,} rows changed")
+            except StoreUnavailable as error:
+                problem = error
         self.stdout.write(
             json.dumps(asdict(done) | {"stopped": stop.is_set()}) if options["json"] else _told(done, stop)
         )
         self.stdout.flush()
+        if problem is not None:
+            raise problem
 
 
 def _until(stop: threading.Event, batches: Iterator[Carried]) -> Iterator[Carried]:

@@ -55,7 +55,9 @@ class Command(BaseCommand):
         with stopping() as stop:
             while True:
                 try:
-                    self._sweep(stop, options)
+                    missed = self._sweep(stop, options)
+                    if missed and options["every"] is None:
+                        raise CommandError("Not all of the Cluster was swept.")
                 except StoreUnavailable as error:
                     if options["every"] is None:
                         raise CommandError(str(error)) from error
@@ -65,7 +67,8 @@ class Command(BaseCommand):
                 if options["every"] is None or stop.wait(options["every"]):
                     return
 
-    def _sweep(self, stop: threading.Event, options: dict[str, Any]) -> None:
+    def _sweep(self, stop: threading.Event, options: dict[str, Any]) -> int:
+        """Sweep once, and return how much of a Cluster did not answer."""
         sweeper = Sweeper(
             redis_store(),
             current().prefix,
@@ -80,6 +83,7 @@ class Command(BaseCommand):
         else:
             self.stdout.write("\n".join(_in_words(report, is_dry=options["dry_run"])))
         self.stdout.flush()
+        return report.missed
 
 
 def _in_words(report: Report, *, is_dry: bool) -> list[str]:
@@ -105,7 +109,9 @@ def _in_words(report: Report, *, is_dry: bool) -> list[str]:
     lines.append(
         f"It took {report.seconds:.1f} s, the longest call {report.slowest * 1_000:.1f} ms, as seen from here."
     )
-    if not report.complete:
+    if report.missed:
+        lines.append(f"{report.missed:,} parts of the Cluster did not answer: the next sweep looks at their keys.")
+    elif not report.complete:
         lines.append("Stopped before the end" + ("." if is_dry else ": the next sweep goes on from there."))
     return lines
 

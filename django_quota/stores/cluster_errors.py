@@ -1,0 +1,33 @@
+"""What goes wrong with a Redis Cluster, as our errors. It must not know what was sent, nor where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from redis import RedisError
+from redis.exceptions import AskError
+
+from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
+from django_quota.stores.redis import ours
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Let errors of redis-py leave the block as ours."""
+    try:
+        yield
+    except (RedisError, OSError) as error:
+        raise ours_of_cluster(error) from error
+
+
+def ours_of_cluster(error: Exception) -> QuotaError:
+    """Return our error for one of redis-py or of the socket."""
+    if isinstance(error, AskError):  # and MOVED: of a plain command, which is not sent on
+        return StoreUnavailable(f"a slot is on the move: {error}")
+    if "ClusterCrossSlot" in type(error).__name__ or "CROSSSLOT" in str(error):
+        return ConfigurationError(
+            "What is asked lies in several slots of a Redis Cluster, and is done in one of them or not at all.",
+            "Keys with the same part in braces lie in one slot.",
+        )
+    return ours(error)

@@ -1,0 +1,215 @@
+"""While servers of a Cluster do not answer: it is said once, few find it out, and it goes on by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+
+from django_quota import acheck, check, peek, quota
+from django_quota.limiter import get_limiter
+from django_quota.stores.breaker import FAILURES, Breaker
+from django_quota.stores.cluster_store import ClusterStore
+from django_quota.stores.connections import SyncConnections
+from tests.clusters import Cluster, Server, running_cluster
+from tests.commands import wait_until
+from tests.conftest import cluster_caches, cluster_program
+from tests.test_outages import Clock, heard
+
+SUBJECTS = [f"ip:192.0.2.{number}" for number in range(30)]
+SHORT = {"socket_timeout": 0.1, "socket_connect_timeout": 0.1}
+both = pytest.mark.parametrize("kind", ["sync", "async"])
+
+
+def ask(kind: str, subjects: list[str], **options: Any) -> list[Any]:
+    if kind == "sync":
+        return [check("900/m", subject, **options) for subject in subjects]
+
+    async def wait() -> list[Any]:
+        return [await acheck("900/m", subject, **options) for subject in subjects]
+
+    return asyncio.run(wait())
+
+
+def stop(*servers: Server) -> None:
+    for server in servers:
+        server.process.send_signal(signal.SIGSTOP)
+
+
+def go_on(*servers: Server) -> None:
+    for server in servers:
+        server.process.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture
+def own(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A cluster of its own, whose other servers go on where one is gone; an answer of all ends an outage at once."""
+    monkeypatch.setattr("django_quota.outages.SETTLED", 0.0)
+    with running_cluster(cluster_program()) as cluster:
+        for server in cluster.servers:
+            server.client.config_set("cluster-require-full-coverage", "no")
+        settings.CACHES = cluster_caches(cluster, **SHORT)
+        yield cluster
+        go_on(*cluster.servers)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the breakers of all servers."""
+    made = Clock()
+    monkeypatch.setattr("django_quota.stores.nodes.Breaker", partial(Breaker, clock=made))
+    return made
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Where connections were taken to, sync and async."""
+    found: list[int] = []
+    take, knock = SyncConnections.take, ClusterStore._atrip
+
+    def taking(connections: SyncConnections, seconds: float | None = None) -> Any:
+        found.append(1)
+        return take(connections, seconds)
+
+    async def atrip(store: ClusterStore, node: Any, commands: Any) -> Any:
+        if node.breaker.is_shut():
+            return await knock(store, node, commands)
+        found.append(1)
+        return await knock(store, node, commands)
+
+    monkeypatch.setattr(SyncConnections, "take", taking)
+    monkeypatch.setattr(ClusterStore, "_atrip", atrip)
+    return found
+
+
+@both
+def test_one_server_of_three_that_hangs_is_told_once_and_is_back_when_it_is(
+    kind: str, own: Cluster, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    with heard() as told:
+        assert not any(decision.degraded for decision in ask(kind, SUBJECTS))
+        gone = own.owner(f"quota:1:{{{SUBJECTS[0]}}}:s")
+        stop(gone)
+        for _ in range(5):
+            found = ask(kind, SUBJECTS)
+            clock.now += 1
+            assert 0 < sum(decision.degraded for decision in found) < len(SUBJECTS)
+        assert [what for what, _ in told] == ["lost"]
+        go_on(gone)
+
+        def is_well() -> bool:
+            clock.now += 1
+            return not any(decision.degraded for decision in ask(kind, SUBJECTS))
+
+        wait_until(is_well)
+    assert [what for what, _ in told] == ["lost", "back"]
+    assert caplog.text.count("Rules decide by on_unavailable") == 1
+
+
+@both
+def test_one_server_of_three_that_hangs_costs_a_few_tries(
+    kind: str, own: Cluster, clock: Clock, tried: list[int]
+) -> None:
+    ask(kind, SUBJECTS)
+    gone = own.owner(f"quota:1:{{{SUBJECTS[0]}}}:s")
+    its_own = [subject for subject in SUBJECTS if own.owner(f"quota:1:{{{subject}}}:s") is gone]
+    stop(gone)
+    ask(kind, its_own[:1] * (FAILURES + 1))
+    tried.clear()
+    assert all(decision.degraded for decision in ask(kind, its_own[:1] * 50))
+    # The table is read again, ten times a second at most, from those that answer.
+    from_table = len(tried)
+    assert from_table <= 50
+    store: Any = get_limiter().store
+    shut = [address for address in store._nodes._nodes if store._nodes[address].breaker.is_shut()]
+    assert [address.port for address in shut] == [gone.port]
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known before", "never reached"])
+@both
+def test_with_all_servers_gone_a_view_asks_nobody(
+    kind: str, known: bool, own: Cluster, clock: Clock, tried: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if known:
+        ask(kind, SUBJECTS)
+    for server in own.servers:
+        server.kill()
+    with heard() as told:
+        ask(kind, SUBJECTS * 3)
+        tried.clear()
+        monkeypatch.setattr(ClusterStore, "run_all", None)  # what is not asked does not fail
+        monkeypatch.setattr(ClusterStore, "arun_all", None)
+        if kind == "sync":
+            view: Any = quota("900/m", key="ip")(lambda request: HttpResponse("well"))
+            codes = {view(RequestFactory().get("/")).status_code for _ in range(1_000)}
+        else:
+
+            async def many() -> set[int]:
+                async def well(request: HttpRequest) -> HttpResponse:
+                    return HttpResponse("well")
+
+                aview: Any = quota("900/m", key="ip")(well)
+                return {(await aview(RequestFactory().get("/"))).status_code for _ in range(1_000)}
+
+            codes = asyncio.run(many())
+    assert codes == {200}
+    assert not tried
+    assert [what for what, _ in told] == ["lost"]
+
+
+@both
+def test_every_rule_decides_by_its_own_on_unavailable(kind: str, own: Cluster, clock: Clock) -> None:
+    for server in own.servers:
+        server.kill()
+    (allowed,) = ask(kind, SUBJECTS[:1], on_unavailable="allow")
+    (denied,) = ask(kind, SUBJECTS[:1], on_unavailable="deny")
+    local = [bool(check("2/m", SUBJECTS[1], on_unavailable="local")) for _ in range(3)]
+    assert (allowed.allowed, denied.allowed, local) == (True, False, [True, True, False])
+    assert allowed.degraded
+    assert denied.degraded
+
+
+@both
+def test_a_process_that_starts_while_no_server_answers_recovers_by_itself(
+    kind: str, own: Cluster, clock: Clock
+) -> None:
+    stop(*own.servers)
+    with heard() as told:
+        assert all(decision.degraded for decision in ask(kind, SUBJECTS[:5]))
+        go_on(*own.servers)
+
+        def is_well() -> bool:
+            clock.now += 1
+            return not any(decision.degraded for decision in ask(kind, SUBJECTS))
+
+        wait_until(is_well)
+    assert [what for what, _ in told] == ["lost", "back"]
+    assert peek("900/m", SUBJECTS[0]).remaining is not None
+
+
+def test_servers_that_hang_hold_up_no_request_for_long(own: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One trip, and the table from as many as fit into half a second: counted in timeouts, not on the clock."""
+    check("900/m", SUBJECTS[0])
+    store: Any = get_limiter().store
+    router = store._router
+    now = [1_000.0]
+    router._clock = router.table._clock = lambda: now[0]
+    trips: list[Any] = []
+
+    def hang(node: Any, commands: Any) -> Any:
+        trips.append(node.address)
+        now[0] += 0.25
+        raise TimeoutError("no answer")
+
+    monkeypatch.setattr(store, "_trip", hang)
+    assert check("900/m", SUBJECTS[0]).degraded
+    now[0] += 1
+    trips.clear()
+    assert check("900/m", SUBJECTS[0]).degraded
+    assert len(trips) <= 3

@@ -1,0 +1,198 @@
+"""What goes over all servers of a Cluster: neither slots that move nor a server that is gone hold up the rest."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_quota import check, overrides
+from django_quota.activity import activity
+from django_quota.exceptions import StoreUnavailable
+from django_quota.health import health
+from django_quota.limiter import get_limiter
+from django_quota.rollup import roll_up
+from django_quota.sizes import sizes
+from django_quota.stores.cluster_store import ClusterStore
+from django_quota.stores.slots import slot_of
+from django_quota.sweeping import Sweeper
+from django_quota.testing import freeze
+from tests.clusters import Cluster, Server, running_cluster
+from tests.conftest import cluster_caches, cluster_program
+from tests.steps import START
+
+USERS = [f"user:{number}" for number in range(40)]
+
+
+def key_of(subject: str) -> str:
+    return f"quota:1:{{{subject}}}:s"
+
+
+@pytest.fixture
+def own(settings: Any) -> Iterator[Cluster]:
+    """A cluster of its own, whose other servers go on where one is gone."""
+    with running_cluster(cluster_program()) as cluster:
+        for server in cluster.servers:
+            server.client.config_set("cluster-require-full-coverage", "no")
+        settings.CACHES = cluster_caches(cluster)
+        yield cluster
+
+
+def lost(cluster: Cluster) -> tuple[Server, list[str]]:
+    """Kill a server that does not have the system's keys; return it, and the users that it had."""
+    gone = next(server for server in cluster.servers if server is not cluster.owner("{!}"))
+    users = [user for user in USERS if cluster.owner(key_of(user)) is gone]
+    gone.kill()
+    return gone, users
+
+
+def store() -> Any:
+    return get_limiter().store
+
+
+class Turns:
+    """Moves the slot of a key, with all that lies there, before each operation or command of a walk."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cluster: Cluster, subjects: list[str]) -> None:
+        self.keys = [key_of(subject) for subject in subjects]
+        self.cluster = cluster
+        for name in ("run_all", "of_each"):
+            monkeypatch.setattr(ClusterStore, name, self._before(getattr(ClusterStore, name)))
+
+    def _before(self, act: Any) -> Any:
+        def moved_first(*arguments: Any) -> Any:
+            if self.keys:
+                key = self.keys.pop()
+                source = self.cluster.owner(key)
+                to = next(server for server in self.cluster.servers if server is not source)
+                self.cluster.move(slot_of(key), to)
+            return act(*arguments)
+
+        return moved_first
+
+
+class TestSlotsThatMoveOnTheWay:
+    def test_a_sweep_comes_to_its_end(self, own: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+        with freeze(START):
+            for user in USERS:
+                check("9/m", user, daily=False)
+        turns = Turns(monkeypatch, own, USERS[:6])
+        reports = [Sweeper(store(), "quota").sweep(threading.Event(), lambda count: None) for _ in range(2)]
+        assert not turns.keys
+        assert [report.missed for report in reports] == [0, 0]
+        assert all(report.complete for report in reports)
+        assert sum(report.removed for report in reports) == len(USERS)
+
+    def test_a_roll_up_carries_each_check_once(
+        self, own: Cluster, database: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from django_quota.models import DailyCounter
+
+        for number, user in enumerate(USERS, 1):
+            for _ in range(number % 4 + 1):
+                check("900/m", user)
+        turns = Turns(monkeypatch, own, USERS[:6])
+        for _ in range(2):
+            list(roll_up(store(), batch=5))
+        assert not turns.keys
+        found = {row.subject: row.allowed for row in DailyCounter.objects.all()}
+        assert found == {user: number % 4 + 1 for number, user in enumerate(USERS, 1)}
+
+    def test_a_sync_publishes_all(self, own: Cluster, database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        from django_quota.models import QuotaOverride
+
+        QuotaOverride.objects.bulk_create([QuotaOverride(subject=user, rule="*", mode="blocked") for user in USERS])
+        turns = Turns(monkeypatch, own, USERS[:6])
+        call_command("quota_sync")
+        assert not turns.keys
+        assert not any(check("9/m", user) for user in USERS)
+
+
+class TestAServerThatIsGone:
+    def test_the_others_are_swept_and_it_is_said(self, own: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+        with freeze(START):
+            for user in USERS:
+                check("9/m", user, daily=False)
+        _, users = lost(own)
+        with pytest.raises(CommandError, match="Not all"):
+            call_command("quota_sweep", "--json")
+        said = json.loads(capsys.readouterr().out)
+        assert said["removed"] == len(USERS) - len(users)
+        assert (said["missed"], said["complete"]) == (1, False)
+        with pytest.raises(CommandError):
+            call_command("quota_sweep")
+        assert "1 parts of the Cluster did not answer" in capsys.readouterr().out
+
+    def test_what_the_others_counted_is_carried_and_it_is_said(
+        self, own: Cluster, database: Any, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        from django_quota.models import DailyCounter
+
+        for user in USERS:
+            check("900/m", user)
+        _, users = lost(own)
+        with pytest.raises(CommandError, match="a part of the Cluster did not answer, and the rest was done"):
+            call_command("quota_rollup", "--json")
+        assert json.loads(capsys.readouterr().out)["allowed"] == len(USERS) - len(users)
+        assert set(DailyCounter.objects.values_list("subject", flat=True)) == set(USERS) - set(users)
+
+    def test_the_others_are_told_of_overrides_and_none_is_marked_as_complete(self, own: Cluster, database: Any) -> None:
+        from django_quota.models import QuotaOverride
+
+        QuotaOverride.objects.bulk_create([QuotaOverride(subject=user, rule="*", mode="blocked") for user in USERS])
+        _, users = lost(own)
+        with pytest.raises(CommandError, match="a part of the Cluster did not answer"):
+            call_command("quota_sync")
+        for user in set(USERS) - set(users):
+            assert not check("9/m", user)
+        with pytest.raises(StoreUnavailable):
+            overrides.finish_marking(store(), "quota", overrides.begin_marking(store(), "quota"))
+        assert not overrides.is_marked(store(), "quota")
+
+    def test_health_tells_of_the_others(self, own: Cluster) -> None:
+        for user in USERS:
+            check("900/m", user, daily=False)
+        gone, users = lost(own)
+        found = health(store(), "quota")
+        assert found.silent == [f"127.0.0.1:{gone.port}"]
+        assert (found.servers, len(found.parts), found.keys) == (3, 2, len(USERS) - len(users))
+        assert sizes(store(), "quota").keys == found.keys
+        assert activity().slots == []
+
+    @pytest.mark.urls("tests.urls")
+    def test_the_overview_says_which(self, own: Cluster, database: Any, admin_client: Any) -> None:
+        gone, _ = lost(own)
+        page = admin_client.get("/admin/django_quota/overview/")
+        assert page.status_code == 200
+        assert f"1 of the 3 servers of the Cluster do not answer: 127.0.0.1:{gone.port}." in page.content.decode()
+
+    def test_the_overview_is_a_page_without_any_server(self, own: Cluster, database: Any, admin_client: Any) -> None:
+        for server in own.servers:
+            server.kill()
+        page = admin_client.get("/admin/django_quota/overview/")
+        assert page.status_code == 200
+        assert "unavailable" in page.content.decode()
+
+
+class TestHealth:
+    def test_the_fullest_server_and_the_worst_policy_count(self, cluster: Cluster) -> None:
+        bound = cluster.servers[1].client
+        used = int(bound.info("memory")["used_memory"])
+        try:
+            bound.config_set("maxmemory", 4 * used)
+            bound.config_set("maxmemory-policy", "allkeys-lru")
+            found = health(store(), "quota")
+            assert (found.policy, found.may_evict, found.most, found.servers) == ("allkeys-lru", True, 0, 3)
+            assert 0.2 < (found.fullest or 0) < 0.4
+            assert not found.is_nearly_full
+            bound.config_set("maxmemory", used + used // 20)
+            assert health(store(), "quota").is_nearly_full
+        finally:
+            bound.config_set("maxmemory", 0)
+            bound.config_set("maxmemory-policy", "noeviction")
+        assert (found.used or 0) > used
+        assert found.events == 0
