@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.conf import settings
-from django.contrib.auth.middleware import AuthenticationMiddleware
 from django.core.checks import CheckMessage, Error, register
 from django.core.checks import Warning as CheckWarning
 from django.template import TemplateDoesNotExist
@@ -167,7 +166,7 @@ def _check_middleware() -> Iterator[CheckMessage]:
             id="django_quota.W003",
         )
     about_users = next(filter(_asks_for_the_user, applied), None)
-    theirs = _position_of(AuthenticationMiddleware)
+    theirs = _position_of_authentication()
     if about_users is not None and ours is not None and theirs is not None and ours < theirs:
         yield CheckWarning(
             f"QuotaMiddleware stands above AuthenticationMiddleware: rule {about_users.name!r} does not know the user "
@@ -270,6 +269,15 @@ def _names_of_views(patterns: Iterable[Any], namespace: str) -> Iterator[str]:
             yield from _names_of_views(pattern.url_patterns, f"{namespace}{inner}:" if inner else namespace)
         else:
             yield f"{namespace}{ResolverMatch(pattern.callback, (), {}, pattern.name).view_name}"
+
+
+def _position_of_authentication() -> int | None:
+    """Return where Django's own middleware for users stands; a project without its app cannot import it."""
+    if not apps.is_installed("django.contrib.auth"):
+        return None
+    from django.contrib.auth.middleware import AuthenticationMiddleware  # noqa: PLC0415 — see above
+
+    return _position_of(AuthenticationMiddleware)
 
 
 def _position_of(middleware: type) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -371,6 +373,20 @@ def test_w007_a_cache_without_timeouts_is_warned_of(options: dict[str, Any], mis
     found = findings(caches={"default": {**REDIS, "OPTIONS": options}})
     assert [each.id for each in found] == (["django_quota.W007"] if missing else [])
     assert all(f"sets {missing}:" in each.msg for each in found)
+
+
+def test_a_project_without_users_starts_is_checked_and_is_limited() -> None:
+    program = (
+        "import django; from django.conf import settings; from django.core.management import call_command\n"
+        "settings.configure(SECRET_KEY='x', INSTALLED_APPS=['django_quota'], ROOT_URLCONF='django_quota.views',\n"
+        "    MIDDLEWARE=['django_quota.middleware.QuotaMiddleware'],\n"
+        "    QUOTA={'STORE': 'memory', 'RULES': {'site': {'rate': '1/m', 'match': '/'}}})\n"
+        "django.setup(); settings.ROOT_URLCONF = type('urls', (), {'urlpatterns': []})\n"
+        "call_command('check', tags=['django_quota'])\n"
+        "from django_quota import check; print(check('1/m', 'a').allowed, check('1/m', 'a').allowed)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "True False"
 
 
 def test_manage_check_fails_with_the_findings() -> None:
