@@ -160,7 +160,7 @@ def forging(**meta: Any) -> Any:
     return get(REMOTE_ADDR=PEER, **{**dict.fromkeys(CLAIMS, VICTIM), **meta})
 
 
-@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.usefixtures("raw")
 class TestPlaces:
     """Every place that learns an address."""
 
