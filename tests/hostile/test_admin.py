@@ -100,7 +100,8 @@ def test_who_has_no_permission_of_ours_sees_and_changes_nothing(who: str, raw: A
     before = state(raw)
     for address in pages:
         for question in QUESTIONS:
-            for reply in (client.get(address, question), client.post(address, question)):
+            replies: list[Any] = [client.get(address, question), client.post(address, question)]
+            for reply in replies:
                 assert reply.status_code in (302, 403, 404, 405), address
                 leads_to = reply.url.partition("?")[0] if reply.status_code == 302 else "/admin/login/"
                 assert leads_to in ("/admin/login/", f"{address}change/"), address  # Django's own, to another of these
