@@ -276,7 +276,8 @@ def test_no_check_message_shows_the_password(location: Any, client: str) -> None
         found = check_settings()
         assert "django_quota.E004" in [each.id for each in found]
         assert PASSWORD not in repr(found)
-        for ask in (lambda: once("a", "b"), lambda: asyncio.run(aonce("a", "b"))):
+        ways: list[Callable[[], Any]] = [lambda: once("a", "b"), lambda: asyncio.run(aonce("a", "b"))]
+        for ask in ways:
             with pytest.raises(QuotaError) as caught:
                 ask()
             assert PASSWORD not in str(caught.value)
