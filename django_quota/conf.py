@@ -170,7 +170,7 @@ class QuotaSettings:
         given = self._given.get("DIGEST_KEY", "")
         if not isinstance(given, str):  # which no message shows
             raise ConfigurationError(
-                f'QUOTA["DIGEST_KEY"] is {type(given).__name__}, not a text.', "A long random text would do."
+                f'QUOTA["DIGEST_KEY"] is {type(given).__name__}, not a text.', "a long random text would do."
             )
         return given or settings.SECRET_KEY
 

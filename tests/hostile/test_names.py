@@ -60,6 +60,8 @@ HOSTILE = [
     "🎈",
 ]
 SUBJECTS = [f"{kind}:{name}" for name in HOSTILE for kind in ("user", "path")]
+NAMES_OF_RULES = [name.encode(errors="replace").decode() for name in HOSTILE]
+"""Halves of characters are no names of rules."""
 QUOTA = {"RULES": {"login": "5/m"}}
 
 NEVER_RAW = {chr(sign) for sign in (*range(32), *range(127, 160), 0x2028, 0x2029, 0x202E, 0x2066, 0x200B, 0xFEFF)}
@@ -78,7 +80,7 @@ def played(raw: Any, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     User.objects.create_user("1", first_name=MARKUP, last_name=MARKUP, email="xss@example.org")
     for number, subject in reversed(list(enumerate(SUBJECTS))):
         for _ in range(3):
-            check("1/m", subject, name=f"rule {HOSTILE[number // 2]}", ban={"after": "1/m", "for": ["1h"]})
+            check("1/m", subject, name=f"rule {NAMES_OF_RULES[number // 2]}", ban={"after": "1/m", "for": ["1h"]})
             check("login", subject)
         reserve("500/h", subject, 5, ttl=600, name="tokens").__enter__()
         slot(f"slot {MARKUP}", 1, subject=subject, lease=600).acquire()
@@ -230,11 +232,11 @@ class TestLines:
 def test_no_line_of_the_log_is_forged(raw: Any, settings: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     settings.QUOTA = {"RULES": {"tiered": {"rate": {"anonymous": "9/m", "authenticated": "9/m"}, "tier": tier_of}}}
-    for name in HOSTILE:
+    for name, rule in zip(HOSTILE, NAMES_OF_RULES, strict=True):
         for subject in (f"path:{name}", f"user:{name}"):
             for _ in range(2):
-                check("1/m", subject, name=name, shadow=True)
-            with suppress(QuotaError), slot(name, 1, subject=subject, lease=30):
+                check("1/m", subject, name=rule, shadow=True)
+            with suppress(QuotaError), slot(rule, 1, subject=subject, lease=30):
                 pass
         request = get(HTTP_X_TIER=name.encode("utf-8", "surrogatepass").decode("latin-1"))
         check("tiered", request)
@@ -256,7 +258,7 @@ def test_no_error_of_ours_holds_a_raw_name(raw: Any, name: str) -> None:
         counter("a").incr(f"path:{name}")
     errors += [caught.value, LeaseLost(name, subject), CounterError(name, subject, "x")]
     for _ in range(2):
-        decision = check("1/m", f"path:{name}", name=name)
+        decision = check("1/m", f"path:{name}", name=name.encode(errors="replace").decode())
     errors.append(QuotaExceeded(decision))
     assert isinstance(decision, Decision)
     assert not [ascii(error) for error in errors if not is_one_line(str(error))]
@@ -265,7 +267,7 @@ def test_no_error_of_ours_holds_a_raw_name(raw: Any, name: str) -> None:
 @pytest.mark.parametrize("accept", ["*/*", "text/html", "application/json", "text/plain"])
 @pytest.mark.parametrize("name", HOSTILE, ids=ascii)
 def test_a_refusal_shows_no_raw_name(raw: Any, name: str, accept: str) -> None:
-    @quota("0/m", name=name, key=lambda request: name)
+    @quota("0/m", name=name.encode(errors="replace").decode(), key=lambda request: name)
     def view(request: HttpRequest) -> HttpResponse:
         raise AssertionError
 
