@@ -19,7 +19,6 @@ from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpResponse
 from django.test import override_settings
 from hypothesis import assume, given
-from hypothesis import settings as of_hypothesis
 from hypothesis import strategies as st
 
 from django_quota import QuotaError, Rule, check, concurrency, quota
@@ -31,10 +30,11 @@ from django_quota.planning import request_plan
 from django_quota.status import redis_store
 from django_quota.subjects import answer, named_subject
 from tests.calls import get, run
+from tests.hostile import inputs
 
 ROOT = Path(__file__).resolve().parents[2]
 PROXIES = ["10.0.0.0/8", "2001:db8::/32"]
-MANY = of_hypothesis(max_examples=1_000)
+MANY = inputs(1_000)
 
 PEER = "198.51.100.7"
 VICTIM = "203.0.113.9"

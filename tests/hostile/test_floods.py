@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from django.http import HttpResponse
 from hypothesis import given
-from hypothesis import settings as of_hypothesis
 from hypothesis import strategies as st
 
 import django_quota
@@ -33,6 +32,7 @@ from django_quota.stores import memory
 from django_quota.stores.memory import MemoryStore
 from django_quota.testing import freeze
 from tests.calls import get, run
+from tests.hostile import inputs
 from tests.steps import ALGORITHMS, START, hits_of
 
 ROOT = Path(django_quota.__file__).parent
@@ -164,7 +164,7 @@ HITS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 3), st.integers(0, 
 
 
 class TestLaws:
-    @of_hypothesis(max_examples=300)
+    @inputs(300)
     @given(HITS, st.sampled_from(ALGORITHMS), st.integers(1, 8))
     def test_a_store_that_is_full_admits_no_more_than_one_that_is_not(
         self, hits: list[tuple[int, int, int]], algorithm: str, most: int
@@ -184,7 +184,7 @@ class TestLaws:
         small.close()
         large.close()
 
-    @of_hypothesis(max_examples=300)
+    @inputs(300)
     @given(HITS, st.sampled_from(ALGORITHMS))
     def test_a_draft_that_is_kept_is_what_would_have_been_done_at_once(
         self, hits: list[tuple[int, int, int]], algorithm: str

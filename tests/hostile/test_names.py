@@ -18,7 +18,6 @@ from django.core.management import CommandError, call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, RequestFactory
 from hypothesis import given
-from hypothesis import settings as of_hypothesis
 from hypothesis import strategies as st
 
 from django_quota import CounterError, Decision, QuotaError, QuotaExceeded, check, counter, quota, reserve, slot
@@ -31,6 +30,7 @@ from django_quota.status import redis_store
 from django_quota.subjects import answer, named_subject, subject_flow
 from tests.admin.operators import superuser
 from tests.calls import get, run
+from tests.hostile import inputs
 from tests.hostile.pages import ROOT, addresses, seen
 
 MARKUP = "\"'><xss onxss=1 style=xss>&lt;xss&gt;{{xss}}{% xss %}</script></textarea></title><xss>"
@@ -283,7 +283,7 @@ NAMES = st.text(st.characters(), max_size=80) | st.sampled_from(HOSTILE)
 
 
 class TestSubjects:
-    @of_hypothesis(max_examples=1_000)
+    @inputs(1_000)
     @given(NAMES, NAMES)
     def test_what_a_function_returns_is_one_line_and_nobody_elses(self, one: str, other: str) -> None:
         request = RequestFactory().get("/", REMOTE_ADDR="192.0.2.1")
@@ -293,7 +293,7 @@ class TestSubjects:
             assert is_one_line(subject)
             subject.encode()
 
-    @of_hypothesis(max_examples=1_000)
+    @inputs(1_000)
     @given(NAMES)
     def test_a_subject_that_is_given_is_one_line_and_stays_what_it_is(self, name: str) -> None:
         subject = named_subject(f"a:{name}")
