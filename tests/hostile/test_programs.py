@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_quota.events import Event
@@ -41,6 +41,7 @@ WORDS = st.lists(TEXTS | PLACES | st.text("{}rulesbjct -", max_size=12))
 
 
 @inputs(1_000)
+@example("login", "{rule}", ["{subject}"])
 @given(TEXTS | st.none(), TEXTS | st.none(), WORDS)
 def test_each_argument_stays_one_and_is_no_option(rule: str | None, subject: str | None, words: list[str]) -> None:
     event = replace(EVENT, rule=rule, subject=subject)
