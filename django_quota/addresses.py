@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Network, ip_address
+from typing import Literal
 
 from django.http import HttpRequest
 
@@ -28,17 +29,17 @@ def client_ip(request: HttpRequest) -> str:
     past the proxies that are trusted too, to the first address that is not. What stands left of it was written by the
     client and is never looked at. Raises `ConfigurationError` where there is no address at all.
     """
-    return _client(request, current().ipv6_prefix)
+    settings = current()
+    return _client(request, settings.ipv6_prefix, settings.trusted_proxies)
 
 
 def is_from(request: HttpRequest, networks: tuple[Network, ...]) -> bool:
     """Say whether the client's address, whole, lies in one of these networks."""
-    return _is_in(_client(request, FULL_IPV6), networks)
+    return _is_in(_client(request, FULL_IPV6, current().trusted_proxies), networks)
 
 
-def _client(request: HttpRequest, ipv6_prefix: int) -> str:
+def _client(request: HttpRequest, ipv6_prefix: int, proxies: tuple[Network | Literal["unix"], ...]) -> str:
     peer = request.META.get("REMOTE_ADDR") or ""
-    proxies = current().trusted_proxies
     if proxies and _is_in(peer, proxies):
         peer = _walk(peer, request.META.get("HTTP_X_FORWARDED_FOR", ""), proxies)
     address = canonical(peer, ipv6_prefix)

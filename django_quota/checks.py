@@ -19,6 +19,7 @@ from django.urls import ResolverMatch, get_resolver
 from django.utils.module_loading import import_string
 
 from django_quota.conf import KNOWN_SETTINGS, conf, current
+from django_quota.decorators import BARE_HINT
 from django_quota.dotted import imported
 from django_quota.exceptions import (
     AlgorithmError,
@@ -36,7 +37,7 @@ from django_quota.stores.connections import alias_problem
 from django_quota.stores.timeouts import ANSWER_WITHIN, missing_timeouts
 from django_quota.subjects import GLOBAL, check_keys
 from django_quota.view_kinds import is_dispatch
-from django_quota.views import limited_views
+from django_quota.views import limited_views, views_under_a_bare_quota
 
 
 @register("django_quota")
@@ -101,14 +102,17 @@ def _id_of(error: RuleError) -> str:
 
 
 def _check_decorators() -> Iterator[CheckMessage]:
-    """Find `@quota(rule="...")` that names no rule, on the views that the URLs lead to."""
+    """Find `@quota` without a rate and `@quota(rule="...")` that names no rule, on the views that the URLs lead to."""
     if not getattr(settings, "ROOT_URLCONF", None):
         return
     try:
         rules = conf.rules
     except ConfigurationError:
         return  # said by _check_values
-    for path, _, view in limited_views(get_resolver().url_patterns):
+    patterns = get_resolver().url_patterns
+    for path in views_under_a_bare_quota(patterns):
+        yield Error(f"@quota stands bare on the view {path}.", hint=BARE_HINT, id="django_quota.E012")
+    for path, _, view in limited_views(patterns):
         for name in view.names:
             if name not in rules:
                 hint = f'Add it to QUOTA["RULES"].{did_you_mean(name, map(str, rules))}'
@@ -272,10 +276,10 @@ def _names_of_views(patterns: Iterable[Any], namespace: str) -> Iterator[str]:
 
 
 def _position_of_authentication() -> int | None:
-    """Return where Django's own middleware for users stands; a project without its app cannot import it."""
-    if not apps.is_installed("django.contrib.auth"):
+    """Return where Django's own middleware stands that finds the user; importing it takes apps that a site may lack."""
+    if not (apps.is_installed("django.contrib.auth") and apps.is_installed("django.contrib.contenttypes")):
         return None
-    from django.contrib.auth.middleware import AuthenticationMiddleware  # noqa: PLC0415 — see above
+    from django.contrib.auth.middleware import AuthenticationMiddleware  # noqa: PLC0415
 
     return _position_of(AuthenticationMiddleware)
 

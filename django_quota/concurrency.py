@@ -138,9 +138,10 @@ class _Gate:
         except StoreFull:
             return None, Decision(False, slot.name, subject, degraded=True, blocked=True)
         except StoreUnavailable as error:
-            yield _announcing(limiter.went_down(error))
+            yield _announcing(limiter.outages.failed(error, [subject]))
         else:
-            yield _announcing(limiter.came_back(wrote=taken[0] is not None))
+            if limiter.outages.is_on:
+                yield _announcing(limiter.outages.answered(wrote=taken[0] is not None))
             return taken
         how = self._on_unavailable or current().on_unavailable
         if how == "local":

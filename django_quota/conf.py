@@ -87,7 +87,10 @@ class QuotaSettings:
         """`TRUSTED_PROXIES`: networks whose X-Forwarded-For is believed, and "unix" for a peer on a unix socket."""
         given = self._given.get("TRUSTED_PROXIES", ())
         if isinstance(given, str) or not isinstance(given, (list, tuple, set, frozenset)):
-            raise ConfigurationError(f'QUOTA["TRUSTED_PROXIES"] is {given!r}.', "['10.0.0.0/8', 'unix'] would do.")
+            raise ConfigurationError(
+                f'QUOTA["TRUSTED_PROXIES"] is {given!r}, not a list of networks.',
+                "['10.0.0.0/8', 'unix'] would do.",
+            )
         return _networks(given)
 
     @cached_property

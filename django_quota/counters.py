@@ -8,6 +8,7 @@ not answer they raise `StoreUnavailable` rather than guess.
 from __future__ import annotations
 
 import hashlib
+import secrets
 import time
 from calendar import monthrange
 from collections.abc import Callable, Iterator
@@ -63,7 +64,7 @@ class Counter:
 
     All are whole numbers of 64 bits, -2^63 to 2^63 - 1. A subject is a text such as "user:42" or a user. A day begins
     at midnight in the zone of the `TIME_ZONE` setting, by the store's clock. Every verb is one call to the store,
-    undivided, and has an async twin. Each raises
+    undivided (but see `transfer`), and has an async twin. Each raises
 
     * `CounterError` where an argument is out of range, the result would not fit into 64 bits, or the key in Redis holds
       something else: nothing has changed then;
@@ -144,8 +145,12 @@ class Counter:
         """Move `n` (0 or more) from the total of `a` to that of `b` if `a` has so much, else nothing; say if it had.
 
         Both change or neither does: their sum is kept, and `a` never goes below zero by it. `a` may be `b`, which
-        changes nothing. The days stay as they are. In a Redis Cluster two subjects lie in two slots, which one script
-        cannot reach: a transfer raises `ConfigurationError` there, and changes nothing.
+        changes nothing. The days stay as they are.
+
+        In a Redis Cluster the two mostly lie in two slots, which one script cannot reach: the amount is in neither
+        total while the second of several calls is on its way. Where a server does not answer meanwhile,
+        `StoreUnavailable` is raised and the amount stays on the way. The next transfer from `a` carries it on, or
+        `quota_sweep`, from five seconds on and for 400 days: it comes to `b`, once, or, where `b` cannot take it, back.
         """
         return cast("bool", answer(self._transfer(a, b, n)))
 
@@ -231,7 +236,8 @@ class Counter:
         giver, taker = _named(a), _named(b)
         amount = self._amount(giver, n, 0)
         keys = [self._key("c", giver), self._key("c", taker)]
-        reply = yield from self._asked(operations.Transfer(keys, amount, self._ttl), giver, taker)
+        passage = operations.Passage(secrets.token_hex(12), self._key("m", giver), self._key("n", taker))
+        reply = yield from self._asked(operations.Transfer(keys, amount, self._ttl, passage), giver, taker)
         return reply[0] == operations.DONE
 
     def _unique(self, subject: Subject, value: object) -> Flow:

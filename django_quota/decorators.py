@@ -34,11 +34,13 @@ RuleSource = Callable[[type | None], Rule]
 
 _MARK = "_django_quota"
 
+BARE_HINT = "Write it with a rate: @quota('10/m')."
+
 
 class Limited:
     """What `@quota` knows of a view: the view itself, and the sources of all rules that stand directly on it."""
 
-    __slots__ = ("depth", "sources", "view", "wrapper")
+    __slots__ = ("_of_function", "depth", "sources", "view", "wrapper")
 
     def __init__(self, view: Callable[..., Any], sources: tuple[RuleSource, ...], depth: int) -> None:
         self.view = view
@@ -46,6 +48,8 @@ class Limited:
         self.depth = depth
         """How many `@quota` there are up to here, those below other decorators included."""
         self.wrapper: Callable[..., Any] | None = None
+        self._of_function: list[Rule] | None = None
+        """The rules for a function, where none of them comes from the settings: they never change."""
 
     @property
     def names(self) -> list[str]:
@@ -55,7 +59,12 @@ class Limited:
 
     def rules(self, owner: type | None) -> list[Rule]:
         """Return the rules as they stand now, for a view of this class (None: a function)."""
-        return [source(owner) for source in self.sources]
+        if owner is None and self._of_function is not None:
+            return self._of_function
+        rules = [source(owner) for source in self.sources]
+        if owner is None and not self.names:
+            self._of_function = rules
+        return rules
 
 
 def quota(
@@ -85,7 +94,7 @@ def quota(
             raise RuleError(f"rule={rule!r} is not the name of a rule; @quota(rule='search') would do.")
         return _Decorator(rule)
     if not rates:
-        raise RateError("", 0, "@quota got none", "@quota('10/m') or @quota(rule='search') would do.")
+        raise RateError((), None, "@quota got none", "@quota('10/m') or @quota(rule='search') would do.")
     if len(rates) == 1 and callable(rates[0]) and not options and name is None and _looks_like_a_view(rates[0]):
         raise RateError(path_of(rates[0]), None, "it is a view", "Write @quota('10/m') with a rate.")
     template = Rule.make("unnamed" if name is None else name, *rates, **options)
@@ -113,7 +122,7 @@ class _Decorator:
             return self._limit_class(view)
         rates = self._rule.rates if isinstance(self._rule, Rule) else ()
         if isinstance(view, HttpRequest) and rates and callable(rates[0]):
-            raise RuleError(f"@quota stands bare on {path_of(rates[0])}.", "Write it with a rate: @quota('10/m').")
+            raise RuleError(f"@quota stands bare on {path_of(rates[0])}.", BARE_HINT)
         if isinstance(view, HttpRequest) or not callable(view):
             raise RuleError(f"@quota stands on {type(view).__name__}, not on a view; @quota('10/m') would do.")
         return self._limit(view)
@@ -193,6 +202,13 @@ def marked(view: object) -> Limited | None:
     return found if isinstance(found, Limited) else None
 
 
+def under_a_bare_one(view: object) -> Callable[..., Any] | None:
+    """Return the view that a bare `@quota`, without a call, has taken for its rate; None where there is none."""
+    rule = view._rule if isinstance(view, _Decorator) else None  # noqa: SLF001 — of this module
+    rates = rule.rates if isinstance(rule, Rule) else ()
+    return rates[0] if rates and callable(rates[0]) else None
+
+
 def limited(view: object) -> Limited | None:
     """Return what `@quota` knows of a view that it wraps itself; None for others, though they may carry its mark.
 
@@ -226,8 +242,8 @@ def _wrapper(spec: Limited) -> Callable[..., Any]:
                 return refused
         try:
             response = view(*args, **kwargs)
-            if isawaitable(response):  # an async view that does not say so
-                return _finish(request, response)
+            if not isinstance(response, HttpResponseBase) and isawaitable(response):
+                return _finish(request, response)  # an async view that does not say so
             return leave(request, response)
         except QuotaExceeded as exceeded:
             return refuse_in_view(request, exceeded.decision)

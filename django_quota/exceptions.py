@@ -68,16 +68,18 @@ class StoreUnavailable(QuotaError):  # noqa: N818 — a public name of the desig
     """The store could not decide: no connection, no answer in time, or an error reply.
 
     `reason` is a short text without secrets, on one line; the cause is the store's own error. `only_writes`: the store
-    answers, but changes nothing: it is read-only or full.
+    answers, but changes nothing: it is read-only or full. `only_here`: it is well, but what lies under a key of ours is
+    not ours.
     """
 
-    def __init__(self, reason: str, *, only_writes: bool = False) -> None:
+    def __init__(self, reason: str, *, only_writes: bool = False, only_here: bool = False) -> None:
         self.reason = reason = without_secrets(reason)
         self.only_writes = only_writes
+        self.only_here = only_here
         super().__init__(f"The quota store is unavailable: {reason}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.reason,), {"only_writes": self.only_writes}
+        return type(self), (self.reason,), {"only_writes": self.only_writes, "only_here": self.only_here}
 
 
 class StoreFull(StoreUnavailable):

@@ -29,6 +29,8 @@ KINDS = {
     "h": "holds that are not settled: h:<rule>; a sorted set",
     "day": "checks of a day, by rule: day:<date>; a hash",
     "c": "a counter: c:<name>; its days: c:<name>:<month>, a hash",
+    "m": "amounts on the way from a counter to others: m:<name>; a sorted set",
+    "n": "amounts that have come to a counter: n:<name>; a sorted set",
     "u": "different values: u:<name>, and of a day u:<name>:<date>; a HyperLogLog",
     "l": "leases: l:<name>; a sorted set",
     "q": "who waits for a lease, in order: q:<name>; a list",
@@ -108,6 +110,11 @@ def state_key(base: str, limit: Limit) -> str:
 def key_of(base: str, kind: str, *parts: str) -> str:
     """Return another key of a subject, such as `...:day:2026-11-21`; `base` is its `subject_base`, `kind` a `KINDS`."""
     return f"{base}}}:{':'.join((kind, *map(field, parts)))}"
+
+
+def total_of(outbox: str) -> str:
+    """Return the key of the total from which the amounts of an outbox are on the way."""
+    return outbox.replace("}:m:", "}:c:", 1)
 
 
 def system_key(prefix: str, what: str) -> str:

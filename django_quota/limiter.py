@@ -7,7 +7,6 @@ wait.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from functools import partial
 
@@ -18,9 +17,10 @@ from django_quota.clock import frozen_now
 from django_quota.conf import QuotaSettings, conf, current
 from django_quota.decisions import Decision, told
 from django_quota.exceptions import RuleError, StoreFull, StoreUnavailable
+from django_quota.outages import Outages, ongoing
 from django_quota.planning import RuleOrRate, Subject, plan_of
 from django_quota.plans import Plan
-from django_quota.signals import Announcement, asend, banned, near_limit, refused, send, store_back, store_lost
+from django_quota.signals import Announcement, asend, banned, near_limit, refused, send
 from django_quota.stores.base import Store
 from django_quota.stores.cluster_store import store_of
 from django_quota.stores.errands import Watch
@@ -56,12 +56,8 @@ class Limiter:
         """What counts its decisions for the overview; None: nobody does."""
         self.local = MemoryStore(most=conf.memory_keys)
         """Decides for the rules that say `on_unavailable="local"`: each process its part of the limit."""
+        self.outages = Outages()
         self._skew = 0
-        self._down_since = 0.0
-        """Since when (by `time.monotonic`) the store has not answered; 0.0 while it does."""
-        self._only_writes = False
-        """Whether it answered what changes nothing even then: only a change shows that it is back."""
-        self._changing = threading.Lock()
 
     def decide(self, plan: Plan, mode: str) -> Decision:
         """Decide a plan in one call to the store."""
@@ -82,7 +78,7 @@ class Limiter:
         except StoreFull:
             return plan.uncounted(plan.rules)
         except StoreUnavailable as error:
-            send(self.went_down(error), Limiter)
+            send(self.outages.failed(error, plan.subjects), Limiter)
             return self._degraded(plan, mode)
 
     async def adecide(self, plan: Plan, mode: str) -> Decision:
@@ -105,7 +101,7 @@ class Limiter:
         except StoreFull:
             return plan.uncounted(plan.rules)
         except StoreUnavailable as error:
-            await asend(self.went_down(error), Limiter)
+            await asend(self.outages.failed(error, plan.subjects), Limiter)
             return self._degraded(plan, mode)
 
     def _guess(self, plan: Plan, now: int | None) -> int:
@@ -121,7 +117,8 @@ class Limiter:
 
     def _answered(self, plan: Plan, reply: list[int], decision: Decision, mode: str) -> list[Announcement]:
         """Note that the store has answered; return what is to be announced."""
-        announcements = self.came_back(wrote=decision.allowed and mode != "peek") if self._down_since else []
+        wrote = decision.allowed and mode != "peek"
+        announcements = self.outages.answered(wrote=wrote) if self.outages.is_on else []
         if self.tally is not None and mode.startswith(_COUNTED):
             self.tally.count(reply[0], plan.hits, decision)
         if mode == "check":
@@ -131,35 +128,6 @@ class Limiter:
         for what, hit in told(reply, plan.hits):
             announcements.append((SIGNALS[what], {"rule": hit.rule, "subject": hit.subject, "decision": decision}))
         return announcements
-
-    def came_back(self, *, wrote: bool = True) -> list[Announcement]:
-        """Note that the store has answered; log it where it had not before, and return what is to be announced.
-
-        `wrote`: whether the answer shows that the store can change what it keeps.
-        """
-        if not self._down_since or (self._only_writes and not wrote):
-            return []
-        with self._changing:
-            since, self._down_since = self._down_since, 0.0
-            self._only_writes = False
-        if not since:
-            return []
-        seconds = time.monotonic() - since
-        down.discard(self)
-        logger.warning("The quota store answers again, after %.1f s.", seconds)
-        return [(store_back, {"seconds": seconds})]
-
-    def went_down(self, error: StoreUnavailable) -> list[Announcement]:
-        """Note that the store does not answer; log it the first time, and return what is to be announced."""
-        with self._changing:
-            self._only_writes = self._only_writes or error.only_writes
-            if self._down_since:
-                return []
-            self._down_since = time.monotonic()
-        down.add(self)
-        words = str(error).rstrip(".")
-        logger.error("%s. Rules decide by on_unavailable until it answers again.", words)
-        return [(store_lost, {"reason": error.reason})]
 
     def _degraded(self, plan: Plan, mode: str) -> Decision:
         """Decide without the store."""
@@ -188,10 +156,6 @@ class Limiter:
         if decision is None:
             raise RuntimeError("a plan without overrides and holds, at its own moment, was stale")
         return decision
-
-
-down: set[Limiter] = set()
-"""The limiters whose store does not answer."""
 
 
 # --- the limiter of the settings --------------------------------------------------------------------------------------
@@ -230,7 +194,7 @@ def _overrides_lost() -> None:
 def _forget(*, setting: str, **_: object) -> None:
     if setting in ("CACHES", "QUOTA"):
         for limiter in _limiters.values():
-            down.discard(limiter)
+            ongoing.discard(limiter.outages)
             limiter.store.close()
             limiter.local.close()
         _limiters.clear()

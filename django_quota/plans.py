@@ -40,12 +40,14 @@ class Plan:
     """
 
     __slots__ = (
+        "_base",
         "_groups",
         "_hits",
         "_log",
         "_prefix",
         "_remembers",
         "_reply",
+        "_subject",
         "costs",
         "hits",
         "rules",
@@ -60,6 +62,9 @@ class Plan:
         self._groups = 0
         self._hits: dict[tuple[str, str], Hit] = {}
         self._remembers = True
+        self._subject: str | None = None
+        self._base = ""
+        """What the keys of that subject begin with, which was added last."""
         self.hits: list[Hit] = []
         self.rules: list[Rule] = []
         self.subjects: list[str] = []
@@ -77,8 +82,9 @@ class Plan:
         self.costs.append(cost)
         if rule.distinct is not None and cost > 1:
             raise RuleError(f"Rule {rule.name!r} counts different values: a hit costs 1, not {cost}.")
-        base = subject_base(self._prefix, subject)
-        name = _field(rule.name)
+        if subject != self._subject:  # mostly, all rules of a request have one
+            self._subject, self._base = subject, subject_base(self._prefix, subject)
+        base, name = self._base, _field(rule.name)
         hit = self._hits.get((base, name))
         if hit is not None:
             self._extend(hit, rule, base, cost, value)
@@ -113,8 +119,11 @@ class Plan:
                 raise shared_name(rule, hit.rule)
 
     def _steps_of(self, rule: Rule, base: str, subject: str, cost: int, value: str) -> list[Step]:
-        steps = [Step.of(state_key(base, limit), limit, subject, cost, 0, value) for limit in rule.limits]
-        self.timeless = self.timeless and all(step.limit.fixed is not None for step in steps)
+        steps = []
+        for limit in rule.limits:
+            steps.append(Step.of(state_key(base, limit), limit, subject, cost, 0, value))
+            if limit.fixed is None:
+                self.timeless = False
         return steps
 
     def __len__(self) -> int:

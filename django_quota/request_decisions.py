@@ -9,7 +9,8 @@ from django.http import HttpRequest
 
 from django_quota.conf import current
 from django_quota.decisions import Decision
-from django_quota.limiter import adecide_plan, decide_plan, down, limiter_of
+from django_quota.limiter import adecide_plan, decide_plan, limiter_of
+from django_quota.outages import ongoing
 from django_quota.planning import request_plan
 from django_quota.rules import Rule
 from django_quota.stores.redis import RedisStore
@@ -18,14 +19,14 @@ from django_quota.subjects import aanswer, answer
 
 def decide_request(rules: Sequence[Rule], request: HttpRequest) -> Decision:
     """Decide a request under these rules, in one store call; allowed, with no outcomes, where none of them holds."""
-    if down and (decision := _let_by(rules)):
+    if ongoing and (decision := _let_by(rules)):
         return decision
     return decide_plan(answer(request_plan(rules, request)), "check")
 
 
 async def adecide_request(rules: Sequence[Rule], request: HttpRequest) -> Decision:
     """Decide a request under these rules; see `decide_request`."""
-    if down and (decision := _let_by(rules)):
+    if ongoing and (decision := _let_by(rules)):
         return decision
     return await adecide_plan(await aanswer(request_plan(rules, request)), "check")
 
@@ -41,7 +42,7 @@ def _let_by(rules: Sequence[Rule]) -> Decision | None:
         return None
     limiter, default = limiter_of(settings), settings.on_unavailable
     store = limiter.store
-    if limiter not in down or not isinstance(store, RedisStore) or not store.breaker.is_shut():
+    if not limiter.outages.is_on or not isinstance(store, RedisStore) or not store.breaker.is_shut():
         return None
     for rule in rules:
         if (rule.on_unavailable or default) != "allow":

@@ -145,7 +145,10 @@ def check_keys(rule: Rule) -> None:
     """Raise `RuleError` where the key of a rule, or what it tells apart, is no key."""
     compile_key(rule.key)
     if rule.distinct is not None and rule.distinct is not True:
-        compile_key(rule.distinct)
+        try:
+            compile_key(rule.distinct)
+        except SubjectKeyError as error:
+            raise SubjectKeyError(f"distinct={rule.distinct!r} does not tell what to count.", error.hint) from None
 
 
 @lru_cache(maxsize=256)
@@ -280,9 +283,7 @@ _UNSEEN = (
     r"\x00-\x1f\x7f-\x9f\u2028\u2029"  # they end a line, or steer a terminal
     r"\xad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # they hide
     r"\ud800-\udfff"  # halves of characters, as JSON may hold them: no page and no database takes them
-)
-"""Characters that no subject has: two that look the same would not be, or a reader would break on them."""
-
+)  # no subject has them: two that look the same would not be, or a reader would break on them
 _UNSAFE = re.compile(f"[%+{_UNSEEN}]")
 _UNPRINTABLE = re.compile(f"[{_UNSEEN}]")
 

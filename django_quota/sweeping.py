@@ -6,6 +6,7 @@ set that stays in use, or that lives long, keeps what has expired. The sweep loo
 | kind | what it is | expired entries | a TTL where there is none |
 |---|---|---|---|
 | `r`, `b` | limits' states, refusals on the way to a ban | go, of sorted sets | until the last one goes, or 400 days |
+| `m`, `n` | amounts on the way, and those that have come | go | until the last one goes, or 400 days |
 | `l`, `a` | leases, who of those waiting is alive | go | until the last one goes, or an hour |
 | `{!}:bans` | the index of bans | go | until the last one goes, or an hour |
 | `h` | holds that are not settled | **stay**: the next decision gives them back first | 400 days |
@@ -15,6 +16,7 @@ set that stays in use, or that lives long, keeps what has expired. The sweep loo
 | `{!}:` anything else | events, dead letters and such | are none | 400 days |
 
 What is of no kind of ours is left alone. Everything is decided by Redis' own clock.
+What transfers have left on the way is carried on; `transfers` says how.
 
 Each call does as little as takes about `AIM`: how much that is, it learns from the time that the calls before took.
 After each it pauses, so that of each second the sweep uses Redis for `budget_ms` at most. It must not know terminals.
@@ -33,9 +35,10 @@ from typing import Any, NamedTuple
 from django_quota.clock import frozen_now
 from django_quota.keys import KINDS, is_system, pattern, read, system_key
 from django_quota.keys import field as name_field
-from django_quota.operations.base import text
+from django_quota.operations.base import Operation, text
 from django_quota.operations.sweep import Sweep, Swept
 from django_quota.stores.redis import RedisStore
+from django_quota.transfers import carry_on
 
 AIM = 0.0005
 """Seconds that a call should take: a quarter of the 2 ms that none may."""
@@ -56,7 +59,7 @@ LONG = 400 * DAY
 LIFETIMES = {"l": HOUR, "a": HOUR, "q": HOUR, "w": HOUR, "day": 8 * DAY, "bans": HOUR}
 """The TTL in milliseconds for a key that has none, by kind, where it is not `LONG`."""
 
-SWEPT = frozenset({"r", "b", "l", "a", "bans"})
+SWEPT = frozenset({"r", "b", "m", "n", "l", "a", "bans"})
 """The kinds whose expired entries go. Not holds: what they spent has yet to be given back."""
 
 
@@ -110,6 +113,10 @@ class Report:
     where a set is large. 0 in a dry run."""
     repaired: Counter[str] = field(default_factory=Counter)
     """Keys that had no TTL and were given one, by kind."""
+    carried: int = 0
+    """Amounts on the way that were carried on to their end: received, or given back."""
+    on_the_way: int = 0
+    """Those that could not be; the next sweep tries again."""
     resumed: bool = False
     """Whether it went on where one before had been stopped."""
     complete: bool = False
@@ -157,6 +164,7 @@ class Sweeper:
         self._looked_at = _Amount(20, 200)
         self._removed = _Amount(50, 1_000)
         self._measured = _Amount(20, 100)
+        self._carried = _Amount(1, 1)
         self._place_key = ""
 
     def sweep(self, stop: threading.Event, advance: Callable[[int], None]) -> Report:
@@ -254,8 +262,23 @@ class Sweeper:
                     self._report.removed += found.left
                 elif found.left:
                     expired.append(target)
+                if target.kind == "m" and found.is_set:
+                    self._carry_on(target.key)
             if expired:
                 self._drop(client, expired)
+
+    def _carry_on(self, outbox: str) -> None:
+        """Carry on what transfers have left on the way."""
+
+        def run(operation: Operation) -> Any:
+            with self._paced(self._carried, 1):
+                return self._store.run(operation, frozen_now())
+
+        for ended in carry_on(run, outbox, dry_run=self._dry_run):
+            self._report.carried += ended
+            self._report.on_the_way += not ended
+            if self._stop.is_set():
+                return
 
     def _drop(self, client: Any, targets: Sequence[Target]) -> None:
         before = self._memory(client, targets)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from django_quota.concurrency import slot_of
-from django_quota.decorators import Limited, marked
+from django_quota.decorators import Limited, marked, under_a_bare_one
 from django_quota.exceptions import RuleError
 from django_quota.leases import Slot
 from django_quota.rules import Rule, path_of
@@ -18,6 +18,14 @@ def limited_views(patterns: Iterable[Any]) -> Iterator[tuple[str, type | None, L
         mark = marked(view)
         if mark is not None:
             yield path_of(view), view_class, mark
+
+
+def views_under_a_bare_quota(patterns: Iterable[Any]) -> Iterator[str]:
+    """Return the paths of views that a `@quota` without a call stands on."""
+    for view, _ in _views(patterns):
+        bare = under_a_bare_one(view)
+        if bare is not None:
+            yield path_of(bare)
 
 
 def _views(patterns: Iterable[Any]) -> Iterator[tuple[Any, type | None]]:

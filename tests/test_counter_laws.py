@@ -11,6 +11,7 @@ import signal
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import redis
@@ -21,8 +22,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from django_quota.clock import SECOND
 from django_quota.counters import counter
 from django_quota.operations import counters as operations
+from django_quota.operations import transfers
 from django_quota.operations.base import DictStates, text
 from django_quota.operations.counters import DONE, LEAST, MOST
+from django_quota.operations.transfers import LEASE, MARGIN, OVERDUE, Giver, Note
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis import RedisStore
 from django_quota.testing import RedisServer
@@ -51,6 +54,22 @@ def values_of(subject: str) -> str:
     return f"quota:1:{{{subject}}}:u:law"
 
 
+def outbox_of(subject: str) -> str:
+    return f"quota:1:{{{subject}}}:m:law"
+
+
+def inbox_of(subject: str) -> str:
+    return f"quota:1:{{{subject}}}:n:law"
+
+
+NOWHERE = operations.Passage("", "", "")
+NOTES = st.builds(
+    lambda number, amount: Note(f"id{number}", amount, TTL, total_of("b"), inbox_of("b")),
+    st.integers(0, 1),
+    st.sampled_from([0, 3, 3, MOST]),
+)
+
+
 def _but(lying: dict[str, bytes | None], keys: Sequence[str]) -> dict[str, bytes | None]:
     return {key: value for key, value in lying.items() if key not in keys}
 
@@ -59,7 +78,7 @@ def values_of_a_day(subject: str) -> str:
     return f"{values_of(subject)}:2025-11-21"
 
 
-class Twins(RuleBasedStateMachine):
+class Places(RuleBasedStateMachine):
     """One operation after another, through real Redis, the memory store and the bare specification."""
 
     store: RedisStore
@@ -86,10 +105,11 @@ class Twins(RuleBasedStateMachine):
         )
         assert on_redis == specified == in_memory
         after = self.dump()
-        if specified[0] != DONE:
+        if specified[0] != DONE and not isinstance(operation, transfers.Receive):  # which notes what it refuses
             assert after == before
         assert _but(after, operation.keys) == _but(before, operation.keys)
         assert all(self.raw.pttl(key) > 0 for key in after)
+        assert all(1_000 * self.raw.pttl(key) >= self.last_of(key) - self.now for key in after)
         assert {key: self.lying(key) for key in after} == {key: value for key, (value, _) in self.states.kept.items()}
         return bool(specified[0] == DONE)
 
@@ -98,11 +118,19 @@ class Twins(RuleBasedStateMachine):
         specified = self.states.get(key)
         if self.raw.type(key) == b"list":
             return FOREIGN
+        if self.raw.type(key) == b"zset":
+            entries: Any = self.raw.zrange(key, 0, -1, withscores=True)
+            return {text(member): int(stop) for member, stop in entries}
         if self.raw.type(key) == b"hash":
             return {text(field): int(tally) for field, tally in self.raw.hgetall(key).items()}
         if isinstance(specified, frozenset):  # all that a HyperLogLog tells is how many there are
             return specified if self.raw.pfcount(key) == len(specified) else None
         return int(self.raw.get(key) or 0)
+
+    def last_of(self, key: str) -> int:
+        """Return until when the last entry of a sorted set is needed; of what is none, 0."""
+        lying = self.lying(key) if self.raw.type(key) == b"zset" else {}
+        return max(lying.values(), default=0) if isinstance(lying, dict) else 0
 
     def dump(self) -> dict[str, bytes | None]:
         return {key.decode(): self.raw.dump(key) for key in self.raw.scan_iter()}
@@ -111,6 +139,22 @@ class Twins(RuleBasedStateMachine):
         """Return the totals as they lie in Redis; where something else lies there, none."""
         keys = [total_of(subject) for subject in "ab"]
         return [int(self.raw.get(key) or 0) if self.raw.type(key) != b"list" else 0 for key in keys]
+
+    def something_else(self, key: str, *, cleared: bool) -> None:
+        """Lay what is no counter under a key, or only clear it."""
+        self.raw.delete(key)
+        shard = self.memory._shard(key)
+        for states in (shard, self.states):
+            states.drop(key)
+        if not cleared:
+            self.raw.rpush(key, "x")
+            self.raw.expire(key, 10**6)
+            for states in (shard, self.states):
+                states.put(key, FOREIGN, START + 2 * TTL)
+
+
+class Counting(Places):
+    """What is done at one place."""
 
     @rule(gap=st.one_of(st.integers(0, 3), st.integers(0, 3 * DAY)))
     def time_passes(self, gap: int) -> None:
@@ -158,7 +202,7 @@ class Twins(RuleBasedStateMachine):
     @rule(giver=SUBJECTS, taker=SUBJECTS, amount=UNSIGNED)
     def some_is_moved(self, giver: str, taker: str, amount: int) -> None:
         before = self.totals()
-        self.done(operations.Transfer([total_of(giver), total_of(taker)], amount, TTL))
+        self.done(operations.Transfer([total_of(giver), total_of(taker)], amount, TTL, NOWHERE))
         after = self.totals()
         assert sum(after) == sum(before)
         assert all(now >= min(then, 0) for now, then in zip(after, before, strict=True))
@@ -178,29 +222,72 @@ class Twins(RuleBasedStateMachine):
         subject=SUBJECTS, kind=st.sampled_from([total_of, month_of, values_of, values_of_a_day]), cleared=st.booleans()
     )
     def something_else_lies_there(self, subject: str, kind: Callable[[str], str], cleared: bool) -> None:
-        key = kind(subject)
-        self.raw.delete(key)
-        shard = self.memory._shard(key)
-        for states in (shard, self.states):
-            states.drop(key)
-        if not cleared:
-            self.raw.rpush(key, "x")
-            self.raw.expire(key, 10**6)
-            for states in (shard, self.states):
-                states.put(key, FOREIGN, START + 2 * TTL)
+        self.something_else(kind(subject), cleared=cleared)
+
+
+class Moving(Places):
+    """The steps of transfers between two places, in any order; so few of them that each comes again and again."""
+
+    @rule(gap=st.sampled_from([1, OVERDUE - 1, OVERDUE, LEASE, 2 * LEASE, 3 * LEASE]))
+    def time_passes(self, gap: int) -> None:
+        self.now += gap
+
+    @rule(subject=SUBJECTS, amount=st.sampled_from([-1, 0, 7, 7, MOST - 1, MOST]))
+    def it_is_set(self, subject: str, amount: int) -> None:
+        self.done(operations.Set([total_of(subject)], amount, TTL))
+
+    @rule(subject=SUBJECTS, note=NOTES)
+    def some_is_sent(self, subject: str, note: Note) -> None:
+        before = self.totals()["ab".index(subject)]
+        done = self.done(transfers.Send(Giver(total_of(subject), outbox_of(subject)), note))
+        assert self.totals()["ab".index(subject)] == (before - note.amount if done else before)
+
+    @rule(note=NOTES, late=st.sampled_from([0, 1, 3, 3, 3]), again=st.booleans())
+    def it_is_received(self, note: Note, late: int, again: bool) -> None:
+        before = self.totals()
+        for _ in range(2 if again else 1):
+            self.done(transfers.Receive(note, self.now + 2 * LEASE, self.now + late * LEASE // 3))
+        added = sum(self.totals()) - sum(before)
+        assert added in (0, note.amount)
+
+    @rule(subject=SUBJECTS, note=NOTES, gives_back=st.booleans(), again=st.booleans())
+    def it_is_settled(self, subject: str, note: Note, gives_back: bool, again: bool) -> None:
+        before = sum(self.totals())
+        is_there = self.states.get(outbox_of(subject)) or {}
+        for _ in range(2 if again else 1):
+            self.done(transfers.Settle(Giver(total_of(subject), outbox_of(subject)), note, gives_back=gives_back))
+        back = sum(self.totals()) - before
+        assert back == 0 or (back == note.amount and gives_back and note.words in is_there)
+
+    @rule(note=NOTES, after=st.integers(0, 3))
+    def it_is_closed(self, note: Note, after: int) -> None:
+        self.done(transfers.Close(note, self.now + after * MARGIN))
+
+    @rule(subject=SUBJECTS, skipped=st.integers(0, 2), most=st.integers(0, 3), gap=st.sampled_from([0, OVERDUE]))
+    def overdue_ones_are_found(self, subject: str, skipped: int, most: int, gap: int) -> None:
+        self.time_passes(gap)
+        before = self.dump()
+        self.done(transfers.FindOverdue(outbox_of(subject), skipped, most))
+        assert self.dump() == before
+
+    @rule(subject=SUBJECTS, cleared=st.booleans())
+    def something_else_lies_there(self, subject: str, cleared: bool) -> None:
+        self.something_else(total_of(subject), cleared=cleared)
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_lua_and_specification_never_differ(raw: redis.Redis, redis_server: RedisServer) -> None:
-    Twins.store = RedisStore("default")
-    Twins.raw = raw
+@pytest.mark.parametrize("machine", [Counting, Moving])
+def test_lua_and_specification_never_differ(machine: type[Places], raw: redis.Redis, redis_server: RedisServer) -> None:
+    Places.store = RedisStore("default")
+    Places.raw = raw
+    examples, steps = (100, 50) if machine is Moving else (150, 30)
     run_state_machine_as_test(
-        Twins,
+        machine,
         settings=settings(
-            max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
-    Twins.store.close()
+    Places.store.close()
 
 
 # --- real processes ---------------------------------------------------------------------------------------------------

@@ -313,6 +313,11 @@ class TestOnRedis(Verbs):
     """On a real Redis, in both decode modes."""
 
 
+@pytest.mark.usefixtures("cluster")
+class TestOnACluster(Verbs):
+    """On a Redis Cluster, where two subjects lie in two slots."""
+
+
 @MEMORY
 class TestInMemory(Verbs):
     """In this process's memory."""

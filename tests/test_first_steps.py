@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from django.core.checks import run_checks
 from django.test import RequestFactory
 
 from django_quota import RateError, Rule, check, quota
-from django_quota.exceptions import RuleError
+from django_quota.exceptions import QuotaError, RuleError
 from django_quota.testing import RedisServer
 from tests.conftest import caches
 
@@ -38,6 +40,51 @@ def test_a_key_function_that_names_nobody_is_an_error_and_not_a_new_limit_each_t
 def test_a_misspelt_method_does_not_switch_a_rule_off() -> None:
     with pytest.raises(RuleError, match=r"'POTS' is no HTTP method. Did you mean 'POST'"):
         quota("1/m", methods="POTS")
+
+
+def test_what_is_counted_and_is_no_key_is_called_by_its_own_name() -> None:
+    with pytest.raises(RuleError, match=r"^distinct='hdr:X' does not tell what to count"):
+        quota("1/m", distinct="hdr:X")
+
+
+def test_networks_that_are_no_list_are_said_to_be_none(settings: Any, memory_store: None) -> None:
+    settings.QUOTA = {**settings.QUOTA, "TRUSTED_PROXIES": "10.0.0.0/8"}
+    with pytest.raises(QuotaError, match=r"is '10.0.0.0/8', not a list of networks"):
+        check("1/m", RequestFactory().get("/"), key="ip")
+
+
+SITE_WITHOUT_USERS = """
+from django.conf import settings
+from django.core.handlers.wsgi import WSGIHandler
+from django.http import HttpResponse
+from django.test import RequestFactory
+from django.urls import path
+
+settings.configure(
+    SECRET_KEY="x", ALLOWED_HOSTS=["*"], ROOT_URLCONF=__name__, INSTALLED_APPS=%r,
+    MIDDLEWARE=["django_quota.middleware.QuotaMiddleware"],
+    QUOTA={"STORE": "memory", "RULES": {"all": {"rate": "1/m", "match": "/"}}},
+)
+import django
+django.setup()
+from django_quota import quota
+
+urlpatterns = [path("", quota("2/m", key="ip")(lambda request: HttpResponse()))]
+said = []
+handler = WSGIHandler()
+for _ in range(2):
+    handler(RequestFactory()._base_environ(), lambda status, headers: said.append(status[:3]))
+from django.core.checks import run_checks
+print(*said, *(found.id for found in run_checks() if found.id.startswith("django_quota.")))
+"""
+
+
+@pytest.mark.parametrize("apps", [["django_quota"], []], ids=["with the app", "with no app at all"])
+def test_a_site_without_users_starts_and_limits(apps: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SITE_WITHOUT_USERS % apps], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout.split(), done.stderr) == (["200", "429"], "")
 
 
 def test_an_empty_list_of_rates_is_not_unlimited() -> None:

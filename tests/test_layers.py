@@ -37,9 +37,11 @@ LAYERS = (
     # L3 services
     {
         "limiter",
+        "outages",
         "request_decisions",
         "reservations",
         "counters",
+        "transfers",
         "leases",
         "renewing",
         "seen",

@@ -17,6 +17,7 @@ from redis import exceptions as theirs
 
 from django_quota import StoreUnavailable, acheck, check, counter, peek
 from django_quota.limiter import get_limiter
+from django_quota.outages import Outages
 from django_quota.signals import store_back, store_lost
 from django_quota.stores.breaker import FAILURES, Breaker
 from django_quota.stores.connections import AllInUseError
@@ -108,10 +109,12 @@ def clock() -> Clock:
 
 
 def with_clock(clock: Clock) -> RedisStore:
-    """Return the store of the settings, its breaker on this clock."""
-    store = get_limiter().store
+    """Return the store of the settings, its breaker and its outages on this clock."""
+    limiter = get_limiter()
+    store = limiter.store
     assert isinstance(store, RedisStore)
     store.breaker = Breaker(clock=clock)
+    limiter.outages = Outages(clock)
     return store
 
 
@@ -200,6 +203,7 @@ def test_a_server_that_does_not_write_is_not_back_where_it_answers_what_changes_
             assert (ask(kind, 1, visitor)[0].allowed, peek("9/m", visitor).degraded) == (False, False)
         assert [what for what, _ in told] == ["lost"]
         client.execute_command(*mend)
+        clock.now += 1
         assert check("9/m", "user:other").allowed
         assert [what for what, _ in told] == ["lost", "back"]
 

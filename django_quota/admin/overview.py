@@ -169,6 +169,8 @@ _KINDS = {
     "h": _lazy("reservations"),
     "day": _lazy("checks of a day"),
     "c": _lazy("counters"),
+    "m": _lazy("amounts on the way"),
+    "n": _lazy("amounts that have come"),
     "u": _lazy("different values"),
     "l": _lazy("leases"),
     "q": _lazy("who waits for a slot"),

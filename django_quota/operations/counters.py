@@ -1,14 +1,15 @@
 """What a counter is asked to do: totals, tallies of days, and counts of different values. Pure.
 
-Beside each script of `lua/counter_*.lua` stands its specification. It must not know what a counter is called, whose it
-is, or which day it is: keys, fields and the edges of the day are the caller's.
+Beside each script of `lua/counter_*.lua` stands its specification; those of a transfer between two places stand in
+`operations.transfers`. It must not know what a counter is called, whose it is, or which day it is: keys, fields and the
+edges of the day are the caller's.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from django_quota.operations.base import Operation, Script, States, script
 
@@ -28,7 +29,7 @@ def _script(name: str) -> Script:
     return script("counter_common", name)
 
 
-class _FaultError(Exception):
+class FaultError(Exception):
     """What lies under a key does not allow the operation: a status, and the key's number from 1."""
 
     def __init__(self, status: int, number: int) -> None:
@@ -43,12 +44,12 @@ class CounterOperation(Operation):
         """Do it; where a key is at fault nothing has changed."""
         try:
             return self.apply(states, now)
-        except _FaultError as fault:
+        except FaultError as fault:
             return fault.reply
 
     @abstractmethod
     def apply(self, states: States, now: int) -> list[Any]:
-        """Do it, or raise `_FaultError` before anything is written."""
+        """Do it, or raise `FaultError` before anything is written."""
 
     def read(self, states: States, now: int, number: int, nothing: T) -> T:
         """Return what lies under the key of this number; `nothing`, which tells its type, where nothing does."""
@@ -56,13 +57,14 @@ class CounterOperation(Operation):
         if value is None:
             return nothing
         if not isinstance(value, type(nothing)):
-            raise _FaultError(NO_COUNTER, number)
+            raise FaultError(NO_COUNTER, number)
         return value
 
 
-def _sum(value: int, amount: int, number: int) -> int:
+def added(value: int, amount: int, number: int) -> int:
+    """Return the sum; raises `FaultError` for the key of this number where it does not fit into 64 bits."""
     if not LEAST <= value + amount <= MOST:
-        raise _FaultError(OVERFLOW, number)
+        raise FaultError(OVERFLOW, number)
     return value + amount
 
 
@@ -134,10 +136,26 @@ class Take(_Changing):
         return [DONE]
 
 
+class Passage(NamedTuple):
+    """By which way an amount goes where no script reaches both totals; see `operations.transfers`."""
+
+    id: str
+    """No other transfer has it."""
+    outbox: str
+    inbox: str
+
+
 class Transfer(_Changing):
-    """Move the amount (0 to 2^63 - 1) from the first of two keys to the second; the reply is that of `Take`."""
+    """Move the amount (0 to 2^63 - 1) from the first of two keys to the second; the reply is that of `Take`.
+
+    The script needs both in one place, and then no passage.
+    """
 
     script: ClassVar[Script] = _script("counter_transfer")
+
+    def __init__(self, keys: Sequence[str], amount: int, ttl: int, passage: Passage) -> None:
+        super().__init__(keys, amount, ttl)
+        self.passage = passage
 
     def apply(self, states: States, now: int) -> list[Any]:
         """Move all of it or nothing."""
@@ -145,7 +163,7 @@ class Transfer(_Changing):
         if giver < self.amount:
             return [REFUSED]
         if self.keys[0] != self.keys[1]:
-            states.put(self.keys[1], _sum(taker, self.amount, 2), now + self.ttl)
+            states.put(self.keys[1], added(taker, self.amount, 2), now + self.ttl)
             states.put(self.keys[0], giver - self.amount, now + self.ttl)
         return [DONE]
 
@@ -181,9 +199,9 @@ class Incr(_Changing, _OfADay):
 
     def apply(self, states: States, now: int) -> list[Any]:
         """Add to both or to none."""
-        total = _sum(self.read(states, now, 1, 0), self.amount, 1)
+        total = added(self.read(states, now, 1, 0), self.amount, 1)
         days: dict[str, int] = self.read(states, now, 2, {})
-        tally = _sum(days.get(self.field, 0), self.amount, 2)
+        tally = added(days.get(self.field, 0), self.amount, 2)
         states.put(self.keys[0], total, now + self.ttl)
         states.put(self.keys[1], {**days, self.field: tally}, now + self.ttl)
         return [DONE, str(total)]

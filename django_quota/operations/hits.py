@@ -53,7 +53,9 @@ class Hit:
     @property
     def keys(self) -> list[str]:
         """Its keys, as `lua/decide.lua` lists them."""
-        keys = [self.standing, *[step.key for step in self.steps]]
+        keys = [self.standing]
+        for step in self.steps:
+            keys.append(step.key)  # noqa: PERF401 — quicker for the one or two that there are
         if self.tally:
             keys.append(self.tally)
         if self.day:

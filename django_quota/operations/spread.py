@@ -4,7 +4,8 @@ A spread yields operations of one place each, all at once to be done, takes thei
 whole. So a sync and an async driver do the same, and the memory store can show that it is right.
 
 A plan over several places takes its parts in turn, and undoes what an earlier one took where a later one refuses: it
-never looks first and spends later. Between the two, others may find less room than there is, never more.
+never looks first and spends later. Between the two, others may find less room than there is, never more. A transfer
+between two places notes what is on the way, so that others can carry it on; see `operations.transfers`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from django_quota.algorithms import NEVER
 from django_quota.exceptions import StoreUnavailable
 from django_quota.operations.announce import Announce, News
 from django_quota.operations.base import Operation
+from django_quota.operations.counters import Transfer
 from django_quota.operations.decide import ALLOWED, FAR_LOG, REFUSED, STALE, Decide, Log
 from django_quota.operations.forget import Forget
 from django_quota.operations.hits import Hit
@@ -32,6 +34,7 @@ from django_quota.operations.standing import (
     REFUSAL_TOLD,
 )
 from django_quota.operations.sweep import Sweep
+from django_quota.operations.transfers import moved
 from django_quota.operations.undo import Mark, Spent, undoing
 
 logger = logging.getLogger("django_quota")
@@ -287,6 +290,14 @@ def _lift_bans(operation: LiftBans, home: Home) -> Spread:  # noqa: ARG001 — o
     if operation.log is not None:
         lifted = [News("lifted", rule, _subject_of(operation.standing)) for rule in operation.rules]
         yield from _announced(operation.log, lifted)
+    return reply
+
+
+@spread.register
+def _transfer(operation: Transfer, home: Home) -> Spread:
+    if home(operation.keys[0]) != home(operation.keys[1]):
+        return (yield from moved(operation))
+    (reply,) = yield [operation]
     return reply
 
 

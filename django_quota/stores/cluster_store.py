@@ -330,6 +330,6 @@ def _ours(error: Exception) -> QuotaError:
     if "ClusterCrossSlot" in type(error).__name__ or "CROSSSLOT" in str(error):
         return ConfigurationError(
             "What is asked lies in several slots of a Redis Cluster, and is done in one of them or not at all.",
-            "For a transfer between two subjects, take() from the one and incr() of the other, one by one, would do.",
+            "Keys with the same part in braces lie in one slot.",
         )
     return ours(error)

@@ -14,7 +14,6 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, NamedTuple, cast
-from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 import redis.asyncio as aioredis
@@ -27,13 +26,13 @@ from django_redis.client import ShardClient
 from django_redis.pool import SentinelConnectionFactory, get_connection_factory
 from redis import Redis, SSLConnection
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.sentinel import SentinelConnectionPool
 
 from django_quota.exceptions import ConfigurationError, did_you_mean, without_secrets
 from django_quota.stores.cluster import CLUSTER_HINT, ClusterClient, location_problem
+from django_quota.stores.sentinel import ask_in_time, async_sentinel_client
 from django_quota.stores.timeouts import with_timeouts
 
 _SYNC_ONLY = frozenset(
@@ -161,6 +160,7 @@ class SyncConnections:
         pool = self._pool
         if pool is None:
             pool = self._pool = self._pool_of(self._alias)
+            ask_in_time(pool, _config(self._alias).get("OPTIONS") or {})
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -317,7 +317,9 @@ def async_client(alias: str, at: tuple[str, int] | None = None) -> AsyncClient:
     slots = asyncio.Semaphore(max_connections)
     kwargs["retry"] = Retry(NoBackoff(), 0)
     if isinstance(factory, SentinelConnectionFactory):
-        return _sentinel_client(url, options, kwargs, slots, max_connections)
+        kwargs["connection_class"] = given.get("connection_class")
+        client, sentinels = async_sentinel_client(url, options, kwargs, max_connections)
+        return AsyncClient(client, slots, sentinels)
     connection_class = given.get("connection_class")
     if isinstance(connection_class, type) and issubclass(connection_class, SSLConnection):
         kwargs["connection_class"] = aioredis.SSLConnection
@@ -325,22 +327,6 @@ def async_client(alias: str, at: tuple[str, int] | None = None) -> AsyncClient:
     if at is not None:
         pool.connection_kwargs["host"], pool.connection_kwargs["port"] = at
     return AsyncClient(aioredis.Redis(connection_pool=pool), slots)
-
-
-def _sentinel_client(
-    url: str, options: dict[str, Any], kwargs: dict[str, Any], slots: asyncio.Semaphore, max_connections: int
-) -> AsyncClient:
-    parts = urlsplit(url)
-    if parts.hostname is None:
-        raise ConfigurationError(f"{without_secrets(url)!r} names no service.", "'redis://mymaster/0' would do.")
-    database = parts.path.strip("/")
-    if database.isdecimal():
-        kwargs["db"] = int(database)
-    make_sentinel = cast("Any", Sentinel)  # redis-py leaves it untyped
-    asking = with_timeouts(options.get("SENTINEL_KWARGS") or {})
-    sentinel = make_sentinel(options["SENTINELS"], sentinel_kwargs=asking, **kwargs)
-    client = sentinel.master_for(parts.hostname, max_connections=max_connections)
-    return AsyncClient(client, slots, tuple(sentinel.sentinels))
 
 
 def _primary_location(location: object) -> str:

@@ -294,7 +294,20 @@ def ours(error: Exception) -> QuotaError:
             f"lie in several slots: {error}.",
             'A Cluster takes OPTIONS = {"CLIENT_CLASS": "django_quota.stores.cluster.ClusterClient"}.',
         )
-    return StoreUnavailable(f"{type(error).__name__}: {error}", only_writes=_is_of_writes(error))
+    return StoreUnavailable(
+        f"{type(error).__name__}: {error}", only_writes=_is_of_writes(error), only_here=_is_of_a_key(error)
+    )
+
+
+_OF_A_KEY = (
+    "WRONGTYPE", "not an integer", "not a valid float",
+    "attempt to perform arithmetic", "attempt to compare", "attempt to index",
+)  # fmt: skip
+"""What Redis says of a script that met what it did not put there."""
+
+
+def _is_of_a_key(error: Exception) -> bool:
+    return isinstance(error, ResponseError) and any(word in str(error) for word in _OF_A_KEY)
 
 
 def _without_frames(error: BaseException | None) -> None:

@@ -10,6 +10,7 @@ import io
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import date
+from functools import partial
 from typing import Any
 
 import redis
@@ -22,10 +23,13 @@ from django_quota.feeds import feed_of
 from django_quota.keys import key_of, subject_base, system_key
 from django_quota.limiter import get_limiter
 from django_quota.models import QuotaOverride
+from django_quota.operations.counters import Set
 from django_quota.operations.leases import Acquire, SlotKeys
 from django_quota.operations.tallies import FIELDS, SUBJECTS, AddTally, TallyKeys
+from django_quota.operations.transfers import LEASE, MARGIN, OVERDUE, Giver, Note, Send
 from django_quota.status import redis_store
 from django_quota.testing import freeze
+from django_quota.transfers import carry_on
 from django_quota.usage import usage
 from tests.admin.operators import superuser
 from tests.steps import START
@@ -117,6 +121,17 @@ def counters() -> None:
         stock.take(WHO, 10**6)
 
 
+def transfers_between_slots() -> None:
+    giver = Giver(*(key_of(subject_base("quota", WHO), kind, "sent") for kind in "cm"))
+    taker = [key_of(subject_base("quota", "user:8"), kind, "sent") for kind in "cn"]
+    store = get_limiter().store
+    for number in range(2):
+        store.run(Set([giver.total], 5, SECOND), START)
+        store.run(Send(giver, Note(f"id{number}", 5, SECOND, taker[0], taker[1])), START)
+        later = START + OVERDUE + number * (LEASE + MARGIN)
+        assert list(carry_on(partial(store.run, now=later), giver.outbox)) == [True]
+
+
 def slots() -> None:
     taken = slot("work", 1, lease=30, subject=WHO).acquire()
     with suppress(QuotaError):
@@ -173,6 +188,7 @@ WEB: tuple[Callable[[], None], ...] = (
     refunds_and_resets,
     reservations,
     counters,
+    transfers_between_slots,
     slots,
     waiters_that_died,
     tallies,

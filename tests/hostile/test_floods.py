@@ -216,7 +216,7 @@ BOUNDS = {
     "feeds.py _recent": "a deque with a bound",
     "leases.py _held": "blocks that are open",
     "limiter.py _limiters": "aliases of the settings",
-    "limiter.py down": "limiters",
+    "outages.py ongoing": "limiters",
     "management/commands/quota_events.py _done": "one event",
     "operations/base.py kept": "MEMORY_KEYS, in stores/memory",
     "operations/decide.py keys": "of one operation",

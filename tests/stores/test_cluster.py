@@ -309,13 +309,6 @@ class TestTheWholeOfIt:
             counter("views").incr(subject, number)
         assert [counter("views").get(subject) for subject in SUBJECTS] == list(range(len(SUBJECTS)))
 
-    def test_a_transfer_between_two_slots_is_a_clear_error_and_moves_nothing(self, cluster: Cluster) -> None:
-        one, two = pair(cluster)
-        counter("coins").incr(one, 5)
-        with pytest.raises(ConfigurationError, match="several slots"):
-            counter("coins").transfer(one, two, 3)
-        assert (counter("coins").get(one), counter("coins").get(two)) == (5, 0)
-
     def test_days_are_counted_found_and_carried(self, cluster: Cluster, database: Any) -> None:
         from django_quota.models import DailyCounter
         from django_quota.rollup import roll_up

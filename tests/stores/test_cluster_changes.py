@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from django_quota.testing import server_programs
 from tests.clusters import Cluster, can_cluster, running_cluster
 from tests.commands import wait_until
 from tests.conftest import _named, cluster_caches, cluster_program
+from tests.stores.test_cluster_transfers import ACCOUNTS, EACH, Movers, filled, swept, total_of, totals
 
 SUBJECT = "ip:192.0.2.1"
 KEY = f"quota:1:{{{SUBJECT}}}:s"
@@ -113,6 +115,29 @@ def test_a_slot_that_moves_under_traffic_loses_no_decision_and_admits_none_too_m
         wait_until(lambda: traffic.refused > 50)
     assert not traffic.errors
     assert (traffic.admitted, traffic.degraded) == (2_000, 0)
+
+
+def test_transfers_keep_the_sum_while_the_slots_of_givers_and_takers_move(moving: Cluster) -> None:
+    filled()
+    done = threading.Event()
+    movers = Movers(threads=3, tasks=3)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(movers.run, lambda count: not done.is_set() or count < 20)
+        try:
+            for turn, name in enumerate(ACCOUNTS[:6]):
+                known = movers.moved
+                wait_until(lambda known=known: movers.moved > known + 10)  # type: ignore[misc]
+                key = total_of(name)
+                source = moving.owner(key)
+                to = next(server for server in moving.servers if server is not source)
+                moving.move(slot_of(key), to, pause=0.01)
+                assert moving.owner(key) is to, turn
+        finally:
+            done.set()
+        running.result()
+    assert swept().on_the_way == 0
+    assert (sum(totals()), min(totals()) >= 0) == (20 * EACH, True)
+    print(f"{movers.moved} moved, {movers.refused} refused, {movers.failed} failed")
 
 
 def test_a_slot_that_has_moved_is_found_with_all_that_was_counted(moving: Cluster) -> None:

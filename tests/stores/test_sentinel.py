@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import subprocess
 import time
@@ -14,8 +15,11 @@ import pytest
 import redis
 
 from django_quota import acheck, check
+from django_quota.limiter import get_limiter
+from django_quota.stores.timeouts import ANSWER_WITHIN
 from django_quota.testing import RedisServer
 from tests.commands import wait_until
+from tests.conftest import PATIENT
 
 
 def free_port() -> int:
@@ -57,23 +61,95 @@ def sentinel_port(redis_server: RedisServer, tmp_path: Path) -> Iterator[int]:
 
 
 def test_an_alias_behind_sentinel_limits_sync_and_async(sentinel_port: int, settings: Any) -> None:
-    settings.CACHES = {
-        "default": {
-            "BACKEND": "django_redis.cache.RedisCache",
-            "LOCATION": "redis://quotas/0",
-            "OPTIONS": {
-                "CLIENT_CLASS": "django_redis.client.SentinelClient",
-                "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
-                "SENTINELS": [("127.0.0.1", sentinel_port)],
-            },
-        }
-    }
+    settings.CACHES = {"default": behind(sentinel_port)}
 
     async def race() -> int:
         return sum(map(bool, await asyncio.gather(*(acheck("50/m", "ip:192.0.2.1") for _ in range(60)))))
 
     admitted = sum(map(bool, (check("50/m", "ip:192.0.2.1") for _ in range(20))))
     assert (admitted, asyncio.run(race())) == (20, 30)
+
+
+@pytest.mark.parametrize(
+    ("location", "options"),
+    [
+        ("redis://:geheim@quotas/3", {}), ("redis://default:geheim@quotas/3", {}), ("redis://:geheim@quotas?db=3", {}),
+        ("redis://quotas/3", {"PASSWORD": "geheim"}), ("redis://:geheim@quotas/3?is_master=1", {}),
+    ],
+)  # fmt: skip
+def test_passwords_and_databases_are_found_wherever_they_stand(
+    location: str, options: dict[str, str], sentinel_port: int, settings: Any
+) -> None:
+    with redis.Redis(port=sentinel_port) as sentinel:
+        (_, primary) = sentinel.sentinel_get_master_addr_by_name("quotas")
+    with redis.Redis(port=int(primary)) as client:
+        client.config_set("requirepass", "geheim")
+    with redis.Redis(port=int(primary), password="geheim") as client:
+        settings.CACHES = {"default": {**behind(sentinel_port, **PATIENT), "LOCATION": location}}
+        settings.CACHES["default"]["OPTIONS"].update(options)
+
+        async def task() -> int | None:
+            return (await acheck("5/m", "ip:192.0.2.1")).remaining
+
+        assert (check("5/m", "ip:192.0.2.1").remaining, asyncio.run(task())) == (4, 3)
+        assert set(client.info("keyspace")) == {"db3"}
+
+
+def behind(*sentinel_ports: int, **options: Any) -> dict[str, Any]:
+    return {
+        "BACKEND": "django_redis.cache.RedisCache",
+        "LOCATION": "redis://quotas/0",
+        "OPTIONS": {
+            "CLIENT_CLASS": "django_redis.client.SentinelClient",
+            "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
+            "SENTINELS": [("127.0.0.1", port) for port in sentinel_ports],
+            **options,
+        },
+    }
+
+
+def times_called(listener: socket.socket) -> int:
+    listener.setblocking(False)
+    for number in itertools.count():
+        try:
+            listener.accept()[0].close()
+        except BlockingIOError:
+            return number
+    raise AssertionError
+
+
+@pytest.mark.parametrize("options", [{}, {"SENTINEL_KWARGS": {"password": None}}], ids=["plain", "options"])
+def test_a_sentinel_that_hangs_is_passed_over_and_does_not_hang_a_request(
+    options: dict[str, Any], sentinel_port: int, settings: Any
+) -> None:
+    """The alias sets no time-out at all."""
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen(64)
+        settings.CACHES = {"default": behind(mute.getsockname()[1], sentinel_port, **options)}
+
+        tries: list[bool] = []  # a busy machine may need some more
+
+        def is_decided() -> bool:
+            tries.append(bool(check("5/m", "ip:192.0.2.1", on_unavailable="deny")))
+            return tries[-1]
+
+        async def task() -> bool:
+            return bool(await acheck("5/m", "ip:192.0.2.1", on_unavailable="deny"))
+
+        def is_decided_in_a_task() -> bool:
+            tries.append(asyncio.run(task()))
+            return tries[-1]
+
+        wait_until(is_decided)
+        wait_until(is_decided_in_a_task)
+        assert 0 < times_called(mute) <= len(tries)
+        store: Any = get_limiter().store
+        pool = store._connections._pool
+        asked = [sentinel.connection_pool.connection_kwargs for sentinel in pool.sentinel_manager.sentinels]
+        assert [(each["socket_timeout"], each["socket_connect_timeout"]) for each in asked] == [
+            (ANSWER_WITHIN, ANSWER_WITHIN)
+        ] * 2
 
 
 @pytest.fixture
@@ -115,19 +191,7 @@ def test_workers_go_on_by_themselves_when_the_primary_is_replaced(
     from tests.stores.test_cluster_changes import Traffic
 
     watcher, primary = watched
-    settings.CACHES = {
-        "default": {
-            "BACKEND": "django_redis.cache.RedisCache",
-            "LOCATION": "redis://quotas/0",
-            "OPTIONS": {
-                "CLIENT_CLASS": "django_redis.client.SentinelClient",
-                "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
-                "SENTINELS": [("127.0.0.1", watcher)],
-                "SOCKET_TIMEOUT": 5,
-                "SOCKET_CONNECT_TIMEOUT": 5,
-            },
-        }
-    }
+    settings.CACHES = {"default": behind(watcher, SOCKET_TIMEOUT=5, SOCKET_CONNECT_TIMEOUT=5)}
     with Traffic("100000/h", "ip:192.0.2.1") as traffic:
         wait_until(lambda: traffic.decided > 200)
         primary.kill()

@@ -94,6 +94,10 @@ def _in_words(report: Report, *, is_dry: bool) -> list[str]:
             f"Removed {report.removed:,} expired entries from {report.changed:,} sets, {report.emptied:,} of which are "
             f"gone; {_bytes(report.freed)} came free, by what MEMORY USAGE says (it estimates large sets)."
         )
+    if report.carried or report.on_the_way:
+        done = "Would carry on" if is_dry else "Carried on"
+        left = f"; {report.on_the_way:,} could not be, and stay on the way" if report.on_the_way else ""
+        lines.append(f"{done} {report.carried:,} amounts that transfers had left on the way{left}.")
     if report.repaired:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(report.repaired.items()))
         done = "Would give" if is_dry else "Gave"

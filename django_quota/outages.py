@@ -1,0 +1,82 @@
+"""An outage of the store: it begins with a failure, and ends with an answer once none has failed for a while.
+
+Each is told once each way, by a log line and a signal. It must not know who asks, nor what is decided meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from django_quota.exceptions import StoreUnavailable
+from django_quota.signals import Announcement, store_back, store_lost
+
+logger = logging.getLogger("django_quota")
+
+SETTLED = 1.0
+"""Seconds without a failure after which an answer ends an outage: a store that comes and goes is told of once."""
+
+
+class Outages:
+    """The outages of one store, as a process sees them. `clock`: returns seconds that never go back."""
+
+    __slots__ = ("_began", "_changing", "_clock", "_failed", "_only_writes", "is_on")
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._changing = threading.Lock()
+        self._began = 0.0
+        self._failed = 0.0
+        """When it failed last."""
+        self._only_writes = False
+        """Whether it answered what changes nothing even then: only a change shows that it is back."""
+        self.is_on = False
+        """Whether there is one now."""
+
+    def failed(self, error: StoreUnavailable, subjects: Sequence[str]) -> list[Announcement]:
+        """Note a failure for these subjects; log what is new of it, and return what is to be announced."""
+        if error.only_here:
+            _complain(tuple(dict.fromkeys(subjects)), error.reason)
+            return []
+        with self._changing:
+            self._failed = self._clock()
+            self._only_writes = self._only_writes or error.only_writes
+            if self.is_on:
+                return []
+            self._began = self._failed
+            self.is_on = True
+            ongoing.add(self)
+        logger.error("%s. Rules decide by on_unavailable until it answers again.", str(error).rstrip("."))
+        return [(store_lost, {"reason": error.reason})]
+
+    def answered(self, *, wrote: bool = True) -> list[Announcement]:
+        """Note an answer; log the end of an outage, and return what is to be announced.
+
+        `wrote`: whether the answer shows that the store can change what it keeps.
+        """
+        with self._changing:
+            now = self._clock()
+            if not self.is_on or (self._only_writes and not wrote) or now < self._failed + SETTLED:
+                return []
+            self.is_on = self._only_writes = False
+            ongoing.discard(self)
+            seconds = now - self._began
+        logger.warning("The quota store answers again, after %.1f s.", seconds)
+        return [(store_back, {"seconds": seconds})]
+
+
+ongoing: set[Outages] = set()
+"""The outages that there are now."""
+
+
+@lru_cache(maxsize=256)
+def _complain(subjects: tuple[str, ...], reason: str) -> None:
+    """Say once that what lies in Redis for these subjects is not ours, or spoilt."""
+    logger.error(
+        "What Redis holds for %s is not what we keep there: %s. Rules decide by on_unavailable until it is deleted.",
+        " and ".join(map(repr, subjects)),
+        reason.rstrip("."),
+    )

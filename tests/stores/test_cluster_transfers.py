@@ -1,0 +1,466 @@
+"""Transfers on a real Redis Cluster: the totals lie on several servers, and what fails leaves nothing half done."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+
+from django_quota import counter
+from django_quota.clock import SECOND
+from django_quota.exceptions import ConfigurationError, CounterError, StoreUnavailable
+from django_quota.limiter import get_limiter
+from django_quota.operations.base import Operation
+from django_quota.operations.counters import MOST, Passage, Transfer
+from django_quota.operations.transfers import LEASE, MARGIN, OVERDUE, Close, Receive, Send, Settle
+from django_quota.stores.cluster_store import ClusterStore
+from django_quota.stores.slots import slot_of
+from django_quota.sweeping import Report, Sweeper
+from django_quota.testing import freeze
+from tests.clusters import Cluster, running_cluster
+from tests.commands import wait_until
+from tests.conftest import cluster_caches, cluster_program
+from tests.processes import ended, forks, processes, started, threads_ran
+
+COINS = counter("coins")
+ACCOUNTS = [f"user:{number}" for number in range(20)]
+EACH = 100
+Do = Callable[..., Any]
+
+
+def total_of(subject: str) -> str:
+    return f"quota:1:{{{subject}}}:c:coins"
+
+
+def now() -> int:
+    return time.time_ns() // 1_000
+
+
+def swept(**options: Any) -> Report:
+    """Sweep when all that was left on the way is overdue."""
+    store: Any = get_limiter().store
+    with freeze(now() + OVERDUE + SECOND):
+        return Sweeper(store, "quota", budget_ms=1_000, **options).sweep(threading.Event(), lambda count: None)
+
+
+def totals() -> list[int]:
+    return [COINS.get(name) for name in ACCOUNTS]
+
+
+def filled() -> None:
+    for name in ACCOUNTS:
+        COINS.set(name, EACH)
+
+
+def any_of(chance: random.Random) -> tuple[str, str, int]:
+    """Return a giver, a taker and an amount."""
+    return chance.choice(ACCOUNTS), chance.choice(ACCOUNTS), chance.randint(1, 60)
+
+
+def ttls(cluster: Cluster) -> list[int]:
+    return [server.client.pttl(key) for server in cluster.primaries() for key in server.client.scan_iter()]
+
+
+def on_the_way(cluster: Cluster) -> list[str]:
+    found = cluster.keys()
+    return [key for key in found if ":m:" in key]
+
+
+def pair(cluster: Cluster) -> tuple[str, str]:
+    """Return two accounts on different servers."""
+    first = ACCOUNTS[0]
+    other = next(each for each in ACCOUNTS if cluster.owner(total_of(each)) is not cluster.owner(total_of(first)))
+    return first, other
+
+
+@pytest.fixture(params=["sync", "async"])
+def do(request: pytest.FixtureRequest) -> Do:
+    """Move amounts, sync or async."""
+    if request.param == "sync":
+        return COINS.transfer
+    return lambda *asked: asyncio.run(COINS.atransfer(*asked))
+
+
+class Faults:
+    """Lets steps of transfers fail: before they were done, or after."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.before: Callable[[Operation], bool] = lambda operation: False
+        self.after: Callable[[Operation], bool] = lambda operation: False
+        run_all, arun_all = ClusterStore.run_all, ClusterStore.arun_all
+
+        def failing(store: ClusterStore, operations: Sequence[Operation], now: int | None) -> list[Any]:
+            self._fail(self.before, operations)
+            replies = run_all(store, operations, now)
+            self._fail(self.after, operations)
+            return replies
+
+        async def afailing(store: ClusterStore, operations: Sequence[Operation], now: int | None) -> list[Any]:
+            self._fail(self.before, operations)
+            replies = await arun_all(store, operations, now)
+            self._fail(self.after, operations)
+            return replies
+
+        monkeypatch.setattr(ClusterStore, "run_all", failing)
+        monkeypatch.setattr(ClusterStore, "arun_all", afailing)
+
+    def _fail(self, fails: Callable[[Operation], bool], operations: Sequence[Operation]) -> None:
+        if any(isinstance(each, (Send, Receive, Settle, Close)) and fails(each) for each in operations):
+            raise StoreUnavailable("gone")
+
+    def over(self) -> None:
+        self.before = self.after = lambda operation: False
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
+    made = Faults(monkeypatch)
+    yield made
+    made.over()
+
+
+def is_a(step: type[Operation]) -> Callable[[Operation], bool]:
+    return lambda operation: isinstance(operation, step)
+
+
+class TestOne:
+    def test_it_moves_all_or_nothing(self, cluster: Cluster, do: Do) -> None:
+        one, two = pair(cluster)
+        COINS.set(one, 10)
+        assert [do(one, two, n) for n in (4, 7, 6, 1, 0)] == [True, False, True, False, True]
+        assert (COINS.get(one), COINS.get(two)) == (0, 10)
+        COINS.set(one, -5)
+        assert (do(one, two, 0), do(two, one, 3), COINS.get(one), COINS.get(two)) == (False, True, -2, 7)
+        assert not on_the_way(cluster)
+
+    def test_one_slot_is_one_call_and_nothing_is_noted(self, cluster: Cluster, do: Do) -> None:
+        COINS.set(ACCOUNTS[0], 5)
+        assert [do(ACCOUNTS[0], ACCOUNTS[0], n) for n in (5, 6)] == [True, False]
+        assert cluster.keys() == {total_of(ACCOUNTS[0])}
+        asked = [total_of(ACCOUNTS[0]), f"quota:1:{{{ACCOUNTS[0]}}}:c:other"]
+        store: Any = get_limiter().store
+        assert store.run(Transfer(asked, 2, SECOND, Passage("x", "", ""))) == [1]
+
+    def test_that_it_has_come_is_remembered_for_two_hours(self, cluster: Cluster, do: Do) -> None:
+        one, two = pair(cluster)
+        COINS.set(one, 5)
+        began = time.monotonic()
+        do(one, two, 3)
+        inbox = f"quota:1:{{{two}}}:n:coins"
+        left = cluster.owner(inbox).client.pttl(inbox) / 1_000
+        assert 7_200 - (time.monotonic() - began) - 1 <= left <= 7_201
+
+    def test_a_number_of_64_bits_goes_as_it_is(self, cluster: Cluster, do: Do) -> None:
+        one, two = pair(cluster)
+        COINS.set(one, MOST - 1)
+        assert do(one, two, MOST) is False
+        assert do(one, two, MOST - 1) is True
+        assert (COINS.get(one), COINS.get(two)) == (0, MOST - 1)
+
+    def test_what_the_taker_cannot_hold_is_given_back_and_named(self, cluster: Cluster, do: Do) -> None:
+        one, two = pair(cluster)
+        COINS.set(one, 5)
+        COINS.set(two, MOST - 4)
+        for _ in range(2):
+            with pytest.raises(CounterError, match="out of 64 bits") as error:
+                do(one, two, 5)
+            assert (error.value.subject, COINS.get(one), COINS.get(two)) == (two, 5, MOST - 4)
+        assert do(one, two, 4) is True
+        assert not on_the_way(cluster)
+
+    @pytest.mark.parametrize("wrong", ["list", "word"])
+    def test_what_is_no_total_is_told_and_all_stays(self, cluster: Cluster, do: Do, wrong: str) -> None:
+        one, two = pair(cluster)
+        COINS.set(one, 5)
+        client = cluster.owner(total_of(two)).client
+        client.rpush(total_of(two), "x") if wrong == "list" else client.set(total_of(two), "007")
+        client.expire(total_of(two), 60)
+        before = client.dump(total_of(two))
+        for giver, taker in ((one, two), (two, one)):
+            with pytest.raises(CounterError, match=r"what lies under .* is no counter") as error:
+                do(giver, taker, 5)
+            assert error.value.subject == two
+        assert (COINS.get(one), client.dump(total_of(two))) == (5, before)
+        assert not on_the_way(cluster)
+
+    @pytest.mark.parametrize("key", ["m", "n"])
+    def test_notes_that_something_else_stands_in_place_of_are_unavailable(
+        self, cluster: Cluster, do: Do, key: str
+    ) -> None:
+        one, two = pair(cluster)
+        COINS.set(one, 5)
+        place = f"quota:1:{{{one if key == 'm' else two}}}:{key}:coins"
+        cluster.owner(place).client.set(place, "x", ex=60)
+        with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
+            do(one, two, 3)
+        assert COINS.get(two) == 0
+        assert COINS.get(one) == (5 if key == "m" else 2)
+        cluster.owner(place).client.delete(place)
+        assert swept().carried == (key == "n")
+        assert COINS.get(one) + COINS.get(two) == 5
+
+    def test_every_key_has_a_ttl_at_every_step(self, cluster: Cluster, do: Do, faults: Faults) -> None:
+        one, two = pair(cluster)
+        COINS.set(one, 50)
+        for step in (Send, Receive, Settle, Close):
+            for kind in ("before", "after"):
+                faults.over()
+                setattr(faults, kind, is_a(step))
+                if step is Close:
+                    assert do(one, two, 1)
+                else:
+                    with pytest.raises(StoreUnavailable):
+                        do(one, two, 1)
+                assert min(ttls(cluster)) > 0
+        faults.over()
+        assert swept().on_the_way == 0
+        inbox = f"quota:1:{{{two}}}:n:coins"
+        left = cluster.owner(inbox).client.pttl(inbox)
+        assert left > (LEASE + MARGIN) / 1_000
+        assert COINS.get(one) + COINS.get(two) == 50
+        assert not on_the_way(cluster)
+
+    @pytest.mark.parametrize("kind", ["before", "after"])
+    @pytest.mark.parametrize("step", [Receive, Settle])
+    def test_what_is_left_is_carried_on_by_the_next_transfer_of_the_giver(
+        self, cluster: Cluster, do: Do, faults: Faults, step: type[Operation], kind: str
+    ) -> None:
+        one, two = pair(cluster)
+        COINS.set(one, 9)
+        setattr(faults, kind, is_a(step))
+        with freeze(now() - 2 * OVERDUE), pytest.raises(StoreUnavailable):
+            do(one, two, 3)
+        faults.over()
+        assert COINS.get(one) == 6
+        assert do(one, ACCOUNTS[-1], 1)
+        assert (COINS.get(one), COINS.get(two)) == (5, 3)
+        assert not on_the_way(cluster)
+
+    def test_several_slots_in_one_call_are_a_clear_error(self, cluster: Cluster) -> None:
+        store: Any = get_limiter().store
+        one, two = pair(cluster)
+        asked = Transfer([total_of(one), total_of(two)], 1, SECOND, Passage("", "", ""))
+        with pytest.raises(ConfigurationError, match="several slots"):
+            store.run_all([asked], None)
+
+
+class Movers:
+    """Threads and tasks that move amounts among all accounts."""
+
+    def __init__(self, threads: int = 4, tasks: int = 4) -> None:
+        self.moved = self.refused = self.failed = 0
+        self.errors: list[BaseException] = []
+        self._threads, self._tasks = threads, tasks
+
+    def run(self, goes_on: Callable[[int], bool]) -> None:
+        """Go on for as long as `goes_on`, asked with how often one has moved, says so."""
+        with ThreadPoolExecutor(self._threads + 1) as pool:
+            running = [pool.submit(self._sync, random.Random(seed), goes_on) for seed in range(self._threads)]
+            running.append(pool.submit(asyncio.run, self._all(goes_on)))
+            for each in running:
+                each.result()
+
+    def _sync(self, chance: random.Random, goes_on: Callable[[int], bool]) -> None:
+        done = 0
+        while goes_on(done):
+            done += 1
+            try:
+                self._note(COINS.transfer(*any_of(chance)))
+            except StoreUnavailable:
+                self.failed += 1
+
+    async def _all(self, goes_on: Callable[[int], bool]) -> None:
+        await asyncio.gather(*(self._async(random.Random(-seed), goes_on) for seed in range(self._tasks)))
+
+    async def _async(self, chance: random.Random, goes_on: Callable[[int], bool]) -> None:
+        done = 0
+        while goes_on(done):
+            done += 1
+            try:
+                self._note(await COINS.atransfer(*any_of(chance)))
+            except StoreUnavailable:
+                self.failed += 1
+
+    def _note(self, moved: bool) -> None:
+        self.moved += moved
+        self.refused += not moved
+
+
+def all_is_there() -> int:
+    """Sweep until nothing is on the way: a server may still read what was sent; return how many were carried on."""
+    carried = []
+
+    def is_there() -> bool:
+        found = swept()
+        carried.append(found.carried)
+        return found.on_the_way == 0 and sum(totals()) == 20 * EACH
+
+    wait_until(is_there)
+    assert min(totals()) >= 0
+    return sum(carried)
+
+
+class TestMany:
+    def test_threads_and_tasks_keep_the_sum_whatever_fails(self, cluster: Cluster, faults: Faults) -> None:
+        filled()
+        chance = random.Random(5)
+        faults.before = faults.after = lambda operation: chance.random() < 0.03
+        movers = Movers()
+        movers.run(lambda done: done < 250)
+        faults.over()
+        left = on_the_way(cluster)
+        assert min(totals()) >= 0
+        assert left
+        assert min(movers.moved, movers.refused, movers.failed) > 20
+        report = swept(dry_run=True)
+        assert (sum(totals()) < 20 * EACH, report.carried > 0, report.on_the_way) == (True, True, 0)
+        again = swept()
+        assert (again.carried, again.on_the_way) == (report.carried, 0)
+        assert min(totals()) >= 0
+        assert sum(totals()) == 20 * EACH
+        assert not on_the_way(cluster)
+        assert min(ttls(cluster)) > 0
+        assert len({cluster.owner(total_of(name)).port for name in ACCOUNTS}) == 3
+        print(f"{movers.moved} moved, {movers.refused} refused, {movers.failed} failed, {report.carried} carried on")
+
+    def test_several_sweeps_at_once_carry_each_on_once(self, cluster: Cluster, faults: Faults) -> None:
+        filled()
+        chance = random.Random(6)
+        faults.after = lambda operation: isinstance(operation, (Send, Receive, Settle)) and chance.random() < 0.5
+        Movers(tasks=2).run(lambda done: done < 40)
+        faults.over()
+        assert len(on_the_way(cluster)) > 10
+        with ThreadPoolExecutor(4) as pool:
+            for each in [pool.submit(swept) for _ in range(4)]:
+                assert each.result().on_the_way == 0
+        assert sum(totals()) == 20 * EACH
+        assert not on_the_way(cluster)
+
+    def test_tasks_that_are_cancelled_leave_the_sum(self, cluster: Cluster) -> None:
+        async def cancelled(seed: int) -> bool:
+            chance = random.Random(seed)
+            task = asyncio.ensure_future(COINS.atransfer(*any_of(chance)))
+            for _ in range(chance.randint(1, 120)):
+                await asyncio.sleep(0)
+            return task.cancel()
+
+        async def many() -> int:
+            await asyncio.gather(
+                *(COINS.atransfer(*any_of(random.Random(-seed))) for seed in range(20))
+            )  # is connected
+            return sum([await cancelled(seed) for seed in range(400)])
+
+        filled()
+        assert asyncio.run(many()) > 40
+        carried = all_is_there()
+        assert carried
+        print(f"{carried} carried on")
+
+    @forks
+    @threads_ran
+    def test_processes_that_are_killed_leave_the_sum(self, cluster: Cluster) -> None:
+        filled()
+        get_limiter().store.close()
+        told, report = os.pipe()
+
+        def work(seed: int) -> None:
+            chance = random.Random(seed)
+            while True:
+                COINS.transfer(*any_of(chance))
+                os.write(report, b".")
+
+        with processes() as children:
+            for seed in range(60):
+                children.append(started(partial(work, seed)))
+                if len(children) == 3:
+                    os.read(told, 50)
+                    os.kill(children[0], signal.SIGKILL)
+                    assert ended([children.pop(0)]) == [-signal.SIGKILL]
+        os.close(report)
+        os.close(told)
+        print(f"{all_is_there()} carried on, of 60 processes that were killed")
+
+
+def test_a_taker_that_hangs_gets_the_amount_once_though_it_hears_of_it_when_it_wakes(settings: Any) -> None:
+    with running_cluster(cluster_program()) as own:
+        settings.CACHES = cluster_caches(own, socket_timeout=0.3, socket_connect_timeout=0.3)
+        one, two = pair(own)
+        COINS.set(one, 9)
+        assert COINS.transfer(one, two, 1)
+        taker = own.owner(total_of(two))
+        taker.process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(StoreUnavailable):
+                COINS.transfer(one, two, 3)
+        finally:
+            taker.process.send_signal(signal.SIGCONT)
+        wait_until(lambda: all(server.client.cluster("info")["cluster_state"] == "ok" for server in own.servers))
+        wait_until(lambda: taker.client.get(total_of(two)) == b"4")
+        assert COINS.get(one) == 5
+        assert on_the_way(own)
+        assert swept().carried == 1
+        assert (COINS.get(one), COINS.get(two), on_the_way(own)) == (5, 4, [])
+
+
+class TestTheSweep:
+    def left(self, cluster: Cluster, faults: Faults) -> tuple[str, str]:
+        """Leave an amount on the way, overdue."""
+        one, two = pair(cluster)
+        COINS.set(one, 5)
+        faults.before = is_a(Receive)
+        with freeze(now() - 2 * OVERDUE), pytest.raises(StoreUnavailable):
+            COINS.transfer(one, two, 3)
+        return one, two
+
+    def test_the_command_says_what_it_carries_on(self, cluster: Cluster, faults: Faults) -> None:
+        one, two = self.left(cluster, faults)
+
+        def told(**options: Any) -> str:
+            out = io.StringIO()
+            call_command("quota_sweep", stdout=out, stderr=io.StringIO(), **options)
+            return out.getvalue()
+
+        assert "Would carry on 1 amounts that transfers had left on the way.\n" in told(dry_run=True)
+        assert (COINS.get(one), COINS.get(two)) == (2, 0)
+        assert "Carried on 0 amounts that transfers had left on the way; 1 could not be" in told()
+        found = json.loads(told(json=True))
+        assert (found["carried"], found["on_the_way"]) == (0, 1)
+        faults.over()
+        assert json.loads(told(json=True, rule="any"))["carried"] == 0
+        assert json.loads(told(json=True))["carried"] == 1
+        assert (COINS.get(one), COINS.get(two)) == (2, 3)
+        assert "left on the way" not in told()
+
+    def test_what_came_is_forgotten_in_time(self, cluster: Cluster) -> None:
+        one, two = pair(cluster)
+        COINS.set(one, 5)
+        with freeze(now() - LEASE - MARGIN - SECOND):
+            COINS.transfer(one, two, 3)
+        inbox = f"quota:1:{{{two}}}:n:coins"
+        assert cluster.keys() == {total_of(one), total_of(two), inbox}
+        assert swept().emptied == 1
+        assert cluster.keys() == {total_of(one), total_of(two)}
+
+    def test_a_server_that_is_gone_holds_up_nothing_else(self, cluster: Cluster, faults: Faults) -> None:
+        one, two = self.left(cluster, faults)
+        three = next(
+            each for each in ACCOUNTS if slot_of(total_of(each)) not in {slot_of(total_of(n)) for n in (one, two)}
+        )
+        with freeze(now() - 2 * OVERDUE), pytest.raises(StoreUnavailable):
+            COINS.transfer(one, three, 2)
+        faults.before = lambda operation: isinstance(operation, Receive) and operation.keys[0] == total_of(two)
+        report = swept()
+        assert (report.carried, report.on_the_way, report.complete) == (1, 1, True)
+        assert (COINS.get(two), COINS.get(three)) == (0, 2)

