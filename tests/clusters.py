@@ -7,7 +7,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -45,9 +45,17 @@ class Server:
     """One server of a cluster."""
 
     port: int
-    process: subprocess.Popen[bytes]
+    command: Sequence[str]
+    log: Path
     client: Any  # redis-py leaves its cluster commands untyped
     id: str = ""
+    process: subprocess.Popen[bytes] = field(init=False)
+
+    def start(self) -> None:
+        """Start it, for the first time or once more in the same place, and wait until it answers."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
+        _until(lambda: _answers(self.client))
 
     def kill(self) -> None:
         self.process.kill()
@@ -124,37 +132,36 @@ def can_cluster(program: Path) -> bool:
 
 
 @contextmanager
-def running_cluster(program: Path, primaries: int = 3, replicas: int = 0) -> Iterator[Cluster]:
-    """Run a cluster; `replicas`: of each primary."""
+def running_cluster(program: Path, primaries: int = 3, replicas: int = 0, **options: Any) -> Iterator[Cluster]:
+    """Run a cluster; `replicas`: of each primary; `options` of its servers, such as `appendonly="yes"`."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quota-cluster-")))
         cluster = Cluster(program)
         for port in free_ports(primaries * (1 + replicas)):
             place = folder / str(port)
             place.mkdir()
-            cluster.servers.append(stack.enter_context(_running(program, place, port)))
+            cluster.servers.append(stack.enter_context(_running(program, place, port, options)))
         _join(cluster, primaries)
         yield cluster
 
 
 @contextmanager
-def _running(program: Path, folder: Path, port: int) -> Iterator[Server]:
+def _running(program: Path, folder: Path, port: int, given: dict[str, Any]) -> Iterator[Server]:
     options = {
         "port": port, "bind": "127.0.0.1", "dir": folder, "save": "", "appendonly": "no", "cluster-enabled": "yes",
         "cluster-node-timeout": NODE_TIMEOUT, "cluster-config-file": "nodes.conf", "repl-diskless-sync-delay": 0,
-        "cluster-replica-validity-factor": 0,
+        "cluster-replica-validity-factor": 0, **{name.replace("_", "-"): value for name, value in given.items()},
     }  # fmt: skip
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([str(program), *words], stdout=log, stderr=log)
     made: Any = redis.Redis(port=port, socket_timeout=5)
     with made as client:
+        server = Server(port, [str(program), *words], folder / "log", client)
         try:
-            _until(lambda: _answers(client))
-            yield Server(port, process, client, client.execute_command("CLUSTER MYID").decode())
+            server.start()
+            server.id = client.execute_command("CLUSTER MYID").decode()
+            yield server
         finally:
-            process.kill()
-            process.wait()
+            server.kill()
 
 
 def _join(cluster: Cluster, primaries: int) -> None:

@@ -229,6 +229,7 @@ def test_an_async_receiver_hears_of_it_in_an_event_loop(mute: Mute, clock: Clock
         (theirs.ConnectionError("Error 111 connecting to 127.0.0.1:1. Connection refused."), True),
         (theirs.ConnectionError("Connection closed by server."), False), (ConnectionResetError(), False),
         (theirs.ConnectionError("Error while reading from /tmp/s : (104, 'Connection reset by peer')"), False),
+        (theirs.ConnectionError("Error UNKNOWN while writing to socket. Connection lost."), False),
         (theirs.TimeoutError("Timeout"), True), (OSError(), True),
         (theirs.BusyLoadingError("LOADING Redis is loading the dataset in memory"), True),
         (theirs.ReadOnlyError("You can't write against a read only replica."), False),

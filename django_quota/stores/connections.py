@@ -34,6 +34,7 @@ from django_quota.exceptions import ConfigurationError, did_you_mean, without_se
 from django_quota.stores.cluster import CLUSTER_HINT, ClusterClient, location_problem
 from django_quota.stores.sentinel import ask_in_time, async_sentinel_client
 from django_quota.stores.timeouts import with_timeouts
+from django_quota.stores.wire import WITHOUT_NOTICES
 
 _SYNC_ONLY = frozenset(
     {"url", "parser_class", "connection_class", "retry", "retry_on_error", "retry_on_timeout", "timeout", "queue_class"}
@@ -313,8 +314,9 @@ def async_client(alias: str, at: tuple[str, int] | None = None) -> AsyncClient:
     factory = get_connection_factory(options=options)  # before django-redis 7 it is not the first argument
     given = {**factory.make_connection_params(url), **options.get("CONNECTION_POOL_KWARGS", {})}
     max_connections = int(given.pop("max_connections", ASYNC_CONNECTIONS))
-    kwargs: dict[str, Any] = with_timeouts({name: given[name] for name in given if name not in _SYNC_ONLY})
+    kwargs: dict[str, Any] = {name: value for name, value in given.items() if name not in _SYNC_ONLY}
     slots = asyncio.Semaphore(max_connections)
+    kwargs = {**with_timeouts(kwargs), **WITHOUT_NOTICES}
     kwargs["retry"] = Retry(NoBackoff(), 0)
     if isinstance(factory, SentinelConnectionFactory):
         kwargs["connection_class"] = given.get("connection_class")

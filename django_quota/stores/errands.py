@@ -108,6 +108,10 @@ class Errands:
         return [Taken(errand, command) for errand, command in asked if command is not None]
 
 
+_SERVES_NOTHING = frozenset({"ClusterDownError", "MovedError", "AskError", "TryAgainError"})
+"""Answers of a server that says nothing about a key: it, or the key's slot, is out of order or on the move."""
+
+
 class Watch:
     """A key whose absence shows that Redis has lost its memory: an errand that looks for it.
 
@@ -127,6 +131,8 @@ class Watch:
 
     def answered(self, reply: Any) -> None:
         """Take the answer; what follows from it waits for `tell`."""
+        if type(reply).__name__ in _SERVES_NOTHING:
+            return  # which is told of as an outage; it is asked again
         if isinstance(reply, ResponseError):
             if not self._is_refused:
                 logger.error("Redis does not say whether it has kept the overrides: %s", reply)

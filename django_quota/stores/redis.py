@@ -60,8 +60,7 @@ class RedisStore:
                 reply = self._exchange(command)
             except NoScriptError:
                 self._errands.hurry()  # a server that does not know our script may be a new one
-                self._exchange(("SCRIPT", "LOAD", operation.script.text))
-                reply = self._exchange(command)
+                reply = self._exchange(_in_full(operation, command))
         except (RedisError, OSError) as error:
             self._note(error)
             raise ours(error) from error
@@ -157,8 +156,7 @@ class RedisStore:
                 reply = await self._aexchange(client, command)
             except NoScriptError:
                 self._errands.hurry()  # a server that does not know our script may be a new one
-                await self._aexchange(client, ("SCRIPT", "LOAD", operation.script.text))
-                reply = await self._aexchange(client, command)
+                reply = await self._aexchange(client, _in_full(operation, command))
         except (RedisError, OSError) as error:
             self._note(error)
             raise ours(error) from error
@@ -243,6 +241,11 @@ def command_of(operation: Operation, now: int | None) -> list[str | int]:
     ]  # fmt: skip
 
 
+def _in_full(operation: Operation, command: Sequence[str | int]) -> list[str | int]:
+    """Return the EVAL for an EVALSHA: it brings the script along, which can be forgotten again right after a load."""
+    return ["EVAL", operation.script.text, *command[2:]]
+
+
 def time_of(client: Redis) -> int:
     """Return the server's time in microseconds."""
     seconds, microseconds = client.time()
@@ -270,7 +273,7 @@ _OF_WRITES = ("READONLY", "OOM", "MISCONF", "NOREPLICAS")
 """What they say where only what changes nothing is answered, such as a refusal."""
 
 
-_CUT = ("closed by server", "reset by peer", "broken pipe")
+_CUT = ("closed by server", "reset by peer", "broken pipe", "connection lost")
 """What redis-py says of a connection that was cut."""
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
 
 import redis.asyncio as aioredis
 
@@ -14,6 +16,23 @@ _WANTS_COMMAND = inspect.signature(aioredis.ConnectionPool.get_connection).param
 )
 FOR_COMMAND: tuple[str, ...] = ("EVALSHA",) if _WANTS_COMMAND else ()
 """What an async pool's `get_connection` takes."""
+
+
+def _without_notices() -> Mapping[str, Any]:
+    option = "maint_notifications_config"
+    if (
+        option not in inspect.signature(aioredis.ConnectionPool.__init__).parameters
+    ):  # an older redis-py: there are none
+        return {}
+    return {option: import_module("redis.maint_notifications").MaintNotificationsConfig(enabled=False)}
+
+
+WITHOUT_NOTICES = _without_notices()
+"""Options of an async pool that looks whether a connection is still there before it hands it out.
+
+Where redis-py listens to notices of maintenance, as it does over TCP unless told not to, its pool does not look: then a
+server that was restarted costs each idle connection a decision, for as long as some are left.
+"""
 
 
 class Cancellation:

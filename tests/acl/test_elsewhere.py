@@ -30,7 +30,7 @@ OF_CLUSTER, OF_DATABASE = BESIDES[0].split(), BESIDES[1].split()
 
 
 def test_the_page_names_them() -> None:
-    assert OF_CLUSTER == ["+cluster|slots", "+asking"]
+    assert OF_CLUSTER == ["+cluster|slots", "+asking", "+script|load"]
     assert OF_DATABASE == ["+select"]
 
 
@@ -127,7 +127,7 @@ class TestCluster:
         assert len(found) == len(steps) + 1
 
     def test_without_the_slots_nothing_is_found(self, guarded: Cluster, settings: Any) -> None:
-        self.be(guarded, settings, "quota-web", "+asking")
+        self.be(guarded, settings, "quota-web", "+asking", "+script|load")
         with pytest.raises(QuotaError):
             once("event", "1")
         assert self.denied(guarded) == {"cluster"}
@@ -136,7 +136,7 @@ class TestCluster:
     def test_without_asking_a_slot_that_moves_is_out_of_reach(
         self, guarded: Cluster, settings: Any, asking: bool
     ) -> None:
-        self.be(guarded, settings, "quota-web", "+cluster|slots", *(["+asking"] if asking else []))
+        self.be(guarded, settings, "quota-web", "+cluster|slots", "+script|load", *(["+asking"] if asking else []))
         assert once("event", "warm")
         (key,) = _operation("event", "moving", 60).keys  # one key: several of them would be told to try again
         source = guarded.owner(key)

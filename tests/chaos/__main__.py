@@ -1,6 +1,6 @@
 """Harm a Redis in every way we know while workers use it, and say what came of it; status 1 where a promise is broken.
 
-`python -m tests.chaos [--scene NAME] [--seconds N] [--json FILE] [--write]`, or `make chaos`.
+`python -m tests.chaos [--scene NAME] [--seconds N] [--server PROGRAM] [--json FILE] [--write]`, or `make chaos`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -18,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from django_quota.testing import server_programs
 from tests.chaos.cost import cost_without_redis
 from tests.chaos.driver import USUAL, Pace, play
-from tests.chaos.figures import Allowance, broken, told_too_often
+from tests.chaos.figures import broken, told_too_often
 from tests.chaos.report import PAGE, Report, Row, written_into
 from tests.chaos.scenes import SCENES, Scene, scene_named
 
@@ -34,6 +35,7 @@ def main() -> None:
     names = [scene.name for scene in SCENES]
     parser.add_argument("--scene", action="append", choices=names, help="only this one; may be given several times")
     parser.add_argument("--seconds", type=float, default=USUAL.harm, metavar="N", help="how long each harm lasts")
+    parser.add_argument("--server", type=Path, metavar="PROGRAM", help="the redis-server; else the first that is found")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file, too")
     parser.add_argument("--write", action="store_true", help=f"write the table into {PAGE.name}")
     options = parser.parse_args()
@@ -42,7 +44,8 @@ def main() -> None:
     console = Console()
     if not console.is_terminal:
         console.width = WIDTH  # a file or a log has no width of its own
-    report = run([scene_named(name) for name in options.scene or names], replace(USUAL, harm=options.seconds), console)
+    scenes = [scene_named(name) for name in options.scene or names]
+    report = run(scenes, replace(USUAL, harm=options.seconds), options.server or server_programs()[0], console)
     report.show(console)
     if options.json:
         options.json.write_text(json.dumps(report.as_json(), indent=2) + "\n", encoding="utf-8")
@@ -51,29 +54,30 @@ def main() -> None:
     sys.exit(1 if report.broken else 0)
 
 
-def run(scenes: list[Scene], pace: Pace, console: Console) -> Report:
-    """Play scenes one after the other, and time a view."""
+def run(scenes: list[Scene[Any]], pace: Pace, program: Path, console: Console) -> Report:
+    """Play those scenes one after the other that the program can play, and time a view."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    not_played = {scene.title: lack for scene in scenes if (lack := scene.needs(program))}
+    scenes = [scene for scene in scenes if scene.title not in not_played]
     rows = []
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=len(scenes) + 1)
         for scene in scenes:
             progress.update(task, description=scene.title)
-            rows.append(_row(scene, pace))
+            rows.append(_row(scene, pace, program))
             progress.advance(task)
         progress.update(task, description="A view without Redis")
         cost = cost_without_redis(BATCHES)
-    return Report(_version(), pace, rows, cost)
+    return Report(_version(program), pace, rows, cost, not_played)
 
 
-def _row(scene: Scene, pace: Pace) -> Row:
-    found, _ = play(scene, pace)
-    allowance = Allowance(scene.losses, scene.outages)
-    return Row(scene, found, [*broken(found, allowance), *told_too_often(found, allowance)])
+def _row(scene: Scene[Any], pace: Pace, program: Path) -> Row:
+    found, _ = play(scene, pace, program)
+    return Row(scene, found, [*broken(found, scene.allowance), *told_too_often(found, scene.allowance)])
 
 
-def _version() -> str:
-    words = subprocess.run([server_programs()[0], "--version"], capture_output=True, text=True, check=True).stdout
+def _version(program: Path) -> str:
+    words = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
     return words.partition("v=")[2].partition(" ")[0]
 
 

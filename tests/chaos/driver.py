@@ -18,16 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import django_quota
-from django_quota.testing import server_programs
-from tests.chaos.figures import Allowance, Figures, Times, figures
-from tests.chaos.records import Account
+from tests.chaos.figures import Figures, Times, figures
+from tests.chaos.records import Account, Stall
 from tests.chaos.scenes import Place, Scene
 from tests.chaos.servers import until
+from tests.chaos.stalls import measured_of
 
 ROOT = Path(django_quota.__file__).parent.parent
 KINDS = ("sync", "async")
-BLOW = 0.05
-"""Seconds between two blows of a scene that has several."""
 ENDING = 20.0
 """Seconds that a worker may take to end."""
 
@@ -44,32 +42,37 @@ class Pace:
 
 USUAL = Pace(before=4, harm=4.2, after=5, rate=200)
 """The harm is over shortly after a worker has asked in vain, which is once a second: the way back is a long one."""
-BRIEF = Pace(before=1.7, harm=0.6, after=2.8, rate=60)
+BRIEF = Pace(before=0.7, harm=0.6, after=2.8, rate=90)
 
 
-def play(scene: Scene, pace: Pace) -> tuple[Figures, list[Account]]:
-    """Play a scene; return its figures and what the workers have to say."""
-    program = server_programs()[0]
+def play(scene: Scene[Any], pace: Pace, program: Path) -> tuple[Figures, list[Account]]:
+    """Play a scene with a server program; return its figures and what the workers have to say."""
     with tempfile.TemporaryDirectory(prefix="quota-chaos-") as name:
         folder = Path(name)
         with scene.place(program, folder) as place, _workers(folder, place.caches, pace.rate) as workers:
-            time.sleep(pace.before)
-            times = _harm(scene, place, pace.harm)
-            time.sleep(pace.after)
-            for worker in workers:
-                worker.stop()
+            stalls: dict[int, list[Stall]] = {}
+            with measured_of(place.pids, stalls):
+                for worker in workers:
+                    worker.until_known()
+                time.sleep(pace.before)
+                times = _harm(scene, place, pace.harm)
+                time.sleep(pace.after)
+                for worker in workers:
+                    worker.enough()
+                for worker in workers:
+                    worker.until_done()
             accounts = [worker.account() for worker in workers]
-    return figures(accounts, times, Allowance(scene.losses, scene.outages)), accounts
+    return figures(accounts, times, scene.allowance, stalls.values()), accounts
 
 
-def _harm(scene: Scene, place: Place, seconds: float) -> Times:
+def _harm(scene: Scene[Any], place: Place[Any], seconds: float) -> Times:
     harmed = time.monotonic()
-    with scene.harm(place.server):
+    with scene.harm(place.target):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if scene.again is not None:
-                scene.again(place.server)
-            time.sleep(BLOW if scene.again else seconds)
+                scene.again(place.target)
+            time.sleep(scene.every if scene.again else seconds)
     until(place.is_well, "limits that can be counted again")
     return Times(harmed, time.monotonic())
 
@@ -87,23 +90,37 @@ class _Worker:
         )
 
     def until_ready(self) -> None:
-        assert self._process.stdout is not None
-        if self._process.stdout.readline() != b"ready\n":
-            raise RuntimeError("A worker did not start; its own words are above.")
+        self._heard("ready")
 
     def go(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(b"go\n")
-        self._process.stdin.flush()
+        self._say("go")
 
-    def stop(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+    def until_known(self) -> None:
+        """Wait until it knows how many workers there are, which it may have missed at first on a busy machine."""
+        self._heard("known")
+
+    def enough(self) -> None:
+        self._say("enough")
+
+    def until_done(self) -> None:
+        self._heard("done")
 
     def account(self) -> Account:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         if self._process.wait(ENDING):
             raise RuntimeError("A worker failed; its own words are above.")
         return Account.read(self._file)
+
+    def _say(self, word: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{word}\n".encode())
+        self._process.stdin.flush()
+
+    def _heard(self, word: str) -> None:
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != f"{word}\n".encode():
+            raise RuntimeError(f"A worker did not say {word!r}; its own words are above.")
 
     def end(self) -> None:
         self._process.kill()

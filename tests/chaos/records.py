@@ -25,20 +25,45 @@ class Record(NamedTuple):
         return self.ended - self.started
 
 
+class Loss(NamedTuple):
+    """One `store_lost` signal."""
+
+    at: float
+    reason: str
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it came of an answer, or of a connection, that took too long."""
+        return "Timeout" in self.reason
+
+    @property
+    def is_of_breaker(self) -> bool:
+        """Whether nobody was asked, since there had been no answer before."""
+        return any(words in self.reason for words in ("does not answer", "has not answered"))
+
+
+class Stall(NamedTuple):
+    """A process that wanted to look at the clock got to do so late: the machine had other things to do."""
+
+    ended: float
+    seconds: float
+    """How late it was."""
+
+
 @dataclass(slots=True)
 class Account:
     """All that one worker has to say."""
 
     kind: str
     records: list[Record] = field(default_factory=list)
-    lost: int = 0
-    """`store_lost` signals."""
-    slow: int = 0
-    """Those of them that a time-out brought about."""
+    losses: list[Loss] = field(default_factory=list)
     back: int = 0
     """`store_back` signals."""
     logged: list[str] = field(default_factory=list)
     """Lines in the log "django_quota", from WARNING upwards."""
+    stalls: list[Stall] = field(default_factory=list)
+    used: int | None = None
+    """What `site.BESIDE` had counted when all workers had ended; None where Redis did not tell."""
 
     def write(self, path: Path) -> None:
         """Write it to a file."""
@@ -48,5 +73,6 @@ class Account:
     def read(cls, path: Path) -> Account:
         """Read it from a file."""
         told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        told["records"] = [Record(*fields) for fields in told["records"]]
+        for name, kind in (("records", Record), ("losses", Loss), ("stalls", Stall)):
+            told[name] = [kind(*fields) for fields in told[name]]
         return cls(**told)

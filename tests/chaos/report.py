@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tests.chaos.cost import Cost
 from tests.chaos.driver import Pace
 from tests.chaos.figures import Figures
 from tests.chaos.scenes import Scene
-from tests.chaos.site import ALLOW, DENY, LOCAL
+from tests.chaos.site import ALLOW, DENY, LOCAL, PAIR
 
 PAGE = Path(django_quota.__file__).parent.parent / "docs" / "reliability.md"
 BEGIN, END = "<!-- make chaos: begin -->", "<!-- make chaos: end -->"
@@ -32,7 +32,7 @@ NONE = "—"
 
 COLUMNS = (
     "tried", "exceptions", "over, Redis answering", "over, after a loss", "allow", "deny", "local, worst window",
-    "longest ms", "p99 ms", "first s", "all s", "told gone", "told back",
+    "left behind", "longest ms", "p99 ms", "first s", "all s", "told gone", "told back",
 )  # fmt: skip
 
 
@@ -40,7 +40,7 @@ COLUMNS = (
 class Row:
     """One scene, what came of it, and what it has broken."""
 
-    scene: Scene
+    scene: Scene[Any]
     figures: Figures
     broken: Sequence[str]
 
@@ -49,8 +49,10 @@ class Row:
         found = self.figures
         return [
             f"{found.tried:,}", f"{found.failed}", f"{found.over}",
-            f"{found.after_loss}" if self.scene.losses else NONE,
-            f"{found.allowed_without}", f"{found.denied_without}", f"{found.local_worst} of {found.local_bound}",
+            f"{found.after_loss}" if self.scene.allowance.losses else NONE,
+            f"{found.without.get('allow', 0)}", f"{found.without.get('deny', 0)}",
+            f"{found.local_worst} of {found.local_bound}",
+            f"{found.kept}" if self.scene.allowance.gives_back else NONE,
             f"{found.longest * 1_000:.0f}", f"{found.p99 * 1_000:.1f}",
             _seconds(found.first_normal), _seconds(found.all_normal),
             " + ".join(map(str, found.lost)), " + ".join(map(str, found.back)),
@@ -69,6 +71,8 @@ class Report:
     pace: Pace
     rows: Sequence[Row]
     cost: Cost | None
+    not_played: Mapping[str, str] = field(default_factory=dict)
+    """Why a scene could not be played, by its title."""
 
     @property
     def broken(self) -> list[str]:
@@ -84,9 +88,10 @@ class Report:
         taken = (
             f"{platform.python_implementation()} {platform.python_version()}, Django {django.__version__}, "
             f"redis-py {redis.__version__}, Redis {self.server}, {os.cpu_count()} CPUs; a sync and an async worker of "
-            f"{pace.rate} requests a second each, half of them views and half `check()`; {pace.harm:g} s of harm, more "
-            f"where a failover takes it. Rules: {ALLOW.limit} in {ALLOW.window} s (allow), {DENY.limit} a second "
-            f"(deny), {LOCAL.limit} a second (local, {LOCAL.limit // 2} for each of two workers)."
+            f"{pace.rate} requests a second each, views and `check()`; {pace.harm:g} s of harm, more where a failover "
+            f"takes it. Rules: {ALLOW.limit} in {ALLOW.window} s (allow), {DENY.limit} a second (deny), {LOCAL.limit} "
+            f"a second (local, {LOCAL.limit // 2} for each of two workers), and a plan over two subjects: "
+            f"{PAIR.limit} a second (deny) for one, beside a limit that never refuses for the other."
         )
         said = [taken]
         if self.cost is not None:
@@ -105,6 +110,8 @@ class Report:
         for row in self.rows:
             table.add_row(row.scene.title, *row.cells(), style="red" if row.broken else None)
         console.print(table, *(words.replace("**", "") for words in self.words()), sep="\n", soft_wrap=True)
+        for title, why in self.not_played.items():
+            console.print(f"[yellow]Not played[/yellow] {title}: {why}.")
         for words in self.broken:
             console.print(f"[red]Broken[/red] {words}")
 
@@ -112,7 +119,8 @@ class Report:
         """Return the table as it stands in the docs."""
         lines = ["| | " + " | ".join(COLUMNS) + " |", "|---|" + "---:|" * len(COLUMNS)]
         lines += [f"| {row.scene.title} | {' | '.join(row.cells())} |" for row in self.rows]
-        return "\n".join(lines) + "\n\n" + "\n\n".join(self.words())
+        missing = [f"Not played: {title}, since {why}." for title, why in self.not_played.items()]
+        return "\n".join(lines) + "\n\n" + "\n\n".join([*missing, *self.words()])
 
     def as_json(self) -> dict[str, Any]:
         """Return all figures."""
@@ -120,6 +128,7 @@ class Report:
             "redis": self.server,
             "pace": asdict(self.pace),
             "scenes": {row.scene.name: {**asdict(row.figures), "broken": list(row.broken)} for row in self.rows},
+            "not_played": dict(self.not_played),
             "view_without_redis": None if self.cost is None else self.cost._asdict(),
         }
 

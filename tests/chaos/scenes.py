@@ -1,73 +1,96 @@
 """The scenes: in which place the workers are, what is done to it, and what may be lost by that.
 
-A scene is an entry of `SCENES`. Its `place` is a context manager that runs servers; its `harm` one that does the harm
-when it is entered and mends it when it is left.
+A scene is an entry of `SCENES`. Its `place` is a context manager that runs servers and says what may be harmed: one of
+them, or a whole Cluster; its `harm` is one that does the harm to that when it is entered and mends it when it is left.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 import redis
 from redis.sentinel import Sentinel
 
-from tests.chaos.servers import Process, Server, free_port, running, until
-from tests.chaos.site import one_alias
+from django_quota.stores.slots import slot_of
+from tests.chaos.figures import ONE_OUTAGE, UNTOUCHED, Allowance
+from tests.chaos.servers import WRITE, Process, Server, free_port, running, until
+from tests.chaos.site import ALLOW, BESIDE, DENY, LOCAL, PAIR, one_alias
+from tests.clusters import Cluster, can_cluster, running_cluster
+
+LASTING_OPTIONS = {"appendonly": "yes", "appendfsync": "no"}
+"""Each change is handed to the system before it is answered; what a slow disk would add is no part of the harm."""
+LASTING = tuple(word for name, value in LASTING_OPTIONS.items() for word in (f"--{name}", value))
+
+KEYS = {policy.subject: f"{{{policy.subject}}}:chaos" for policy in (ALLOW, PAIR, BESIDE)}
+"""A key of our own in the slot of each subject."""
+MORE_KEYS = 100
+"""What else lies in a slot that moves."""
+BETWEEN_KEYS = 0.002
+"""Seconds between two keys of a slot that moves: a move of all of them takes about a quarter of a second."""
+PATIENT = 10_000
+"""Milliseconds of silence after which servers of a cluster take another for gone: never, where nothing fails over."""
+
+
+def _anything(_: Path) -> str:
+    return ""
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Place(Generic[T]):
     """Where the workers' limits are kept."""
 
     caches: Mapping[str, Any]
-    server: Server
-    """The server that harm is done to."""
+    target: T
+    """What harm is done to."""
     is_well: Callable[[], bool]
-    """Whether the limits can be counted."""
-
-
-PlaceMaker = Callable[[Path, Path], AbstractContextManager[Place]]
-Harm = Callable[[Server], AbstractContextManager[object]]
+    """Whether all limits can be counted."""
+    pids: Callable[[], Iterable[int]]
+    """The processes that the workers may have to wait for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class Scene(Generic[T]):
     """One kind of failure."""
 
     name: str
     title: str
-    harm: Harm
-    place: PlaceMaker
-    again: Callable[[Server], object] | None = None
-    """What is done over and over, twenty times a second, while the harm lasts."""
-    losses: int = 0
-    """How often the server loses what it has counted, or a part of it."""
-    outages: int | None = 1
-    """How often a worker finds Redis gone; None where that depends on what was under way."""
+    harm: Callable[[T], AbstractContextManager[object]]
+    place: Callable[[Path, Path], AbstractContextManager[Place[T]]]
+    """Takes a server program, and a folder for what it keeps."""
+    again: Callable[[T], object] | None = None
+    """What is done over and over while the harm lasts."""
+    every: float = 0.05
+    """Seconds between two of those."""
+    allowance: Allowance = ONE_OUTAGE
+    needs: Callable[[Path], str] = _anything
+    """Says what a server program lacks to play it; nothing where it lacks nothing."""
 
 
 @contextmanager
-def one_server(program: Path, folder: Path, *options: str) -> Iterator[Place]:
+def one_server(program: Path, folder: Path, *options: str) -> Iterator[Place[Server]]:
     """Run one server on a unix socket."""
     with running(Server(program, folder, "--appendonly", "no", *options)) as server:
-        yield Place(one_alias(server.url), server, server.is_well)
+        yield Place(one_alias(server.url), server, server.is_well, lambda: [server.process.pid])
 
 
 @contextmanager
-def lasting_server(program: Path, folder: Path) -> Iterator[Place]:
-    """Run one server that writes each change to its disk before it answers."""
-    with running(Server(program, folder, "--appendonly", "yes", "--appendfsync", "always")) as server:
-        yield Place(one_alias(server.url), server, server.is_well)
+def lasting_server(program: Path, folder: Path) -> Iterator[Place[Server]]:
+    """Run one server that hands each change to the system before it answers: who kills the process loses none."""
+    with running(Server(program, folder, *LASTING)) as server:
+        yield Place(one_alias(server.url), server, server.is_well, lambda: [server.process.pid])
 
 
 @contextmanager
-def watched_by_sentinel(program: Path, folder: Path) -> Iterator[Place]:
+def watched_by_sentinel(program: Path, folder: Path) -> Iterator[Place[Server]]:
     """Run a primary, its replica and a sentinel, which makes the one the other when it is gone."""
     ports = [free_port() for _ in range(3)]
     for name in ("primary", "replica", "sentinel"):
@@ -95,7 +118,8 @@ def watched_by_sentinel(program: Path, folder: Path) -> Iterator[Place]:
             "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
             "SENTINELS": [("127.0.0.1", ports[2])],
         }
-        yield Place(one_alias("redis://chaos/0", **options), primary, lambda: _leads(asked, replica))
+        caches = one_alias("redis://chaos/0", **options)
+        yield Place(caches, primary, lambda: _leads(asked, replica), lambda: [primary.process.pid, replica.process.pid])
 
 
 def _knows_the_replica(asked: Any) -> bool:
@@ -181,21 +205,109 @@ def _nothing(_: Server) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-SCENES = (
+# --- Cluster ----------------------------------------------------------------------------------------------------------
+
+
+def _place(cluster: Cluster, is_well: Callable[[], bool]) -> Place[Cluster]:
+    caches = one_alias(cluster.location, CLIENT_CLASS="django_quota.stores.cluster.ClusterClient")
+    return Place(caches, cluster, is_well, lambda: [server.process.pid for server in cluster.servers])
+
+
+def _all_take_writes(cluster: Cluster) -> bool:
+    """Say whether the servers of all subjects take a script that writes."""
+    try:
+        for key in KEYS.values():
+            cluster.owner(key).client.eval(WRITE, 1, key)
+    except redis.RedisError:
+        return False
+    return True
+
+
+@contextmanager
+def three_servers(program: Path, folder: Path) -> Iterator[Place[Cluster]]:
+    """Run a cluster of three primaries, with many keys in the slot of each subject."""
+    with running_cluster(program, cluster_node_timeout=PATIENT) as cluster:
+        for key in KEYS.values():
+            for number in range(MORE_KEYS):
+                cluster.owner(key).client.set(f"{key}:{number}", "a key of somebody else's", ex=3600)
+        yield _place(cluster, partial(_all_take_writes, cluster))
+
+
+@contextmanager
+def three_lasting_servers(program: Path, folder: Path) -> Iterator[Place[Cluster]]:
+    """Run a cluster whose servers keep all that they answered, and go on where one of them is missing."""
+    options: dict[str, Any] = {
+        **LASTING_OPTIONS,
+        "cluster_require_full_coverage": "no",
+        "cluster_node_timeout": PATIENT,
+    }
+    with running_cluster(program, **options) as cluster:
+        yield _place(cluster, partial(_all_take_writes, cluster))
+
+
+@contextmanager
+def replicated_cluster(program: Path, folder: Path) -> Iterator[Place[Cluster]]:
+    """Run a cluster of three primaries, each with a replica."""
+    with running_cluster(program, replicas=1, cluster_node_timeout=1_000) as cluster:
+        gone = cluster.owner(KEYS[ALLOW.subject])
+
+        def is_well() -> bool:
+            return cluster.owner(KEYS[ALLOW.subject]) is not gone and _all_take_writes(cluster)
+
+        yield _place(cluster, is_well)
+
+
+@contextmanager
+def _primary_killed(cluster: Cluster) -> Iterator[None]:
+    cluster.owner(KEYS[ALLOW.subject]).kill()
+    yield
+
+
+@contextmanager
+def _one_of_two_killed(cluster: Cluster) -> Iterator[None]:
+    server = cluster.owner(KEYS[PAIR.subject])
+    server.kill()
+    yield
+    server.start()
+
+
+def _move_slots(cluster: Cluster) -> None:
+    """Move the slot of each subject to the next server, one after the other."""
+    for key in KEYS.values():
+        place = cluster.servers.index(cluster.owner(key))
+        cluster.move(slot_of(key), cluster.servers[(place + 1) % len(cluster.servers)], pause=BETWEEN_KEYS)
+
+
+def _cluster_needed(program: Path) -> str:
+    return "" if can_cluster(program) else f"{program} was built without Cluster"
+
+
+SCENES: tuple[Scene[Any], ...] = (
     Scene("killed", "Killed; started again from its disk", _killed, lasting_server),
     Scene("hung", "Hangs (SIGSTOP), goes on (SIGCONT)", _hung, one_server),
-    Scene("emptied", "Killed; started again empty", _restarted_empty, one_server, losses=1, outages=None),
+    Scene("emptied", "Killed; started again empty", _restarted_empty, one_server,
+          allowance=Allowance(losses=1, outages=(0, 1))),
     Scene("read-only", "Read-only (a replica of a dead server)", _read_only, one_server),
     Scene("full", "Full (maxmemory, noeviction)", _full, one_server),
-    Scene("scripts", "Scripts flushed, 20 times a second", _nothing, one_server, again=_forget_scripts, outages=0),
-    Scene("cut-off", "Connections killed, 20 times a second", _nothing, one_server, again=_cut_off, outages=None),
+    Scene("scripts", "Scripts flushed, 20 times a second", _nothing, one_server, again=_forget_scripts,
+          allowance=UNTOUCHED),
+    Scene("cut-off", "Connections killed, 20 times a second", _nothing, one_server, again=_cut_off,
+          allowance=Allowance(outages=(0, None))),
     Scene("max-clients", "No more clients (maxclients)", _no_more_clients, one_server),
     Scene("forbidden", "Not permitted (ACL takes EVALSHA away)", _forbidden, one_server),
-    Scene("failover", "Sentinel: primary killed, replica promoted", _killed_for_good, watched_by_sentinel, losses=1),
-)
+    Scene("failover", "Sentinel: primary killed, replica promoted", _killed_for_good, watched_by_sentinel,
+          allowance=Allowance(losses=1)),
+    Scene("cluster-failover", "Cluster: primary killed, replica promoted", _primary_killed, replicated_cluster,
+          allowance=Allowance(losses=1), needs=_cluster_needed),
+    Scene("slot-migration", "Cluster: the slots of the subjects moved, over and over", _nothing, three_servers,
+          again=_move_slots, every=0.2, allowance=UNTOUCHED, needs=_cluster_needed),
+    Scene("half-a-plan", "Cluster: one of a plan's two servers killed; started again", _one_of_two_killed,
+          three_lasting_servers, needs=_cluster_needed,
+          allowance=Allowance(spared=(ALLOW.name, DENY.name, LOCAL.name), gives_back=True)),
+)  # fmt: skip
 """All of them; another is one more entry."""
 
 
-def scene_named(name: str) -> Scene:
+def scene_named(name: str) -> Scene[Any]:
     """Return a scene. Raises `KeyError` where there is none of the name."""
     return {scene.name: scene for scene in SCENES}[name]

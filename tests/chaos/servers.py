@@ -50,10 +50,15 @@ class Process:
         """Start it."""
         self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
+    @property
+    def pid(self) -> int:
+        """Return its id, by which the system knows it."""
+        assert self._process is not None
+        return self._process.pid
+
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal."""
-        assert self._process is not None
-        os.kill(self._process.pid, number)
+        os.kill(self.pid, number)
 
     def kill(self) -> None:
         """End it at once, whether or not it hangs."""

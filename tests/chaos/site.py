@@ -1,4 +1,4 @@
-"""The site that the workers run: its settings, three rules that differ in what they do without Redis, and its views.
+"""The site that the workers run: its settings, rules that differ in what they do without Redis, and its views.
 
 It must not know what is done to Redis.
 """
@@ -11,32 +11,46 @@ from typing import Any
 
 from django.conf import settings
 
-SUBJECT = "global"
+SUBJECTS = {"global": "global", "ip": "ip:127.0.0.1", "path": "path:/"}
+"""The subject of each key: there is one client, and one path. On a Cluster of three each lies on another server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A rule of the site: so many hits a window (seconds) for everybody together."""
+    """What a request asks for: a rule of so many hits a window (seconds)."""
 
     name: str
     limit: int
     window: int
+    without: str
+    """What the rule does without Redis."""
+    key: str = "global"
+
+    @property
+    def subject(self) -> str:
+        """Who is limited."""
+        return SUBJECTS[self.key]
 
     @property
     def rule(self) -> dict[str, str]:
         """What stands in RULES."""
-        return {"rate": f"{self.limit}/{self.window}s", "key": SUBJECT, "on_unavailable": self.name}
+        return {"rate": f"{self.limit}/{self.window}s", "key": self.key, "on_unavailable": self.without}
 
 
-ALLOW = Policy("allow", 50, 10)
-DENY = Policy("deny", 40, 1)
-LOCAL = Policy("local", 20, 1)
-POLICIES = (ALLOW, DENY, LOCAL)
+ALLOW = Policy("allow", 50, 10, "allow")
+DENY = Policy("deny", 40, 1, "deny")
+LOCAL = Policy("local", 20, 1, "local")
+PAIR = Policy("pair", 20, 1, "deny", key="ip")
+"""Its requests ask for `BESIDE`, too, in one plan: a plan over two subjects."""
+POLICIES = (ALLOW, DENY, LOCAL, PAIR)
+
+BESIDE = Policy("beside", 1_000_000, 3600, "allow", key="path")
+"""It never refuses, and nothing expires while a scene lasts: so it shows what a plan has left behind in one place."""
 
 
-def one_alias(url: str, **options: Any) -> dict[str, Any]:
-    """Return CACHES with a default alias on a server."""
-    return {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url, "OPTIONS": options}}
+def one_alias(location: str | list[str], **options: Any) -> dict[str, Any]:
+    """Return CACHES with a default alias on a server, or on several of a Cluster."""
+    return {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": options}}
 
 
 def configure(caches: Mapping[str, Any]) -> None:
@@ -51,7 +65,7 @@ def configure(caches: Mapping[str, Any]) -> None:
         MIDDLEWARE=[],
         DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
         CACHES=dict(caches),
-        QUOTA={"RULES": {policy.name: policy.rule for policy in POLICIES}},
+        QUOTA={"RULES": {policy.name: policy.rule for policy in (*POLICIES, BESIDE)}},
         LOGGING_CONFIG=None,
         USE_TZ=True,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,23 +10,52 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.chaos.figures import Allowance, Figures, Times, broken, figures, told_too_often, worst_window
-from tests.chaos.records import Account, Record
-from tests.chaos.report import BEGIN, END, written_into
-from tests.chaos.site import ALLOW, DENY, LOCAL
+from tests.chaos.driver import Pace
+from tests.chaos.figures import (
+    ONE_OUTAGE,
+    SETTLED,
+    TIMEOUT,
+    UNTOUCHED,
+    Allowance,
+    Figures,
+    Times,
+    broken,
+    figures,
+    told_too_often,
+    worst_window,
+)
+from tests.chaos.records import Account, Loss, Record, Stall
+from tests.chaos.report import BEGIN, END, Report, Row, written_into
+from tests.chaos.scenes import scene_named
+from tests.chaos.site import ALLOW, DENY, LOCAL, PAIR
 
 TIMES = Times(harmed=100.0, well=104.0)
-ONCE = Allowance(losses=0, outages=1)
+CUT, LATE = Loss(100.0, "ConnectionError: cut"), Loss(102.0, "TimeoutError: Timeout reading from socket")
+GONE = "The quota store is unavailable: x. Rules decide by on_unavailable until it answers again."
+BACK = "The quota store answers again, after 4.2 s."
+KEPT = "The counts of the overview cannot be told to the store, and are kept: x"
 
 
 def hit(at: float, policy: str = "deny", *, allowed: bool = True, degraded: bool = False, error: str = "") -> Record:
     return Record(policy, at, at + 0.001, allowed, degraded, error)
 
 
-def found_in(records: list[Record], allowance: Allowance = ONCE) -> Figures:
-    end = [hit(110 + number, allowed=False) for number in range(30)]
-    accounts = [Account("sync", [*records, *end], 1, 0, 1, ["", ""]), Account("async", end, 1, 0, 1, ["", "", ""])]
-    return figures(accounts, TIMES, allowance)
+END_OF_ALL = [hit(110 + number, allowed=False) for number in range(30)]
+
+
+def account(
+    records: list[Record],
+    *losses: Loss,
+    stalls: list[Stall] | None = None,
+    used: int | None = 0,
+    logged: list[str] | None = None,
+) -> Account:
+    lines = [GONE, BACK] * len(losses) if logged is None else logged
+    return Account("sync", [*records, *END_OF_ALL], list(losses), len(losses), lines, stalls or [], used)
+
+
+def found_in(records: list[Record], allowance: Allowance = ONE_OUTAGE, *, used: int | None = 0) -> Figures:
+    return figures([account(records, CUT, used=used), account([], CUT, used=used)], TIMES, allowance)
 
 
 @given(
@@ -42,17 +72,17 @@ def test_the_worst_window_is_the_one_that_a_plain_search_finds(spans: list[tuple
 
 def test_what_is_as_it_should_be_breaks_nothing() -> None:
     found = found_in([hit(90 + number / 100) for number in range(DENY.limit)])
-    assert (broken(found, ONCE), told_too_often(found, ONCE)) == ([], [])
+    assert (broken(found, ONE_OUTAGE), told_too_often(found, ONE_OUTAGE)) == ([], [])
 
 
 def test_one_too_many_is_found() -> None:
     found = found_in([hit(90 + number / 100) for number in range(DENY.limit + 1)])
     assert found.over == 1
-    assert broken(found, ONCE) == ["1 were admitted beyond a limit while Redis answered"]
+    assert broken(found, ONE_OUTAGE) == ["1 were admitted beyond a limit while Redis answered"]
 
 
 def test_after_a_loss_one_more_limit_may_be_admitted_and_no_more() -> None:
-    once = Allowance(losses=1, outages=None)
+    once = Allowance(losses=1)
     twice = [hit(when + number / 100, "allow") for when in (98, 105) for number in range(ALLOW.limit)]
     found = found_in(twice, once)
     assert (found.over, found.after_loss, broken(found, once)) == (0, ALLOW.limit, [])
@@ -65,21 +95,117 @@ def test_after_a_loss_one_more_limit_may_be_admitted_and_no_more() -> None:
         [hit(101, error="ValueError: x")],
         [hit(101, "deny", degraded=True)],
         [hit(101 + number / 1_000, "local", degraded=True) for number in range(LOCAL.limit // 2 + 1)],
-        [hit(150 + number, degraded=True, allowed=False) for number in range(50)],
+        [hit(150, "allow", degraded=True)],
+        [hit(TIMES.well + SETTLED + 0.1, "allow", degraded=True)],
     ],
-    ids=["exception", "deny", "local", "not normal at the end"],
+    ids=["exception", "deny", "local", "not normal at the end", "not normal soon enough"],
 )
 def test_each_broken_promise_is_said(records: list[Record]) -> None:
-    assert len(broken(found_in(records), ONCE)) == 1
+    assert len(broken(found_in(records), ONE_OUTAGE)) == 1
+
+
+def test_a_worker_that_stands_still_in_the_end_is_not_normal() -> None:
+    silent = Account("sync", [hit(101)], [CUT], 1, [GONE, BACK], [], 0)
+    assert not figures([silent, account([], CUT)], TIMES, ONE_OUTAGE).is_normal
+
+
+def test_a_decision_without_redis_that_the_harm_does_not_touch_is_said() -> None:
+    spared = Allowance(spared=[ALLOW.name])
+    assert broken(found_in([hit(101, "allow", degraded=True)], spared), spared) == [
+        "1 that the harm does not touch were decided without Redis: ConnectionError: cut"
+    ]
+    assert broken(found_in([hit(101, "local", degraded=True)], spared), spared) == []
+
+
+def pairs(number: int) -> list[Record]:
+    return [hit(90 + at, PAIR.name) for at in range(number)]
+
+
+@pytest.mark.parametrize(
+    ("used", "allowance", "is_right"),
+    [
+        (5, ONE_OUTAGE, True),
+        (6, ONE_OUTAGE, True),  # an answer got lost
+        (4, ONE_OUTAGE, False),  # what was admitted is not counted
+        (4, Allowance(losses=1), True),
+        (None, ONE_OUTAGE, False),
+        (5, Allowance(gives_back=True), True),
+        (6, Allowance(gives_back=True), False),
+    ],
+)
+def test_what_is_counted_is_what_was_admitted(used: int | None, allowance: Allowance, is_right: bool) -> None:
+    found = found_in(pairs(5), allowance, used=used)
+    assert bool(broken(found, allowance)) != is_right
+
+
+def test_a_plan_whose_answer_the_machine_kept_back_may_have_left_something_behind() -> None:
+    late = Record(PAIR.name, 101.0, 101.3, False, True, "")
+    busy = [Stall(101.25, 0.2)]
+    both = [account([*pairs(5), late], CUT, stalls=busy, used=6), account([], CUT, used=6)]
+    giving = Allowance(gives_back=True)
+    assert broken(figures(both, TIMES, giving), giving) == []
+    assert broken(figures([replace(both[0], stalls=[]), both[1]], TIMES, giving), giving) == ["Plans left 1 behind"]
 
 
 def test_more_words_than_one_each_way_are_too_many() -> None:
-    found = found_in([])
-    assert told_too_often(found, ONCE) == []
-    assert told_too_often(replace(found, lost=[2, 1]), ONCE)
-    assert told_too_often(replace(found, lost=[2, 1], back=[2, 1], logged=[4, 2]), ONCE)
-    assert not told_too_often(replace(found, lost=[2, 1], slow=[1, 0], back=[2, 1], logged=[4, 2]), ONCE)
-    assert told_too_often(replace(found, logged=[2, 4]), ONCE)
+    def said(lines: list[str], *losses: Loss) -> list[str]:
+        return told_too_often(
+            figures([account([], CUT), account([], *losses, logged=lines)], TIMES, ONE_OUTAGE), ONE_OUTAGE
+        )
+
+    assert said([GONE, BACK], CUT) == []
+    assert said([GONE, KEPT, BACK], CUT) == []
+    assert said([])
+    assert said([GONE, GONE, BACK, BACK], CUT, CUT)
+    assert said([GONE, GONE, BACK, BACK], CUT)
+    assert said([GONE, KEPT, KEPT, BACK], CUT)
+    assert said([GONE], CUT)
+
+
+def told_late(stalls: list[Stall], *servers: list[Stall], waited: float = TIMEOUT) -> bool:
+    """Say whether a second loss, by a time-out, is one too many."""
+    late = Record("allow", LATE.at - waited, LATE.at + 0.01, True, True, "")
+    both = [account([late], CUT, LATE, stalls=stalls), account([], CUT)]
+    return bool(told_too_often(figures(both, TIMES, ONE_OUTAGE, servers), ONE_OUTAGE))
+
+
+def test_a_time_out_is_excused_where_the_machine_took_half_of_it_from_the_worker_and_a_server() -> None:
+    half, quarter = Stall(LATE.at, TIMEOUT / 2), Stall(LATE.at - 0.1, TIMEOUT / 4)
+    assert told_late([])
+    assert not told_late([half])
+    assert not told_late([], [half])
+    assert not told_late([], [], [half])
+    assert not told_late([quarter], [quarter])
+    assert told_late([quarter], [])
+    assert told_late([], [quarter], [quarter]), "only one of them was asked"
+    assert told_late([Stall(LATE.at - TIMEOUT, 5.0)]), "it was over before"
+    assert not told_late([Stall(LATE.at - TIMEOUT, 5.0)], waited=2 * TIMEOUT)
+    assert told_late([Stall(LATE.at + 5.0, 5.0)]), "it came later"
+
+
+def test_only_a_time_out_is_excused() -> None:
+    busy = [Stall(200.0, 200.0)]
+    twice = [account([], CUT, CUT, stalls=busy), account([], CUT)]
+    assert told_too_often(figures(twice, TIMES, ONE_OUTAGE), ONE_OUTAGE)
+
+
+def test_what_belongs_to_an_outage_that_is_excused_is_excused_too() -> None:
+    after = hit(LATE.at + 0.5, "allow", degraded=True)
+    busy = [Stall(LATE.at, TIMEOUT)]
+
+    def spoiled(*losses: Loss) -> int:
+        return figures([account([after], *losses, stalls=busy), account([])], TIMES, UNTOUCHED).spoiled
+
+    assert (spoiled(LATE), spoiled(CUT), spoiled(LATE, Loss(LATE.at + 0.4, "ConnectionError: cut"))) == (0, 1, 1)
+    breaker = Loss(LATE.at + 0.4, "NotSentError: 127.0.0.1:7000 does not answer")
+    assert (spoiled(LATE, breaker), spoiled(breaker)) == (0, 1)
+
+
+def test_an_outage_that_need_not_be_noticed_may_be_and_not_more_often() -> None:
+    perhaps = Allowance(outages=(0, 1))
+    for losses, is_right in (([], True), ([CUT], True), ([CUT, CUT], False)):
+        both = figures([account([], *losses), account([], *losses)], TIMES, perhaps)
+        assert bool(told_too_often(both, perhaps)) != is_right
 
 
 def test_times_are_those_from_when_the_server_was_well() -> None:
@@ -89,9 +215,9 @@ def test_times_are_those_from_when_the_server_was_well() -> None:
 
 
 def test_an_account_is_read_as_it_was_written(tmp_path: Path) -> None:
-    account = Account("sync", [hit(1), hit(2, error="x")], 1, 1, 0, ["gone"])
-    account.write(tmp_path / "account")
-    assert Account.read(tmp_path / "account") == account
+    written = Account("sync", [hit(1), hit(2, error="x")], [CUT], 1, ["gone"], [Stall(1.0, 0.1)], 3)
+    written.write(tmp_path / "account")
+    assert Account.read(tmp_path / "account") == written
 
 
 def test_a_table_is_written_between_the_markers_only() -> None:
@@ -99,3 +225,13 @@ def test_a_table_is_written_between_the_markers_only() -> None:
     assert written_into(page, "new") == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
     with pytest.raises(ValueError, match="markers"):
         written_into("nothing", "new")
+
+
+def test_a_scene_that_could_not_be_played_is_in_the_report() -> None:
+    scene = scene_named("slot-migration")
+    row = Row(scene_named("killed"), found_in([]), [])
+    report = Report("7.0.15", Pace(1, 1, 1, 1), [row], None, {scene.title: "it was built without Cluster"})
+    assert f"Not played: {scene.title}, since it was built without Cluster." in report.markdown()
+    assert report.as_json()["not_played"] == {scene.title: "it was built without Cluster"}
+    assert not report.broken
+    json.dumps(report.as_json())

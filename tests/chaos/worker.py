@@ -1,7 +1,8 @@
 """A worker process: steady traffic from several threads or tasks, half of it views and half of it `check()`.
 
-`python -m tests.chaos.worker KIND FILE RATE CACHES`. It says "ready", begins at the first line on stdin, ends where
-stdin does, and writes its account to the file. It must not know what is done to Redis.
+`python -m tests.chaos.worker KIND FILE RATE CACHES`. It says "ready", works from the first line on stdin to the second,
+says "known" when it knows of the other worker, and "done". Once stdin ends, it looks at what was counted and writes its
+account to the file. It must not know what is done to Redis.
 """
 
 from __future__ import annotations
@@ -17,16 +18,20 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos import site
-from tests.chaos.records import Account, Record
+from tests.chaos.records import Account, Loss, Record
+from tests.chaos.stalls import measured
 
 HANDS = 6
 """Threads or tasks that ask at the same time."""
+WORKERS = 2
+"""How many share the limits: what is local is divided by it."""
+LOOKS = 100
 
-_STOP = threading.Event()
+_STOP, _ENOUGH = threading.Event(), threading.Event()
 
 
 def main() -> None:
-    """Work until stdin ends."""
+    """Work from one word to the next."""
     kind, file, rate, caches = sys.argv[1:]
     site.configure(json.loads(caches))
     account = Account(kind)
@@ -35,22 +40,50 @@ def main() -> None:
     work = _SyncWork if kind == "sync" else _AsyncWork
     print("ready", flush=True)
     sys.stdin.readline()
-    threading.Thread(target=_until_the_end, daemon=True).start()
-    work(account, every).run()
+    threading.Thread(target=_until_enough, daemon=True).start()
+    threading.Thread(target=_until_known, daemon=True).start()
+    with measured(account.stalls):
+        work(account, every).run()
+        print("done", flush=True)
+        _ENOUGH.wait()
+        account.used = _used()
     account.write(Path(file))
 
 
-def _until_the_end() -> None:
-    sys.stdin.read()
+def _until_known() -> None:
+    from django_quota.limiter import get_limiter
+
+    workers = get_limiter().workers
+    while workers is not None and workers.number < WORKERS:
+        time.sleep(0.01)
+    print("known", flush=True)
+
+
+def _until_enough() -> None:
+    sys.stdin.readline()
     _STOP.set()
+    sys.stdin.read()
+    _ENOUGH.set()
+
+
+def _used() -> int | None:
+    """Look what was counted: again, where a busy machine does not answer in time, until no outage goes on."""
+    from django_quota import peek
+    from django_quota.limiter import get_limiter
+
+    for _ in range(LOOKS):
+        found = peek(site.BESIDE.name, site.BESIDE.subject)
+        if not found.degraded and found.remaining is not None and not get_limiter().outages.is_on:
+            return site.BESIDE.limit - found.remaining
+        time.sleep(0.1)
+    return None
 
 
 def _listen(account: Account) -> None:
     from django_quota.signals import store_back, store_lost
 
     def lost(reason: str, **_: Any) -> None:
-        account.lost += 1
-        account.slow += reason.startswith("TimeoutError")
+        account.losses.append(Loss(time.monotonic(), reason))
 
     def back(**_: Any) -> None:
         account.back += 1
@@ -79,8 +112,8 @@ class _Work:
         """Yield what each request is about: its policy, whether it is a view; and when it is due."""
         due = time.monotonic() + hand * self.every / HANDS
         for number in itertools.count(hand):
-            policy = site.POLICIES[number % len(site.POLICIES)].name
-            yield policy, bool(number // len(site.POLICIES) % 2), due
+            policy = site.POLICIES[number % len(site.POLICIES)]
+            yield policy, policy is site.PAIR or bool(number // len(site.POLICIES) % 2), due
             due = max(due + self.every, time.monotonic())  # what was missed while it waited is not made up for
             if _STOP.is_set():
                 return
@@ -109,17 +142,17 @@ class _SyncWork(_Work):
                 answer: Any = self.ask(policy, is_view)
             except Exception as error:  # noqa: BLE001 — whatever it is, it is what the suite looks for
                 answer = error
-            self.note(policy, started, answer)
+            self.note(policy.name, started, answer)
 
-    def ask(self, policy: str, is_view: bool) -> tuple[bool, bool]:
+    def ask(self, policy: site.Policy, is_view: bool) -> tuple[bool, bool]:
         from django_quota import check
         from tests.chaos.views import VIEWS
 
         if is_view:
             request: Any = self.factory.get("/")
-            response = VIEWS[policy](request)
+            response = VIEWS[policy.name](request)
             return response.status_code == 200, request.quota.degraded
-        decision = check(policy, site.SUBJECT)
+        decision = check(policy.name, policy.subject)
         return decision.allowed, decision.degraded
 
 
@@ -138,17 +171,17 @@ class _AsyncWork(_Work):
                 answer: Any = await self.ask(policy, is_view)
             except Exception as error:  # noqa: BLE001 — whatever it is, it is what the suite looks for
                 answer = error
-            self.note(policy, started, answer)
+            self.note(policy.name, started, answer)
 
-    async def ask(self, policy: str, is_view: bool) -> tuple[bool, bool]:
+    async def ask(self, policy: site.Policy, is_view: bool) -> tuple[bool, bool]:
         from django_quota import acheck
         from tests.chaos.views import ASYNC_VIEWS
 
         if is_view:
             request: Any = self.factory.get("/")
-            response = await ASYNC_VIEWS[policy](request)
+            response = await ASYNC_VIEWS[policy.name](request)
             return response.status_code == 200, request.quota.degraded
-        decision = await acheck(policy, site.SUBJECT)
+        decision = await acheck(policy.name, policy.subject)
         return decision.allowed, decision.degraded
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from redis.exceptions import ClusterDownError, MovedError, NoPermissionError, TryAgainError
+
 from django_quota.stores.cluster_errands import LONGEST_WAIT, SYSTEM_SLOT, ClusterErrands, Twins
 from django_quota.stores.errands import EVERY, Watch
 from django_quota.stores.slots import Address, SlotTable, slot_of
@@ -100,3 +103,20 @@ def test_what_no_call_goes_along_with_is_late_once() -> None:
     setup.errands.due(system)
     setup.now += LONGEST_WAIT - 1
     assert not setup.errands.are_late
+
+
+@pytest.mark.parametrize(
+    "error", [ClusterDownError("The cluster is down"), MovedError("1 10.0.0.1:2"), TryAgainError("Multiple keys")]
+)
+def test_a_server_that_serves_nothing_at_the_moment_is_no_matter_for_a_watch(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is an outage, or a slot on the move; a permission that is missing is what is complained of, once."""
+    setup = Setup()
+    watch = Watch(lambda: KEY, lambda: setup.lost.append(1))
+    watch.answered(error)
+    watch.tell()
+    assert (caplog.messages, setup.lost) == ([], [])
+    for _ in range(2):
+        watch.answered(NoPermissionError("this user has no permissions to run the 'exists' command"))
+    assert len(caplog.messages) == 1

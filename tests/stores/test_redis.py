@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from django_quota.stores.errands import Errands, Watch
 from django_quota.stores.redis import RedisStore
 from django_quota.stores.wire import packed
 from django_quota.testing import RedisServer, running_redis
+from tests.chaos.servers import free_port
+from tests.commands import wait_until
 from tests.conftest import caches
 from tests.steps import START, adecided, answers, decided, hits_of
 
@@ -93,19 +96,37 @@ def test_a_plan_of_many_limits_is_one_round_trip(raw: redis.Redis, store: RedisS
     assert reads(raw) - before == 2  # the other one is the INFO itself
 
 
-def test_a_script_that_redis_forgot_is_loaded_again_once(raw: redis.Redis, store: RedisStore) -> None:
+def test_a_script_that_redis_forgot_is_sent_again_once(raw: redis.Redis, store: RedisStore) -> None:
     for _ in range(2):
         raw.script_flush()
         raw.config_resetstat()
         assert [answers(decided(store, hits_of(RULE), "check", None))[0].ok for _ in range(3)] == [True] * 3
         counted = calls(raw)
-        assert counted["script"] + counted["script|load"] == 1
-        assert (counted["evalsha"], counted["eval"]) == (4, 0)
+        assert (counted["evalsha"], counted["eval"]) == (3, 1)
 
 
-def test_a_script_that_redis_forgot_is_loaded_again_under_async(raw: redis.Redis, store: RedisStore) -> None:
+def test_a_script_that_redis_forgot_is_sent_again_under_async(raw: redis.Redis, store: RedisStore) -> None:
     raw.script_flush()
     assert answers(asyncio.run(adecided(store, hits_of(RULE), "check", None)))[0].remaining == 49
+
+
+def test_scripts_that_are_forgotten_before_each_trip_are_no_matter(
+    raw: redis.Redis, store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange, aexchange = store._exchange, store._aexchange
+
+    def forgetful(*given: Any) -> Any:
+        raw.script_flush()
+        return exchange(*given)
+
+    async def aforgetful(*given: Any) -> Any:
+        raw.script_flush()
+        return await aexchange(*given)
+
+    monkeypatch.setattr(store, "_exchange", forgetful)
+    monkeypatch.setattr(store, "_aexchange", aforgetful)
+    assert answers(decided(store, hits_of(RULE), "check", None))[0].remaining == 49
+    assert answers(asyncio.run(adecided(store, hits_of(RULE), "check", None)))[0].remaining == 48
 
 
 def test_redis_own_clock_decides(raw: redis.Redis, store: RedisStore) -> None:
@@ -305,6 +326,36 @@ def test_a_primary_that_became_a_replica_is_asked_on_a_new_connection(raw: redis
     finally:
         raw.replicaof("NO", "ONE")
     assert answers(decided(store, hits_of(RULE), "check", None))[0].ok
+
+
+@pytest.mark.parametrize("over_tcp", [True, False], ids=["tcp", "unix"])
+def test_idle_connections_of_a_server_that_was_restarted_are_noticed_before_they_are_used(
+    redis_server: RedisServer, settings: Any, over_tcp: bool
+) -> None:
+    port = free_port()
+    with running_redis(redis_server.program, "--port", str(port)) as server:
+        address = f"redis://127.0.0.1:{port}/0" if over_tcp else server.url
+        settings.CACHES = caches(replace(server, url=address))
+        store, hits = RedisStore("default"), hits_of(Rule.make("rule", "1000/m"))
+
+        async def all_at_once() -> None:
+            await asyncio.gather(*(adecided(store, hits, "check", None) for _ in range(8)))
+
+        def by_threads() -> None:
+            with ThreadPoolExecutor(8) as threads:
+                list(threads.map(lambda _: decided(store, hits, "check", None), range(8)))
+
+        async def go() -> None:
+            await all_at_once()
+            await asyncio.to_thread(by_threads)
+            with redis.Redis.from_url(server.url) as client:
+                assert client.client_kill_filter(_type="normal", skipme=True) > 1
+                wait_until(lambda: len(client.client_list()) == 1)
+            await asyncio.to_thread(by_threads)  # meanwhile the loop hears of its own
+            await all_at_once()
+
+        asyncio.run(go())
+        store.close()
 
 
 def test_no_more_connections_are_opened_than_the_pool_may(

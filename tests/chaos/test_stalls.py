@@ -1,0 +1,69 @@
+"""The meters of stalls: a process that is not given its turn is seen, and one that waits by itself is not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.records import Stall
+from tests.chaos.stalls import LEAST, measured, measured_of
+from tests.commands import wait_until
+
+tells = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this system does not tell")
+AT_WORK = "print(flush=True)\nwhile True: pass"
+IDLE = "print(flush=True)\nimport time\ntime.sleep(600)"
+
+
+@contextmanager
+def running(program: str) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_process_whose_threads_do_not_let_each_other_run_notices() -> None:
+    stalls: list[Stall] = []
+    with measured(stalls):
+        wait_until(lambda: stalls or sum(range(5_000_000)) < 0)  # which lets no other thread run meanwhile
+    assert all(stall.seconds >= LEAST for stall in stalls)
+
+
+@tells
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be kept to one CPU")
+def test_a_process_that_shares_its_cpu_is_seen_to_wait_and_one_that_sleeps_is_not() -> None:
+    stalls: dict[int, list[Stall]] = {}
+    with running(AT_WORK) as busy, running(AT_WORK) as rival, running(IDLE) as idle:
+        for process in (busy, rival):
+            os.sched_setaffinity(process.pid, {min(os.sched_getaffinity(0))})
+        with measured_of(lambda: [busy.pid, idle.pid], stalls):
+            wait_until(lambda: len(stalls.get(busy.pid, [])) > 3)
+    assert set(stalls) == {busy.pid}
+
+
+@tells
+def test_a_process_that_comes_and_goes_is_no_matter() -> None:
+    stalls: dict[int, list[Stall]] = {}
+    looked = threading.Event()
+    with running(IDLE) as short:
+        short.send_signal(signal.SIGKILL)
+        short.wait()
+
+        def pids() -> list[int]:
+            looked.set()
+            return [short.pid]
+
+        with measured_of(pids, stalls):
+            wait_until(looked.is_set)
+    assert not stalls
