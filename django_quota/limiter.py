@@ -16,7 +16,7 @@ from django_quota import overrides
 from django_quota.clock import frozen_now
 from django_quota.conf import QuotaSettings, conf, current
 from django_quota.decisions import Decision, told
-from django_quota.exceptions import RuleError, StoreUnavailable
+from django_quota.exceptions import RuleError, StoreFull, StoreUnavailable
 from django_quota.outages import Outages, ongoing
 from django_quota.planning import RuleOrRate, Subject, plan_of
 from django_quota.plans import Plan
@@ -54,7 +54,7 @@ class Limiter:
         """Knows how many processes share the limits; None: this one has them alone."""
         self.tally = tally
         """What counts its decisions for the overview; None: nobody does."""
-        self.local = MemoryStore()
+        self.local = MemoryStore(most=conf.memory_keys)
         """Decides for the rules that say `on_unavailable="local"`: each process its part of the limit."""
         self.outages = Outages(is_whole=lambda: self.store.is_whole)
         self._skew = 0
@@ -75,6 +75,8 @@ class Limiter:
                 plan.revise(reply)
                 guess = self._learn(reply[0])
             raise StoreUnavailable(_SLOW)  # noqa: TRY301 — degrades like any other failure
+        except StoreFull:
+            return plan.uncounted(plan.rules)
         except StoreUnavailable as error:
             send(self.outages.failed(error, plan.subjects), Limiter)
             return self._degraded(plan, mode)
@@ -96,6 +98,8 @@ class Limiter:
                 plan.revise(reply)
                 guess = self._learn(reply[0])
             raise StoreUnavailable(_SLOW)  # noqa: TRY301 — degrades like any other failure
+        except StoreFull:
+            return plan.uncounted(plan.rules)
         except StoreUnavailable as error:
             await asend(self.outages.failed(error, plan.subjects), Limiter)
             return self._degraded(plan, mode)
@@ -136,7 +140,10 @@ class Limiter:
         local = [rule for rule in plan.rules if rule.limits and (rule.on_unavailable or default) == "local"]
         workers = 1 if self.workers is None else self.workers.number
         divided = partial(part_of, workers=workers)
-        decision = self._local(plan.only(local, divided), mode) if local else plan.unlimited(degraded=True)
+        try:
+            decision = self._local(plan.only(local, divided), mode) if local else plan.unlimited(degraded=True)
+        except StoreFull:
+            decision = plan.uncounted(local)
         return decision.joined(plan.denied(denying[0])) if denying else decision
 
     def _local(self, plan: Plan, mode: str) -> Decision:
@@ -167,7 +174,8 @@ def limiter_of(settings: QuotaSettings) -> Limiter:
     limiter = _limiters.get(named)
     if limiter is None:
         tally, watch, workers = Tally(), Watch(_overrides_marker, _overrides_lost), Workers()
-        store: Store = MemoryStore() if kind == "memory" else store_of(alias, watch, tally, workers)
+        in_memory = kind == "memory"
+        store = MemoryStore(most=settings.memory_keys) if in_memory else store_of(alias, watch, tally, workers)
         tally.carried_to(store)
         limiter = _limiters.setdefault(named, Limiter(store, tally, workers))
     return limiter

@@ -23,6 +23,7 @@ from redis.connection import parse_url
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException, RedisError, SlotNotCoveredError
 
+from django_quota.exceptions import without_secrets
 from django_quota.stores.slots import Address, Remap
 
 DEFAULT_PORT = 6379
@@ -153,7 +154,7 @@ def address_of(url: str) -> Address:
     """Return where a server of a URL listens. Raises `ValueError` where the URL does not say."""
     parts = _parsed(url)
     if "host" not in parts:
-        raise ValueError(f"{url!r} names no host")
+        raise ValueError(f"{without_secrets(url)!r} names no host")
     return Address(parts["host"], int(parts.get("port", DEFAULT_PORT)))
 
 
@@ -173,9 +174,9 @@ def location_problem(location: object) -> str | None:
             parts = _parsed(url.strip())
             address_of(url.strip())
         except ValueError as error:
-            return str(error).rstrip(".")
+            return without_secrets(str(error).rstrip("."))
         if parts.get("db"):
-            return f"{url!r} names another database than 0, the only one of a Cluster"
+            return f"{without_secrets(url)!r} names another database than 0, the only one of a Cluster"
     return None
 
 

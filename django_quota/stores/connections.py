@@ -30,7 +30,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.sentinel import SentinelConnectionPool
 
-from django_quota.exceptions import ConfigurationError, did_you_mean
+from django_quota.exceptions import ConfigurationError, did_you_mean, without_secrets
 from django_quota.stores.cluster import CLUSTER_HINT, ClusterClient, location_problem
 from django_quota.stores.sentinel import ask_in_time, async_sentinel_client
 from django_quota.stores.timeouts import with_timeouts
@@ -82,7 +82,7 @@ def alias_problem(alias: str) -> AliasProblem | None:
         return AliasProblem("E004", f"{place} is {path}, which cannot run scripts in Redis.", _USE_DJANGO_REDIS)
     url = _primary_location(config.get("LOCATION") or "")
     if not url.startswith(_SCHEMES):
-        return AliasProblem("E004", f"The LOCATION of {place} is {url!r}, which is no Redis URL.", _USE_DJANGO_REDIS)
+        return AliasProblem("E004", f"{place} has no Redis URL, but {without_secrets(url)!r}.", _USE_DJANGO_REDIS)
     options = config.get("OPTIONS") or {}
     return _client_problem(place, options.get("CLIENT_CLASS", "django_redis.client.DefaultClient"), config["LOCATION"])
 
@@ -119,8 +119,7 @@ def _config(alias: str) -> dict[str, Any]:
 
 def sync_client(alias: str) -> Redis:
     """Return django-redis' client of the alias. Raises `ConfigurationError` where the alias cannot serve."""
-    problem = alias_problem(alias)
-    if problem is not None:
+    if problem := alias_problem(alias):
         raise ConfigurationError(problem.message, problem.hint)
     try:
         return cast("Redis", get_redis_connection(alias, write=True))
@@ -249,6 +248,9 @@ class AsyncClient(NamedTuple):
     slots: asyncio.Semaphore
     sentinels: Sequence[aioredis.Redis] = ()
     """The clients that ask the sentinels where the primary is."""
+
+    def __repr__(self) -> str:  # reports of errors show it, and some versions of redis-py the password with it
+        return object.__repr__(self)
 
     async def aclose(self) -> None:
         """Close all connections."""

@@ -304,7 +304,8 @@ def is_silence(error: Exception) -> bool:
 
 
 def ours(error: Exception) -> QuotaError:
-    """Return our error for one of redis-py or of the socket."""
+    """Return our error for one of redis-py or of the socket, which loses its frames: the password lies in them."""
+    _without_frames(error)
     if isinstance(error, _OF_A_CLUSTER) or any(word in str(error) for word in ("CROSSSLOT", "MOVED ")):
         return ConfigurationError(
             "The Redis of this alias is a Cluster, and its client knows one server of it only, or the keys of one call "
@@ -325,6 +326,13 @@ _OF_A_KEY = (
 
 def _is_of_a_key(error: Exception) -> bool:
     return isinstance(error, ResponseError) and any(word in str(error) for word in _OF_A_KEY)
+
+
+def _without_frames(error: BaseException | None) -> None:
+    """Take the tracebacks off an error and what it came from: reports of errors show what the frames hold."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _is_of_writes(error: Exception) -> bool:
