@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from django_quota.stores.connections import AllInUseError, AsyncClients, SyncConnections
-from django_quota.stores.wire import FOR_COMMAND, Cancellation, packed
+from django_quota.stores.wire import Cancellation, packed
 
 COARSE = 0.1
 """Seconds by which Redis may end a blocking command too late: an idle server looks ten times a second."""
@@ -61,7 +61,7 @@ class Listener:
         cancellation = Cancellation()
         try:
             async with asyncio.timeout(seconds), client.slots:
-                connection = await pool.get_connection(*FOR_COMMAND)
+                connection = await client.take()
                 try:
                     await connection.send_packed_command((_blocking_pop(bell, deadline - time.monotonic()),))
                     cancellation.pass_on()
@@ -83,7 +83,7 @@ class Listener:
         pool: Any = client.client.connection_pool
         cancellation = Cancellation()
         async with asyncio.timeout(seconds + OVERDUE), client.slots:
-            connection = await pool.get_connection(*FOR_COMMAND)
+            connection = await client.take()
             try:
                 await connection.send_packed_command((packed(command),))
                 reply = await connection.read_response(timeout=seconds + OVERDUE)

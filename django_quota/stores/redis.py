@@ -24,11 +24,12 @@ from django_quota.clock import SECOND
 from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
 from django_quota.operations.base import Operation
 from django_quota.operations.leases import Ring
-from django_quota.stores.breaker import Breaker
-from django_quota.stores.connections import AllInUseError, AsyncClient, AsyncClients, SyncConnections, sync_client
+from django_quota.stores.aliases import sync_client
+from django_quota.stores.breaker import FREELY, Breaker
+from django_quota.stores.connections import AllInUseError, AsyncClient, AsyncClients, SyncConnections
 from django_quota.stores.errands import Errand, Errands, Taken, ahear, along, hear
 from django_quota.stores.listening import Listener
-from django_quota.stores.wire import FOR_COMMAND, Cancellation, packed
+from django_quota.stores.wire import Cancellation, is_of_caller, out_of_step, packed
 
 _OF_A_CLUSTER = (ClusterCrossSlotError, AskError)  # MOVED is an AskError of redis-py
 """What a server of a Cluster says to a client that knows of none; by their names before redis-py 6."""
@@ -53,17 +54,19 @@ class RedisStore:
 
     def run(self, operation: Operation, now: int | None = None) -> Any:
         """Do an operation; see `Store.run`."""
-        command = command_of(operation, now)
-        self._enter()
+        wire = packed(command_of(operation, now))
+        turn = self._enter()
         try:
             try:
-                reply = self._exchange(command)
+                reply = self._exchange(wire, operation.replies)
             except NoScriptError:
                 self._errands.hurry()  # a server that does not know our script may be a new one
-                self._exchange(("SCRIPT", "LOAD", operation.script.text))
-                reply = self._exchange(command)
-        except (RedisError, OSError) as error:
-            self._note(error)
+                self._exchange(packed(("SCRIPT", "LOAD", operation.script.text)))
+                reply = self._exchange(wire, operation.replies)
+        except BaseException as error:
+            self._note(error, turn)
+            if is_of_caller(error):
+                raise
             raise ours(error) from error
         self.breaker.succeeded()
         return reply
@@ -108,27 +111,25 @@ class RedisStore:
 
     def listen(self, bell: str, seconds: float) -> bool:
         """Wait at a bell; see `Store.listen`."""
-        try:
+        with translated():
             return self._listener.listen(bell, seconds)
-        except (RedisError, OSError) as error:
-            raise ours(error) from error
 
     def ring(self, bell: str) -> None:
         """Ring a bell; see `Store.ring`."""
         self.run(Ring(bell))
 
-    def _exchange(self, command: Sequence[str | int]) -> Any:
-        """Send one command and read its reply: one round trip, never repeated."""
+    def _exchange(self, wire: bytes, wanted: type = object) -> Any:
+        """Send one command and read its reply, of the type that is wanted: one round trip, never repeated."""
         connection = self._connections.take()
         taken: Sequence[Taken] = ()
         try:
             taken = self._errands.due()
-            if not taken:
-                connection.send_packed_command((packed(command),))
-            else:
-                connection.send_packed_command((along(taken, command),))
+            connection.send_packed_command((along(taken, wire),))
+            if taken:
                 hear(taken, connection)
             reply = connection.read_response()
+            if not isinstance(reply, wanted):
+                raise out_of_step(reply)  # noqa: TRY301 — the connection is of no use any more
         except ResponseError as error:
             if _is_read_only(error):
                 self._connections.drop(connection)
@@ -149,48 +150,51 @@ class RedisStore:
 
     async def arun(self, operation: Operation, now: int | None = None) -> Any:
         """Do an operation; see `Store.run`."""
-        command = command_of(operation, now)
-        self._enter()
-        client = await self._async_clients.get()
+        wire = packed(command_of(operation, now))
+        turn = self._enter()
         try:
+            client = await self._async_clients.get()
             try:
-                reply = await self._aexchange(client, command)
+                reply = await self._aexchange(client, turn, wire, operation.replies)
             except NoScriptError:
                 self._errands.hurry()  # a server that does not know our script may be a new one
-                await self._aexchange(client, ("SCRIPT", "LOAD", operation.script.text))
-                reply = await self._aexchange(client, command)
-        except (RedisError, OSError) as error:
-            self._note(error)
+                await self._aexchange(client, turn, packed(("SCRIPT", "LOAD", operation.script.text)))
+                reply = await self._aexchange(client, turn, wire, operation.replies)
+        except BaseException as error:
+            self._note(error, turn)
+            if is_of_caller(error):
+                raise
             raise ours(error) from error
         self.breaker.succeeded()
         return reply
 
     async def alisten(self, bell: str, seconds: float) -> bool:
         """Wait at a bell; see `Store.listen`."""
-        try:
+        with translated():
             return await self._listener.alisten(bell, seconds)
-        except (RedisError, OSError) as error:
-            raise ours(error) from error
 
     async def aring(self, bell: str) -> None:
         """Ring a bell; see `Store.ring`."""
         await self.arun(Ring(bell))
 
-    async def _aexchange(self, client: AsyncClient, command: Sequence[str | int]) -> Any:
-        """Send one command and read its reply: one round trip, never repeated."""
+    async def _aexchange(self, client: AsyncClient, turn: int, wire: bytes, wanted: type = object) -> Any:
+        """Send one command and read its reply; see `_exchange`."""
         pool: Any = client.client.connection_pool
         cancellation = Cancellation()
-        async with client.slots:
-            connection = await pool.get_connection(*FOR_COMMAND)
+        has_waited = await client.enter()
+        try:
+            if has_waited and turn == FREELY and self.breaker.is_shut():  # others have found out meanwhile
+                raise _not_asked()
+            connection = await client.take()
             taken: Sequence[Taken] = ()
             try:
                 taken = self._errands.due()
-                if not taken:
-                    await connection.send_packed_command((packed(command),))
-                else:
-                    await connection.send_packed_command((along(taken, command),))
+                await connection.send_packed_command((along(taken, wire),))
+                if taken:
                     await ahear(taken, connection)
                 reply = await connection.read_response()
+                if not isinstance(reply, wanted):
+                    raise out_of_step(reply)  # noqa: TRY301 — the connection is of no use any more
             except ResponseError as error:
                 if _is_read_only(error):
                     await connection.disconnect(nowait=True)
@@ -202,6 +206,8 @@ class RedisStore:
                 await pool.release(connection)
                 for errand in taken:
                     errand.over()
+        finally:
+            client.slots.release()
         cancellation.pass_on()
         return reply
 
@@ -210,23 +216,25 @@ class RedisStore:
 
         Raises `StoreUnavailable` where Redis does not answer.
         """
-        try:
+        with translated():
             return await self._listener.acall(command, seconds)
-        except (RedisError, OSError) as error:
-            raise ours(error) from error
 
     # --- both ---------------------------------------------------------------------------------------------------------
 
-    def _enter(self) -> None:
-        """Raise `StoreUnavailable` at once where the server has not answered several times in a row."""
-        if not self.breaker.lets_through():
-            raise StoreUnavailable("it has not answered several times in a row, and is asked again in a moment")
+    def _enter(self) -> int:
+        """Return the breaker's turn; raise `StoreUnavailable` where the server has not answered several times."""
+        turn = self.breaker.ask()
+        if turn is None:
+            raise _not_asked()
+        return turn
 
-    def _note(self, error: Exception) -> None:
+    def _note(self, error: BaseException, turn: int) -> None:
         """Tell the breaker what a failure says of the server."""
-        if is_silence(error):
-            self.breaker.failed()
-        elif not isinstance(error, AllInUseError):  # which says nothing of it
+        if is_of_caller(error) or isinstance(error, AllInUseError):  # which says nothing of it
+            self.breaker.left(turn)
+        elif is_silence(error):
+            self.breaker.failed(turn)
+        else:
             self.breaker.succeeded()
 
     def close(self) -> None:
@@ -250,6 +258,17 @@ def time_of(client: Redis) -> int:
 
 
 @contextmanager
+def translated() -> Iterator[None]:
+    """Let what redis-py raises leave the block as ours."""
+    try:
+        yield
+    except BaseException as error:
+        if is_of_caller(error):
+            raise
+        raise ours(error) from error
+
+
+@contextmanager
 def commands(alias: str) -> Iterator[Redis]:
     """Lend the client of a cache alias for plain commands; its errors leave the block as ours."""
     client = sync_client(alias)
@@ -257,6 +276,10 @@ def commands(alias: str) -> Iterator[Redis]:
         yield client
     except (RedisError, OSError) as error:
         raise ours(error) from error
+
+
+def _not_asked() -> StoreUnavailable:
+    return StoreUnavailable("it has not answered several times in a row, and is asked again in a moment")
 
 
 def _is_read_only(error: ResponseError) -> bool:
@@ -274,7 +297,7 @@ _CUT = ("closed by server", "reset by peer", "broken pipe")
 """What redis-py says of a connection that was cut."""
 
 
-def is_silence(error: Exception) -> bool:
+def is_silence(error: BaseException) -> bool:
     """Say whether the server is there no longer, or does not answer: so that asking it again would be in vain.
 
     An error reply is an answer, and none had to wait for it. A connection that was cut says nothing of the next one:
@@ -285,7 +308,7 @@ def is_silence(error: Exception) -> bool:
     return not any(word in str(error).lower() for word in _CUT)
 
 
-def ours(error: Exception) -> QuotaError:
+def ours(error: BaseException) -> QuotaError:
     """Return our error for one of redis-py or of the socket."""
     if isinstance(error, _OF_A_CLUSTER) or any(word in str(error) for word in ("CROSSSLOT", "MOVED ")):
         return ConfigurationError(
@@ -293,10 +316,20 @@ def ours(error: Exception) -> QuotaError:
             f"lie in several slots: {error}.",
             'A Cluster takes OPTIONS = {"CLIENT_CLASS": "django_quota.stores.cluster.ClusterClient"}.',
         )
-    return StoreUnavailable(f"{type(error).__name__}: {error}", only_writes=_is_of_writes(error))
+    return StoreUnavailable(_in_short(error), only_writes=_is_of_writes(error))
 
 
-def _is_of_writes(error: Exception) -> bool:
+LONGEST_REASON = 400
+"""Characters of what redis-py says that are passed on: a server that is none may have said anything."""
+
+
+def _in_short(error: BaseException) -> str:
+    said = "".join(sign if sign.isprintable() else " " for sign in str(error))
+    shown = said if len(said) <= LONGEST_REASON else f"{said[:LONGEST_REASON]}..."
+    return f"{type(error).__name__}: {shown}"
+
+
+def _is_of_writes(error: BaseException) -> bool:
     if not isinstance(error, ResponseError):
         return False
     return isinstance(error, _WRITE_ERRORS) or any(word in str(error) for word in _OF_WRITES)

@@ -1,4 +1,4 @@
-"""How a command goes over a connection of redis-py. It knows neither scripts nor errors."""
+"""How a command goes over a connection of redis-py, and what may come back instead of a reply. It knows no scripts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import inspect
 from collections.abc import Sequence
 
 import redis.asyncio as aioredis
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from django_quota.exceptions import QuotaError
 
 # redis-py up to 5.2 wants the name of the command that the connection is for; later ones warn when they get it.
 _WANTS_COMMAND = inspect.signature(aioredis.ConnectionPool.get_connection).parameters["command_name"].default is (
@@ -14,6 +17,23 @@ _WANTS_COMMAND = inspect.signature(aioredis.ConnectionPool.get_connection).param
 )
 FOR_COMMAND: tuple[str, ...] = ("EVALSHA",) if _WANTS_COMMAND else ()
 """What an async pool's `get_connection` takes."""
+
+
+class GarbledError(RedisConnectionError):
+    """What came over a connection makes no sense to redis-py."""
+
+
+def out_of_step(reply: object) -> GarbledError:
+    """Return the error to raise where a reply cannot be the one to what was asked."""
+    return GarbledError(f"a reply of the type {type(reply).__name__} is none to what was asked")
+
+
+def is_of_caller(error: BaseException) -> bool:
+    """Say whether an error goes on as it is: one of our own, or of who ends the call or the process.
+
+    All else is a failure of the server. redis-py's parsers raise whatever they stumble over, such as a `ValueError`.
+    """
+    return isinstance(error, QuotaError) or not isinstance(error, Exception)
 
 
 class Cancellation:
