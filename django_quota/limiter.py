@@ -7,6 +7,7 @@ wait.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from functools import partial
@@ -157,6 +158,10 @@ class Limiter:
         logger.error("%s. Rules decide by on_unavailable until it answers again.", words)
         return [(store_lost, {"reason": error.reason})]
 
+    def forget_parent(self) -> None:
+        """Go on in a forked process: a lock that another thread held at the fork would never come free."""
+        self._changing = threading.Lock()
+
     def _degraded(self, plan: Plan, mode: str) -> Decision:
         """Decide without the store."""
         default = conf.on_unavailable
@@ -228,6 +233,13 @@ def _forget(*, setting: str, **_: object) -> None:
         _limiters.clear()
 
 
+def _after_fork() -> None:
+    for limiter in list(_limiters.values()):
+        limiter.forget_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 setting_changed.connect(_forget, dispatch_uid="django_quota.limiter")
 
 

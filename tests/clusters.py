@@ -132,13 +132,14 @@ def running_cluster(program: Path, primaries: int = 3, replicas: int = 0) -> Ite
         for port in free_ports(primaries * (1 + replicas)):
             place = folder / str(port)
             place.mkdir()
-            cluster.servers.append(stack.enter_context(_running(program, place, port)))
+            cluster.servers.append(stack.enter_context(running_server(program, place, port)))
         _join(cluster, primaries)
         yield cluster
 
 
 @contextmanager
-def _running(program: Path, folder: Path, port: int) -> Iterator[Server]:
+def running_server(program: Path, folder: Path, port: int) -> Iterator[Server]:
+    """Run a server that has no slots and knows no other."""
     options = {
         "port": port, "bind": "127.0.0.1", "dir": folder, "save": "", "appendonly": "no", "cluster-enabled": "yes",
         "cluster-node-timeout": NODE_TIMEOUT, "cluster-config-file": "nodes.conf", "repl-diskless-sync-delay": 0,

@@ -165,7 +165,7 @@ class ClusterStore(RedisStore):
     async def arun_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
         """Do operations that lie in one slot each; see `run_all`."""
         replies = []
-        with _translated():
+        with Cancellation(), _translated():
             for way in self._ways(operations, now):
                 replies += await self._adrive(way)
             _check(operations, replies)
@@ -197,7 +197,6 @@ class ClusterStore(RedisStore):
         client = await node.clients.get()
         pool: Any = client.client.connection_pool
         wire = b"".join(map(packed, commands))
-        cancellation = Cancellation()
         try:
             await client.enter()
         except AllInUseError as error:
@@ -231,7 +230,6 @@ class ClusterStore(RedisStore):
         finally:
             client.slots.release()
         node.breaker.succeeded()
-        cancellation.pass_on()
         if any(isinstance(reply, NoScriptError) for reply in replies):
             self._along.hurry(node.address)
         return replies

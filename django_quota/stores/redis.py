@@ -152,20 +152,22 @@ class RedisStore:
         """Do an operation; see `Store.run`."""
         wire = packed(command_of(operation, now))
         turn = self._enter()
-        try:
-            client = await self._async_clients.get()
+        with Cancellation() as cancellation:
             try:
-                reply = await self._aexchange(client, turn, wire, operation.replies)
-            except NoScriptError:
-                self._errands.hurry()  # a server that does not know our script may be a new one
-                await self._aexchange(client, turn, packed(("SCRIPT", "LOAD", operation.script.text)))
-                reply = await self._aexchange(client, turn, wire, operation.replies)
-        except BaseException as error:
-            self._note(error, turn)
-            if is_of_caller(error):
-                raise
-            raise ours(error) from error
-        self.breaker.succeeded()
+                client = await self._async_clients.get()
+                told = (client, turn, cancellation)
+                try:
+                    reply = await self._aexchange(told, wire, operation.replies)
+                except NoScriptError:
+                    self._errands.hurry()  # a server that does not know our script may be a new one
+                    await self._aexchange(told, packed(("SCRIPT", "LOAD", operation.script.text)))
+                    reply = await self._aexchange(told, wire, operation.replies)
+            except BaseException as error:
+                self._note(error, turn)
+                if is_of_caller(error):
+                    raise
+                raise ours(error) from error
+            self.breaker.succeeded()
         return reply
 
     async def alisten(self, bell: str, seconds: float) -> bool:
@@ -177,10 +179,10 @@ class RedisStore:
         """Ring a bell; see `Store.ring`."""
         await self.arun(Ring(bell))
 
-    async def _aexchange(self, client: AsyncClient, turn: int, wire: bytes, wanted: type = object) -> Any:
+    async def _aexchange(self, told: tuple[AsyncClient, int, Cancellation], wire: bytes, wanted: type = object) -> Any:
         """Send one command and read its reply; see `_exchange`."""
+        client, turn, cancellation = told
         pool: Any = client.client.connection_pool
-        cancellation = Cancellation()
         has_waited = await client.enter()
         try:
             if has_waited and turn == FREELY and self.breaker.is_shut():  # others have found out meanwhile
@@ -190,6 +192,7 @@ class RedisStore:
             try:
                 taken = self._errands.due()
                 await connection.send_packed_command((along(taken, wire),))
+                cancellation.pass_on()
                 if taken:
                     await ahear(taken, connection)
                 reply = await connection.read_response()
@@ -208,7 +211,6 @@ class RedisStore:
                     errand.over()
         finally:
             client.slots.release()
-        cancellation.pass_on()
         return reply
 
     async def acall(self, command: Sequence[str | int], seconds: float) -> Any:

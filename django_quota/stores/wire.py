@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
 
 import redis.asyncio as aioredis
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -39,7 +41,8 @@ def is_of_caller(error: BaseException) -> bool:
 class Cancellation:
     """Notices that the running task was cancelled while redis-py waited, and nobody was told.
 
-    Up to Python 3.11 `asyncio.wait_for`, by which redis-py sends, hides a cancellation that comes as it ends.
+    Up to Python 3.11 `asyncio.wait_for`, by which redis-py sends, hides a cancellation that comes as it ends. A context
+    manager: its block ends by `CancelledError` then, whatever it has come to.
     """
 
     __slots__ = ("_before", "_task")
@@ -52,6 +55,13 @@ class Cancellation:
         """Raise `CancelledError` where the task was cancelled since."""
         if self._task is not None and self._task.cancelling() > self._before:
             raise asyncio.CancelledError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if kind is None or issubclass(kind, Exception):
+            self.pass_on()
 
 
 def packed(command: Sequence[str | int]) -> bytes:

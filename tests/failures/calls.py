@@ -64,9 +64,9 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "sliding": {},
     "fixed": {"algorithm": "fixed_window"},
     "calendar": {"algorithm": "calendar"},
-    "bucket": {"algorithm": "token_bucket", "burst": 9},
+    "bucket": {"algorithm": "token_bucket", "burst": 900},
     "leaky": {"algorithm": "leaky_bucket"},
-    "banning": {"ban": {"after": "5/m", "for": ["1m"]}},
+    "banning": {"ban": {"after": "500/m", "for": ["1m"]}},
     "distinct": {"distinct": True},
 }
 
@@ -88,25 +88,25 @@ def checks() -> list[Call]:
                 Call(
                     f"check {name} {how}",
                     f"{DECIDES} {how}",
-                    _of_nothing(check, "9/m", WHO, **given),
-                    _of_nothing(acheck, "9/m", WHO, **given),
+                    _of_nothing(check, "9000/m", WHO, **given),
+                    _of_nothing(acheck, "9000/m", WHO, **given),
                 )
             )
     return calls
 
 
 async def _asettled(act: str) -> Decision:
-    hold = await areserve("90/m", WHO, 5, name="held")
+    hold = await areserve("9000/m", WHO, 5, name="held")
     return await (hold.asettle(3) if act == "settle" else hold.acancel())
 
 
 def _settled(act: str) -> Decision:
-    hold = reserve("90/m", WHO, 5, name="held")
+    hold = reserve("9000/m", WHO, 5, name="held")
     return hold.settle(3) if act == "settle" else hold.cancel()
 
 
 async def _areserved() -> Decision:
-    return (await areserve("90/m", WHO, 5, name="held")).decision
+    return (await areserve("9000/m", WHO, 5, name="held")).decision
 
 
 LIMITS = [
@@ -114,15 +114,15 @@ LIMITS = [
     Call(
         "check several",
         f"{DECIDES} allow",
-        lambda _: check("9/s; 90/h", WHO, name="several"),
-        lambda _: acheck("9/s; 90/h", WHO, name="several"),
+        lambda _: check("9000/s; 90000/h", WHO, name="several"),
+        lambda _: acheck("9000/s; 90000/h", WHO, name="several"),
     ),
-    Call("peek", f"{DECIDES} allow", lambda _: peek("9/m", WHO), lambda _: apeek("9/m", WHO)),
-    Call("refund", f"{DECIDES} allow", lambda _: refund("9/m", WHO), lambda _: arefund("9/m", WHO)),
+    Call("peek", f"{DECIDES} allow", lambda _: peek("9000/m", WHO), lambda _: apeek("9000/m", WHO)),
+    Call("refund", f"{DECIDES} allow", lambda _: refund("9000/m", WHO), lambda _: arefund("9000/m", WHO)),
     Call(
         "reserve",
         f"{DECIDES} allow",
-        lambda _: reserve("90/m", WHO, 5, name="held").decision,
+        lambda _: reserve("9000/m", WHO, 5, name="held").decision,
         lambda _: _areserved(),
     ),
     Call("settle", f"{DECIDES} allow", lambda _: _settled("settle"), lambda _: _asettled("settle")),
@@ -132,7 +132,7 @@ LIMITS = [
         f"{DECIDES} allow",
         lambda hold: hold.settle(3),
         lambda hold: hold.asettle(3),
-        lambda: reserve("90/m", WHO, 5, name="held"),
+        lambda: reserve("9000/m", WHO, 5, name="held"),
     ),
 ]
 
@@ -165,35 +165,40 @@ async def _aentered(made: Any) -> None:
 
 
 STRICT = [
-    Call("reset", RAISES, lambda _: reset("9/m", WHO), lambda _: areset("9/m", WHO)),
+    Call("reset", RAISES, lambda _: reset("9000/m", WHO), lambda _: areset("9000/m", WHO)),
     *verbs(),
     Call(
         "slot",
         RAISES,
-        lambda _: _entered(slot("work", 2, subject=WHO)),
-        lambda _: _aentered(slot("work", 2, subject=WHO)),
+        lambda _: _entered(slot("work", 200, subject=WHO)),
+        lambda _: _aentered(slot("work", 200, subject=WHO)),
     ),
     Call(
         "waiting slot",
         RAISES,
-        lambda _: _entered(slot("work", 2, wait=1, subject=WHO)),
-        lambda _: _aentered(slot("work", 2, wait=1, subject=WHO)),
+        lambda _: _entered(slot("work", 200, wait=1, subject=WHO)),
+        lambda _: _aentered(slot("work", 200, wait=1, subject=WHO)),
     ),
-    Call("lock", RAISES, lambda _: _entered(lock("door")), lambda _: _aentered(lock("door"))),
-    Call("holders", RAISES, lambda _: slot("work", 2).holders(), lambda _: slot("work", 2).aholders()),
+    Call(
+        "lock",
+        RAISES,
+        lambda _: _entered(lock("door", lease=0.05, wait=1)),
+        lambda _: _aentered(lock("door", lease=0.05, wait=1)),
+    ),
+    Call("holders", RAISES, lambda _: slot("work", 200).holders(), lambda _: slot("work", 200).aholders()),
     Call(
         "release what was held before",
         RAISES,
         lambda lease: lease.release(),
         lambda lease: lease.arelease(),
-        lambda: slot("before", 99, lease=60, subject=WHO).acquire(),
+        lambda: slot("before", 9000, lease=60, subject=WHO).acquire(),
     ),
     Call(
         "renew what was held before",
         RAISES,
         lambda lease: lease.renew(),
         lambda lease: lease.arenew(),
-        lambda: slot("before", 99, lease=60, subject=WHO).acquire(),
+        lambda: slot("before", 9000, lease=60, subject=WHO).acquire(),
     ),
     Call("once", RAISES, lambda _: once("event", "1"), lambda _: aonce("event", "1")),
 ]
@@ -216,7 +221,7 @@ async def _aserved(view: Any) -> Any:
 
 
 SITE = {
-    f"site-{how}": {"rate": "90/m", "key": "ip", "match": f"/{how}/", "on_unavailable": how} for how in HOW
+    f"site-{how}": {"rate": "9000/m", "key": "ip", "match": f"/{how}/", "on_unavailable": how} for how in HOW
 }  # fmt: skip
 """The settings' rules, by path, for the middleware."""
 
@@ -237,8 +242,8 @@ def views() -> list[Call]:
         limited: dict[str, Any] = {"key": "ip", "name": "view", "on_unavailable": how}
         guarded: dict[str, Any] = {"key": "ip", "name": "gate", "on_unavailable": how}
         made = {
-            "@quota": (quota("90/m", **limited)(plain), quota("90/m", **limited)(plain_async)),
-            "@concurrency": (concurrency(9, **guarded)(plain), concurrency(9, **guarded)(plain_async)),
+            "@quota": (quota("9000/m", **limited)(plain), quota("9000/m", **limited)(plain_async)),
+            "@concurrency": (concurrency(900, **guarded)(plain), concurrency(900, **guarded)(plain_async)),
         }
         for name, (view, aview) in made.items():
             calls.append(
