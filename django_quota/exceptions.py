@@ -67,16 +67,18 @@ class StoreUnavailable(QuotaError):  # noqa: N818 — a public name of the desig
     """The store could not decide: no connection, no answer in time, or an error reply.
 
     `reason` is a short text without secrets; the cause is the store's own error. `only_writes`: the store answers, but
-    changes nothing: it is read-only or full.
+    changes nothing: it is read-only or full. `not_permitted`: it does not let us in, or do what was asked, which does
+    not pass by itself.
     """
 
-    def __init__(self, reason: str, *, only_writes: bool = False) -> None:
+    def __init__(self, reason: str, *, only_writes: bool = False, not_permitted: bool = False) -> None:
         self.reason = reason
         self.only_writes = only_writes
+        self.not_permitted = not_permitted
         super().__init__(f"The quota store is unavailable: {reason}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.reason,), {"only_writes": self.only_writes}
+        return type(self), (self.reason,), {"only_writes": self.only_writes, "not_permitted": self.not_permitted}
 
 
 class CounterError(QuotaError):

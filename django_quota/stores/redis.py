@@ -13,7 +13,9 @@ from typing import Any
 from redis import Redis, RedisError
 from redis.exceptions import (
     AskError,
+    AuthenticationError,
     ClusterCrossSlotError,
+    NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -318,7 +320,12 @@ def ours(error: BaseException) -> QuotaError:
             f"lie in several slots: {error}.",
             'A Cluster takes OPTIONS = {"CLIENT_CLASS": "django_quota.stores.cluster.ClusterClient"}.',
         )
-    return StoreUnavailable(_in_short(error), only_writes=_is_of_writes(error))
+    return StoreUnavailable(_in_short(error), only_writes=_is_of_writes(error), not_permitted=_is_not_permitted(error))
+
+
+def _is_not_permitted(error: BaseException) -> bool:
+    by_a_script = isinstance(error, ResponseError) and "can't run this command" in str(error)
+    return by_a_script or isinstance(error, (AuthenticationError, NoPermissionError))
 
 
 LONGEST_REASON = 400

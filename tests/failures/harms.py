@@ -74,15 +74,19 @@ class Place:
 @contextmanager
 def _refused(place: Place) -> Iterator[None]:
     place.server.process.kill()
-    yield
-    place.start()
+    try:
+        yield
+    finally:
+        place.start()
 
 
 @contextmanager
 def _hung(place: Place) -> Iterator[None]:
     place.server.process.signal(signal.SIGSTOP)
-    yield
-    place.server.process.signal(signal.SIGCONT)
+    try:
+        yield
+    finally:
+        place.server.process.signal(signal.SIGCONT)
 
 
 @contextmanager
@@ -114,16 +118,20 @@ def _says(client: redis.Redis, word: str) -> bool:
 @contextmanager
 def _read_only(place: Place) -> Iterator[None]:
     place.client.replicaof("127.0.0.1", 1)
-    yield
-    place.client.replicaof("NO", "ONE")
+    try:
+        yield
+    finally:
+        place.client.replicaof("NO", "ONE")
 
 
 @contextmanager
 def _without_its_master(place: Place) -> Iterator[None]:
     place.client.config_set("replica-serve-stale-data", "no")
     place.client.replicaof("127.0.0.1", 1)
-    yield
-    place.client.replicaof("NO", "ONE")
+    try:
+        yield
+    finally:
+        place.client.replicaof("NO", "ONE")
 
 
 @contextmanager
@@ -133,9 +141,11 @@ def _cannot_save(place: Place) -> Iterator[None]:
     place.client.config_set("save", "3600 1")
     place.client.bgsave()
     until(lambda: place.client.info("persistence")["rdb_last_bgsave_status"] == "err", "a BGSAVE that fails")
-    yield
-    in_the_way.rmdir()
-    place.client.config_set("save", "")
+    try:
+        yield
+    finally:
+        in_the_way.rmdir()
+        place.client.config_set("save", "")
 
 
 def _configured(name: str, harmful: str, harmless: str, *, cuts_off: bool = False) -> Any:
@@ -145,8 +155,10 @@ def _configured(name: str, harmful: str, harmless: str, *, cuts_off: bool = Fals
         place.client.config_set(name, harmful)
         if cuts_off:
             place.cut_off()
-        yield
-        place.client.config_set(name, harmless)
+        try:
+            yield
+        finally:
+            place.client.config_set(name, harmless)
 
     return harm
 
@@ -156,8 +168,10 @@ def _ruled(*words: str, user: str = USER) -> Any:
     def harm(place: Place) -> Iterator[None]:
         place.client.execute_command("ACL", "SETUSER", user, *words)
         place.cut_off()
-        yield
-        place.permit()
+        try:
+            yield
+        finally:
+            place.permit()
 
     return harm
 
@@ -166,8 +180,10 @@ def _ruled(*words: str, user: str = USER) -> Any:
 def _locked(place: Place) -> Iterator[None]:
     place.client.config_set("requirepass", PASSWORD)
     place.cut_off()
-    yield
-    place.client.config_set("requirepass", "")
+    try:
+        yield
+    finally:
+        place.client.config_set("requirepass", "")
 
 
 @contextmanager
@@ -182,10 +198,12 @@ def _busy(place: Place) -> Iterator[None]:
     thread.start()
     with redis.Redis(port=place.port) as asking:
         until(lambda: _says(asking, "BUSY"), "a Redis that is busy")
-    yield
-    place.client.script_kill()
-    thread.join()
-    endless.close()
+    try:
+        yield
+    finally:
+        place.client.script_kill()
+        thread.join()
+        endless.close()
 
 
 HARMS = (
