@@ -136,6 +136,22 @@ def test_who_asks_a_server_again_that_was_gone_and_is_interrupted_leaves_the_tur
         listener.close()
 
 
+def test_a_task_that_is_cancelled_while_it_connects_passes_that_on_though_nobody_answers(settings: Any) -> None:
+    """Up to Python 3.11 nobody is told of it, and the greeting runs into its time-out."""
+    asked = threading.Event()
+
+    def mute(socket: Any) -> None:
+        while socket.recv(65_536):
+            asked.set()
+
+    listener = Listener(mute)
+    settings.CACHES = caches_at(f"redis://127.0.0.1:{listener.port}/0", 0.5)
+    try:
+        asyncio.run(_cancelled(asked))
+    finally:
+        listener.close()
+
+
 async def _cancelled(when: threading.Event) -> None:
     task = asyncio.ensure_future(acheck("9/m", "user:1"))
     assert await asyncio.to_thread(when.wait, PATIENCE)
@@ -247,20 +263,15 @@ def test_threads_of_a_forked_worker_never_find_a_connection_of_its_parent(
     check("9/m", "user:1")
     connections: Any = store()._connections
     (parents,) = connections._idle
-    monkeypatch.setattr(os, "getpid", lambda: -1)  # as in a child
-    real = os.getpid
-    seen: list[bool] = []
+    real, seen = os.getpid, list[bool]()
 
     def pid() -> int:
-        # Another thread comes in as soon as this one has looked which process it is.
-        monkeypatch.setattr(os, "getpid", real)
-        seen.append(connections._pid == -1 and parents in connections._idle)
+        seen.append(parents in connections._idle)  # what another thread would find, that finds the number right
         return real()
 
     monkeypatch.setattr(os, "getpid", pid)
     connections._begin()
     assert seen == [False]
-    assert parents not in connections._idle
     parents.disconnect()
 
 

@@ -149,3 +149,15 @@ def test_every_call_may_meet_a_reply_that_breaks_off(way: str, proxy: Proxy, set
         assert PASSWORD not in repr(do(call, way, state))
     proxy.fault = None
     goes_on(way, clock)
+
+
+def test_a_connection_whose_greeting_made_no_sense_is_not_used_half_greeted(settings: Any) -> None:
+    async def ask() -> list[bool]:
+        await acheck("9/m", "user:1")
+        client = await store()._async_clients.get()
+        pool: Any = client.client.connection_pool
+        return [connection.is_connected for connection in pool._available_connections]
+
+    with saying(b":1\r\n") as port:
+        settings.CACHES = caches_at(f"redis://{USER}:{PASSWORD}@127.0.0.1:{port}/0")
+        assert not any(asyncio.run(ask()))
