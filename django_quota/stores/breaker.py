@@ -65,6 +65,8 @@ class Breaker:
         if self._failed < self._threshold:
             return FREELY
         with self._guard:
+            if self._failed < self._threshold:  # it has closed meanwhile: a turn would be ended by nobody
+                return FREELY
             now = self._clock()
             if now < self._next_try or (self._trying and now < self._lost_at):
                 return None

@@ -129,8 +129,7 @@ class Proxy:
         if fault.how == "reset":
             cut(client)
         elif fault.how == "garbage":
-            client.sendall(GARBAGE)
-            client.recv(1)
+            client.sendall(GARBAGE)  # and then the end: what waits for more would wait for its time-out
         elif fault.how == "stall":
             while client.recv(65_536):
                 pass

@@ -127,6 +127,33 @@ def test_who_began_while_it_was_closed_does_not_end_the_turn_of_another(breaker:
     assert breaker.ask() is None
 
 
+class Overtaken:
+    """A lock that another thread gets first, once, and which closes the breaker."""
+
+    def __init__(self, breaker: Breaker) -> None:
+        self._breaker = breaker
+        self._lock = breaker._guard
+
+    def __enter__(self) -> None:
+        self._breaker._guard = self._lock
+        self._breaker.succeeded()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_who_finds_it_closed_meanwhile_asks_as_everybody_does(breaker: Breaker, clock: Clock) -> None:
+    fail(breaker, 3)
+    clock.now += 1
+    breaker._guard = Overtaken(breaker)  # type: ignore[assignment]
+    assert breaker.ask() == FREELY
+    breaker.succeeded()
+    fail(breaker, 3)
+    clock.now += 1
+    assert breaker.ask()
+
+
 def race(times: int, work: Callable[[], None]) -> None:
     """Do something in so many threads at once."""
     barrier = threading.Barrier(times)
