@@ -20,7 +20,7 @@ FAILURES = 3
 PAUSE = 1.0
 """Seconds that it stays open before one caller asks again."""
 
-LONGEST_TRY = 60.0
+LONGEST_TRY = 5.0
 """Seconds after which the one who asks counts as lost, and it is another one's turn."""
 
 FREELY = 0

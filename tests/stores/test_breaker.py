@@ -82,12 +82,12 @@ def test_its_answer_closes_it_for_all(breaker: Breaker, clock: Clock) -> None:
     assert not breaker.is_open
 
 
-def test_nobody_else_asks_however_long_the_one_waits(breaker: Breaker, clock: Clock) -> None:
+def test_nobody_else_asks_while_the_one_waits(breaker: Breaker, clock: Clock) -> None:
     fail(breaker, 3)
     clock.now += 1
     turn = turn_of(breaker)
     for _ in range(20):
-        clock.now += 2
+        clock.now += LONGEST_TRY / 25
         assert breaker.is_shut()
         assert breaker.ask() is None
     breaker.failed(turn)
