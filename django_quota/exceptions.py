@@ -69,17 +69,21 @@ class StoreUnavailable(QuotaError):  # noqa: N818 — a public name of the desig
 
     `reason` is a short text without secrets, on one line; the cause is the store's own error. `only_writes`: the store
     answers, but changes nothing: it is read-only or full. `only_here`: it is well, but what lies under a key of ours is
-    not ours.
+    not ours. `not_permitted`: it does not let us in, or do what was asked, which does not pass by itself.
     """
 
-    def __init__(self, reason: str, *, only_writes: bool = False, only_here: bool = False) -> None:
+    def __init__(
+        self, reason: str, *, only_writes: bool = False, only_here: bool = False, not_permitted: bool = False
+    ) -> None:
         self.reason = reason = without_secrets(reason)
         self.only_writes = only_writes
         self.only_here = only_here
+        self.not_permitted = not_permitted
         super().__init__(f"The quota store is unavailable: {reason}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.reason,), {"only_writes": self.only_writes, "only_here": self.only_here}
+        named = {name: getattr(self, name) for name in ("only_writes", "only_here", "not_permitted")}
+        return type(self), (self.reason,), named
 
 
 class StoreFull(StoreUnavailable):

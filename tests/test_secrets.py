@@ -27,7 +27,7 @@ from django_quota.checks import check_settings
 from django_quota.exceptions import StoreUnavailable, without_secrets
 from django_quota.signals import banned, near_limit, refused, store_back, store_lost
 from django_quota.stores.connections import async_client
-from django_quota.stores.redis import ours
+from django_quota.stores.errors import ours
 from django_quota.subjects import digest
 from django_quota.testing import RedisServer, server_programs
 from tests.admin.operators import superuser

@@ -233,6 +233,7 @@ BOUNDS = {
     "site_rules.py _names": "the rules of the settings",
     "sizes.py _last": "aliases of the settings",
     "stores/attempts.py _met": "slots, 16,384",
+    "stores/breaker.py _breakers": "weak; one a store, and one a server of the Cluster",
     "stores/cluster.py _clusters": "aliases of the settings",
     "stores/cluster_errands.py _by_server": "MOST_KNOWN",
     "stores/cluster_errands.py _tags": "MOST_KNOWN",
@@ -245,7 +246,7 @@ BOUNDS = {
     "stores/nodes.py _nodes": "servers of the Cluster",
     "stores/routing.py _ownerless": "slots, 16,384",
     "stores/routing.py _silent": "servers of the Cluster",
-    "stores/slots.py _primaries": "slots, 16,384",
+    "stores/slots.py _primaries": "servers of the Cluster",
     "tallies.py _pages": "MOST_PAGES",
 }
 """What bounds each container that begins empty and is kept: who adds one says it here."""
