@@ -297,7 +297,8 @@ class ClusterStore(RedisStore):
         with translated():
             at = self._drive(self._router.server_of(SYSTEM_SLOT)) if server is None else server
             try:
-                yield self._nodes[at].client
+                with self._nodes[at].commands() as client:
+                    yield client
             except (RedisError, OSError):
                 self._router.table.doubt()
                 raise

@@ -5,7 +5,8 @@ It must not know which keys lie where.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from django_quota.stores.cluster import base_pool
 from django_quota.stores.connections import AllInUseError, AsyncClients, SyncConnections, async_client
 from django_quota.stores.errors import is_silence
 from django_quota.stores.listening import Listener
+from django_quota.stores.plain import plain_client
 from django_quota.stores.routing import NotSentError
 from django_quota.stores.slots import Address
 from django_quota.stores.wire import GarbledError, is_of_caller
@@ -35,12 +37,21 @@ class Node:
         self.breaker = Breaker()
         self._client: Redis | None = None
 
-    @property
-    def client(self) -> Redis:
-        """A client for plain commands on this server alone."""
+    @contextmanager
+    def commands(self) -> Iterator[Redis]:
+        """Lend a client for plain commands on this server alone. Raises redis-py's errors."""
+        turn = self.knock()
         if self._client is None:
-            self._client = Redis(connection_pool=node_pool(self._alias, self.address))
-        return self._client
+            self._client = plain_client(Redis(connection_pool=node_pool(self._alias, self.address)))
+        try:
+            yield self._client
+        except (RedisError, OSError) as error:
+            self.lost(error, turn)
+            raise
+        except BaseException:
+            self.breaker.left(turn)
+            raise
+        self.breaker.succeeded()
 
     def knock(self) -> int:
         """Return the breaker's turn; raise `NotSentError` where nobody needs to find out again that it is gone."""

@@ -23,6 +23,7 @@ from django_quota.stores.connections import AllInUseError, AsyncClient, AsyncCli
 from django_quota.stores.errands import Errand, Errands, Taken, ahear, along, hear
 from django_quota.stores.errors import is_read_only, is_silence, ours, translated
 from django_quota.stores.listening import Listener
+from django_quota.stores.plain import plain_client
 from django_quota.stores.wire import Cancellation, is_of_caller, out_of_step, packed
 
 Server = Any
@@ -40,6 +41,7 @@ class RedisStore:
         self._listener = Listener(SyncConnections(alias), AsyncClients(alias))
         self.breaker = Breaker()
         """Keeps calls from a server that does not answer."""
+        self._client: Redis | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -72,8 +74,18 @@ class RedisStore:
 
         `server`: one of `servers`, or of `by_server`; None: the one that has the system's keys.
         """
-        with commands(self.alias) as client:
-            yield client
+        turn = self._enter()
+        try:
+            if self._client is None:
+                self._client = plain_client(sync_client(self.alias))
+            yield self._client
+        except (RedisError, OSError) as error:
+            self._note(error, turn)
+            raise ours(error) from error
+        except BaseException:
+            self.breaker.left(turn)
+            raise
+        self.breaker.succeeded()
 
     def servers(self) -> Sequence[Server]:
         """Return all servers that have keys: a walk over all keys goes to each. Without a Cluster there is one."""
@@ -247,6 +259,7 @@ class RedisStore:
         """Close idle connections; an event loop closes its own client."""
         self._connections.close()
         self._listener.close()
+        self._client = None
 
 
 def command_of(operation: Operation, now: int | None) -> list[str | int]:
@@ -266,16 +279,6 @@ def time_of(client: Redis) -> int:
     """Return the server's time in microseconds."""
     seconds, microseconds = client.time()
     return int(seconds) * SECOND + int(microseconds)
-
-
-@contextmanager
-def commands(alias: str) -> Iterator[Redis]:
-    """Lend the client of a cache alias for plain commands; its errors leave the block as ours."""
-    client = sync_client(alias)
-    try:
-        yield client
-    except (RedisError, OSError) as error:
-        raise ours(error) from error
 
 
 def _not_asked() -> StoreUnavailable:
