@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import reprlib
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Network, ip_address
@@ -11,6 +12,8 @@ from django.http import HttpRequest
 
 from django_quota.conf import UNIX, Network, current
 from django_quota.exceptions import ConfigurationError, RuleError
+
+logger = logging.getLogger("django_quota")
 
 _UNIX_PEERS = ("", "unix:", "unix")
 """What servers put into REMOTE_ADDR for a peer on a unix socket."""
@@ -40,12 +43,37 @@ def is_from(request: HttpRequest, networks: tuple[Network, ...]) -> bool:
 
 def _client(request: HttpRequest, ipv6_prefix: int, proxies: tuple[Network | Literal["unix"], ...]) -> str:
     peer = request.META.get("REMOTE_ADDR") or ""
+    if not proxies and "HTTP_X_FORWARDED_FOR" in request.META:
+        _complain_of_a_proxy(peer)
     if proxies and _is_in(peer, proxies):
         peer = _walk(peer, request.META.get("HTTP_X_FORWARDED_FOR", ""), proxies)
     address = canonical(peer, ipv6_prefix)
     if address is None:
         raise _unknown(peer, proxies)
     return address
+
+
+_told_of_proxies: set[str] = set()
+
+
+def _complain_of_a_proxy(peer: str) -> None:
+    """Say once a process that all who come through a proxy count as one. A client alone may send the header, too."""
+    if _told_of_proxies or not _is_private(peer):
+        return
+    _told_of_proxies.add(peer)
+    logger.warning(
+        'X-Forwarded-For came from %s, and QUOTA["TRUSTED_PROXIES"] is empty. If that is a proxy of yours, all behind '
+        'it count as one client: "TRUSTED_PROXIES": [%r] would do.',
+        peer,
+        peer,
+    )
+
+
+def _is_private(peer: str) -> bool:
+    try:
+        return ip_address(peer).is_private
+    except ValueError:
+        return False
 
 
 def _unknown(peer: str, proxies: tuple[Network | str, ...]) -> ConfigurationError:

@@ -34,6 +34,7 @@ from django_quota.middleware import QuotaMiddleware
 from django_quota.plans import Plan
 from django_quota.rules import Rule
 from django_quota.stores.aliases import alias_problem
+from django_quota.stores.plain import PLAIN_WITHIN
 from django_quota.stores.timeouts import ANSWER_WITHIN, missing_timeouts
 from django_quota.subjects import GLOBAL, check_keys
 from django_quota.view_kinds import is_dispatch
@@ -134,7 +135,7 @@ def _check_store() -> Iterator[CheckMessage]:
     if missing:
         yield CheckWarning(
             f'CACHES["{conf.cache}"] sets no {" and no ".join(missing)}: limits wait {ANSWER_WITHIN:g} s at most all '
-            "the same, but the cache's own calls and the commands hang as long as Redis does.",
+            f"the same, and the admin and the commands {PLAIN_WITHIN:g} s, but the cache's own calls hang with Redis.",
             hint=f'"OPTIONS": {{{", ".join(f"{name!r}: {ANSWER_WITHIN:g}" for name in missing)}}} would do.',
             id="django_quota.W007",
         )

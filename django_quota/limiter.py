@@ -118,7 +118,7 @@ class Limiter:
 
     def _answered(self, plan: Plan, reply: list[int], decision: Decision, mode: str) -> list[Announcement]:
         """Note that the store has answered; return what is to be announced."""
-        wrote = decision.allowed and mode != "peek"
+        wrote = decision.allowed and mode != "peek" and any(hit.cost for hit in plan.hits)
         announcements = self.outages.answered(wrote=wrote) if self.outages.is_on else []
         if self.tally is not None and mode.startswith(_COUNTED):
             self.tally.count(reply[0], plan.hits, decision)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from django.core.checks import run_checks
 from django.test import RequestFactory
 
-from django_quota import RateError, Rule, check, quota
+from django_quota import RateError, Rule, addresses, check, quota
 from django_quota.exceptions import QuotaError, RuleError
 from django_quota.testing import RedisServer
 from tests.conftest import caches
@@ -51,6 +52,23 @@ def test_networks_that_are_no_list_are_said_to_be_none(settings: Any, memory_sto
     settings.QUOTA = {**settings.QUOTA, "TRUSTED_PROXIES": "10.0.0.0/8"}
     with pytest.raises(QuotaError, match=r"is '10.0.0.0/8', not a list of networks"):
         check("1/m", RequestFactory().get("/"), key="ip")
+
+
+@pytest.mark.parametrize(
+    ("peer", "proxies", "told"),
+    [("10.0.0.5", [], 1), ("127.0.0.1", [], 1), ("8.8.8.8", [], 0), ("10.0.0.5", ["10.0.0.0/8"], 0), ("", [], 0)],
+)
+def test_a_proxy_that_nobody_has_named_is_told_of_once(
+    peer: str, proxies: list[str], told: int, settings: Any, memory_store: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    addresses._told_of_proxies.clear()
+    settings.QUOTA = {**settings.QUOTA, "TRUSTED_PROXIES": proxies}
+    for client in ("203.0.113.1", "203.0.113.2"):
+        request = RequestFactory().get("/", REMOTE_ADDR=peer, HTTP_X_FORWARDED_FOR=client)
+        with suppress(QuotaError):
+            check("1/m", request, key="ip")
+    assert len(caplog.messages) == told
+    assert all(f'"TRUSTED_PROXIES": [{peer!r}] would do' in line for line in caplog.messages)
 
 
 SITE_WITHOUT_USERS = """

@@ -16,6 +16,7 @@ LAYERS = (
     # L0 pure: no Django, no I/O
     {
         "exceptions",
+        "forks",
         "clock",
         "rates",
         "bans",

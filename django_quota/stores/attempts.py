@@ -12,6 +12,7 @@ from typing import NamedTuple
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
+from django_quota.forks import begins_anew_in_children
 from django_quota.stores.slots import UNKNOWN, Address
 
 PATIENCE = 2.0
@@ -42,6 +43,11 @@ class Moves:
         self._met: dict[int, tuple[float, float]] = {}
         """Since when each has been met so, and when it was last."""
         self._next_turn = 0.0
+        self.forget_parent()
+        begins_anew_in_children(self)
+
+    def forget_parent(self) -> None:
+        """Go on in a forked process."""
         self._guard = threading.Lock()
 
     def deadline(self, slot: int) -> float:

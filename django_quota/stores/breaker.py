@@ -7,12 +7,12 @@ decides for all.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from itertools import count
+
+from django_quota.forks import begins_anew_in_children
 
 FAILURES = 3
 """Failures in a row after which it opens: a single one may be a connection that was closed while idle."""
@@ -48,7 +48,7 @@ class Breaker:
         self._next_try = 0.0
         self._lost_at = 0.0
         self._begin()
-        _breakers.add(self)
+        begins_anew_in_children(self)
 
     def _begin(self) -> None:
         self._guard = threading.Lock()
@@ -112,13 +112,3 @@ class Breaker:
 
 
 _turns = count(1)
-_breakers: weakref.WeakSet[Breaker] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for breaker in list(_breakers):
-        breaker.forget_parent()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -7,7 +7,6 @@ What an operation comes to whose keys lie in several slots, `operations.spread` 
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from django_quota.exceptions import ConfigurationError
 from django_quota.operations.base import Operation
 from django_quota.operations.spread import spread
 from django_quota.stores.aliases import alias_problem
+from django_quota.stores.breaker import FREELY
 from django_quota.stores.cluster import is_cluster, remap_of, seeds
 from django_quota.stores.cluster_errands import SYSTEM_SLOT, ClusterErrands, Twins
 from django_quota.stores.cluster_errors import check_replies, translated
@@ -29,7 +29,7 @@ from django_quota.stores.nodes import AllBreakers, Node, Nodes
 from django_quota.stores.redis import RedisStore, Server, command_of
 from django_quota.stores.routing import Asked, Command, NotSentError, Pause, Router, Trip, Way
 from django_quota.stores.slots import SlotTable, slot_of
-from django_quota.stores.wire import Cancellation, packed
+from django_quota.stores.wire import Cancellation, note_answer, packed
 
 AT_ONCE = 200
 """Operations that go in one trip, at most."""
@@ -46,8 +46,6 @@ class ClusterStore(RedisStore):
         self.alias = alias
         self._nodes = Nodes(alias, lambda: self._router.table.known)
         self.breaker = AllBreakers(self.are_all_shut)
-        self._known_router: Router | None = None
-        self._guard = threading.Lock()
         self._twins = Twins(self._table)
         self._along = ClusterErrands(errands, self._table, self._twins)
 
@@ -56,15 +54,14 @@ class ClusterStore(RedisStore):
 
     @property
     def _router(self) -> Router:
-        if self._known_router is None:
+        known: Router | None = vars(self).get("known_router")
+        if known is None:
             problem = alias_problem(self.alias)
             if problem is not None:
                 raise ConfigurationError(problem.message, problem.hint)
-            with self._guard:
-                if self._known_router is None:
-                    self._known_router = Router(SlotTable(seeds(self.alias), remap_of(self.alias)))
-                return self._known_router
-        return self._known_router
+            made = Router(SlotTable(seeds(self.alias), remap_of(self.alias)))
+            known = vars(self).setdefault("known_router", made)  # both of two threads
+        return known
 
     @property
     def is_whole(self) -> bool:
@@ -134,7 +131,7 @@ class ClusterStore(RedisStore):
         connections, wire = node.connections, b"".join(map(packed, commands))
         turn = node.knock()
         try:
-            connection = connections.take()
+            connection = connections.take(in_vain=node.breaker.is_shut if turn == FREELY else None)
         except BaseException as error:
             node.not_sent(error, turn)
             raise
@@ -151,14 +148,15 @@ class ClusterStore(RedisStore):
                     replies.append(error)
         except BaseException as error:
             connections.drop(connection)  # a reply may still be under way: nobody else must read it
-            node.lost(error, turn)
+            node.lost(error, turn, connection)
             raise
         else:
+            note_answer(connection)
             connections.give_back(connection)
+            node.breaker.succeeded()  # before what follows from errands, which may ask too
         finally:
             for errand in taken:
                 errand.over()
-        node.breaker.succeeded()
         if any(isinstance(reply, NoScriptError) for reply in replies):
             self._along.hurry(node.address)
         return replies
@@ -239,15 +237,17 @@ class ClusterStore(RedisStore):
                         replies.append(error)
             except BaseException as error:
                 await connection.disconnect(nowait=True)  # a reply may still be under way: nobody else must read it
-                node.lost(error, turn)
+                node.lost(error, turn, connection)
                 raise
+            else:
+                note_answer(connection)
+                node.breaker.succeeded()
             finally:
                 await pool.release(connection)
                 for errand in taken:
                     errand.over()
         finally:
             client.slots.release()
-        node.breaker.succeeded()
         if any(isinstance(reply, NoScriptError) for reply in replies):
             self._along.hurry(node.address)
         return replies
@@ -342,7 +342,7 @@ class ClusterStore(RedisStore):
     def close(self) -> None:
         """Close idle connections; an event loop closes its own."""
         self._nodes.close()
-        self._known_router = None
+        vars(self).pop("known_router", None)
 
 
 def store_of(alias: str, *errands: Errand) -> RedisStore:

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import redis.asyncio as aioredis
@@ -27,7 +27,7 @@ from redis.sentinel import SentinelConnectionPool
 from django_quota.stores.aliases import config_of, primary_location, sync_client
 from django_quota.stores.sentinel import ask_in_time, async_sentinel_client
 from django_quota.stores.timeouts import with_timeouts
-from django_quota.stores.wire import FOR_COMMAND, WITHOUT_NOTICES
+from django_quota.stores.wire import FOR_COMMAND, WITHOUT_NOTICES, note_end
 
 _SYNC_ONLY = frozenset(
     {"url", "parser_class", "connection_class", "retry", "retry_on_error", "retry_on_timeout", "timeout", "queue_class"}
@@ -71,11 +71,12 @@ class SyncConnections:
         self._waiting = 0
         self._pid = os.getpid()  # last: another thread that finds it right must not find a parent's connection
 
-    def take(self, seconds: float | None = None) -> Any:
+    def take(self, seconds: float | None = None, in_vain: Callable[[], bool] | None = None) -> Any:
         """Return a connection that is ready to send.
 
-        `seconds`: how long to wait for one where all are in use; None: as long as the pool would. Raises
-        redis-py's errors where none can be had, `AllInUseError` where none came free in time.
+        `seconds`: how long to wait for one where all are in use; None: as long as the pool would. `in_vain`: says
+        whether others have found out meanwhile that there is nobody to connect to. Raises redis-py's errors where none
+        can be had, `AllInUseError` where none came free in time.
         """
         if self._pid != os.getpid():  # a forked worker must not write to its parent's sockets
             self._begin()
@@ -87,10 +88,14 @@ class SyncConnections:
             connection = self._idle.pop()
         except IndexError:
             connection = self._make_or_wait(pool, seconds)
+            if in_vain is not None and in_vain():
+                self.drop(connection)
+                raise AllInUseError("it has not answered those who had the connections") from None
         try:
             connection.connect()
             if _is_spoilt(connection):
                 connection.disconnect()
+                note_end(connection)
                 connection.connect()
         except BaseException:
             self.drop(connection)
@@ -122,9 +127,7 @@ class SyncConnections:
     def give_back(self, connection: Any) -> None:
         """Keep a connection, whose last reply has been read, for the next call."""
         pool = self._pool
-        # After a failover the pool of a Sentinel alias no longer owns what leads to the old primary.
-        is_stale = isinstance(pool, SentinelConnectionPool) and not cast("Any", pool).owns_connection(connection)
-        if pool is None or is_stale or len(self._idle) >= KEPT_CONNECTIONS:
+        if pool is None or _leads_to_an_old_primary(connection, pool) or len(self._idle) >= KEPT_CONNECTIONS:
             self.drop(connection)
             return
         self._idle.append(connection)
@@ -152,6 +155,14 @@ class SyncConnections:
 
     def __len__(self) -> int:
         return len(self._idle)
+
+
+def _leads_to_an_old_primary(connection: Any, pool: Any) -> bool:
+    """Say whether Sentinel has named another primary since: a pool's own answer is of no use to a forked worker."""
+    if not isinstance(pool, SentinelConnectionPool):
+        return False
+    told: Any = pool  # redis-py leaves it untyped
+    return bool(told.is_master and told.master_address != (connection.host, connection.port))
 
 
 def _is_spoilt(connection: Any) -> bool:

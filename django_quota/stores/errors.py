@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from redis.exceptions import (
     AskError,
@@ -17,10 +18,11 @@ from redis.exceptions import (
     ReadOnlyError,
     ResponseError,
 )
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
 from django_quota.stores.connections import AllInUseError
-from django_quota.stores.wire import is_of_caller
+from django_quota.stores.wire import CutAtOnceError, has_answered, is_of_caller
 
 _OF_A_CLUSTER = (ClusterCrossSlotError, AskError)  # MOVED is an AskError of redis-py
 """What a server of a Cluster says to a client that knows of none; by their names before redis-py 6."""
@@ -56,11 +58,23 @@ def is_silence(error: BaseException) -> bool:
     """Say whether the server is there no longer, or does not answer: so that asking it again would be in vain.
 
     An error reply is an answer, and none had to wait for it. A connection that was cut says nothing of the next one:
-    where the server is gone, connecting fails.
+    where the server is gone, connecting fails, or, where a proxy takes the connection, it is cut before it answers.
     """
-    if isinstance(error, (ResponseError, AllInUseError, ConnectionResetError, BrokenPipeError)):
-        return False
-    return not any(word in str(error).lower() for word in _CUT)
+    return not (isinstance(error, (ResponseError, AllInUseError)) or is_cut(error))
+
+
+def is_cut(error: BaseException) -> bool:
+    """Say whether a connection was cut that there was."""
+    if isinstance(error, (ConnectionResetError, BrokenPipeError)):
+        return True
+    is_of_a_connection = isinstance(error, RedisConnectionError) and not isinstance(error, CutAtOnceError)
+    return is_of_a_connection and any(word in str(error).lower() for word in _CUT)
+
+
+def raise_cut_at_once(error: BaseException, connection: Any = None) -> None:
+    """Raise `CutAtOnceError` where a connection was cut before it had brought anything; None: there was none yet."""
+    if is_cut(error) and not has_answered(connection):
+        raise CutAtOnceError(f"cut before an answer: {error}") from error
 
 
 def ours(error: BaseException) -> QuotaError:
@@ -108,7 +122,8 @@ LONGEST_REASON = 400
 
 
 def _in_short(error: BaseException) -> str:
-    said = "".join(sign if sign.isprintable() else " " for sign in str(error))
+    words = str(error).rpartition("of pipeline caused error: ")[2]  # without the command, which redis-py repeats
+    said = "".join(sign if sign.isprintable() else " " for sign in words)
     shown = said if len(said) <= LONGEST_REASON else f"{said[:LONGEST_REASON]}..."
     return f"{type(error).__name__}: {shown}"
 

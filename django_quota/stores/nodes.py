@@ -21,7 +21,7 @@ from django_quota.stores.listening import Listener
 from django_quota.stores.plain import plain_client
 from django_quota.stores.routing import NotSentError
 from django_quota.stores.slots import Address
-from django_quota.stores.wire import GarbledError, is_of_caller
+from django_quota.stores.wire import GarbledError, has_answered, is_of_caller
 
 
 class Node:
@@ -71,7 +71,7 @@ class Node:
             self.breaker.failed(turn)
         raise NotSentError(f"{self.address}: {error}") from error
 
-    def lost(self, error: BaseException, turn: int) -> None:
+    def lost(self, error: BaseException, turn: int, connection: Any = None) -> None:
         """Note that it gave no answer. Raises `NotSentError` where it said that it has done nothing."""
         if is_of_caller(error):
             self.breaker.left(turn)
@@ -79,7 +79,7 @@ class Node:
         if isinstance(error, BusyLoadingError):
             self.breaker.left(turn)
             raise NotSentError(f"{self.address} is loading its keys") from error
-        if is_silence(error):
+        if is_silence(error) or (connection is not None and not has_answered(connection)):
             self.breaker.failed(turn)
         else:
             self.breaker.left(turn)

@@ -17,14 +17,15 @@ from django_quota.clock import SECOND
 from django_quota.exceptions import StoreUnavailable
 from django_quota.operations.base import Operation
 from django_quota.operations.leases import Ring
-from django_quota.stores.aliases import sync_client
+from django_quota.stores.aliases import config_of, sync_client
 from django_quota.stores.breaker import FREELY, Breaker
 from django_quota.stores.connections import AllInUseError, AsyncClient, AsyncClients, SyncConnections
 from django_quota.stores.errands import Errand, Errands, Taken, ahear, along, hear
-from django_quota.stores.errors import is_read_only, is_silence, ours, translated
+from django_quota.stores.errors import is_cut, is_read_only, is_silence, ours, raise_cut_at_once, translated
 from django_quota.stores.listening import Listener
 from django_quota.stores.plain import plain_client
-from django_quota.stores.wire import Cancellation, is_of_caller, out_of_step, packed
+from django_quota.stores.sentinel import ask_in_time
+from django_quota.stores.wire import Cancellation, is_of_caller, note_answer, note_end, out_of_step, packed
 
 Server = Any
 """One of the servers of a store; None where there is but one."""
@@ -56,16 +57,15 @@ class RedisStore:
         turn = self._enter()
         try:
             try:
-                reply = self._exchange(wire, operation.replies)
+                reply = self._exchange(wire, operation.replies, turn)
             except NoScriptError:
                 self._errands.hurry()  # a server that does not know our script may be a new one
-                reply = self._exchange(packed(_in_full(operation, now)), operation.replies)
+                reply = self._exchange(packed(_in_full(operation, now)), operation.replies, turn)
         except BaseException as error:
             self._note(error, turn)
             if is_of_caller(error):
                 raise
             raise ours(error) from error
-        self.breaker.succeeded()
         return reply
 
     @contextmanager
@@ -77,7 +77,9 @@ class RedisStore:
         turn = self._enter()
         try:
             if self._client is None:
-                self._client = plain_client(sync_client(self.alias))
+                client = sync_client(self.alias)
+                ask_in_time(client.connection_pool, config_of(self.alias).get("OPTIONS") or {})
+                self._client = plain_client(client)
             yield self._client
         except (RedisError, OSError) as error:
             self._note(error, turn)
@@ -135,9 +137,9 @@ class RedisStore:
         """Ring a bell; see `Store.ring`."""
         self.run(Ring(bell))
 
-    def _exchange(self, wire: bytes, wanted: type = object) -> Any:
+    def _exchange(self, wire: bytes, wanted: type = object, turn: int = FREELY) -> Any:
         """Send one command and read its reply, of the type that is wanted: one round trip, never repeated."""
-        connection = self._connections.take()
+        connection = self._connection(turn)
         taken: Sequence[Taken] = ()
         try:
             taken = self._errands.due()
@@ -148,20 +150,32 @@ class RedisStore:
             if not isinstance(reply, wanted):
                 raise out_of_step(reply)  # noqa: TRY301 — the connection is of no use any more
         except ResponseError as error:
+            self.breaker.succeeded()
             if is_read_only(error):
                 self._connections.drop(connection)
             else:
                 self._connections.give_back(connection)
             raise
-        except BaseException:
+        except BaseException as error:
             self._connections.drop(connection)  # a reply may still be under way: nobody else must read it
+            raise_cut_at_once(error, connection)
             raise
         else:
+            note_answer(connection)
             self._connections.give_back(connection)
+            self.breaker.succeeded()  # before what follows from errands, which may ask too
         finally:
             for errand in taken:
                 errand.over()
         return reply
+
+    def _connection(self, turn: int) -> Any:
+        """Return a connection to ask by."""
+        try:
+            return self._connections.take(in_vain=self.breaker.is_shut if turn == FREELY else None)
+        except (RedisError, OSError) as error:
+            raise_cut_at_once(error)
+            raise
 
     # --- async --------------------------------------------------------------------------------------------------------
 
@@ -183,7 +197,6 @@ class RedisStore:
                 if is_of_caller(error):
                     raise
                 raise ours(error) from error
-            self.breaker.succeeded()
         return reply
 
     async def alisten(self, bell: str, seconds: float) -> bool:
@@ -203,7 +216,11 @@ class RedisStore:
         try:
             if has_waited and turn == FREELY and self.breaker.is_shut():  # others have found out meanwhile
                 raise _not_asked()
-            connection = await client.take()
+            try:
+                connection = await client.take()
+            except (RedisError, OSError) as error:
+                raise_cut_at_once(error)
+                raise
             taken: Sequence[Taken] = ()
             try:
                 taken = self._errands.due()
@@ -215,12 +232,18 @@ class RedisStore:
                 if not isinstance(reply, wanted):
                     raise out_of_step(reply)  # noqa: TRY301 — the connection is of no use any more
             except ResponseError as error:
+                self.breaker.succeeded()
                 if is_read_only(error):
                     await connection.disconnect(nowait=True)
                 raise
-            except BaseException:
+            except BaseException as error:
                 await connection.disconnect(nowait=True)  # a reply may still be under way: nobody else must read it
+                raise_cut_at_once(error, connection)
+                note_end(connection)
                 raise
+            else:
+                note_answer(connection)
+                self.breaker.succeeded()  # before what follows from errands, which may ask too
             finally:
                 await pool.release(connection)
                 for errand in taken:
@@ -248,7 +271,7 @@ class RedisStore:
 
     def _note(self, error: BaseException, turn: int) -> None:
         """Tell the breaker what a failure says of the server."""
-        if is_of_caller(error) or isinstance(error, AllInUseError):  # which says nothing of it
+        if is_of_caller(error) or isinstance(error, AllInUseError) or is_cut(error):  # which says nothing of it
             self.breaker.left(turn)
         elif is_silence(error):
             self.breaker.failed(turn)

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
+from django_quota.forks import begins_anew_in_children
+
 REFRESH_EVERY = 0.1
 """Seconds between two readings of the table, at least, however much speaks for another one."""
 
@@ -71,11 +73,16 @@ class SlotTable:
         self._remap = remap
         self._clock = clock
         self._owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
-        self._guard = threading.Lock()
+        self.forget_parent()
+        begins_anew_in_children(self)
         self._primaries: list[Address] = []
         self._readings = 0
         self._read_at = -REFRESH_EVERY
         self._is_doubtful = True
+
+    def forget_parent(self) -> None:
+        """Go on in a forked process."""
+        self._guard = threading.Lock()
 
     def owner(self, slot: int) -> Address | None:
         """Return who has a slot; None where it is not known."""

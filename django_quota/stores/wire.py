@@ -56,6 +56,28 @@ def is_of_caller(error: BaseException) -> bool:
     return isinstance(error, QuotaError) or not isinstance(error, Exception)
 
 
+class CutAtOnceError(RedisConnectionError):
+    """A connection was cut before it brought anything: whoever takes connections there has nothing behind it."""
+
+
+_HAS_ANSWERED = "_django_quota_has_answered"
+
+
+def note_answer(connection: Any) -> None:
+    """Note that a connection has brought a reply."""
+    setattr(connection, _HAS_ANSWERED, True)
+
+
+def has_answered(connection: Any) -> bool:
+    """Say whether a connection has brought a reply, as it is connected now."""
+    return bool(getattr(connection, _HAS_ANSWERED, False))
+
+
+def note_end(connection: Any) -> None:
+    """Note that a connection is closed: it is a new one when it is connected again."""
+    setattr(connection, _HAS_ANSWERED, False)
+
+
 class Cancellation:
     """Notices that the running task was cancelled while redis-py waited, and nobody was told.
 

@@ -206,6 +206,7 @@ class TestLaws:
 # --- everything else that a client could make grow --------------------------------------------------------------------
 
 BOUNDS = {
+    "addresses.py _told_of_proxies": "one",
     "admin/override_form.py hints": "of one form",
     "background.py _threads": "names of ours",
     "carrying.py _tallies": "weak; one a limiter",
@@ -214,6 +215,7 @@ BOUNDS = {
     "decorators.py _made": "the classes of a view",
     "feeds.py _feeds": "weak; one an event loop",
     "feeds.py _recent": "a deque with a bound",
+    "forks.py _all": "weak; a few a store, and one a server of the Cluster",
     "leases.py _held": "blocks that are open",
     "limiter.py _limiters": "aliases of the settings",
     "outages.py ongoing": "limiters",
@@ -233,7 +235,6 @@ BOUNDS = {
     "site_rules.py _names": "the rules of the settings",
     "sizes.py _last": "aliases of the settings",
     "stores/attempts.py _met": "slots, 16,384",
-    "stores/breaker.py _breakers": "weak; one a store, and one a server of the Cluster",
     "stores/cluster.py _clusters": "aliases of the settings",
     "stores/cluster_errands.py _by_server": "MOST_KNOWN",
     "stores/cluster_errands.py _tags": "MOST_KNOWN",

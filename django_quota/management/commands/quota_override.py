@@ -128,8 +128,8 @@ class Command(BaseCommand):
     def _refuse_pending(self, subject: str, database: str) -> None:
         if is_pending(subject, database):
             raise CommandError(
-                "It is in the database, but Redis does not answer, so it does not hold yet: `manage.py quota_sync` "
-                "publishes it."
+                "The database has it, but Redis could not be told, so what held before holds still: `manage.py "
+                "quota_sync` publishes it, and so does the next change."
             )
 
 

@@ -1,0 +1,248 @@
+"""What stands between us and Redis: a proxy that has nothing behind it, sentinels, a parent process, a small pool."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from django_quota import check
+from django_quota.limiter import get_limiter
+from django_quota.outages import SETTLED, Outages
+from django_quota.stores.breaker import FAILURES, Breaker
+from django_quota.testing import RedisServer, running_redis
+from tests.clusters import Cluster
+from tests.conftest import caches
+from tests.failures.test_interrupted import forks, in_child
+from tests.stores.test_sentinel import behind, sentinel_port
+from tests.test_outages import FULL, Clock, Mute, ask, both, clock, heard, mute, with_clock
+
+__all__ = ["clock", "mute", "sentinel_port"]
+
+
+class NothingBehind:
+    """Takes connections and closes them at once, or after the first words; counts them."""
+
+    def __init__(self, path: Path, *, hears: bool) -> None:
+        self.url = f"unix://{path}"
+        self.met = 0
+        self._hears = hears
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen(64)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self.met += 1
+            if self._hears:
+                connection.recv(1)
+            connection.close()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+@pytest.fixture(params=[False, True], ids=["at once", "after the first words"])
+def nothing_behind(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, settings: Any
+) -> Iterator[NothingBehind]:
+    proxy = NothingBehind(tmp_path_factory.mktemp("p") / "s", hears=request.param)
+    settings.CACHES = caches(RedisServer(proxy.url, 0, Path()))
+    yield proxy
+    proxy.close()
+
+
+@both
+def test_a_proxy_that_has_nothing_behind_it_is_left_alone_after_a_few_tries(
+    kind: str, nothing_behind: NothingBehind, clock: Clock
+) -> None:
+    store = with_clock(clock)
+    assert all(decision.degraded for decision in ask(kind, 30))
+    assert store.breaker.is_open
+    met = nothing_behind.met
+    clock.now += 1
+    assert all(decision.degraded for decision in ask(kind, 10))
+    assert store.breaker.is_open  # the one that asked has not closed it
+    assert nothing_behind.met <= met + 2
+
+
+@both
+def test_a_kept_connection_that_is_cut_says_nothing_of_the_server(
+    kind: str, redis_cache: RedisServer, clock: Clock
+) -> None:
+    store = with_clock(clock)
+    for _ in range(FAILURES):
+        store.breaker.failed()
+    clock.now += 1
+    assert not ask(kind)[0].degraded
+    store._note(redis.ConnectionError("Connection closed by server."), 0)
+    assert not store.breaker.is_open
+    for _ in range(FAILURES):
+        store.breaker.failed()
+    store._note(redis.ConnectionError("Connection closed by server."), 0)
+    assert store.breaker.is_open
+
+
+def test_threads_that_waited_for_a_connection_do_not_find_out_one_by_one(mute: Mute, settings: Any) -> None:
+    options = settings.CACHES["default"]["OPTIONS"]
+    pool = {**options.get("CONNECTION_POOL_KWARGS", {}), "max_connections": 1}
+    settings.CACHES = {
+        "default": {**settings.CACHES["default"], "OPTIONS": {**options, "CONNECTION_POOL_KWARGS": pool}}
+    }
+    store: Any = get_limiter().store
+    store.breaker = Breaker(clock=lambda: 1_000.0)
+    for _ in range(FAILURES - 1):
+        store.breaker.failed()
+    found: list[bool] = []
+    threads = [threading.Thread(target=lambda: found.append(check("9/m", "user:1").degraded)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 8
+    assert mute.met == 1
+
+
+def test_a_check_that_costs_nothing_does_not_show_that_redis_writes_again(
+    redis_server: RedisServer, settings: Any
+) -> None:
+    clock = Clock()
+    with running_redis(redis_server.program) as server, redis.Redis.from_url(server.url) as client, heard() as told:
+        settings.CACHES = caches(server)
+        assert check("9/m", "ip:192.0.2.1")
+        get_limiter().outages = Outages(clock)
+        client.execute_command(*FULL)
+        for number in range(5):
+            assert check("9/m", f"ip:192.0.2.{number + 2}").degraded
+            clock.now += 2 * SETTLED
+            assert not check("9/m", "ip:192.0.2.1", 0).degraded
+    assert [what for what, _ in told] == ["lost"]
+
+
+class Curious:
+    """An errand that looks whether the breaker lets it ask, once it has its answer."""
+
+    def __init__(self) -> None:
+        self.breaker: Any = Breaker()
+        self.saw: list[bool] = []
+
+    def question(self) -> tuple[str, ...]:
+        return ("PING",)
+
+    def answered(self, reply: Any) -> None: ...
+
+    def lost(self) -> None: ...
+
+    def tell(self) -> None:
+        self.saw.append(self.breaker.is_open)
+
+
+@both
+def test_what_follows_from_an_answer_may_ask_redis_at_once(kind: str, redis_cache: RedisServer, clock: Clock) -> None:
+    """Else overrides would not be published again after an outage, for half a minute."""
+    store = with_clock(clock)
+    errand = Curious()
+    errand.breaker = store.breaker
+    store._errands._errands = [errand]
+    for _ in range(FAILURES):
+        store.breaker.failed()
+    clock.now += 1
+    store._errands.hurry()
+    assert not ask(kind)[0].degraded
+    assert set(errand.saw) == {False}
+
+
+@both
+def test_on_a_cluster_too(kind: str, cluster: Cluster) -> None:
+    from django_quota.operations.leases import Ring
+    from django_quota.stores.cluster_store import ClusterStore
+
+    errand = Curious()
+    store = ClusterStore("default", errand)
+    bell = "quota:1:{!}:w:x:1"
+    store.run(Ring(bell))
+    node = store._nodes[store.server_of(bell)]
+    errand.breaker = node.breaker = Breaker(pause=0.0)
+    errand.saw.clear()
+    for _ in range(FAILURES):
+        node.breaker.failed()
+    store._along._of_system.hurry()
+    if kind == "sync":
+        store.run(Ring(bell))
+    else:
+        asyncio.run(store.arun(Ring(bell)))
+    store.close()
+    assert set(errand.saw) == {False}
+
+
+@forks
+def test_a_forked_worker_keeps_its_connections_behind_sentinel_too(sentinel_port: int, settings: Any) -> None:
+    settings.CACHES = {"default": behind(sentinel_port)}
+    assert not check("99/m", "user:1").degraded
+    with redis.Redis(port=sentinel_port) as sentinel:
+        (_, primary) = sentinel.sentinel_get_master_addr_by_name("quotas")
+
+    def work() -> bool:
+        with redis.Redis(port=int(primary)) as client:
+            check("99/m", "user:1")
+            before = client.info("stats")["total_connections_received"]
+            for _ in range(20):
+                check("99/m", "user:1")
+            return bool(client.info("stats")["total_connections_received"] == before)
+
+    assert in_child(work) == 1
+
+
+@forks
+@pytest.mark.parametrize("what", ["table", "moves"])
+def test_a_forked_worker_does_not_wait_for_what_a_thread_of_its_parent_held(what: str) -> None:
+    from django_quota.stores.attempts import Moves
+    from django_quota.stores.slots import Address, SlotTable
+
+    here = Address("127.0.0.1", 1)
+    table, moves = SlotTable([here]), Moves(lambda: 1_000.0)
+    held: Any = {"table": table, "moves": moves}[what]
+
+    def work() -> bool:
+        table.learn([], here)
+        return moves.deadline(1) > 0
+
+    with held._guard:
+        assert in_child(work) == 1
+
+
+def test_plain_commands_pass_over_a_sentinel_that_hangs(sentinel_port: int, settings: Any) -> None:
+    from tests.commands import wait_until
+    from tests.stores.test_sentinel import times_called
+
+    with socket.socket() as hung:
+        hung.bind(("127.0.0.1", 0))
+        hung.listen(64)
+        settings.CACHES = {
+            "default": behind(hung.getsockname()[1], sentinel_port, SOCKET_TIMEOUT=0.5, SOCKET_CONNECT_TIMEOUT=0.5)
+        }
+        tries: list[bool] = []
+
+        def answers() -> bool:
+            store: Any = get_limiter().store
+            try:
+                with store.commands() as client:
+                    tries.append(bool(client.ping()))
+            except Exception:  # noqa: BLE001 — a busy machine may need some more
+                tries.append(False)
+            return tries[-1]
+
+        wait_until(answers)
+        assert 0 < times_called(hung) <= len(tries)
