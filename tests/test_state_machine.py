@@ -19,7 +19,6 @@ from django_quota.algorithms import NEVER
 from django_quota.clock import SECOND
 from django_quota.operations.base import DictStates
 from django_quota.operations.decide import ALLOWED, Mode, reserving, settling
-from django_quota.operations.holds import member_of
 from django_quota.plans import Plan
 from django_quota.rules import Rule
 from django_quota.stores.memory import MemoryStore
@@ -148,27 +147,29 @@ class Twins(RuleBasedStateMachine):
         plan, reply = self.everywhere(holding, reserving(token, ttl))
         standing = len(reply) > 2 + 4 * len(plan.hits[0].steps)
         if asked[2] and not standing and all(answer.ok for answer in answers(reply)):
-            stops = [reply[0] + answer.reset for answer in answers(reply)]
-            member = member_of(token, plan.hits[0].steps, stops)
-            assert self.raw.zscore(plan.hits[0].holds, member) == self.now + ttl
-            self.held.append((asked, member))
+            due = self.now + ttl
+            found: Any = self.raw.zrangebyscore(plan.hits[0].holds, due, due)
+            assert [member.split(b" ")[1] for member in found if member.startswith(f"{token} ".encode())] == [
+                str(asked[2]).encode()
+            ]
+            self.held.append((asked, f"{due} {token}"))
 
     @rule(which=st.integers(0, 5), actual=COSTS, again=st.booleans())
     def a_hold_is_settled(self, which: int, actual: int, again: bool) -> None:
         if not self.held:
             return
-        asked, member = self.held[which % len(self.held)]
+        asked, held = self.held[which % len(self.held)]
 
         def holding() -> Plan:
             plan = self.plan([asked], told=False)
             plan.holding()
             return plan
 
-        self.everywhere(holding, settling(member, actual))
+        self.everywhere(holding, settling(held, actual))
         before = self.dump()
-        self.everywhere(holding, settling(member, 10**12 - actual))
+        self.everywhere(holding, settling(held, 10**12 - actual))
         assert self.dump() == before  # settling twice changes nothing
-        self.held.remove((asked, member))
+        self.held.remove((asked, held))
 
     # --- what stands above the limits ---------------------------------------------------------------------------------
 
