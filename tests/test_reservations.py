@@ -131,6 +131,16 @@ class TestBuckets:
             check("24/d", SUBJECT, 10, **self.tokens)
             assert hold.cancel().remaining == 14
 
+    def test_what_was_refunded_before_a_hold_is_remembered_as_long_as_it_lasts(self) -> None:
+        with freeze(START):
+            check("6/m", SUBJECT, **self.tokens)
+            refund("6/m", SUBJECT, **self.tokens)
+        with freeze(START + 9 * SECOND):
+            hold = reserve("6/m", SUBJECT, 3, **self.tokens)
+        with freeze(START + 12 * SECOND):
+            check("6/m", SUBJECT, 3, **self.tokens)
+            assert hold.cancel().remaining == 3
+
     def test_many_at_a_time_give_back_what_was_too_much_whichever_is_settled_first(self) -> None:
         with freeze(START):
             holds = [reserve("100000/m", SUBJECT, 2_000, **self.tokens) for _ in range(10)]
