@@ -149,14 +149,15 @@ class TestBuckets:
                 hold.settle(500)
             assert left("100000/m", **self.tokens) == 100_000 - 5_000 + 166
 
-    def test_a_hold_gives_back_the_time_that_it_took_though_an_override_has_made_units_dearer(self) -> None:
+    def test_an_abandoned_hold_gives_back_the_time_that_it_took_though_an_override_has_made_units_dearer(self) -> None:
         with freeze(START):
             check("60/m", SUBJECT, 40, **self.tokens)
-            hold = reserve("60/m", SUBJECT, 10, **self.tokens)
+            reserve("60/m", SUBJECT, 10, ttl=5, **self.tokens)
             override("r 0 0 30/m", "60/m", SUBJECT)
-            hold.cancel()
+        with freeze(START + 5 * SECOND):
+            check("60/m", SUBJECT, 0, **self.tokens)
             override("", "60/m", SUBJECT)
-            assert left("60/m", **self.tokens) == 20
+            assert left("60/m", **self.tokens) == 25
 
     def test_a_peek_foresees_what_several_abandoned_holds_give_back(self) -> None:
         with freeze(START):
