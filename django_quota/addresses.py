@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Network, ip_address
 from typing import Literal
@@ -16,6 +17,9 @@ _UNIX_PEERS = ("", "unix:", "unix")
 
 FULL_IPV6 = 128
 """The bits of a whole IPv6 address."""
+
+LONGEST = 64
+"""Characters that an address has at most, its zone included: what is longer is none, and must not fill the caches."""
 
 
 def client_ip(request: HttpRequest) -> str:
@@ -59,7 +63,7 @@ def _walk(peer: str, forwarded: str, proxies: tuple[Network | str, ...]) -> str:
     nearest = peer
     for hop in reversed(forwarded.split(",")):
         address = _bare(hop.strip())
-        if canonical(address, FULL_IPV6) is None:
+        if len(address) > LONGEST or canonical(address, FULL_IPV6) is None:
             break  # not an address: the proxy that passed it on is the last one that can be believed
         nearest = address
         if not _is_in(address, proxies):
@@ -102,12 +106,18 @@ def _is_in(peer: str, networks: tuple[Network | str, ...]) -> bool:
     return any(not isinstance(network, str) and address in network for network in networks)
 
 
-@lru_cache(maxsize=4096)
 def canonical_part(part: str, ipv6_prefix: int) -> str:
-    """Return a part of a subject with its address, where it is one, in the one spelling."""
-    kind, _, value = part.partition(":")
-    if kind != "ip":
+    """Return a part of a subject with its address, where it is one, in the one spelling. Raises `RuleError`."""
+    if not part.startswith("ip:"):
         return part
+    if len(part) > LONGEST:
+        raise _no_address(part)
+    return _canonical_part(part, ipv6_prefix)
+
+
+@lru_cache(maxsize=4096)
+def _canonical_part(part: str, ipv6_prefix: int) -> str:
+    value = part.removeprefix("ip:")
     text, slash, prefix = value.partition("/")
     address = canonical(text, ipv6_prefix)
     if slash and address is not None:
@@ -116,5 +126,9 @@ def canonical_part(part: str, ipv6_prefix: int) -> str:
         except ValueError:  # an IPv4 network, or no prefix at all: subjects are single addresses there
             address = None
     if address is None:
-        raise RuleError(f"{part!r} does not hold an IP address; 'ip:203.0.113.9' would do.")
+        raise _no_address(part)
     return f"ip:{address}"
+
+
+def _no_address(part: str) -> RuleError:
+    return RuleError(f"{reprlib.repr(part)} does not hold an IP address; 'ip:203.0.113.9' would do.")

@@ -33,7 +33,7 @@ from django_quota.matching import Pattern
 from django_quota.middleware import QuotaMiddleware
 from django_quota.plans import Plan
 from django_quota.rules import Rule
-from django_quota.stores.connections import alias_problem
+from django_quota.stores.aliases import alias_problem
 from django_quota.stores.timeouts import ANSWER_WITHIN, missing_timeouts
 from django_quota.subjects import GLOBAL, check_keys
 from django_quota.view_kinds import is_dispatch

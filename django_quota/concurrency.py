@@ -19,7 +19,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django_quota.conf import current
 from django_quota.decisions import Decision
 from django_quota.edge import aenter, arefuse_in_view, enter, leave, refuse_in_view
-from django_quota.exceptions import LeaseLost, QuotaExceeded, RuleError, StoreUnavailable
+from django_quota.exceptions import LeaseLost, QuotaExceeded, RuleError, StoreFull, StoreUnavailable
 from django_quota.leases import Lease, Slot
 from django_quota.limiter import Limiter, get_limiter
 from django_quota.rules import OnUnavailable
@@ -135,6 +135,8 @@ class _Gate:
         limiter = get_limiter()
         try:
             taken = yield from _trying(slot, subject, limiter.store)
+        except StoreFull:
+            return None, Decision(False, slot.name, subject, degraded=True, blocked=True)
         except StoreUnavailable as error:
             yield _announcing(limiter.outages.failed(error, [subject]))
         else:
@@ -143,8 +145,12 @@ class _Gate:
             return taken
         how = self._on_unavailable or current().on_unavailable
         if how == "local":
-            lease, decision = yield from _trying(slot, subject, limiter.local)
-            return lease, replace(decision, degraded=True)
+            try:
+                lease, decision = yield from _trying(slot, subject, limiter.local)
+            except StoreFull:
+                how = "deny"
+            else:
+                return lease, replace(decision, degraded=True)
         denied = how == "deny"
         return None, Decision(not denied, slot.name, subject, degraded=True, blocked=denied)
 

@@ -30,6 +30,7 @@ UNIX = "unix"
 
 
 MOST_EVENTS = 10_000_000
+FEWEST_KEYS, MOST_KEYS = 1_000, 100_000_000
 
 
 class QuotaSettings:
@@ -157,10 +158,24 @@ class QuotaSettings:
             raise ConfigurationError(f'QUOTA["EVENTS"] is {events!r}.', f"0 to {MOST_EVENTS} would do, such as 10000.")
         return events
 
+    @cached_property
+    def memory_keys(self) -> int:
+        """`MEMORY_KEYS`: how many keys, one or two a subject, a process counts with in its own memory at most."""
+        most = self._get("MEMORY_KEYS", int, 100_000, "100000")
+        if not FEWEST_KEYS <= most <= MOST_KEYS:
+            problem = f'QUOTA["MEMORY_KEYS"] is {most!r}.'
+            raise ConfigurationError(problem, f"{FEWEST_KEYS} to {MOST_KEYS} would do, such as 100000.")
+        return most
+
     @property
     def digest_key(self) -> str | bytes:
         """`DIGEST_KEY`: the key of the digests that stand for secrets; SECRET_KEY, as it stands, where not set."""
-        return self._get("DIGEST_KEY", str, "", "a long random text") or settings.SECRET_KEY
+        given = self._given.get("DIGEST_KEY", "")
+        if not isinstance(given, str):  # which no message shows
+            raise ConfigurationError(
+                f'QUOTA["DIGEST_KEY"] is {type(given).__name__}, not a text.', "a long random text would do."
+            )
+        return given or settings.SECRET_KEY
 
     @cached_property
     def rules(self) -> Mapping[str, object]:
@@ -182,8 +197,8 @@ class QuotaSettings:
 
 
 KNOWN_SETTINGS = (
-    "CACHE", "DIGEST_KEY", "ENABLED", "EVENTS", "HEADERS", "IPV6_PREFIX", "LEGACY_HEADERS", "ON_UNAVAILABLE", "PREFIX",
-    "RESPONSE", "RULES", "STORE", "TEMPLATE", "TIME_ZONE", "TRUSTED_PROXIES",
+    "CACHE", "DIGEST_KEY", "ENABLED", "EVENTS", "HEADERS", "IPV6_PREFIX", "LEGACY_HEADERS", "MEMORY_KEYS",
+    "ON_UNAVAILABLE", "PREFIX", "RESPONSE", "RULES", "STORE", "TEMPLATE", "TIME_ZONE", "TRUSTED_PROXIES",
 )  # fmt: skip
 """The names that `settings.QUOTA` may have; in lower case, the properties that read them."""
 

@@ -7,6 +7,7 @@ wrong value names the value, the place, and a value that would do.
 from __future__ import annotations
 
 import difflib
+import re
 import reprlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -66,18 +67,36 @@ class RateError(RuleError):
 class StoreUnavailable(QuotaError):  # noqa: N818 — a public name of the design
     """The store could not decide: no connection, no answer in time, or an error reply.
 
-    `reason` is a short text without secrets; the cause is the store's own error. `only_writes`: the store answers, but
-    changes nothing: it is read-only or full. `only_here`: it is well, but what lies under a key of ours is not ours.
+    `reason` is a short text without secrets, on one line; the cause is the store's own error. `only_writes`: the store
+    answers, but changes nothing: it is read-only or full. `only_here`: it is well, but what lies under a key of ours is
+    not ours. `not_permitted`: it does not let us in, or do what was asked, which does not pass by itself.
     """
 
-    def __init__(self, reason: str, *, only_writes: bool = False, only_here: bool = False) -> None:
-        self.reason = reason
+    def __init__(
+        self, reason: str, *, only_writes: bool = False, only_here: bool = False, not_permitted: bool = False
+    ) -> None:
+        self.reason = reason = without_secrets(reason)
         self.only_writes = only_writes
         self.only_here = only_here
+        self.not_permitted = not_permitted
         super().__init__(f"The quota store is unavailable: {reason}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.reason,), {"only_writes": self.only_writes, "only_here": self.only_here}
+        named = {name: getattr(self, name) for name in ("only_writes", "only_here", "not_permitted")}
+        return type(self), (self.reason,), named
+
+
+class StoreFull(StoreUnavailable):
+    """The memory store holds as many keys as it may, and what was asked would have needed another one.
+
+    Nothing was changed.
+    """
+
+    def __init__(self, reason: str = "this process's memory holds as many keys as it may") -> None:
+        super().__init__(reason)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.reason,)
 
 
 class CounterError(QuotaError):
@@ -126,6 +145,28 @@ class QuotaExceeded(QuotaError):  # noqa: N818 — a public name of the design
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.decision,)
+
+
+_CREDENTIALS = re.compile(r"(\w+://|\b)\S*@")
+"""What stands before the host in a URL."""
+
+_OPTIONS = re.compile(r"\b(password|username)=[^&\s'\"]*", re.IGNORECASE)
+"""The same as options of a URL."""
+
+_ARGUMENTS = re.compile(r"(with args beginning with).*", re.DOTALL)
+"""What Redis says of a command that it does not know: its arguments, which of AUTH and HELLO are a password."""
+
+
+_SIGNS = ("@", "=", "with args")
+"""Without any of these there is nothing to leave out."""
+
+
+def without_secrets(text: str) -> str:
+    """Return a text, such as a URL or what a server said, without passwords, on one line."""
+    if text.isprintable() and not any(sign in text for sign in _SIGNS):
+        return text  # as nearly always, and while Redis is away once a request
+    text = _ARGUMENTS.sub(r"\1 ...", _OPTIONS.sub(r"\1=***", _CREDENTIALS.sub(r"\1***@", text)))
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -23,6 +23,7 @@ from django_quota.decisions import Decision, Outcome
 from django_quota.exceptions import LeaseLost, QuotaError, QuotaExceeded, RuleError, StoreUnavailable
 from django_quota.keys import key_of, subject_base
 from django_quota.limiter import get_limiter
+from django_quota.names import is_name
 from django_quota.operations.base import Operation, text
 from django_quota.operations.leases import Acquire, Holders, Release, Renew, SlotKeys
 from django_quota.rates import span_of
@@ -121,7 +122,7 @@ class Slot:
     def __init__(
         self, name: str, limit: int, lease: float = 30, wait: float | None = None, *, renew: bool = False
     ) -> None:
-        if not isinstance(cast("object", name), str) or not name.strip():
+        if not is_name(name) or not name.strip():
             raise RuleError(f"{name!r} is no name of a slot; 'export' would do.")
         is_whole = isinstance(cast("object", limit), int) and not isinstance(limit, bool)
         if not is_whole or not 1 <= limit <= MOST_SLOTS:

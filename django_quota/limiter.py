@@ -7,6 +7,7 @@ wait.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from functools import partial
 
@@ -16,7 +17,7 @@ from django_quota import overrides
 from django_quota.clock import frozen_now
 from django_quota.conf import QuotaSettings, conf, current
 from django_quota.decisions import Decision, told
-from django_quota.exceptions import RuleError, StoreUnavailable
+from django_quota.exceptions import RuleError, StoreFull, StoreUnavailable
 from django_quota.outages import Outages, ongoing
 from django_quota.planning import RuleOrRate, Subject, plan_of
 from django_quota.plans import Plan
@@ -54,7 +55,7 @@ class Limiter:
         """Knows how many processes share the limits; None: this one has them alone."""
         self.tally = tally
         """What counts its decisions for the overview; None: nobody does."""
-        self.local = MemoryStore()
+        self.local = MemoryStore(most=conf.memory_keys)
         """Decides for the rules that say `on_unavailable="local"`: each process its part of the limit."""
         self.outages = Outages(is_whole=lambda: self.store.is_whole)
         self._skew = 0
@@ -75,6 +76,8 @@ class Limiter:
                 plan.revise(reply)
                 guess = self._learn(reply[0])
             raise StoreUnavailable(_SLOW)  # noqa: TRY301 — degrades like any other failure
+        except StoreFull:
+            return plan.uncounted(plan.rules)
         except StoreUnavailable as error:
             send(self.outages.failed(error, plan.subjects), Limiter)
             return self._degraded(plan, mode)
@@ -96,6 +99,8 @@ class Limiter:
                 plan.revise(reply)
                 guess = self._learn(reply[0])
             raise StoreUnavailable(_SLOW)  # noqa: TRY301 — degrades like any other failure
+        except StoreFull:
+            return plan.uncounted(plan.rules)
         except StoreUnavailable as error:
             await asend(self.outages.failed(error, plan.subjects), Limiter)
             return self._degraded(plan, mode)
@@ -125,6 +130,10 @@ class Limiter:
             announcements.append((SIGNALS[what], {"rule": hit.rule, "subject": hit.subject, "decision": decision}))
         return announcements
 
+    def forget_parent(self) -> None:
+        """Go on in a forked process: a lock that another thread held at the fork would never come free."""
+        self.outages.forget_parent()
+
     def _degraded(self, plan: Plan, mode: str) -> Decision:
         """Decide without the store."""
         default = conf.on_unavailable
@@ -136,7 +145,10 @@ class Limiter:
         local = [rule for rule in plan.rules if rule.limits and (rule.on_unavailable or default) == "local"]
         workers = 1 if self.workers is None else self.workers.number
         divided = partial(part_of, workers=workers)
-        decision = self._local(plan.only(local, divided), mode) if local else plan.unlimited(degraded=True)
+        try:
+            decision = self._local(plan.only(local, divided), mode) if local else plan.unlimited(degraded=True)
+        except StoreFull:
+            decision = plan.uncounted(local)
         return decision.joined(plan.denied(denying[0])) if denying else decision
 
     def _local(self, plan: Plan, mode: str) -> Decision:
@@ -167,7 +179,8 @@ def limiter_of(settings: QuotaSettings) -> Limiter:
     limiter = _limiters.get(named)
     if limiter is None:
         tally, watch, workers = Tally(), Watch(_overrides_marker, _overrides_lost), Workers()
-        store: Store = MemoryStore() if kind == "memory" else store_of(alias, watch, tally, workers)
+        in_memory = kind == "memory"
+        store = MemoryStore(most=settings.memory_keys) if in_memory else store_of(alias, watch, tally, workers)
         tally.carried_to(store)
         limiter = _limiters.setdefault(named, Limiter(store, tally, workers))
     return limiter
@@ -192,6 +205,13 @@ def _forget(*, setting: str, **_: object) -> None:
         _limiters.clear()
 
 
+def _after_fork() -> None:
+    for limiter in list(_limiters.values()):
+        limiter.forget_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 setting_changed.connect(_forget, dispatch_uid="django_quota.limiter")
 
 

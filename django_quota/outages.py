@@ -33,7 +33,7 @@ class Outages:
     ) -> None:
         self._clock = clock
         self._is_whole = is_whole
-        self._changing = threading.Lock()
+        self.forget_parent()
         self._began = 0.0
         self._failed = 0.0
         """When it failed last."""
@@ -41,6 +41,10 @@ class Outages:
         """Whether it answered what changes nothing even then: only a change shows that it is back."""
         self.is_on = False
         """Whether there is one now."""
+
+    def forget_parent(self) -> None:
+        """Go on in a forked process: a lock that another thread held at the fork would never come free."""
+        self._changing = threading.Lock()
 
     def failed(self, error: StoreUnavailable, subjects: Sequence[str]) -> list[Announcement]:
         """Note a failure for these subjects; log what is new of it, and return what is to be announced."""

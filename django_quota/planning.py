@@ -6,6 +6,7 @@ What cannot be known without waiting is a flow, which the driver answers; see `s
 from __future__ import annotations
 
 import logging
+import reprlib
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
@@ -129,10 +130,10 @@ def _digest(rule: Rule, value: object) -> str:
         return ""
     if rule.distinct is None:
         raise RuleError(
-            f"value={value!r}: rule {rule.name!r} counts hits, not different values; distinct=True would do."
+            f"value= is given, but rule {rule.name!r} counts hits, not different values; distinct=True would do."
         )
     if not isinstance(value, (str, bytes, int)):
-        raise RuleError(f"value={value!r} is {type(value).__name__}; a text, bytes or a whole number would do.")
+        raise RuleError(f"value= is {type(value).__name__}; a text, bytes or a whole number would do.")
     return digest(value if isinstance(value, bytes) else str(value))
 
 
@@ -159,9 +160,9 @@ def _tier(rule: Rule, request: HttpRequest) -> Flow:
     default = AUTHENTICATED if getattr(user, "is_authenticated", False) else ANONYMOUS
     found = rule.tiers.get(default)
     if found is None:
-        raise RuleError(_no_tier(rule.name, repr(default if tier is None else tier), tuple(rule.tiers)))
+        raise RuleError(_no_tier(rule.name, reprlib.repr(default if tier is None else tier), tuple(rule.tiers)))
     if tier is not None:
-        _complain_of_tier(rule.name, repr(tier), default, tuple(rule.tiers))
+        _complain_of_tier(rule.name, reprlib.repr(tier), default, tuple(rule.tiers))
     return found
 
 

@@ -222,6 +222,13 @@ class Plan:
         subject = self.subjects[self.rules.index(rule)]
         return Decision(allowed=False, rule=rule.name, subject=subject, degraded=True, blocked=rule.block)
 
+    def uncounted(self, rules: Sequence[Rule]) -> Decision:
+        """Return the refusal by one of these rules where nothing more can be counted: it may be over its limit."""
+        binding = [rule for rule in rules if rule.limits and not rule.shadow]
+        if not binding:
+            return self.unlimited(degraded=True)
+        return self.denied(next((rule for rule in binding if rule.block), binding[0]))
+
     def only(self, rules: Sequence[Rule], changed: Callable[[Rule], Rule] = lambda rule: rule) -> Plan:
         """Return the plan with no other rules than these, each `changed`; their own limits decide its hits."""
         plan = Plan(self._prefix)

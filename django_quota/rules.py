@@ -17,6 +17,7 @@ from django_quota.exceptions import AlgorithmError, RateError, RuleError, did_yo
 from django_quota.exemptions import Exemption
 from django_quota.matching import Match
 from django_quota.methods import read_methods
+from django_quota.names import is_name
 from django_quota.rates import MAX_COUNT, Rate, parse_rates
 from django_quota.tiers import DEFAULT_TIERS, Tiers
 
@@ -252,7 +253,7 @@ def _normalize(rule: Rule) -> None:
 
 
 def _check_options(rule: Rule) -> None:
-    if not isinstance(cast("object", rule.name), str) or not rule.name:
+    if not is_name(rule.name):
         raise RuleError(f"{rule.name!r} is not a rule's name: a text of at least one character would do.")
     algorithm = ALGORITHMS.get(rule.algorithm) if isinstance(cast("object", rule.algorithm), str) else None
     if algorithm is None:

@@ -41,7 +41,7 @@ def _operation(name: object, value: object, ttl: object) -> Once:
     if not isinstance(name, str) or not name.strip():
         raise RuleError(f"{name!r} is no name for the values; 'payment' would do.")
     if not isinstance(value, (str, bytes, int)) or isinstance(value, bool):
-        raise RuleError(f"value={value!r} is {type(value).__name__}; a text, bytes or a whole number would do.")
+        raise RuleError(f"value= is {type(value).__name__}; a text, bytes or a whole number would do.")
     mark = digest(value if isinstance(value, bytes) else str(value))
     key = key_of(subject_base(current().prefix, f"once:{mark}"), "once", name)
     return Once(key, span_of("ttl", ttl, 3600))

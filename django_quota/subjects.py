@@ -279,13 +279,17 @@ def _escape(value: str) -> str:
     return _UNSAFE.sub(_percent, value)
 
 
-_CONTROL = r"\x00-\x1f\x7f-\x9f\u2028\u2029"
-_UNSAFE = re.compile(f"[%+{_CONTROL}]")
-_UNPRINTABLE = re.compile(f"[{_CONTROL}]")
+_UNSEEN = (
+    r"\x00-\x1f\x7f-\x9f\u2028\u2029"  # they end a line, or steer a terminal
+    r"\xad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # they hide
+    r"\ud800-\udfff"  # halves of characters, as JSON may hold them: no page and no database takes them
+)  # no subject has them: two that look the same would not be, or a reader would break on them
+_UNSAFE = re.compile(f"[%+{_UNSEEN}]")
+_UNPRINTABLE = re.compile(f"[{_UNSEEN}]")
 
 
 def _percent(match: re.Match[str]) -> str:
-    return "".join(f"%{byte:02X}" for byte in match[0].encode())
+    return "".join(f"%{byte:02X}" for byte in match[0].encode(errors="surrogatepass"))
 
 
 def _secret(kind: str, name: str, value: str | None) -> str | None:

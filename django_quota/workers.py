@@ -42,16 +42,16 @@ class Workers:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self.number = 1
+        """Processes that share the limits, this one included, as far as was learned last; by a parent, at first."""
         self._begin()
 
     def _begin(self) -> None:
-        self._pid = os.getpid()
         self._token = secrets.token_hex(8)
         self._again = 0.0
         self._pause = FIRST
         self._knows_script = True
-        self.number = 1
-        """Processes that share the limits, this one included, as far as was learned last."""
+        self._pid = os.getpid()
 
     def question(self) -> Sequence[str | int] | None:
         """Return the command that says that this process is alive; None where it has just done so."""

@@ -140,17 +140,19 @@ def running_cluster(program: Path, primaries: int = 3, replicas: int = 0, **opti
         for port in free_ports(primaries * (1 + replicas)):
             place = folder / str(port)
             place.mkdir()
-            cluster.servers.append(stack.enter_context(_running(program, place, port, options)))
+            cluster.servers.append(stack.enter_context(running_server(program, place, port, options)))
         _join(cluster, primaries)
         yield cluster
 
 
 @contextmanager
-def _running(program: Path, folder: Path, port: int, given: dict[str, Any]) -> Iterator[Server]:
+def running_server(program: Path, folder: Path, port: int, given: dict[str, Any] | None = None) -> Iterator[Server]:
+    """Run a server that has no slots and knows no other; `given`: more of its options."""
     options = {
         "port": port, "bind": "127.0.0.1", "dir": folder, "save": "", "appendonly": "no", "cluster-enabled": "yes",
         "cluster-node-timeout": NODE_TIMEOUT, "cluster-config-file": "nodes.conf", "repl-diskless-sync-delay": 0,
-        "cluster-replica-validity-factor": 0, **{name.replace("_", "-"): value for name, value in given.items()},
+        "cluster-replica-validity-factor": 0,
+        **{name.replace("_", "-"): value for name, value in (given or {}).items()},
     }  # fmt: skip
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     made: Any = redis.Redis(port=port, socket_timeout=5)

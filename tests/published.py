@@ -18,7 +18,9 @@ class _Publish(Operation):
         if ARGV[3] == '' then return redis.call('HDEL', KEYS[1], ARGV[2]) end
         redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])
         if redis.call('PTTL', KEYS[1]) < 86400000 then redis.call('PEXPIRE', KEYS[1], 86400000) end
+        return 1
     """)
+    replies: type = int
 
     def __init__(self, key: str, name: str, value: str) -> None:
         self.keys = [key]
@@ -28,7 +30,7 @@ class _Publish(Operation):
     def arguments(self) -> list[str | int]:
         return [self.name, self.value]
 
-    def run(self, states: States, now: int) -> None:
+    def run(self, states: States, now: int) -> int:
         fields = dict(states.get(self.keys[0]) or {})
         fields.pop(self.name, None)
         if self.value:
@@ -37,6 +39,7 @@ class _Publish(Operation):
             states.put(self.keys[0], fields, max(states.expiry(self.keys[0]), now + DAY))
         else:
             states.drop(self.keys[0])
+        return 1
 
 
 def publish(subject: str, rule: str, value: str) -> Operation:

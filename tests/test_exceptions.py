@@ -25,6 +25,7 @@ REFUSED = Decision.of((Outcome(LIMIT, "user:42", 1, False, 0, 61.2, 90.0),))
         RuleError("x"),
         RateError("5/mx", 2, "'mx' is no unit", "Units: s."),
         StoreUnavailable("no connection"),
+        StoreUnavailable("not permitted", only_writes=True, not_permitted=True),
         QuotaExceeded(REFUSED),
     ],
     ids=lambda error: type(error).__name__,
@@ -37,6 +38,7 @@ class TestEveryError:
     def test_survives_pickling_as_workers_and_task_queues_do_it(self, error: QuotaError) -> None:
         back = pickle.loads(pickle.dumps(error))
         assert type(back) is type(error)
+        assert vars(back) == vars(error)
         assert str(back) == str(error)
         assert vars(back).keys() == vars(error).keys()
 

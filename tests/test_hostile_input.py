@@ -13,7 +13,6 @@ from django.core.management import CommandError, call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory, override_settings
 from hypothesis import assume, given
-from hypothesis import settings as of_hypothesis
 from hypothesis import strategies as st
 
 from django_quota import QuotaError, Rule, check, peek, quota, reset
@@ -23,9 +22,10 @@ from django_quota.keys import key_of, read, subject_base
 from django_quota.planning import request_plan
 from django_quota.subjects import answer, subject_flow
 from tests.calls import get, run
+from tests.hostile import inputs
 
-MANY = of_hypothesis(max_examples=400)
-SOME = of_hypothesis(max_examples=60)
+MANY = inputs(1_000)
+SOME = inputs(100)
 
 ANYTHING = st.text(max_size=40) | st.binary(max_size=20).map(lambda data: data.decode("latin-1"))
 ADDRESSES = st.ip_addresses().map(str)
@@ -151,7 +151,7 @@ class TestRulesAndRates:
                 said = str(error)
             assert len(said) > 10
 
-    @of_hypothesis(max_examples=150)
+    @inputs(150)
     @given(
         st.dictionaries(
             st.sampled_from(KNOWN_SETTINGS), ANYTHING | st.integers() | st.none() | st.booleans(), max_size=4
@@ -170,7 +170,7 @@ class TestRulesAndRates:
 
 
 class TestRequests:
-    @of_hypothesis(max_examples=150)
+    @inputs(150)
     @given(st.text(max_size=60), ANYTHING, ANYTHING, st.sampled_from(["GET", "POST", "OPTIONS", "PURGE", "X"]))
     def test_any_path_host_and_accept_is_answered_by_the_middleware(
         self, path: str, accept: str, host: str, method: str

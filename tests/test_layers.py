@@ -24,6 +24,7 @@ LAYERS = (
         "matching",
         "exemptions",
         "methods",
+        "names",
         "decisions",
         "algorithms",
         "operations",

@@ -21,7 +21,8 @@ from django_quota.outages import Outages
 from django_quota.signals import store_back, store_lost
 from django_quota.stores.breaker import FAILURES, Breaker
 from django_quota.stores.connections import AllInUseError
-from django_quota.stores.redis import RedisStore, is_silence, ours
+from django_quota.stores.errors import is_silence, ours
+from django_quota.stores.redis import RedisStore
 from django_quota.stores.timeouts import ANSWER_WITHIN, missing_timeouts, with_timeouts
 from django_quota.testing import RedisServer, freeze, running_redis
 from tests.conftest import caches

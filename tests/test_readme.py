@@ -70,8 +70,21 @@ def test_the_settings_that_it_shows_pass_the_checks(shown_settings: dict[str, An
 def test_every_snippet_of_the_tour_runs_and_prints_what_it_shows(tour: dict[str, Any]) -> None:
     views = [name for name, value in tour.items() if limited(value)]
     assert sorted(views) == [
-        "export", "front_page", "gentle", "lookup", "members", "report", "search", "sms_code", "watch",
+        "export", "forgotten_password", "front_page", "gentle", "lookup", "members", "report", "search", "sms_code",
+        "watch",
     ]  # fmt: skip
+
+
+def test_an_address_that_was_typed_is_limited_in_any_case_and_lies_in_redis_as_a_digest(
+    tour: dict[str, Any], raw: Any
+) -> None:
+    view, made = tour["forgotten_password"], RequestFactory()
+    for number in range(6):
+        email = "Ann@example.org" if number % 2 else "ann@Example.org"
+        code = view(made.post("/", {"email": email}, REMOTE_ADDR="192.0.2.5")).status_code
+        assert code == (200 if number < 5 else 429)
+    assert view(made.post("/", {"email": "bob@example.org"}, REMOTE_ADDR="192.0.2.5")).status_code == 200
+    assert not [key for key in raw.scan_iter() if b"example.org" in key.lower()]
 
 
 def test_every_view_of_the_tour_limits_as_it_says(tour: dict[str, Any]) -> None:

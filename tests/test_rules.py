@@ -225,3 +225,9 @@ def test_what_only_the_settings_have_is_not_proposed_elsewhere() -> None:
     assert "exclude" not in str(refused.value)
     with pytest.raises(RuleError, match="Did you mean 'name'"):
         Rule.make("a", "1/m", nam="b")
+
+
+@pytest.mark.parametrize("name", ["", None, 5, "half \ud800"])
+def test_a_name_that_cannot_be_written_down_is_refused(name: Any) -> None:
+    with pytest.raises(RuleError, match="is not a rule's name"):
+        Rule.make(name, "1/m")

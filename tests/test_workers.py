@@ -111,6 +111,14 @@ class TestErrand:
         second = list(workers.question() or ())
         assert first[-2] != second[-2]
 
+    def test_a_forked_process_goes_by_what_its_parent_had_learned(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        workers = Workers(Clock())
+        workers.question()
+        workers.answered(4)
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        assert workers.question() is not None
+        assert workers.number == 4
+
     def test_two_processes_learn_of_each_other_along_with_their_checks(self, redis_cache: RedisServer) -> None:
         other = Workers()
         check("9/m", "user:1")

@@ -30,6 +30,7 @@ class Announce(Operation):
     """Write to the log; the reply is how many there were."""
 
     script: ClassVar[Script] = script("clock", "log_keys", "log", "announce")
+    replies: type = int
 
     def __init__(self, log: Log, news: Sequence[News]) -> None:
         self.keys = log.keys

@@ -94,6 +94,8 @@ class Operation(ABC):
     """
 
     script: ClassVar[Script]
+    replies: type = list
+    """What the script's reply is: a list, or a whole number."""
     keys: Sequence[str]
     """Every key that it touches."""
 

@@ -35,6 +35,7 @@ class Forget(Operation):
     """Drop what lies in these places; the reply is how many states and bans there were."""
 
     script: ClassVar[Script] = script("forget")
+    replies: type = int
 
     def __init__(self, places: Sequence[Place], log: Log | None = None) -> None:
         self.places = places

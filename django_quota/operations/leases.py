@@ -149,6 +149,7 @@ class Renew(_OfASlot):
     """Let a lease last for `span` microseconds from now; the reply is 1, or 0 where it has ended."""
 
     script: ClassVar[Script] = _script("lease_renew")
+    replies: type = int
 
     def __init__(self, keys: SlotKeys, token: str, span: int) -> None:
         super().__init__(keys, token)
@@ -203,6 +204,7 @@ class Ring(Operation):
     """Ring a bell; the reply is 1, or 0 where it still sounds from an earlier time."""
 
     script: ClassVar[Script] = script("lease_ring")
+    replies: type = int
 
     def __init__(self, bell: str) -> None:
         self.keys = (bell,)

@@ -41,6 +41,7 @@ class LiftBans(Operation):
     """End the bans of a subject under these rules (named as fields have them); the reply is how many were in force."""
 
     script: ClassVar[Script] = script("clock", "lift_bans")
+    replies: type = int
 
     def __init__(self, standing: str, rules: Sequence[str], log: Log | None = None) -> None:
         self.standing = standing

@@ -11,6 +11,7 @@ class Once(Operation):
     """Remember a value under its key for `span` microseconds; the reply is 1 the first time, else 0."""
 
     script: ClassVar[Script] = script("clock", "once")
+    replies: type = int
 
     def __init__(self, key: str, span: int) -> None:
         self.keys = (key,)

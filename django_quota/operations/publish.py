@@ -27,6 +27,7 @@ class Publish(Operation):
     """Make the overrides under a key these, by field; the reply is how many there are that have not ended."""
 
     script: ClassVar[Script] = script("clock", "publish")
+    replies: type = int
 
     def __init__(self, key: str, overrides: Mapping[str, str]) -> None:
         self.keys = [key]

@@ -41,6 +41,7 @@ class AddTally(Operation):
     """
 
     script: ClassVar[Script] = script("clock", "tally")
+    replies: type = int
 
     def __init__(
         self,

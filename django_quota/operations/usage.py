@@ -30,6 +30,7 @@ class DropDay(Operation):
     """Drop a day's counts if they are still these; the reply is 1 where they were dropped, else 0."""
 
     script: ClassVar[Script] = script("drop_day")
+    replies: type = int
 
     def __init__(self, key: str, fields: Mapping[str, str]) -> None:
         self.keys = [key]

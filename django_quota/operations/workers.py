@@ -14,6 +14,7 @@ class Alive(Operation):
     """Count a worker for so many microseconds; the reply is how many there are."""
 
     script: ClassVar[Script] = script("clock", "workers")
+    replies: type = int
 
     def __init__(self, key: str, token: str, lasts: int) -> None:
         self.keys = [key]

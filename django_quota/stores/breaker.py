@@ -1,14 +1,18 @@
 """A circuit breaker: who does not answer is not asked again for a while. It knows no Redis; the clock is passed in.
 
 Source: the pattern of that name in Michael Nygard's "Release It!". Closed: everybody asks. Open, after some failures in
-a row: nobody does. Once the pause is over one caller asks again, and the answer decides for all.
+a row: nobody does. Once the pause is over one caller asks again, and nobody else until that one knows; the answer
+decides for all.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from itertools import count
 
 FAILURES = 3
 """Failures in a row after which it opens: a single one may be a connection that was closed while idle."""
@@ -16,14 +20,23 @@ FAILURES = 3
 PAUSE = 1.0
 """Seconds that it stays open before one caller asks again."""
 
+LONGEST_TRY = 5.0
+"""Seconds after which the one who asks counts as lost, and it is another one's turn."""
+
+FREELY = 0
+"""The turn of everybody while it is closed."""
+
 
 class Breaker:
     """One for a store, shared by all threads and event loops of a process.
 
+    A caller takes a turn by `ask`, and ends it by `succeeded`, `failed` or, where it has not found out, `left`.
     `failures`: in a row, at least 1; `pause`: seconds; `clock`: returns seconds that never go back.
     """
 
-    __slots__ = ("_clock", "_failed", "_guard", "_next_try", "_pause", "_threshold")
+    __slots__ = (
+        "__weakref__", "_clock", "_failed", "_guard", "_lost_at", "_next_try", "_pause", "_threshold", "_trying"
+    )  # fmt: skip
 
     def __init__(
         self, failures: int = FAILURES, pause: float = PAUSE, clock: Callable[[], float] = time.monotonic
@@ -33,37 +46,79 @@ class Breaker:
         self._clock = clock
         self._failed = 0
         self._next_try = 0.0
+        self._lost_at = 0.0
+        self._begin()
+        _breakers.add(self)
+
+    def _begin(self) -> None:
         self._guard = threading.Lock()
+        self._trying = FREELY
+        """The turn of the one who asks while it is open; `FREELY` where nobody does."""
 
     @property
     def is_open(self) -> bool:
         """Whether nobody asks at the moment, but for the one whose turn it is."""
         return self._failed >= self._threshold
 
-    def lets_through(self) -> bool:
-        """Say whether this caller may ask; where it is open, that is one caller a pause."""
+    def ask(self) -> int | None:
+        """Return a turn, which the caller must end; None where it must not ask: while open, all but one a pause."""
         if self._failed < self._threshold:
-            return True
+            return FREELY
         with self._guard:
+            if self._failed < self._threshold:  # it has closed meanwhile: a turn would be ended by nobody
+                return FREELY
             now = self._clock()
-            if now < self._next_try:
-                return False
-            self._next_try = now + self._pause  # should the answer never come, somebody else's turn is then
-            return True
+            if now < self._next_try or (self._trying and now < self._lost_at):
+                return None
+            self._trying = next(_turns)
+            self._lost_at = now + LONGEST_TRY
+            return self._trying
 
     def is_shut(self) -> bool:
         """Say whether a caller that came now would be turned away; takes nobody's turn."""
-        return self._failed >= self._threshold and self._clock() < self._next_try
+        if self._failed < self._threshold:
+            return False
+        now = self._clock()
+        return now < self._next_try or (bool(self._trying) and now < self._lost_at)
 
     def succeeded(self) -> None:
-        """Note an answer."""
+        """End a turn by an answer, whoever's: it closes."""
         if self._failed:
             with self._guard:
                 self._failed = 0
+                self._trying = FREELY
 
-    def failed(self) -> None:
-        """Note that there was none."""
+    def failed(self, turn: int = FREELY) -> None:
+        """End a turn in which there was no answer."""
         with self._guard:
+            self._end(turn)
             self._failed += 1
             if self._failed >= self._threshold:
                 self._next_try = self._clock() + self._pause
+
+    def left(self, turn: int) -> None:
+        """End a turn that has shown nothing: its caller was cancelled, say. Somebody else may take the next at once."""
+        if turn != FREELY:
+            with self._guard:
+                self._end(turn)
+
+    def _end(self, turn: int) -> None:
+        if turn == self._trying:  # and not of one that counts as lost
+            self._trying = FREELY
+
+    def forget_parent(self) -> None:
+        """Go on in a forked process: who asked, or held the lock, is not in it."""
+        self._begin()
+
+
+_turns = count(1)
+_breakers: weakref.WeakSet[Breaker] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for breaker in list(_breakers):
+        breaker.forget_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -7,7 +7,7 @@ cluster to begin with. The cache's own operations go through redis-py; the store
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, cast
 
@@ -19,10 +19,11 @@ from django_redis.client import DefaultClient
 from django_redis.exceptions import ConnectionInterrupted
 from django_redis.pool import ConnectionFactory
 from redis.cluster import ClusterNode, RedisCluster
-from redis.connection import parse_url
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException, RedisError, SlotNotCoveredError
 
+from django_quota.exceptions import without_secrets
+from django_quota.stores.locations import parts_of, without_password
 from django_quota.stores.slots import Address, Remap
 
 DEFAULT_PORT = 6379
@@ -151,15 +152,10 @@ class ClusterClient(DefaultClient):  # type: ignore[misc]  # django-redis has no
 
 def address_of(url: str) -> Address:
     """Return where a server of a URL listens. Raises `ValueError` where the URL does not say."""
-    parts = _parsed(url)
+    parts = parts_of(url)
     if "host" not in parts:
-        raise ValueError(f"{url!r} names no host")
+        raise ValueError(f"{without_password(url)!r} names no host")
     return Address(parts["host"], int(parts.get("port", DEFAULT_PORT)))
-
-
-def _parsed(url: str) -> Mapping[str, Any]:
-    parse: Any = parse_url  # redis-py leaves it untyped
-    return cast("Mapping[str, Any]", parse(url))
 
 
 CLUSTER_HINT = 'One or several servers to begin with would do: ["redis://10.0.0.1:6379/0", "redis://10.0.0.2:6379/0"].'
@@ -170,12 +166,12 @@ def location_problem(location: object) -> str | None:
     urls = location.split(",") if isinstance(location, str) else cast("Iterable[str]", location)
     for url in urls:
         try:
-            parts = _parsed(url.strip())
+            parts = parts_of(url.strip())
             address_of(url.strip())
         except ValueError as error:
-            return str(error).rstrip(".")
+            return without_secrets(str(error).rstrip("."))
         if parts.get("db"):
-            return f"{url!r} names another database than 0, the only one of a Cluster"
+            return f"{without_password(url)!r} names another database than 0, the only one of a Cluster"
     return None
 
 

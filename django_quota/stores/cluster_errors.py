@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from redis import RedisError
 from redis.exceptions import AskError
 
 from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
-from django_quota.stores.redis import ours
+from django_quota.operations.base import Operation
+from django_quota.stores.errors import ours
+from django_quota.stores.wire import out_of_step
 
 
 @contextmanager
@@ -31,3 +34,10 @@ def ours_of_cluster(error: Exception) -> QuotaError:
             "Keys with the same part in braces lie in one slot.",
         )
     return ours(error)
+
+
+def check_replies(operations: Sequence[Operation], replies: Sequence[Any]) -> None:
+    """Raise redis-py's `ConnectionError` where a reply cannot be that of its operation."""
+    for operation, reply in zip(operations, replies, strict=True):
+        if not isinstance(reply, operation.replies):
+            raise out_of_step(reply)

@@ -19,16 +19,17 @@ from redis.exceptions import NoScriptError, ResponseError
 from django_quota.exceptions import ConfigurationError
 from django_quota.operations.base import Operation
 from django_quota.operations.spread import spread
+from django_quota.stores.aliases import alias_problem
 from django_quota.stores.cluster import is_cluster, remap_of, seeds
 from django_quota.stores.cluster_errands import SYSTEM_SLOT, ClusterErrands, Twins
-from django_quota.stores.cluster_errors import ours_of_cluster, translated
-from django_quota.stores.connections import alias_problem
+from django_quota.stores.cluster_errors import check_replies, translated
+from django_quota.stores.connections import AllInUseError
 from django_quota.stores.errands import Errand, Taken, ahear, along, hear
 from django_quota.stores.nodes import AllBreakers, Node, Nodes
 from django_quota.stores.redis import RedisStore, Server, command_of
-from django_quota.stores.routing import Asked, Command, Pause, Router, Trip, Way
+from django_quota.stores.routing import Asked, Command, NotSentError, Pause, Router, Trip, Way
 from django_quota.stores.slots import SlotTable, slot_of
-from django_quota.stores.wire import FOR_COMMAND, Cancellation
+from django_quota.stores.wire import Cancellation, packed
 
 AT_ONCE = 200
 """Operations that go in one trip, at most."""
@@ -94,21 +95,20 @@ class ClusterStore(RedisStore):
 
     def run_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
         """Do operations that lie in one slot each; each is undivided, all of them are not."""
-        try:
-            replies = []
+        replies = []
+        with translated():
             for way in self._ways(operations, now):
                 replies += self._drive(way)
-        except (RedisError, OSError) as error:
-            raise ours_of_cluster(error) from error
+            check_replies(operations, replies)
         if self._along.are_late:
             self._drive(self._errands_alone())
         return replies
 
     def _ways(self, operations: Sequence[Operation], now: int | None) -> Iterator[Way]:
         """Yield the ways of operations, so many at once."""
-        for first in range(0, len(operations), AT_ONCE):
-            some = operations[first : first + AT_ONCE]
-            yield self._router.reach_all([_asked(operation, now) for operation in some])
+        asked = [Asked(slot_of(each.keys[0]), command_of(each, now), each.script) for each in operations]
+        for first in range(0, len(asked), AT_ONCE):
+            yield self._router.reach_all(asked[first : first + AT_ONCE])
 
     def _drive(self, way: Way) -> Any:
         try:
@@ -131,16 +131,17 @@ class ClusterStore(RedisStore):
 
     def _trip(self, node: Node, commands: Sequence[Command]) -> list[Any]:
         """Send commands to one server and read their replies: one round trip, never repeated."""
-        connections = node.connections
-        node.knock()
+        connections, wire = node.connections, b"".join(map(packed, commands))
+        turn = node.knock()
         try:
             connection = connections.take()
-        except (RedisError, OSError) as error:
-            raise node.not_sent(error) from error
+        except BaseException as error:
+            node.not_sent(error, turn)
+            raise
         taken: Sequence[Taken] = ()
         try:
             taken = self._along.due(node.address)
-            connection.send_packed_command((along(taken, *commands),))
+            connection.send_packed_command((along(taken, wire),))
             hear(taken, connection)
             replies = []
             for _ in commands:
@@ -150,7 +151,7 @@ class ClusterStore(RedisStore):
                     replies.append(error)
         except BaseException as error:
             connections.drop(connection)  # a reply may still be under way: nobody else must read it
-            node.note(error)
+            node.lost(error, turn)
             raise
         else:
             connections.give_back(connection)
@@ -181,12 +182,11 @@ class ClusterStore(RedisStore):
 
     async def arun_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
         """Do operations that lie in one slot each; see `run_all`."""
-        try:
-            replies = []
+        replies = []
+        with Cancellation(), translated():
             for way in self._ways(operations, now):
                 replies += await self._adrive(way)
-        except (RedisError, OSError) as error:
-            raise ours_of_cluster(error) from error
+            check_replies(operations, replies)
         if self._along.are_late:
             await self._adrive(self._errands_alone())
         return replies
@@ -214,17 +214,22 @@ class ClusterStore(RedisStore):
         """Send commands to one server and read their replies: one round trip, never repeated."""
         client = await node.clients.get()
         pool: Any = client.client.connection_pool
-        cancellation = Cancellation()
-        async with client.slots:
-            node.knock()
+        wire = b"".join(map(packed, commands))
+        try:
+            await client.enter()
+        except AllInUseError as error:
+            raise NotSentError(f"{node.address}: {error}") from error
+        try:
+            turn = node.knock()
             try:
-                connection = await pool.get_connection(*FOR_COMMAND)
-            except (RedisError, OSError) as error:
-                raise node.not_sent(error) from error
+                connection = await client.take()
+            except BaseException as error:
+                node.not_sent(error, turn)
+                raise
             taken: Sequence[Taken] = ()
             try:
                 taken = self._along.due(node.address)
-                await connection.send_packed_command((along(taken, *commands),))
+                await connection.send_packed_command((along(taken, wire),))
                 await ahear(taken, connection)
                 replies = []
                 for _ in commands:
@@ -234,13 +239,14 @@ class ClusterStore(RedisStore):
                         replies.append(error)
             except BaseException as error:
                 await connection.disconnect(nowait=True)  # a reply may still be under way: nobody else must read it
-                node.note(error)
+                node.lost(error, turn)
                 raise
             finally:
                 await pool.release(connection)
                 for errand in taken:
                     errand.over()
-        cancellation.pass_on()
+        finally:
+            client.slots.release()
         node.breaker.succeeded()
         if any(isinstance(reply, NoScriptError) for reply in replies):
             self._along.hurry(node.address)
@@ -291,7 +297,8 @@ class ClusterStore(RedisStore):
         with translated():
             at = self._drive(self._router.server_of(SYSTEM_SLOT)) if server is None else server
             try:
-                yield self._nodes[at].client
+                with self._nodes[at].commands() as client:
+                    yield client
             except (RedisError, OSError):
                 self._router.table.doubt()
                 raise
@@ -341,7 +348,3 @@ class ClusterStore(RedisStore):
 def store_of(alias: str, *errands: Errand) -> RedisStore:
     """Return the store of a cache alias: one server, or a Cluster."""
     return ClusterStore(alias, *errands) if is_cluster(alias) else RedisStore(alias, *errands)
-
-
-def _asked(operation: Operation, now: int | None) -> Asked:
-    return Asked(slot_of(operation.keys[0]), command_of(operation, now), operation.script)

@@ -17,24 +17,17 @@ from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import redis.asyncio as aioredis
-from django.conf import settings
-from django.core.cache import InvalidCacheBackendError
-from django.utils.module_loading import import_string
-from django_redis import get_redis_connection
-from django_redis.cache import RedisCache
-from django_redis.client import ShardClient
 from django_redis.pool import SentinelConnectionFactory, get_connection_factory
-from redis import Redis, SSLConnection
+from redis import RedisError, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.sentinel import SentinelConnectionPool
 
-from django_quota.exceptions import ConfigurationError, did_you_mean
-from django_quota.stores.cluster import CLUSTER_HINT, ClusterClient, location_problem
+from django_quota.stores.aliases import config_of, primary_location, sync_client
 from django_quota.stores.sentinel import ask_in_time, async_sentinel_client
 from django_quota.stores.timeouts import with_timeouts
-from django_quota.stores.wire import WITHOUT_NOTICES
+from django_quota.stores.wire import FOR_COMMAND, WITHOUT_NOTICES
 
 _SYNC_ONLY = frozenset(
     {"url", "parser_class", "connection_class", "retry", "retry_on_error", "retry_on_timeout", "timeout", "queue_class"}
@@ -48,84 +41,11 @@ KEPT_CONNECTIONS = 64
 """Idle sync connections that a process keeps at most."""
 
 WAIT_FOR_CONNECTION = 1.0
-"""Seconds that a sync call waits for a connection where all are in use and the pool has no timeout of its own."""
+"""Seconds that a call waits for a connection where all are in use and the pool has no timeout of its own."""
 
 
 class AllInUseError(RedisConnectionError):
     """There are as many connections as there may be, and none came free in time."""
-
-
-class AliasProblem(NamedTuple):
-    """Why a cache alias cannot serve; `code` is the number of its system check."""
-
-    code: str
-    message: str
-    hint: str
-
-
-def alias_problem(alias: str) -> AliasProblem | None:
-    """Say what keeps a cache alias from serving as our Redis; None where nothing does."""
-    place = f'CACHES["{alias}"]'
-    if alias not in settings.CACHES:
-        return AliasProblem(
-            "E003",
-            f'QUOTA["CACHE"] is {alias!r}, but there is no such alias in CACHES.',
-            f"Add one with the backend django_redis.cache.RedisCache.{did_you_mean(alias, settings.CACHES)}",
-        )
-    config = _config(alias)
-    path = config.get("BACKEND", "")
-    try:
-        backend = import_string(path)
-    except ImportError as error:
-        return AliasProblem("E004", f"{place} cannot be imported: {error}.", _USE_DJANGO_REDIS)
-    if not issubclass(backend, RedisCache):
-        return AliasProblem("E004", f"{place} is {path}, which cannot run scripts in Redis.", _USE_DJANGO_REDIS)
-    url = _primary_location(config.get("LOCATION") or "")
-    if not url.startswith(_SCHEMES):
-        return AliasProblem("E004", f"The LOCATION of {place} is {url!r}, which is no Redis URL.", _USE_DJANGO_REDIS)
-    options = config.get("OPTIONS") or {}
-    return _client_problem(place, options.get("CLIENT_CLASS", "django_redis.client.DefaultClient"), config["LOCATION"])
-
-
-_SCHEMES = ("redis://", "rediss://", "unix://")
-
-
-def _client_problem(place: str, path: str, location: object) -> AliasProblem | None:
-    try:
-        client = import_string(path)
-    except (ImportError, AttributeError, ValueError) as error:
-        return AliasProblem("E004", f"The CLIENT_CLASS of {place} cannot be imported: {error}.", _USE_DJANGO_REDIS)
-    if not isinstance(client, type):
-        return AliasProblem("E004", f"The CLIENT_CLASS of {place} is no class: {path}.", _USE_DJANGO_REDIS)
-    if issubclass(client, ShardClient):
-        return AliasProblem(
-            "E005",
-            f"{place} uses the ShardClient, which spreads keys over servers by itself: a script has no single home.",
-            "Use an alias with the DefaultClient, the SentinelClient or the ClusterClient.",
-        )
-    words = location_problem(location) if issubclass(client, ClusterClient) else None
-    return AliasProblem("E004", f"The LOCATION of {place} is no Cluster: {words}.", CLUSTER_HINT) if words else None
-
-
-_USE_DJANGO_REDIS = (
-    'Set its BACKEND to "django_redis.cache.RedisCache" and its LOCATION to a Redis URL, such as '
-    '"redis://127.0.0.1:6379/0"; or name another alias in QUOTA["CACHE"].'
-)
-
-
-def _config(alias: str) -> dict[str, Any]:
-    return cast("dict[str, dict[str, Any]]", settings.CACHES)[alias]
-
-
-def sync_client(alias: str) -> Redis:
-    """Return django-redis' client of the alias. Raises `ConfigurationError` where the alias cannot serve."""
-    problem = alias_problem(alias)
-    if problem is not None:
-        raise ConfigurationError(problem.message, problem.hint)
-    try:
-        return cast("Redis", get_redis_connection(alias, write=True))
-    except (NotImplementedError, InvalidCacheBackendError) as error:
-        raise ConfigurationError(f'CACHES["{alias}"] cannot be used: {error}.', _USE_DJANGO_REDIS) from error
 
 
 class SyncConnections:
@@ -143,13 +63,13 @@ class SyncConnections:
         self._begin()
 
     def _begin(self) -> None:
-        self._pid = os.getpid()
         self._idle: deque[Any] = deque()
         self._pool: Any = None
         self._changed = threading.Condition()
         """Guards the two counts below, and is told when a connection comes free for one who waits."""
         self._open = 0
         self._waiting = 0
+        self._pid = os.getpid()  # last: another thread that finds it right must not find a parent's connection
 
     def take(self, seconds: float | None = None) -> Any:
         """Return a connection that is ready to send.
@@ -162,7 +82,7 @@ class SyncConnections:
         pool = self._pool
         if pool is None:
             pool = self._pool = self._pool_of(self._alias)
-            ask_in_time(pool, _config(self._alias).get("OPTIONS") or {})
+            ask_in_time(pool, config_of(self._alias).get("OPTIONS") or {})
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -249,6 +169,35 @@ class AsyncClient(NamedTuple):
     slots: asyncio.Semaphore
     sentinels: Sequence[aioredis.Redis] = ()
     """The clients that ask the sentinels where the primary is."""
+    patience: float = WAIT_FOR_CONNECTION
+    """Seconds that a call waits for a slot."""
+
+    async def enter(self) -> bool:
+        """Take a slot, to be released; say whether that meant waiting. Raises `AllInUseError` where none came free."""
+        if not self.slots.locked():
+            await self.slots.acquire()
+            return False
+        try:
+            async with asyncio.timeout(self.patience):
+                await self.slots.acquire()
+        except TimeoutError:
+            raise AllInUseError(f"all connections of the event loop were in use for {self.patience:g} s") from None
+        return True
+
+    async def take(self) -> Any:
+        """Return a connection that is ready to send, to be released to the client's pool."""
+        pool: Any = self.client.connection_pool
+        try:
+            return await pool.get_connection(*FOR_COMMAND)
+        except (RedisError, OSError, asyncio.CancelledError):
+            raise
+        except BaseException:
+            # redis-py has put a connection back whose handshake stopped half-way, and would go on where it is.
+            await pool.disconnect(inuse_connections=False)
+            raise
+
+    def __repr__(self) -> str:  # reports of errors show it, and some versions of redis-py the password with it
+        return object.__repr__(self)
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -306,31 +255,25 @@ def async_client(alias: str, at: tuple[str, int] | None = None) -> AsyncClient:
     """
     if at is None:
         sync_client(alias)  # refuses what cannot serve, with a clear error
-    config = _config(alias)
+    config = config_of(alias)
     options: dict[str, Any] = dict(config.get("OPTIONS") or {})
-    url = _primary_location(config.get("LOCATION", ""))
+    url = primary_location(config.get("LOCATION", ""))
     factory = get_connection_factory(options=options)  # before django-redis 7 it is not the first argument
     given = {**factory.make_connection_params(url), **options.get("CONNECTION_POOL_KWARGS", {})}
     max_connections = int(given.pop("max_connections", ASYNC_CONNECTIONS))
     kwargs: dict[str, Any] = {name: value for name, value in given.items() if name not in _SYNC_ONLY}
     slots = asyncio.Semaphore(max_connections)
+    patience = float(given.get("timeout") or WAIT_FOR_CONNECTION)
     kwargs = {**with_timeouts(kwargs), **WITHOUT_NOTICES}
     kwargs["retry"] = Retry(NoBackoff(), 0)
     if isinstance(factory, SentinelConnectionFactory):
         kwargs["connection_class"] = given.get("connection_class")
         client, sentinels = async_sentinel_client(url, options, kwargs, max_connections)
-        return AsyncClient(client, slots, sentinels)
+        return AsyncClient(client, slots, sentinels, patience)
     connection_class = given.get("connection_class")
     if isinstance(connection_class, type) and issubclass(connection_class, SSLConnection):
         kwargs["connection_class"] = aioredis.SSLConnection
     pool = aioredis.ConnectionPool.from_url(url, max_connections=max_connections, **kwargs)
     if at is not None:
         pool.connection_kwargs["host"], pool.connection_kwargs["port"] = at
-    return AsyncClient(aioredis.Redis(connection_pool=pool), slots)
-
-
-def _primary_location(location: object) -> str:
-    """Return the URL that writes go to: the first, as django-redis takes it."""
-    if isinstance(location, str):
-        return location.split(",")[0].strip()
-    return str(next(iter(cast("list[str]", location))))
+    return AsyncClient(aioredis.Redis(connection_pool=pool), slots, patience=patience)

@@ -63,9 +63,9 @@ class Taken:
         self._errand.tell()
 
 
-def along(taken: Sequence[Taken], *commands: Sequence[str | int]) -> bytes:
-    """Return commands as they go over the wire, with errands in front of them."""
-    return b"".join([*(errand.wire for errand in taken), *map(packed, commands)])
+def along(taken: Sequence[Taken], wire: bytes) -> bytes:
+    """Return commands, as they go over the wire, with errands in front of them."""
+    return b"".join([*(errand.wire for errand in taken), wire]) if taken else wire
 
 
 def hear(taken: Sequence[Taken], connection: Any) -> None:

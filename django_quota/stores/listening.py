@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from django_quota.stores.connections import AllInUseError, AsyncClients, SyncConnections
-from django_quota.stores.wire import FOR_COMMAND, Cancellation, packed
+from django_quota.stores.wire import Cancellation, packed
 
 COARSE = 0.1
 """Seconds by which Redis may end a blocking command too late: an idle server looks ten times a second."""
@@ -58,42 +58,39 @@ class Listener:
         client = await self._clients.get()
         pool: Any = client.client.connection_pool
         deadline = time.monotonic() + seconds
-        cancellation = Cancellation()
-        try:
-            async with asyncio.timeout(seconds), client.slots:
-                connection = await pool.get_connection(*FOR_COMMAND)
-                try:
-                    await connection.send_packed_command((_blocking_pop(bell, deadline - time.monotonic()),))
-                    cancellation.pass_on()
-                    # Longer than the block around it lasts: without a number the socket's own time-out would hold.
-                    rung = await connection.read_response(timeout=seconds + 1) is not None
-                except BaseException:
-                    await connection.disconnect(nowait=True)  # its reply may still be under way
-                    raise
-                finally:
-                    await pool.release(connection)
-        except TimeoutError:
-            rung = False
-        cancellation.pass_on()
-        return rung
+        with Cancellation() as cancellation:
+            try:
+                async with asyncio.timeout(seconds), client.slots:
+                    connection = await client.take()
+                    try:
+                        await connection.send_packed_command((_blocking_pop(bell, deadline - time.monotonic()),))
+                        cancellation.pass_on()
+                        # Longer than the block around it lasts: without a number the socket's own time-out would hold.
+                        return await connection.read_response(timeout=seconds + 1) is not None
+                    except BaseException:
+                        await connection.disconnect(nowait=True)  # its reply may still be under way
+                        raise
+                    finally:
+                        await pool.release(connection)
+            except TimeoutError:
+                return False
 
     async def acall(self, command: Sequence[str | int], seconds: float) -> Any:
         """Send a command that may wait so many seconds, and return its reply as it comes over the wire."""
         client = await self._clients.get()
         pool: Any = client.client.connection_pool
-        cancellation = Cancellation()
-        async with asyncio.timeout(seconds + OVERDUE), client.slots:
-            connection = await pool.get_connection(*FOR_COMMAND)
-            try:
-                await connection.send_packed_command((packed(command),))
-                reply = await connection.read_response(timeout=seconds + OVERDUE)
-            except BaseException:
-                await connection.disconnect(nowait=True)  # its reply may still be under way
-                raise
-            finally:
-                await pool.release(connection)
-        cancellation.pass_on()
-        return reply
+        with Cancellation() as cancellation:
+            async with asyncio.timeout(seconds + OVERDUE), client.slots:
+                connection = await client.take()
+                try:
+                    await connection.send_packed_command((packed(command),))
+                    cancellation.pass_on()
+                    return await connection.read_response(timeout=seconds + OVERDUE)
+                except BaseException:
+                    await connection.disconnect(nowait=True)  # its reply may still be under way
+                    raise
+                finally:
+                    await pool.release(connection)
 
     def close(self) -> None:
         """Close idle connections; an event loop closes its own."""

@@ -3,26 +3,43 @@
 It serves tests, single processes, and the fallback while Redis is away. A sweeper thread goes from shard to shard and
 drops what has expired, so that memory follows the subjects that are active; it holds one shard's lock at a time, and
 ends by itself when the store is gone.
+
+It holds so many keys and no more. Nothing that still counts is thrown away for it, since whoever it was of could begin
+anew: an operation that would need another key is not done, and raises `StoreFull`. Whoever is known goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+from django_quota.clock import SECOND
+from django_quota.exceptions import StoreFull
 from django_quota.operations.base import DictStates, Operation
 from django_quota.operations.leases import Ring
+
+logger = logging.getLogger("django_quota")
 
 SHARDS = 16
 SWEEP_EVERY = 5.0
 """Seconds between two rounds of the sweeper."""
+
+MOST = 100_000
+"""Keys that a store holds at most, unless it is told otherwise."""
+
+SWEPT_FOR_ROOM = SECOND
+"""Microseconds after which a full store looks again for what has expired, before the sweeper does."""
+
+HAS_ROOM = 0.9
+"""The share of its keys below which a store that was full has room again, and says so once it no longer has."""
 
 
 class _Shard(DictStates):
@@ -64,14 +81,61 @@ class _Joined:
         return self._shards[key].drop(key)
 
 
+class _Draft:
+    """What an operation would change: to be kept as a whole, or not at all."""
+
+    __slots__ = ("_changed", "_shards")
+
+    def __init__(self, shards: dict[str, _Shard]) -> None:
+        self._shards = shards
+        self._changed: dict[str, tuple[Any, int] | None] = {}
+
+    def _kept(self, key: str) -> tuple[Any, int]:
+        found = self._changed[key] if key in self._changed else self._shards[key].kept.get(key)
+        return found or (None, 0)
+
+    def get(self, key: str, now: int | None = None) -> Any:
+        value, expiry = self._kept(key)
+        return None if now is not None and expiry <= now else value
+
+    def put(self, key: str, value: Any, expiry: int) -> None:
+        self._changed[key] = (value, expiry)
+
+    def expiry(self, key: str) -> int:
+        return self._kept(key)[1]
+
+    def drop(self, key: str) -> bool:
+        found = self._changed[key] if key in self._changed else self._shards[key].kept.get(key)
+        self._changed[key] = None
+        return found is not None
+
+    def grows_by(self) -> int:
+        """Return how many keys more there would be."""
+        grown = 0
+        for key, kept in self._changed.items():
+            grown += (kept is not None) - (key in self._shards[key].kept)
+        return grown
+
+    def keep(self) -> None:
+        """Make the changes."""
+        for key, kept in self._changed.items():
+            if kept is None:
+                self._shards[key].drop(key)
+            else:
+                self._shards[key].put(key, *kept)
+
+
 class MemoryStore:
-    """States in this process's memory. Its clock is the machine's."""
+    """States in this process's memory, `most` keys. Its clock is the machine's."""
 
     is_whole = True
     """It has but itself."""
 
-    def __init__(self, shards: int = SHARDS, sweep_every: float = SWEEP_EVERY) -> None:
+    def __init__(self, shards: int = SHARDS, sweep_every: float = SWEEP_EVERY, most: int = MOST) -> None:
         self._shards = [_Shard() for _ in range(shards)]
+        self._most = most
+        self._was_full = False
+        self._swept_at = 0
         self._sweep_every = sweep_every
         self._starting = threading.Lock()
         self._sweeper: threading.Thread | None = None
@@ -84,8 +148,33 @@ class MemoryStore:
         """Do an operation; see `Store.run`."""
         placed = {key: self._shard(key) for key in operation.keys}
         self._ensure_sweeper()
+        moment = self.now() if now is None else now
+        if len(self) >= self._most and not self._finds_room(moment):
+            return self._run_full(operation, placed, moment)
         with _locked(list(placed.values())):
             return operation.run(_Joined(placed), self.now() if now is None else now)
+
+    def _finds_room(self, now: int) -> bool:
+        """Drop what has expired, unless that was just done; say whether there is room."""
+        if abs(now - self._swept_at) < SWEPT_FOR_ROOM:
+            return False
+        self._swept_at = now
+        self.sweep(now)
+        return len(self) < self._most
+
+    def _run_full(self, operation: Operation, placed: dict[str, _Shard], now: int) -> Any:
+        """Do what needs no further key. Raises `StoreFull` where it would."""
+        draft = _Draft(placed)
+        with _locked(list(placed.values())):
+            reply = operation.run(draft, now)
+            if draft.grows_by() <= 0:
+                draft.keep()
+                return reply
+        if not self._was_full:
+            self._was_full = True
+            words = 'This process counts with %d keys, as many as QUOTA["MEMORY_KEYS"] says: who is new is refused.'
+            logger.error(words, self._most)
+        raise StoreFull
 
     async def arun(self, operation: Operation, now: int | None = None) -> Any:
         """Do an operation; it takes microseconds, so that it does not leave the event loop."""
@@ -113,7 +202,8 @@ class MemoryStore:
 
     def ring(self, bell: str) -> None:
         """Ring a bell; see `Store.ring`."""
-        self.run(Ring(bell))
+        with suppress(StoreFull):  # who waits looks again by itself
+            self.run(Ring(bell))
         wake = self._listeners.get(bell)
         if wake is not None:
             wake()
@@ -140,7 +230,10 @@ class MemoryStore:
     def sweep(self, now: int | None = None) -> int:
         """Drop all that has expired by `now` (microseconds; None: the clock's); return how many keys that were."""
         moment = self.now() if now is None else now
-        return sum(shard.sweep(moment) for shard in self._shards)
+        dropped = sum(shard.sweep(moment) for shard in self._shards)
+        if self._was_full and len(self) < self._most * HAS_ROOM:
+            self._was_full = False
+        return dropped
 
     def close(self) -> None:
         """Stop the sweeper thread; states stay, and the next decision starts it again."""
@@ -151,7 +244,7 @@ class MemoryStore:
             sweeper.join()
 
     def __len__(self) -> int:
-        return sum(len(shard.kept) for shard in self._shards)
+        return sum([len(shard.kept) for shard in self._shards])  # a list: this is asked at each decision
 
     @staticmethod
     def now() -> int:

@@ -5,7 +5,8 @@ It must not know which keys lie where.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,10 +16,12 @@ from redis.exceptions import BusyLoadingError
 from django_quota.stores.breaker import Breaker
 from django_quota.stores.cluster import base_pool
 from django_quota.stores.connections import AllInUseError, AsyncClients, SyncConnections, async_client
+from django_quota.stores.errors import is_silence
 from django_quota.stores.listening import Listener
-from django_quota.stores.redis import is_silence
+from django_quota.stores.plain import plain_client
 from django_quota.stores.routing import NotSentError
 from django_quota.stores.slots import Address
+from django_quota.stores.wire import GarbledError, is_of_caller
 
 
 class Node:
@@ -34,30 +37,54 @@ class Node:
         self.breaker = Breaker()
         self._client: Redis | None = None
 
-    @property
-    def client(self) -> Redis:
-        """A client for plain commands on this server alone."""
+    @contextmanager
+    def commands(self) -> Iterator[Redis]:
+        """Lend a client for plain commands on this server alone. Raises redis-py's errors."""
+        turn = self.knock()
         if self._client is None:
-            self._client = Redis(connection_pool=node_pool(self._alias, self.address))
-        return self._client
+            self._client = plain_client(Redis(connection_pool=node_pool(self._alias, self.address)))
+        try:
+            yield self._client
+        except (RedisError, OSError) as error:
+            self.lost(error, turn)
+            raise
+        except BaseException:
+            self.breaker.left(turn)
+            raise
+        self.breaker.succeeded()
 
-    def knock(self) -> None:
-        """Raise `NotSentError` where it does not answer at the moment, and nobody needs to find that out again."""
-        if not self.breaker.lets_through():
+    def knock(self) -> int:
+        """Return the breaker's turn; raise `NotSentError` where nobody needs to find out again that it is gone."""
+        turn = self.breaker.ask()
+        if turn is None:
             raise NotSentError(f"{self.address} does not answer")
+        return turn
 
-    def not_sent(self, error: Exception) -> NotSentError:
-        """Return the error to raise where there was no connection to it."""
-        if not isinstance(error, AllInUseError):
-            self.breaker.failed()
-        return NotSentError(f"{self.address}: {error}")
+    def not_sent(self, error: BaseException, turn: int) -> None:
+        """Note that there was no connection to it. Raises `NotSentError`, but where the caller has ended it."""
+        if is_of_caller(error):
+            self.breaker.left(turn)
+            return
+        if isinstance(error, AllInUseError):
+            self.breaker.left(turn)
+        else:
+            self.breaker.failed(turn)
+        raise NotSentError(f"{self.address}: {error}") from error
 
-    def note(self, error: BaseException) -> None:
+    def lost(self, error: BaseException, turn: int) -> None:
         """Note that it gave no answer. Raises `NotSentError` where it said that it has done nothing."""
+        if is_of_caller(error):
+            self.breaker.left(turn)
+            return
         if isinstance(error, BusyLoadingError):
+            self.breaker.left(turn)
             raise NotSentError(f"{self.address} is loading its keys") from error
-        if isinstance(error, (RedisError, OSError)) and is_silence(error):
-            self.breaker.failed()
+        if is_silence(error):
+            self.breaker.failed(turn)
+        else:
+            self.breaker.left(turn)
+        if not isinstance(error, (RedisError, OSError)):
+            raise GarbledError(f"{self.address}: {error!r}") from error
 
     def close(self) -> None:
         """Close idle connections."""

@@ -1,4 +1,4 @@
-"""The Redis store: an operation is one EVALSHA. The one place where redis-py's errors are caught and turned into ours.
+"""The Redis store: an operation is one EVALSHA. What redis-py raises leaves it as ours; see `errors`.
 
 It talks over connections itself rather than through `execute_command`: that one repeats a command whose reply got lost,
 and a hit must not count twice.
@@ -11,27 +11,20 @@ from contextlib import contextmanager
 from typing import Any
 
 from redis import Redis, RedisError
-from redis.exceptions import (
-    AskError,
-    ClusterCrossSlotError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    ResponseError,
-)
+from redis.exceptions import NoScriptError, ResponseError
 
 from django_quota.clock import SECOND
-from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
+from django_quota.exceptions import StoreUnavailable
 from django_quota.operations.base import Operation
 from django_quota.operations.leases import Ring
-from django_quota.stores.breaker import Breaker
-from django_quota.stores.connections import AllInUseError, AsyncClient, AsyncClients, SyncConnections, sync_client
+from django_quota.stores.aliases import sync_client
+from django_quota.stores.breaker import FREELY, Breaker
+from django_quota.stores.connections import AllInUseError, AsyncClient, AsyncClients, SyncConnections
 from django_quota.stores.errands import Errand, Errands, Taken, ahear, along, hear
+from django_quota.stores.errors import is_read_only, is_silence, ours, translated
 from django_quota.stores.listening import Listener
-from django_quota.stores.wire import FOR_COMMAND, Cancellation, packed
-
-_OF_A_CLUSTER = (ClusterCrossSlotError, AskError)  # MOVED is an AskError of redis-py
-"""What a server of a Cluster says to a client that knows of none; by their names before redis-py 6."""
+from django_quota.stores.plain import plain_client
+from django_quota.stores.wire import Cancellation, is_of_caller, out_of_step, packed
 
 Server = Any
 """One of the servers of a store; None where there is but one."""
@@ -48,6 +41,7 @@ class RedisStore:
         self._listener = Listener(SyncConnections(alias), AsyncClients(alias))
         self.breaker = Breaker()
         """Keeps calls from a server that does not answer."""
+        self._client: Redis | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -58,16 +52,18 @@ class RedisStore:
 
     def run(self, operation: Operation, now: int | None = None) -> Any:
         """Do an operation; see `Store.run`."""
-        command = command_of(operation, now)
-        self._enter()
+        wire = packed(command_of(operation, now))
+        turn = self._enter()
         try:
             try:
-                reply = self._exchange(command)
+                reply = self._exchange(wire, operation.replies)
             except NoScriptError:
                 self._errands.hurry()  # a server that does not know our script may be a new one
-                reply = self._exchange(_in_full(operation, command))
-        except (RedisError, OSError) as error:
-            self._note(error)
+                reply = self._exchange(packed(_in_full(operation, now)), operation.replies)
+        except BaseException as error:
+            self._note(error, turn)
+            if is_of_caller(error):
+                raise
             raise ours(error) from error
         self.breaker.succeeded()
         return reply
@@ -78,8 +74,18 @@ class RedisStore:
 
         `server`: one of `servers`, or of `by_server`; None: the one that has the system's keys.
         """
-        with commands(self.alias) as client:
-            yield client
+        turn = self._enter()
+        try:
+            if self._client is None:
+                self._client = plain_client(sync_client(self.alias))
+            yield self._client
+        except (RedisError, OSError) as error:
+            self._note(error, turn)
+            raise ours(error) from error
+        except BaseException:
+            self.breaker.left(turn)
+            raise
+        self.breaker.succeeded()
 
     def servers(self) -> Sequence[Server]:
         """Return all servers that have keys: a walk over all keys goes to each. Without a Cluster there is one."""
@@ -122,29 +128,27 @@ class RedisStore:
 
     def listen(self, bell: str, seconds: float) -> bool:
         """Wait at a bell; see `Store.listen`."""
-        try:
+        with translated():
             return self._listener.listen(bell, seconds)
-        except (RedisError, OSError) as error:
-            raise ours(error) from error
 
     def ring(self, bell: str) -> None:
         """Ring a bell; see `Store.ring`."""
         self.run(Ring(bell))
 
-    def _exchange(self, command: Sequence[str | int]) -> Any:
-        """Send one command and read its reply: one round trip, never repeated."""
+    def _exchange(self, wire: bytes, wanted: type = object) -> Any:
+        """Send one command and read its reply, of the type that is wanted: one round trip, never repeated."""
         connection = self._connections.take()
         taken: Sequence[Taken] = ()
         try:
             taken = self._errands.due()
-            if not taken:
-                connection.send_packed_command((packed(command),))
-            else:
-                connection.send_packed_command((along(taken, command),))
+            connection.send_packed_command((along(taken, wire),))
+            if taken:
                 hear(taken, connection)
             reply = connection.read_response()
+            if not isinstance(reply, wanted):
+                raise out_of_step(reply)  # noqa: TRY301 — the connection is of no use any more
         except ResponseError as error:
-            if _is_read_only(error):
+            if is_read_only(error):
                 self._connections.drop(connection)
             else:
                 self._connections.give_back(connection)
@@ -163,49 +167,55 @@ class RedisStore:
 
     async def arun(self, operation: Operation, now: int | None = None) -> Any:
         """Do an operation; see `Store.run`."""
-        command = command_of(operation, now)
-        self._enter()
-        client = await self._async_clients.get()
-        try:
+        wire = packed(command_of(operation, now))
+        turn = self._enter()
+        with Cancellation() as cancellation:
             try:
-                reply = await self._aexchange(client, command)
-            except NoScriptError:
-                self._errands.hurry()  # a server that does not know our script may be a new one
-                reply = await self._aexchange(client, _in_full(operation, command))
-        except (RedisError, OSError) as error:
-            self._note(error)
-            raise ours(error) from error
-        self.breaker.succeeded()
+                client = await self._async_clients.get()
+                told = (client, turn, cancellation)
+                try:
+                    reply = await self._aexchange(told, wire, operation.replies)
+                except NoScriptError:
+                    self._errands.hurry()  # a server that does not know our script may be a new one
+                    reply = await self._aexchange(told, packed(_in_full(operation, now)), operation.replies)
+            except BaseException as error:
+                self._note(error, turn)
+                if is_of_caller(error):
+                    raise
+                raise ours(error) from error
+            self.breaker.succeeded()
         return reply
 
     async def alisten(self, bell: str, seconds: float) -> bool:
         """Wait at a bell; see `Store.listen`."""
-        try:
+        with translated():
             return await self._listener.alisten(bell, seconds)
-        except (RedisError, OSError) as error:
-            raise ours(error) from error
 
     async def aring(self, bell: str) -> None:
         """Ring a bell; see `Store.ring`."""
         await self.arun(Ring(bell))
 
-    async def _aexchange(self, client: AsyncClient, command: Sequence[str | int]) -> Any:
-        """Send one command and read its reply: one round trip, never repeated."""
+    async def _aexchange(self, told: tuple[AsyncClient, int, Cancellation], wire: bytes, wanted: type = object) -> Any:
+        """Send one command and read its reply; see `_exchange`."""
+        client, turn, cancellation = told
         pool: Any = client.client.connection_pool
-        cancellation = Cancellation()
-        async with client.slots:
-            connection = await pool.get_connection(*FOR_COMMAND)
+        has_waited = await client.enter()
+        try:
+            if has_waited and turn == FREELY and self.breaker.is_shut():  # others have found out meanwhile
+                raise _not_asked()
+            connection = await client.take()
             taken: Sequence[Taken] = ()
             try:
                 taken = self._errands.due()
-                if not taken:
-                    await connection.send_packed_command((packed(command),))
-                else:
-                    await connection.send_packed_command((along(taken, command),))
+                await connection.send_packed_command((along(taken, wire),))
+                cancellation.pass_on()
+                if taken:
                     await ahear(taken, connection)
                 reply = await connection.read_response()
+                if not isinstance(reply, wanted):
+                    raise out_of_step(reply)  # noqa: TRY301 — the connection is of no use any more
             except ResponseError as error:
-                if _is_read_only(error):
+                if is_read_only(error):
                     await connection.disconnect(nowait=True)
                 raise
             except BaseException:
@@ -215,7 +225,8 @@ class RedisStore:
                 await pool.release(connection)
                 for errand in taken:
                     errand.over()
-        cancellation.pass_on()
+        finally:
+            client.slots.release()
         return reply
 
     async def acall(self, command: Sequence[str | int], seconds: float) -> Any:
@@ -223,29 +234,32 @@ class RedisStore:
 
         Raises `StoreUnavailable` where Redis does not answer.
         """
-        try:
+        with translated():
             return await self._listener.acall(command, seconds)
-        except (RedisError, OSError) as error:
-            raise ours(error) from error
 
     # --- both ---------------------------------------------------------------------------------------------------------
 
-    def _enter(self) -> None:
-        """Raise `StoreUnavailable` at once where the server has not answered several times in a row."""
-        if not self.breaker.lets_through():
-            raise StoreUnavailable("it has not answered several times in a row, and is asked again in a moment")
+    def _enter(self) -> int:
+        """Return the breaker's turn; raise `StoreUnavailable` where the server has not answered several times."""
+        turn = self.breaker.ask()
+        if turn is None:
+            raise _not_asked()
+        return turn
 
-    def _note(self, error: Exception) -> None:
+    def _note(self, error: BaseException, turn: int) -> None:
         """Tell the breaker what a failure says of the server."""
-        if is_silence(error):
-            self.breaker.failed()
-        elif not isinstance(error, AllInUseError):  # which says nothing of it
+        if is_of_caller(error) or isinstance(error, AllInUseError):  # which says nothing of it
+            self.breaker.left(turn)
+        elif is_silence(error):
+            self.breaker.failed(turn)
+        else:
             self.breaker.succeeded()
 
     def close(self) -> None:
         """Close idle connections; an event loop closes its own client."""
         self._connections.close()
         self._listener.close()
+        self._client = None
 
 
 def command_of(operation: Operation, now: int | None) -> list[str | int]:
@@ -256,9 +270,9 @@ def command_of(operation: Operation, now: int | None) -> list[str | int]:
     ]  # fmt: skip
 
 
-def _in_full(operation: Operation, command: Sequence[str | int]) -> list[str | int]:
-    """Return the EVAL for an EVALSHA: it brings the script along, which can be forgotten again right after a load."""
-    return ["EVAL", operation.script.text, *command[2:]]
+def _in_full(operation: Operation, now: int | None) -> list[str | int]:
+    """Return the EVAL that does it: it brings the script along, which can be forgotten again right after a load."""
+    return ["EVAL", operation.script.text, *command_of(operation, now)[2:]]
 
 
 def time_of(client: Redis) -> int:
@@ -267,67 +281,5 @@ def time_of(client: Redis) -> int:
     return int(seconds) * SECOND + int(microseconds)
 
 
-@contextmanager
-def commands(alias: str) -> Iterator[Redis]:
-    """Lend the client of a cache alias for plain commands; its errors leave the block as ours."""
-    client = sync_client(alias)
-    try:
-        yield client
-    except (RedisError, OSError) as error:
-        raise ours(error) from error
-
-
-def _is_read_only(error: ResponseError) -> bool:
-    """Say whether this server has become a replica: its connection must lead to the new primary next time."""
-    return isinstance(error, ReadOnlyError) or "READONLY" in str(error)  # Redis 6 wraps what a script ran into
-
-
-_WRITE_ERRORS = (ReadOnlyError, OutOfMemoryError)  # redis-py takes the word off those that it knows
-
-_OF_WRITES = ("READONLY", "OOM", "MISCONF", "NOREPLICAS")
-"""What they say where only what changes nothing is answered, such as a refusal."""
-
-
-_CUT = ("closed by server", "reset by peer", "broken pipe", "connection lost")
-"""What redis-py says of a connection that was cut."""
-
-
-def is_silence(error: Exception) -> bool:
-    """Say whether the server is there no longer, or does not answer: so that asking it again would be in vain.
-
-    An error reply is an answer, and none had to wait for it. A connection that was cut says nothing of the next one:
-    where the server is gone, connecting fails.
-    """
-    if isinstance(error, (ResponseError, AllInUseError, ConnectionResetError, BrokenPipeError)):
-        return False
-    return not any(word in str(error).lower() for word in _CUT)
-
-
-def ours(error: Exception) -> QuotaError:
-    """Return our error for one of redis-py or of the socket."""
-    if isinstance(error, _OF_A_CLUSTER) or any(word in str(error) for word in ("CROSSSLOT", "MOVED ")):
-        return ConfigurationError(
-            "The Redis of this alias is a Cluster, and its client knows one server of it only, or the keys of one call "
-            f"lie in several slots: {error}.",
-            'A Cluster takes OPTIONS = {"CLIENT_CLASS": "django_quota.stores.cluster.ClusterClient"}.',
-        )
-    return StoreUnavailable(
-        f"{type(error).__name__}: {error}", only_writes=_is_of_writes(error), only_here=_is_of_a_key(error)
-    )
-
-
-_OF_A_KEY = (
-    "WRONGTYPE", "not an integer", "not a valid float",
-    "attempt to perform arithmetic", "attempt to compare", "attempt to index",
-)  # fmt: skip
-"""What Redis says of a script that met what it did not put there."""
-
-
-def _is_of_a_key(error: Exception) -> bool:
-    return isinstance(error, ResponseError) and any(word in str(error) for word in _OF_A_KEY)
-
-
-def _is_of_writes(error: Exception) -> bool:
-    if not isinstance(error, ResponseError):
-        return False
-    return isinstance(error, _WRITE_ERRORS) or any(word in str(error) for word in _OF_WRITES)
+def _not_asked() -> StoreUnavailable:
+    return StoreUnavailable("it has not answered several times in a row, and is asked again in a moment")

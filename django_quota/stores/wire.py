@@ -1,4 +1,4 @@
-"""How a command goes over a connection of redis-py. It knows neither scripts nor errors."""
+"""How a command goes over a connection of redis-py, and what may come back instead of a reply. It knows no scripts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import asyncio
 import inspect
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import redis.asyncio as aioredis
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from django_quota.exceptions import QuotaError
 
 # redis-py up to 5.2 wants the name of the command that the connection is for; later ones warn when they get it.
 _WANTS_COMMAND = inspect.signature(aioredis.ConnectionPool.get_connection).parameters["command_name"].default is (
@@ -35,10 +39,28 @@ server that was restarted costs each idle connection a decision, for as long as 
 """
 
 
+class GarbledError(RedisConnectionError):
+    """What came over a connection makes no sense to redis-py."""
+
+
+def out_of_step(reply: object) -> GarbledError:
+    """Return the error to raise where a reply cannot be the one to what was asked."""
+    return GarbledError(f"a reply of the type {type(reply).__name__} is none to what was asked")
+
+
+def is_of_caller(error: BaseException) -> bool:
+    """Say whether an error goes on as it is: one of our own, or of who ends the call or the process.
+
+    All else is a failure of the server. redis-py's parsers raise whatever they stumble over, such as a `ValueError`.
+    """
+    return isinstance(error, QuotaError) or not isinstance(error, Exception)
+
+
 class Cancellation:
     """Notices that the running task was cancelled while redis-py waited, and nobody was told.
 
-    Up to Python 3.11 `asyncio.wait_for`, by which redis-py sends, hides a cancellation that comes as it ends.
+    Up to Python 3.11 `asyncio.wait_for`, by which redis-py sends, hides a cancellation that comes as it ends. A context
+    manager: its block ends by `CancelledError` then, whatever it has come to.
     """
 
     __slots__ = ("_before", "_task")
@@ -51,6 +73,13 @@ class Cancellation:
         """Raise `CancelledError` where the task was cancelled since."""
         if self._task is not None and self._task.cancelling() > self._before:
             raise asyncio.CancelledError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if kind is None or issubclass(kind, Exception):
+            self.pass_on()
 
 
 def packed(command: Sequence[str | int]) -> bytes:

@@ -18,13 +18,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from django_quota.testing import server_programs
 from tests.chaos.cost import cost_without_redis
-from tests.chaos.driver import USUAL, Pace, play
+from tests.chaos.driver import USUAL, Pace, Played, play
 from tests.chaos.figures import broken, told_too_often
+from tests.chaos.picture import picture
 from tests.chaos.report import PAGE, Report, Row, written_into
 from tests.chaos.scenes import SCENES, Scene, scene_named
 
 WIDTH = 190
 """Columns that the table takes unfolded."""
+SHOWN = "killed"
+"""The scene that the picture shows."""
+PICTURE = PAGE.parent / "pictures" / "outage.svg"
 BATCHES = 200
 """Batches of the two views that are timed."""
 
@@ -37,7 +41,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=USUAL.harm, metavar="N", help="how long each harm lasts")
     parser.add_argument("--server", type=Path, metavar="PROGRAM", help="the redis-server; else the first that is found")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file, too")
-    parser.add_argument("--write", action="store_true", help=f"write the table into {PAGE.name}")
+    parser.add_argument("--write", action="store_true", help=f"write the table into {PAGE.name}, and its picture")
     options = parser.parse_args()
     if options.seconds <= 0:
         parser.error("--seconds must be more than 0")
@@ -45,34 +49,42 @@ def main() -> None:
     if not console.is_terminal:
         console.width = WIDTH  # a file or a log has no width of its own
     scenes = [scene_named(name) for name in options.scene or names]
-    report = run(scenes, replace(USUAL, harm=options.seconds), options.server or server_programs()[0], console)
+    report, drawn = run(scenes, replace(USUAL, harm=options.seconds), options.server or server_programs()[0], console)
     report.show(console)
     if options.json:
         options.json.write_text(json.dumps(report.as_json(), indent=2) + "\n", encoding="utf-8")
     if options.write:
         PAGE.write_text(written_into(PAGE.read_text(encoding="utf-8"), report.markdown()), encoding="utf-8")
+        if drawn:
+            PICTURE.write_text(drawn, encoding="utf-8")
     sys.exit(1 if report.broken else 0)
 
 
-def run(scenes: list[Scene[Any]], pace: Pace, program: Path, console: Console) -> Report:
-    """Play those scenes one after the other that the program can play, and time a view."""
+def run(scenes: list[Scene[Any]], pace: Pace, program: Path, console: Console) -> tuple[Report, str]:
+    """Play those scenes one after the other that the program can play, and time a view.
+
+    Return the report, and a picture of the scene that is shown; empty where that is not played.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     not_played = {scene.title: lack for scene in scenes if (lack := scene.needs(program))}
     scenes = [scene for scene in scenes if scene.title not in not_played]
-    rows = []
+    rows, drawn = [], ""
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=len(scenes) + 1)
         for scene in scenes:
             progress.update(task, description=scene.title)
-            rows.append(_row(scene, pace, program))
+            played = play(scene, pace, program)
+            rows.append(_row(scene, played))
+            if scene.name == SHOWN:
+                drawn = picture(scene.title, played.accounts, played.times)
             progress.advance(task)
         progress.update(task, description="A view without Redis")
         cost = cost_without_redis(BATCHES)
-    return Report(_version(program), pace, rows, cost, not_played)
+    return Report(_version(program), pace, rows, cost, not_played), drawn
 
 
-def _row(scene: Scene[Any], pace: Pace, program: Path) -> Row:
-    found, _ = play(scene, pace, program)
+def _row(scene: Scene[Any], played: Played) -> Row:
+    found = played.figures
     return Row(scene, found, [*broken(found, scene.allowance), *told_too_often(found, scene.allowance)])
 
 

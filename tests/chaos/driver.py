@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import django_quota
 from tests.chaos.figures import Figures, Times, figures
@@ -45,8 +45,16 @@ USUAL = Pace(before=4, harm=4.2, after=5, rate=200)
 BRIEF = Pace(before=0.7, harm=0.6, after=2.8, rate=90)
 
 
-def play(scene: Scene[Any], pace: Pace, program: Path) -> tuple[Figures, list[Account]]:
-    """Play a scene with a server program; return its figures and what the workers have to say."""
+class Played(NamedTuple):
+    """What came of a scene, what the workers have to say, and when the harm was done."""
+
+    figures: Figures
+    accounts: list[Account]
+    times: Times
+
+
+def play(scene: Scene[Any], pace: Pace, program: Path) -> Played:
+    """Play a scene with a server program."""
     with tempfile.TemporaryDirectory(prefix="quota-chaos-") as name:
         folder = Path(name)
         with scene.place(program, folder) as place, _workers(folder, place.caches, pace.rate) as workers:
@@ -62,7 +70,7 @@ def play(scene: Scene[Any], pace: Pace, program: Path) -> tuple[Figures, list[Ac
                 for worker in workers:
                     worker.until_done()
             accounts = [worker.account() for worker in workers]
-    return figures(accounts, times, scene.allowance, stalls.values()), accounts
+    return Played(figures(accounts, times, scene.allowance, stalls.values()), accounts, times)
 
 
 def _harm(scene: Scene[Any], place: Place[Any], seconds: float) -> Times:

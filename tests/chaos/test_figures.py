@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
@@ -24,6 +25,7 @@ from tests.chaos.figures import (
     told_too_often,
     worst_window,
 )
+from tests.chaos.picture import columns, picture
 from tests.chaos.records import Account, Loss, Record, Stall
 from tests.chaos.report import BEGIN, END, Report, Row, written_into
 from tests.chaos.scenes import scene_named
@@ -235,3 +237,22 @@ def test_a_scene_that_could_not_be_played_is_in_the_report() -> None:
     assert report.as_json()["not_played"] == {scene.title: "it was built without Cluster"}
     assert not report.broken
     json.dumps(report.as_json())
+
+
+def test_the_picture_shows_each_request_once_and_is_well_formed() -> None:
+    records = [
+        *(hit(98 + number / 10, "allow") for number in range(20)),
+        *(hit(101 + number / 10, "allow", degraded=True) for number in range(10)),
+        hit(101, "deny", allowed=False, degraded=True), hit(99, "deny", allowed=False), hit(105, "local"),
+    ]  # fmt: skip
+    found = columns(records, 98)
+    assert sum(column.total() for column in found.values()) == len(records)
+    assert found[0] == {"by-redis": 2}
+    drawn = ElementTree.fromstring(picture("Killed & <back>", [Account("sync", records)], TIMES))
+    bars = [each for each in drawn.iter() if each.get("class") in {"by-redis", "refused", "without", "denied"}]
+    expected = 0
+    for policy in ("allow", "deny", "local"):
+        of_policy = [record for record in records if record.policy == policy]
+        expected += sum(len(column) for column in columns(of_policy, 98.001).values())
+    assert len(bars) == expected + 4  # with the legend
+    assert all(float(each.get("width", "0")) > 0 for each in bars)

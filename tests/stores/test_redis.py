@@ -23,7 +23,7 @@ from django_quota.operations.decide import Decide
 from django_quota.operations.forget import Forget, Place
 from django_quota.operations.hits import Hit
 from django_quota.rules import Rule
-from django_quota.stores.connections import alias_problem
+from django_quota.stores.aliases import alias_problem
 from django_quota.stores.errands import Errands, Watch
 from django_quota.stores.redis import RedisStore
 from django_quota.stores.wire import packed
@@ -419,7 +419,7 @@ class TestTheWatch:
         self, watching: RedisStore, losses: list[int], way: str
     ) -> None:
         watching._errands._clock = iter([100.0, 100.5, 100.9, 101.0]).__next__
-        watching._exchange(("SCRIPT", "LOAD", Decide.script.text))  # the first moment is this one's
+        watching._exchange(packed(("SCRIPT", "LOAD", Decide.script.text)))  # the first moment is this one's
         assert losses == [1]
         for _ in range(3):
             self.ask(watching, way)
@@ -445,7 +445,7 @@ class TestTheWatch:
         assert losses == [1]
 
     def test_it_takes_no_trip_of_its_own(self, watching: RedisStore, raw: redis.Redis) -> None:
-        watching._exchange(("SCRIPT", "LOAD", Decide.script.text))
+        watching._exchange(packed(("SCRIPT", "LOAD", Decide.script.text)))
         before = reads(raw)
         watching._errands.hurry()
         decided(watching, hits_of(RULE), "check", None)

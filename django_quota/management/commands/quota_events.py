@@ -96,7 +96,9 @@ class Command(BaseCommand):
             metavar="SECONDS",
             help="take over what another consumer has left for so long (--timeout and 70 s more)",
         )
-        group.add_argument("--drain", action="store_true", help="end when there is nothing more to do")
+        group.add_argument(
+            "--drain", action="store_true", help="end when there is nothing more to do, or Redis does not answer"
+        )
 
     def handle(self, *_: Any, **options: Any) -> None:
         """Print, follow or run."""
@@ -142,22 +144,30 @@ class Command(BaseCommand):
         consumer = options["consumer"] or socket.gethostname()
         group = EventGroup(stream, options["group"], consumer, _take_over(options))
         worker = _Worker(group, program, _wanted(options), options, stop, self._say)
-        self._steadily(worker.step, stop)
+        self._steadily(worker.step, stop, waits=not options["drain"])
 
-    def _steadily(self, step: Callable[[], bool], stop: threading.Event) -> None:
-        """Do a step again and again, until it says no or we are to stop; ask a Redis that is away ever less often."""
-        wait = FIRST_WAIT
+    def _steadily(self, step: Callable[[], bool], stop: threading.Event, *, waits: bool = True) -> None:
+        """Do a step again and again, until it says no or we are to stop.
+
+        A Redis that is away is asked again ever less often, which is said once for each cause; where `waits` is false,
+        and where it permits something no more, that is the end: waiting would not help.
+        """
+        wait, said = FIRST_WAIT, ""
         while not stop.is_set():
             try:
                 goes_on = step()
             except StoreUnavailable as error:
-                self._say(f"{error} Trying again in {wait:g} s.")
+                if error.not_permitted or not waits:
+                    raise
+                if error.reason != said:
+                    said = error.reason
+                    self._say(f"{error} Trying again until it answers.")
                 stop.wait(wait)
                 wait = min(wait * 2, LONGEST_WAIT)
                 continue
-            if wait != FIRST_WAIT:
+            if said:
                 self._say("The quota store answers again.")
-                wait = FIRST_WAIT
+                wait, said = FIRST_WAIT, ""
             if not goes_on:
                 return
 

@@ -1,0 +1,106 @@
+"""Cache aliases: which one can serve as our Redis, and what keeps another from it. It opens no connection.
+
+What is said of an alias holds no password: a LOCATION often does.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+from django.conf import settings
+from django.core.cache import InvalidCacheBackendError
+from django.utils.module_loading import import_string
+from django_redis import get_redis_connection
+from django_redis.cache import RedisCache
+from django_redis.client import ShardClient
+from redis import Redis
+
+from django_quota.exceptions import ConfigurationError, did_you_mean
+from django_quota.stores.cluster import CLUSTER_HINT, ClusterClient, location_problem
+from django_quota.stores.locations import QUOTE_HINT, parts_of, without_password
+
+
+class AliasProblem(NamedTuple):
+    """Why a cache alias cannot serve; `code` is the number of its system check."""
+
+    code: str
+    message: str
+    hint: str
+
+
+def alias_problem(alias: str) -> AliasProblem | None:
+    """Say what keeps a cache alias from serving as our Redis; None where nothing does."""
+    place = f'CACHES["{alias}"]'
+    if alias not in settings.CACHES:
+        return AliasProblem(
+            "E003",
+            f'QUOTA["CACHE"] is {alias!r}, but there is no such alias in CACHES.',
+            f"Add one with the backend django_redis.cache.RedisCache.{did_you_mean(alias, settings.CACHES)}",
+        )
+    config = config_of(alias)
+    path = config.get("BACKEND", "")
+    try:
+        backend = import_string(path)
+    except ImportError as error:
+        return AliasProblem("E004", f"{place} cannot be imported: {error}.", _USE_DJANGO_REDIS)
+    if not issubclass(backend, RedisCache):
+        return AliasProblem("E004", f"{place} is {path}, which cannot run scripts in Redis.", _USE_DJANGO_REDIS)
+    url = primary_location(config.get("LOCATION") or "")
+    if not url.startswith(_SCHEMES):
+        words = f"The LOCATION of {place} is {without_password(url)!r}, which is no Redis URL."
+        return AliasProblem("E004", words, _USE_DJANGO_REDIS)
+    try:
+        parts_of(url)
+    except ValueError as error:
+        return AliasProblem("E004", f"The LOCATION of {place} is no Redis URL: {error}.", QUOTE_HINT)
+    options = config.get("OPTIONS") or {}
+    return _client_problem(place, options.get("CLIENT_CLASS", "django_redis.client.DefaultClient"), config["LOCATION"])
+
+
+_SCHEMES = ("redis://", "rediss://", "unix://")
+
+
+def _client_problem(place: str, path: str, location: object) -> AliasProblem | None:
+    try:
+        client = import_string(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        return AliasProblem("E004", f"The CLIENT_CLASS of {place} cannot be imported: {error}.", _USE_DJANGO_REDIS)
+    if not isinstance(client, type):
+        return AliasProblem("E004", f"The CLIENT_CLASS of {place} is no class: {path}.", _USE_DJANGO_REDIS)
+    if issubclass(client, ShardClient):
+        return AliasProblem(
+            "E005",
+            f"{place} uses the ShardClient, which spreads keys over servers by itself: a script has no single home.",
+            "Use an alias with the DefaultClient, the SentinelClient or the ClusterClient.",
+        )
+    words = location_problem(location) if issubclass(client, ClusterClient) else None
+    return AliasProblem("E004", f"The LOCATION of {place} is no Cluster: {words}.", CLUSTER_HINT) if words else None
+
+
+_USE_DJANGO_REDIS = (
+    'Set its BACKEND to "django_redis.cache.RedisCache" and its LOCATION to a Redis URL, such as '
+    '"redis://127.0.0.1:6379/0"; or name another alias in QUOTA["CACHE"].'
+)
+
+
+def config_of(alias: str) -> dict[str, Any]:
+    """Return the settings of an alias. Raises `KeyError` where there is none of the name."""
+    return cast("dict[str, dict[str, Any]]", settings.CACHES)[alias]
+
+
+def sync_client(alias: str) -> Redis:
+    """Return django-redis' client of the alias. Raises `ConfigurationError` where the alias cannot serve."""
+    problem = alias_problem(alias)
+    if problem is not None:
+        raise ConfigurationError(problem.message, problem.hint)
+    try:
+        return cast("Redis", get_redis_connection(alias, write=True))
+    except (NotImplementedError, InvalidCacheBackendError) as error:
+        raise ConfigurationError(f'CACHES["{alias}"] cannot be used: {error}.', _USE_DJANGO_REDIS) from error
+
+
+def primary_location(location: object) -> str:
+    """Return the URL that writes go to: the first, as django-redis takes it."""
+    if isinstance(location, str):
+        return location.split(",")[0].strip()
+    return str(next(iter(cast("list[str]", location))))

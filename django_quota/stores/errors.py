@@ -1,0 +1,119 @@
+"""What goes wrong with Redis, as our errors: the one place that makes those of redis-py ours, and reads what they tell.
+
+It must not know what was asked, nor of whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    ClusterCrossSlotError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+)
+
+from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
+from django_quota.stores.connections import AllInUseError
+from django_quota.stores.wire import is_of_caller
+
+_OF_A_CLUSTER = (ClusterCrossSlotError, AskError)  # MOVED is an AskError of redis-py
+"""What a server of a Cluster says to a client that knows of none; by their names before redis-py 6."""
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Let what redis-py raises leave the block as ours."""
+    try:
+        yield
+    except BaseException as error:
+        if is_of_caller(error):
+            raise
+        raise ours(error) from error
+
+
+def is_read_only(error: ResponseError) -> bool:
+    """Say whether this server has become a replica: its connection must lead to the new primary next time."""
+    return isinstance(error, ReadOnlyError) or "READONLY" in str(error)  # Redis 6 wraps what a script ran into
+
+
+_WRITE_ERRORS = (ReadOnlyError, OutOfMemoryError)  # redis-py takes the word off those that it knows
+
+_OF_WRITES = ("READONLY", "OOM", "MISCONF", "NOREPLICAS")
+"""What they say where only what changes nothing is answered, such as a refusal."""
+
+
+_CUT = ("closed by server", "reset by peer", "broken pipe", "connection lost")
+"""What redis-py says of a connection that was cut."""
+
+
+def is_silence(error: BaseException) -> bool:
+    """Say whether the server is there no longer, or does not answer: so that asking it again would be in vain.
+
+    An error reply is an answer, and none had to wait for it. A connection that was cut says nothing of the next one:
+    where the server is gone, connecting fails.
+    """
+    if isinstance(error, (ResponseError, AllInUseError, ConnectionResetError, BrokenPipeError)):
+        return False
+    return not any(word in str(error).lower() for word in _CUT)
+
+
+def ours(error: BaseException) -> QuotaError:
+    """Return our error for one of redis-py or of the socket, which loses its frames: the password lies in them."""
+    _without_frames(error)
+    if isinstance(error, _OF_A_CLUSTER) or any(word in str(error) for word in ("CROSSSLOT", "MOVED ")):
+        return ConfigurationError(
+            "The Redis of this alias is a Cluster, and its client knows one server of it only, or the keys of one call "
+            f"lie in several slots: {error}.",
+            'A Cluster takes OPTIONS = {"CLIENT_CLASS": "django_quota.stores.cluster.ClusterClient"}.',
+        )
+    return StoreUnavailable(
+        _in_short(error),
+        only_writes=_is_of_writes(error),
+        only_here=_is_of_a_key(error),
+        not_permitted=_is_not_permitted(error),
+    )
+
+
+_OF_A_KEY = (
+    "WRONGTYPE", "not an integer", "not a valid float",
+    "attempt to perform arithmetic", "attempt to compare", "attempt to index",
+)  # fmt: skip
+"""What Redis says of a script that met what it did not put there."""
+
+
+def _is_of_a_key(error: BaseException) -> bool:
+    return isinstance(error, ResponseError) and any(word in str(error) for word in _OF_A_KEY)
+
+
+def _without_frames(error: BaseException | None) -> None:
+    """Take the tracebacks off an error and what it came from: reports of errors show what the frames hold."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
+def _is_not_permitted(error: BaseException) -> bool:
+    by_a_script = isinstance(error, ResponseError) and "can't run this command" in str(error)
+    return by_a_script or isinstance(error, (AuthenticationError, NoPermissionError))
+
+
+LONGEST_REASON = 400
+"""Characters of what redis-py says that are passed on: a server that is none may have said anything."""
+
+
+def _in_short(error: BaseException) -> str:
+    said = "".join(sign if sign.isprintable() else " " for sign in str(error))
+    shown = said if len(said) <= LONGEST_REASON else f"{said[:LONGEST_REASON]}..."
+    return f"{type(error).__name__}: {shown}"
+
+
+def _is_of_writes(error: BaseException) -> bool:
+    if not isinstance(error, ResponseError):
+        return False
+    return isinstance(error, _WRITE_ERRORS) or any(word in str(error) for word in _OF_WRITES)

@@ -1,0 +1,332 @@
+"""A flood of new subjects: the memory of a process stays bounded, and nobody is admitted beyond a limit for it."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import functools
+import gc
+import logging
+import pkgutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.http import HttpResponse
+from hypothesis import given
+from hypothesis import strategies as st
+
+import django_quota
+from django_quota import QuotaError, acheck, check, concurrency, counter, once, peek, quota, reserve, slot
+from django_quota.clock import SECOND
+from django_quota.exceptions import StoreFull
+from django_quota.limiter import get_limiter
+from django_quota.operations.base import DictStates
+from django_quota.operations.decide import Decide
+from django_quota.rules import Rule
+from django_quota.stores import memory
+from django_quota.stores.memory import MemoryStore
+from django_quota.testing import freeze
+from tests.calls import get, run
+from tests.hostile import inputs
+from tests.steps import ALGORITHMS, START, hits_of
+
+ROOT = Path(django_quota.__file__).parent
+CAP = 1_000
+NOWHERE = {
+    "default": {
+        "BACKEND": "django_redis.cache.RedisCache",
+        "LOCATION": "unix:///nowhere/redis.sock",
+        "OPTIONS": {"SOCKET_TIMEOUT": 0.1, "SOCKET_CONNECT_TIMEOUT": 0.1},
+    }
+}
+
+
+@pytest.fixture(params=["memory", "local"])
+def full(request: pytest.FixtureRequest, settings: Any) -> MemoryStore:
+    """A memory store that may hold a thousand keys: the store of the settings, or the fallback while Redis is away."""
+    settings.QUOTA = {"MEMORY_KEYS": CAP, "ON_UNAVAILABLE": "local"}
+    if request.param == "local":
+        settings.CACHES = NOWHERE
+        return get_limiter().local
+    settings.QUOTA["STORE"] = "memory"
+    store = get_limiter().store
+    assert isinstance(store, MemoryStore)
+    return store
+
+
+class TestFull:
+    def test_who_is_known_goes_on_and_who_is_new_is_refused(self, full: MemoryStore) -> None:
+        with freeze(START):
+            assert [check("3/m", "ip:192.0.2.1").allowed for _ in range(2)] == [True, True]
+            admitted = sum(check("3/m", f"header.x:{number}").allowed for number in range(3 * CAP))
+            assert admitted == CAP - 1
+            assert len(full) == CAP
+            assert [check("3/m", "ip:192.0.2.1").allowed for _ in range(3)] == [True, False, False]
+            late = check("3/m", "ip:192.0.2.2")
+        assert (late.allowed, late.degraded, late.subject) == (False, True, "ip:192.0.2.2")
+
+    def test_nobody_is_forgotten_for_somebody_new(self, full: MemoryStore) -> None:
+        admitted: Counter[str] = Counter()
+        with freeze(START):
+            for turn in range(4):
+                for number in range(turn * 300, CAP + turn * 300):
+                    admitted[f"a:{number}"] += check("2/m", f"a:{number}").allowed
+        assert max(admitted.values()) == 2
+        assert len(full) == CAP
+
+    def test_when_some_have_expired_there_is_room_again(self, full: MemoryStore) -> None:
+        with freeze(START):
+            for number in range(CAP + 5):
+                check("1/m", f"a:{number}")
+        with freeze(START + 61 * SECOND):
+            assert check("1/m", "a:new").allowed
+            assert not check("1/m", "a:new").allowed
+        assert len(full) < 10
+
+    def test_it_is_told_once(self, full: MemoryStore, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.ERROR)
+        for later in (0, 300):
+            with freeze(START + later * SECOND):
+                for number in range(CAP + 50):
+                    check("1/m", f"a:{number}")
+        said = [record.getMessage() for record in caplog.records if "MEMORY_KEYS" in record.getMessage()]
+        assert len(said) == 2
+        assert "1000 keys" in said[0]
+
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_a_view_answers_503_and_a_view_that_looks_for_itself_is_told(
+        self, full: MemoryStore, is_async: bool
+    ) -> None:
+        def view(request: Any) -> HttpResponse:
+            return HttpResponse(str(request.quota.allowed))
+
+        async def view_async(request: Any) -> HttpResponse:
+            return HttpResponse(str(request.quota.allowed))
+
+        kind = view_async if is_async else view
+        fill()
+        reply: Any = run(quota("5/m", key="ip", name="r")(kind), get(REMOTE_ADDR="192.0.2.7"))
+        assert (reply.status_code, "Retry-After" in reply) == (503, True)
+        reply = run(quota("5/m", key="ip", name="s", block=False)(kind), get(REMOTE_ADDR="192.0.2.7"))
+        assert (reply.status_code, reply.content) == (200, b"False")
+        reply = run(quota("5/m", key="ip", name="t", shadow=True)(kind), get(REMOTE_ADDR="192.0.2.7"))
+        assert reply.status_code == 200
+        reply = run(concurrency(5, key="ip", name="u")(kind), get(REMOTE_ADDR="192.0.2.7"))
+        assert reply.status_code == 503
+
+    def test_the_async_check_refuses_too_and_a_peek_still_looks(self, full: MemoryStore) -> None:
+        fill()
+        assert not asyncio.run(acheck("5/m", "a:new")).allowed
+        assert peek("5/m", "a:new").allowed
+        assert len(full) == CAP
+
+
+def fill() -> None:
+    for number in range(CAP):
+        check("5/h", f"fill:{number}")
+
+
+def test_what_has_no_answer_that_would_do_raises(settings: Any) -> None:
+    settings.QUOTA = {"MEMORY_KEYS": CAP, "STORE": "memory"}
+    counter("c").incr("user:known")
+    held = slot("s", 1, subject="a").acquire()
+    for number in range(CAP):
+        check("5/h", f"fill:{number}")
+    ways: list[Callable[[], Any]] = [
+        lambda: counter("c").incr("user:new"),
+        lambda: once("event", "new"),
+        lambda: slot("s", 1, subject="b").acquire(),
+    ]
+    for way in ways:
+        with pytest.raises(StoreFull):
+            way()
+    with pytest.raises(QuotaError), reserve("9/m", "a:new", 2, ttl=60):
+        pass
+    get_limiter().store.ring("quota:1:{a}:w:s:token")  # nobody hears it, and nobody is harmed
+    assert counter("c").incr("user:known") == 2
+    held.release()
+    assert slot("s", 1, subject="b").acquire().token
+
+
+@pytest.mark.parametrize("wrong", [0, 999, True, "1000", 10**9, 5.5, None])
+def test_a_number_of_keys_that_would_not_do_is_refused(wrong: Any, settings: Any) -> None:
+    settings.QUOTA = {"MEMORY_KEYS": wrong, "STORE": "memory"}
+    with pytest.raises(QuotaError, match="MEMORY_KEYS"):
+        check("1/m", "a:1")
+
+
+HITS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 3), st.integers(0, 40)), min_size=1, max_size=60)
+
+
+class TestLaws:
+    @inputs(300)
+    @given(HITS, st.sampled_from(ALGORITHMS), st.integers(1, 8))
+    def test_a_store_that_is_full_admits_no_more_than_one_that_is_not(
+        self, hits: list[tuple[int, int, int]], algorithm: str, most: int
+    ) -> None:
+        rule, now = Rule.make("r", "4/m", algorithm=algorithm), START
+        small, large = MemoryStore(most=most), MemoryStore()
+        for who, cost, later in hits:
+            now += later * SECOND
+            step = Decide(hits_of(rule, subject=f"a:{who}", cost=cost, now=now), "check")
+            try:
+                reply = small.run(step, now)
+            except StoreFull:
+                assert len(small) == most
+                continue
+            assert reply == large.run(step, now)  # who is let in is counted in both, and the same
+            assert len(small) <= most
+        small.close()
+        large.close()
+
+    @inputs(300)
+    @given(HITS, st.sampled_from(ALGORITHMS))
+    def test_a_draft_that_is_kept_is_what_would_have_been_done_at_once(
+        self, hits: list[tuple[int, int, int]], algorithm: str
+    ) -> None:
+        rule, now = Rule.make("r", "4/m", algorithm=algorithm, ban={"after": "2/m", "for": ["1m"]}), START
+        drafted, plain = memory._Shard(), DictStates()
+        for who, cost, later in hits:
+            now += later * SECOND
+            step = Decide(hits_of(rule, subject=f"a:{who}", cost=cost, now=now), "check")
+            draft = memory._Draft(dict.fromkeys(step.keys, drafted))
+            before = len(drafted.kept)
+            assert step.run(draft, now) == step.run(plain, now)
+            grows = draft.grows_by()
+            draft.keep()
+            assert drafted.kept == plain.kept
+            assert len(drafted.kept) - before == grows
+
+
+# --- everything else that a client could make grow --------------------------------------------------------------------
+
+BOUNDS = {
+    "admin/override_form.py hints": "of one form",
+    "background.py _threads": "names of ours",
+    "carrying.py _tallies": "weak; one a limiter",
+    "concurrency.py _slots": "the classes of a view",
+    "conf.py _made": "the rules of the settings",
+    "decorators.py _made": "the classes of a view",
+    "feeds.py _feeds": "weak; one an event loop",
+    "feeds.py _recent": "a deque with a bound",
+    "leases.py _held": "blocks that are open",
+    "limiter.py _limiters": "aliases of the settings",
+    "outages.py ongoing": "limiters",
+    "management/commands/quota_events.py _done": "one event",
+    "operations/base.py kept": "MEMORY_KEYS, in stores/memory",
+    "operations/decide.py keys": "of one operation",
+    "operations/spread.py hits": "of one operation",
+    "operations/spread.py numbers": "of one operation",
+    "plans.py _known": "MAX_KNOWN, and only who has an override",
+    "plans.py _hits": "of one plan",
+    "plans.py hits": "of one plan",
+    "plans.py rules": "of one plan",
+    "plans.py subjects": "of one plan",
+    "plans.py costs": "of one plan",
+    "site_rules.py _by_anchor": "the rules of the settings",
+    "site_rules.py _everywhere": "the rules of the settings",
+    "site_rules.py _names": "the rules of the settings",
+    "sizes.py _last": "aliases of the settings",
+    "stores/attempts.py _met": "slots, 16,384",
+    "stores/breaker.py _breakers": "weak; one a store, and one a server of the Cluster",
+    "stores/cluster.py _clusters": "aliases of the settings",
+    "stores/cluster_errands.py _by_server": "MOST_KNOWN",
+    "stores/cluster_errands.py _tags": "MOST_KNOWN",
+    "stores/connections.py _clients": "weak; one an event loop",
+    "stores/connections.py _closers": "weak; one an event loop",
+    "stores/connections.py _idle": "KEPT_CONNECTIONS",
+    "stores/memory.py _changed": "of one operation",
+    "stores/memory.py _listeners": "who waits at the moment",
+    "stores/memory.py _stores": "weak; two a limiter",
+    "stores/nodes.py _nodes": "servers of the Cluster",
+    "stores/routing.py _ownerless": "slots, 16,384",
+    "stores/routing.py _silent": "servers of the Cluster",
+    "stores/slots.py _primaries": "servers of the Cluster",
+    "tallies.py _pages": "MOST_PAGES",
+}
+"""What bounds each container that begins empty and is kept: who adds one says it here."""
+
+EMPTY = {"dict", "set", "list", "deque", "defaultdict", "OrderedDict", "Counter", "WeakSet", "WeakKeyDictionary"}
+
+
+def containers() -> Iterator[str]:
+    """Find, in the text of each module, what begins empty and is an attribute of a module, a class or an object."""
+    for path in ROOT.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        kept = {
+            id(line) for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef) for line in node.body
+        }
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Assign | ast.AnnAssign) or not _is_empty(node.value):
+                continue
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Attribute):
+                    yield f"{path.relative_to(ROOT)} {target.attr}"
+                elif isinstance(target, ast.Name) and id(node) in kept:
+                    yield f"{path.relative_to(ROOT)} {target.id}"
+
+
+def _is_empty(value: ast.expr | None) -> bool:
+    if isinstance(value, ast.Dict):
+        return not value.keys
+    if isinstance(value, ast.List | ast.Set):
+        return not value.elts
+    if not isinstance(value, ast.Call):
+        return False
+    return (getattr(value.func, "id", "") or getattr(value.func, "attr", "")) in EMPTY and not value.args
+
+
+def test_whatever_is_kept_has_a_bound_that_somebody_has_named() -> None:
+    assert sorted(set(containers())) == sorted(BOUNDS)
+
+
+def test_every_cache_of_calls_has_a_bound() -> None:
+    for module in pkgutil.walk_packages(django_quota.__path__, "django_quota."):
+        if "migrations" not in module.name and "__main__" not in module.name:
+            import_module(module.name)
+    found = [each for each in gc.get_objects() if isinstance(each, functools._lru_cache_wrapper)]
+    ours = {each.__qualname__: each for each in found if str(each.__module__).startswith("django_quota")}
+    assert len(ours) >= 15
+    for name, cached in ours.items():
+        assert 0 < (cached.cache_parameters()["maxsize"] or 0) <= 8192, name
+
+
+FIRST, FURTHER = 18_000, 4_000
+"""The first fill all of our caches, which hold 8,192 things at most; what grows for good shows in the further ones."""
+
+
+def flooding(numbers: range) -> None:
+    """Come as so many clients, each with an address, a key and a path of its own."""
+    rules = [
+        Rule.make("flooded", "1/m", key=("header:X-Api-Key", "path")),
+        Rule.make("by-ip", "500/m", "900/h", key="ip", ban={"after": "1/m", "for": ["1h"]}),
+    ]
+    for number in numbers:
+        address = f"2001:db8:{number >> 16:x}:{number & 0xFFFF:x}::1"
+        request = get(REMOTE_ADDR="10.0.0.1", HTTP_X_API_KEY=f"key-{number}", HTTP_X_FORWARDED_FOR=address)
+        request.path = f"/{number}"
+        check(rules[number % 2], request)
+
+
+@pytest.mark.parametrize("place", ["redis", "memory", "redis is gone"])
+def test_a_further_flood_takes_no_more_memory_than_the_first(
+    place: str, raw: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_quota.tallies.Tally.is_on", True)
+    settings.QUOTA = {"TRUSTED_PROXIES": ["10.0.0.0/8"], "MEMORY_KEYS": CAP, "ON_UNAVAILABLE": "local"}
+    if place == "memory":
+        settings.QUOTA["STORE"] = "memory"
+    elif place != "redis":
+        settings.CACHES = NOWHERE
+    flooding(range(FIRST))
+    gc.collect()
+    before = sys.getallocatedblocks()  # not bytes: a full cache makes room by growing and shrinking its table
+    flooding(range(FIRST, FIRST + FURTHER))
+    gc.collect()
+    grown = sys.getallocatedblocks() - before
+    assert grown < FURTHER // 4, f"{grown:,} blocks for {FURTHER:,} clients"
