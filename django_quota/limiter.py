@@ -265,6 +265,9 @@ def refund(rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, 
 
     Refund a hit that still counts. A sliding window gives back its oldest hits: so room comes back at once, and what
     stays expires no earlier than the hits that are kept. A hit whose window is over has given its room back already.
+    A token bucket refills all the time: refund soon after the hit, or `reserve`, which knows how much of it is left. A
+    leaky bucket gives nothing back: whoever stands behind the hit has been told when to leave.
+
     Raises `RuleError` for a rule with `distinct=`: the value may have been used before.
     """
     plan = _giving_back(answer(plan_of(rule_or_rate, subject, cost, None, rule_options)))

@@ -20,7 +20,6 @@ from django_quota.operations.base import text
 from django_quota.operations.decide import STALE, Decide, Log
 from django_quota.operations.forget import Forget, Place
 from django_quota.operations.hits import DayKey, Hit
-from django_quota.operations.holds import member_of
 from django_quota.operations.standing import BANNED, BLOCKED, EXEMPT, HOLDS_DUE
 from django_quota.rules import Rule, shared_name
 
@@ -153,17 +152,15 @@ class Plan:
         for hit in self.hits:
             hit.holds = _beside(hit, f"h:{hit.field}")
 
-    def held(self, token: str) -> str:
-        """Return the hold that has just been taken under a token; empty where nothing was spent."""
+    def held(self, token: str, ttl: int) -> str:
+        """Return how the hold is named that has just been taken under a token; empty where nothing was spent."""
         reply, hits = self._reply, self.hits
         if reply is None or not hits or not hits[0].cost:
             return ""
-        steps = hits[0].steps
-        limits = [reply[position : position + 4] for position in range(2, 2 + 4 * len(steps), 4)]
         stands_above = any(what in (EXEMPT, BLOCKED, BANNED) for _, what, _ in notes(reply, hits))
-        if stands_above or not all(ok for ok, *_ in limits):
+        if stands_above or not all(reply[2 : 2 + 4 * len(hits[0].steps) : 4]):
             return ""
-        return member_of(token, steps, [reply[0] + reset for *_, reset in limits])
+        return f"{reply[0] + ttl} {token}"
 
     def forgetting(self) -> Forget:
         """Return the operation that forgets all that it counted, and lifts bans."""

@@ -29,28 +29,29 @@ class Hold:
     A context manager, sync and async: an error inside cancels it; else, unless it was settled, the estimate is kept.
     """
 
-    def __init__(self, plan: Plan, token: str, decision: Decision, cost: int) -> None:
+    def __init__(self, plan: Plan, token: str, ttl: int, decision: Decision, cost: int) -> None:
         self.decision = decision
         """The decision that let it through."""
         self.cost = cost
         """The estimate, in units."""
         self._plan = plan
         self._rule = decision.rule
-        self._member = plan.held(token)
-        """What the store keeps; empty where nothing was spent: an exempt subject, or a store that did not answer."""
+        self._held = plan.held(token, ttl)
+        """How it is found; empty where nothing was spent: an exempt subject, or a store that did not answer."""
 
     @property
     def is_open(self) -> bool:
         """Whether it is neither settled nor cancelled yet, and there is anything to settle."""
-        return bool(self._member)
+        return bool(self._held)
 
     def settle(self, actual: int) -> Decision:
         """Make it what was really used; return how the limit stands.
 
-        `actual`: units, 0 to 10^12. Less than the estimate gives the rest back, as far as it still counts; more takes
-        the difference, past the limit if it must: then the next hits wait. A second time, and after the ttl, nothing
-        changes. Raises `RuleError` for another number. While the store does not answer, the Decision is `degraded`, and
-        the hold is given back at its ttl.
+        `actual`: units, 0 to 10^12. Less than the estimate gives the rest back, as far as it still counts: never more,
+        and where much was given back meanwhile under a token bucket, maybe less; under a leaky bucket only while nobody
+        stands behind it, who has been told when to leave. More takes the difference, past the limit if it must: then
+        the next hits wait. A second time, and after the ttl, nothing changes. Raises `RuleError` for another number.
+        While the store does not answer, the Decision is `degraded`, and the hold is given back at its ttl.
         """
         return decide_plan(self._plan, self._settling(actual))
 
@@ -68,9 +69,9 @@ class Hold:
 
     def _settling(self, actual: int) -> str:
         """Return the mode that settles, or where that would change nothing, the one that looks."""
-        member, units = self._member, check_cost(actual, self._rule)
-        self._member = ""
-        return settling(member, units) if member else "peek"
+        held, units = self._held, check_cost(actual, self._rule)
+        self._held = ""
+        return settling(held, units) if held else "peek"
 
     def __enter__(self) -> Self:
         return self
@@ -100,9 +101,9 @@ def reserve(
     the hold is given back by itself: longer than the work may take. Raises `QuotaExceeded` where the estimate has no
     room, and `RuleError` where an argument is wrong.
     """
-    token, mode = _reserving(ttl)
+    token, span = _token(), _span(ttl)
     plan = _holding(answer(plan_of(rule_or_rate, subject, cost, None, rule_options)))
-    return Hold(plan, token, decide_plan(plan, mode).raise_if_refused(), _cost(plan))
+    return Hold(plan, token, span, decide_plan(plan, reserving(token, span)).raise_if_refused(), _cost(plan))
 
 
 def areserve(
@@ -118,14 +119,15 @@ class _Reserving:
     def __init__(
         self, rule_or_rate: RuleOrRate, subject: Subject, cost: int | None, ttl: float, rule_options: dict[str, object]
     ) -> None:
-        self._token, self._mode = _reserving(ttl)
+        self._ttl = _span(ttl)
         self._asked = (rule_or_rate, subject, cost, None, rule_options)
         self._hold: Hold | None = None
 
     async def _reserve(self) -> Hold:
         plan = _holding(await aanswer(plan_of(*self._asked)))
-        decision = await adecide_plan(plan, self._mode)
-        return Hold(plan, self._token, decision.raise_if_refused(), _cost(plan))
+        token = _token()
+        decision = await adecide_plan(plan, reserving(token, self._ttl))
+        return Hold(plan, token, self._ttl, decision.raise_if_refused(), _cost(plan))
 
     def __await__(self) -> Generator[Any, Any, Hold]:
         return self._reserve().__await__()
@@ -141,10 +143,12 @@ class _Reserving:
             await self._hold.__aexit__(kind, error, tb)
 
 
-def _reserving(ttl: float) -> tuple[str, str]:
-    """Return a new token, and the mode that reserves under it."""
-    token = secrets.token_hex(8)
-    return token, reserving(token, span_of("ttl", ttl, 60))
+def _token() -> str:
+    return secrets.token_hex(8)
+
+
+def _span(ttl: float) -> int:
+    return span_of("ttl", ttl, 60)
 
 
 def _holding(plan: Plan) -> Plan:

@@ -8,7 +8,7 @@ import pytest
 import redis
 from django.test import override_settings
 
-from django_quota import QuotaExceeded, check, reserve
+from django_quota import QuotaExceeded, check, refund, reserve
 from django_quota.clock import SECOND
 from django_quota.testing import freeze
 from tests.calls import calls_of
@@ -74,6 +74,14 @@ class TestWhatIsLostMeanwhile:
                 check("1000/h", SUBJECT)
         assert len(calls) == 5
         assert not raw.hexists(standing, "d:1000%2Fh")
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_what_was_given_back_of_a_bucket_is_kept_as_long_as_a_hold_may_ask_for_it(raw: redis.Redis) -> None:
+    check("6/h", SUBJECT, 3, algorithm="token_bucket")
+    refund("6/h", SUBJECT, 3, algorithm="token_bucket")
+    (key,) = raw.scan_iter(match="*:tb.*")
+    assert 1_790_000 < raw.pttl(key) <= 1_800_001
 
 
 @pytest.mark.usefixtures("redis_cache")

@@ -48,7 +48,7 @@ def test_the_verbs_on_a_real_redis(algorithm: str) -> None:
     options: dict[str, Any] = {"algorithm": algorithm}
     assert peek("3/m", SUBJECT, **options).remaining == 3
     assert bools([check("3/m", SUBJECT, **options) for _ in range(4)]) == [True, True, True, False]
-    assert refund("3/m", SUBJECT, 2, **options).remaining == 2
+    assert refund("3/m", SUBJECT, 2, **options).remaining == (0 if algorithm == "leaky_bucket" else 2)
     assert peek("3/m", SUBJECT, 3, **options).allowed is False
     assert reset("3/m", SUBJECT, **options) is True
     assert reset("3/m", SUBJECT, **options) is False
@@ -63,7 +63,7 @@ def test_the_async_verbs_answer_as_the_sync_ones(algorithm: str) -> None:
     async def verbs() -> None:
         assert (await apeek("3/m", SUBJECT, **options)).remaining == 3
         assert bools([await acheck("3/m", SUBJECT, **options) for _ in range(4)]) == [True, True, True, False]
-        assert (await arefund("3/m", SUBJECT, 2, **options)).remaining == 2
+        assert (await arefund("3/m", SUBJECT, 2, **options)).remaining == (0 if algorithm == "leaky_bucket" else 2)
         assert await areset("3/m", SUBJECT, **options)
         assert not await areset("3/m", SUBJECT, **options)
 

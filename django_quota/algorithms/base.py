@@ -8,6 +8,7 @@ holds them to the same answers. A step never mutates a state: it returns the nex
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
@@ -111,13 +112,17 @@ class Algorithm(ABC, Generic[State]):
     ) -> tuple[State, Verdict]:
         """Take the cost and return the next state, with the verdict after it; `over`: past the limit, if it must be."""
 
-    def still_used(self, p: Parameters, units: int, stop: int, now: int) -> int:
-        """Return how many of a hit's units still count, where its spending said that nothing would from `stop` on."""
-        return units if stop > now else 0
-
     @abstractmethod
     def refund(self, state: State | None, p: Parameters, cost: int, now: int) -> State | None:
         """Give the cost back, never more than is used; None where nothing is left to keep."""
+
+    def mark(self, state: State | None, p: Parameters, cost: int, stop: int, now: int) -> Sequence[int]:
+        """Return what a hold notes that has just been spent: first `stop`, from when on nothing of it is used."""
+        return (stop,)
+
+    def give_back(self, state: State | None, p: Parameters, units: int, mark: Sequence[int], now: int) -> State | None:
+        """Give back of a hold's units those that still count, by what it noted; None where nothing is left to keep."""
+        return self.refund(state, p, units, now) if mark[0] > now else state
 
     @abstractmethod
     def expiry(self, state: State) -> int:

@@ -5,31 +5,49 @@ moves it on by `interval = window / count`, rounded up to a whole microsecond; a
 within `burst` intervals of now. Source: ITU-T I.371 annex A, the Generic Cell Rate Algorithm in its virtual scheduling
 form.
 
-Where something was given back, a second integer says how much in all, for as long as a hit may be under way that is
-undone yet: by it `operations.undo` knows how far the others have moved up.
+What was taken first flows back first: a hit stands in a queue, and what is left of it is what has not flowed back yet.
+Where something is given back, those behind it move up, and nobody notes by how much each of them. So the bucket says
+how much was given back in all. Whoever gives back what he spent (a hold, or a hit that is undone) takes off what was
+given since: so he may get less than is left of it, never more. See `TokenBucket.left`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from django_quota.algorithms.base import MOST, NEVER, Algorithm, Options, Parameters, Verdict
-from django_quota.clock import SECOND
 from django_quota.exceptions import RateError, RuleError
 from django_quota.rates import MAX_COUNT, MAX_PERIOD, Rate
 
 GIVEN_WRAP = 2**50
 """What was given back counts modulo this."""
 
-LONGEST_UNDER_WAY = 3_600 * SECOND
-"""How long a hit may take from being spent to being undone: a bound far above all that a caller waits for."""
-
 
 class Bucket(NamedTuple):
-    """The TAT, and how much (microseconds) was given back of what was spent; 0 where nobody asks any more."""
+    """The TAT, and how much (microseconds) was given back of what was spent, while anything of that may still count."""
 
     tat: int
     given: int = 0
+    """In all, modulo `GIVEN_WRAP`."""
+    refunded: int = 0
+    """By refunds, of which nobody knows whose units they were."""
+    asked_until: int = 0
+    """The moment from which on nothing of what was spent is used, whatever is given back; 0: nothing was given back."""
+
+
+class Queued(NamedTuple):
+    """What a hit notes of its place in the queue."""
+
+    stop: int
+    """When its last unit has flowed back, if nothing is given back ahead of it."""
+    given: int
+    refunded: int
+    """How much had been given back, and refunded, before it came."""
+    alone: int
+    """When its last unit would have flowed back, had nothing been ahead of it."""
+    interval: int = 0
+    """The microseconds that one of its units takes."""
 
 
 class TokenBucket(Algorithm[Bucket]):
@@ -94,33 +112,60 @@ class TokenBucket(Algorithm[Bucket]):
         after = min(backlog + cost * p.a, MOST if over else max(span, backlog))
         remaining = max(0, (span - after) // p.a)
         verdict = Verdict(ok=True, remaining=remaining, wait=self.held_back(backlog), reset=after)
-        return Bucket(now + after, given_of(state, now)), verdict
-
-    def still_used(self, p: Parameters, units: int, stop: int, now: int) -> int:
-        """Return the units that have not flowed back yet: what was taken first does so first."""
-        return min(units, max(0, (stop - now) // p.a))
+        tat, before = now + after, known_of(state, now)
+        return before._replace(tat=tat, asked_until=before.asked_until and max(before.asked_until, tat)), verdict
 
     def refund(self, state: Bucket | None, p: Parameters, cost: int, now: int) -> Bucket | None:
         """Move the TAT back, at most to now: a bucket is never more than full."""
-        return given_back(state, cost * p.a, now)
+        return given_back(state, cost * p.a, now, is_refund=True)
+
+    def mark(self, state: Bucket | None, p: Parameters, cost: int, stop: int, now: int) -> Queued:
+        """Return its place in the queue."""
+        known = known_of(state, now)
+        return Queued(stop, known.given, known.refunded, now + cost * p.a, p.a)
+
+    def give_back(
+        self, state: Bucket | None, p: Parameters, units: int, mark: Sequence[int], now: int
+    ) -> Bucket | None:
+        """Give back what has not flowed back yet, at the interval that it was taken at."""
+        queued = Queued(*mark)
+        return given_back(state, min(units * queued.interval, self.left(state, queued, now)), now)
+
+    def left(self, state: Bucket | None, queued: Queued, now: int) -> int:
+        """Return how much (microseconds) is left of a hit, or less where that is not known, never more.
+
+        It has moved up by what was given back ahead of it: by all that was, at most. And however far it has moved up,
+        no more of it has flowed back than time has passed since it came; but a refund may have been of its own units.
+        """
+        known = known_of(state, now)
+        moved_up = (known.given - queued.given) % GIVEN_WRAP
+        own = (known.refunded - queued.refunded) % GIVEN_WRAP
+        return max(queued.stop - moved_up, queued.alone - own) - now
 
     def expiry(self, state: Bucket) -> int:
         """Return the TAT, from when on the bucket is full, or when nobody asks any more what was given back."""
-        return state.tat + min(state.given, LONGEST_UNDER_WAY)
+        return max(state.tat, state.asked_until)
 
 
-def given_of(state: Bucket | None, now: int) -> int:
-    """Return how much was given back, in all, for as long as it may be asked for."""
-    return state.given if state and state.tat + min(state.given, LONGEST_UNDER_WAY) > now else 0
+def known_of(state: Bucket | None, now: int) -> Bucket:
+    """Return the bucket with what was given back of it, as far as that may be asked for."""
+    return (state if state.asked_until > now else Bucket(state.tat)) if state else Bucket(0)
 
 
-def given_back(state: Bucket | None, span: int, now: int) -> Bucket | None:
+def given_back(state: Bucket | None, span: int, now: int, *, is_refund: bool = False) -> Bucket | None:
     """Return the bucket with so much (microseconds) of its backlog given back; None where nothing is left to keep."""
-    before, backlog = given_of(state, now), max(0, state.tat - now) if state else 0
+    known, backlog = known_of(state, now), max(0, state.tat - now) if state else 0
     span = min(span, backlog)
-    if span == backlog and not before:
+    if span <= 0:
+        return state
+    if span == backlog and not is_refund and not known.asked_until:  # it was the only one
         return None
-    return Bucket(now + backlog - span, (before + span) % GIVEN_WRAP)
+    return Bucket(
+        now + backlog - span,
+        (known.given + span) % GIVEN_WRAP,
+        (known.refunded + span) % GIVEN_WRAP if is_refund else known.refunded,
+        known.asked_until or known.tat,
+    )
 
 
 def _interval(rate: Rate) -> int:

@@ -8,6 +8,5 @@ algorithms.calendar = {
   stale = function(limit, now) return now < limit.a or now >= limit.c end,
   inspect = tally_inspect,
   spend = function(limit, now, over) return tally_spend(limit, now, now < limit.b and limit.b or limit.c, over) end,
-  still_used = used_until,
   refund = tally_refund,
 }

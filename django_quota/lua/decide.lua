@@ -7,7 +7,7 @@
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock
 --        [2] the mode: "check"; "peek" (spends nothing); "refund" (gives each cost back, then peeks);
 --            "reserve <token> <ttl>" (checks, and notes what was spent as a hold of so many microseconds);
---            "settle <actual> <hold>" (makes what a hold spent what was really used, whatever the limit; then peeks)
+--            "settle <actual> <due> <token>" (makes what a hold spent what was really used, whatever the limit; then peeks)
 --            and for a plan in several slots of a Cluster: "take" (a check that may be undone); "late" (a check, where
 --            the plan is refused already); "undo <n|-><mark>,<mark> ..." (of hits that passed in a "take": see undo)
 --        [3] how many events the stream keeps; 0: nothing is told; -1: the log is out of reach, and the caller tells
@@ -29,7 +29,8 @@
 --        wait: where refused, until the same hit is admitted (-1: never); where admitted, how long to hold it back
 --        what 1: exempt; 2: blocked; 3: banned (until: the end, 0 for none); 4: the ban has begun now; 5: the refusal was
 --            told; 6: near the limit, and told; 7: where the caller tells, which ban in a row it is (until: its number);
---            8: of a "take", for each limit that counts values: until when the value was known before (0: it was not)
+--            8: of a "take", for each limit that counts values: until when the value was known before (0: it was not);
+--            for each bucket two: how much had been given back of it before, and how much of that by refunds
 --        where stale, behind the verdict three for each hit {hit, what, value}: 1: another rate override holds now (value:
 --            as it was published; '' for none); 2: holds are due, and their key is needed; nothing at all where the edges of
 --            a day or a calendar limit do not hold now
@@ -40,9 +41,6 @@ local OVERRIDDEN, HOLDS_DUE = 1, 2
 -- The most that anything counts up to, also where it may pass its limit: far from where a double loses integers.
 local MOST = 1000000000000000
 local algorithms = {}
-
--- Of a hit that counts until `stop`, all units do.
-local function used_until(limit, units, stop, now) return stop > now and units or 0 end
 
 local mode, mode_arguments = string.match(ARGV[2], '^(%l+) ?(.*)$')
 local stream_length = tonumber(ARGV[3])

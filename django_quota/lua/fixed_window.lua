@@ -44,6 +44,5 @@ end
 algorithms.fixed_window = {
   inspect = tally_inspect,
   spend = function(limit, now, over) return tally_spend(limit, now, now + limit.a, over) end,
-  still_used = used_until,
   refund = tally_refund,
 }

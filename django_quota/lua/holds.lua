@@ -2,7 +2,9 @@
 --
 -- KEYS   hit.holds_key: a sorted set; score = when the hold is given back by itself (microseconds), member =
 --          "<token> <cost>", then " <window>=<until>" for each limit: the last part of its key, and the moment from which on
---          nothing of what the hold spent there is used any more
+--          nothing of what the hold spent there is used any more; of a bucket
+--          "<until>:<given>:<refunded>:<alone>:<interval>": how much had been given back and refunded before, when the hold
+--          would have flowed back if it had been alone, and the microseconds that a unit takes
 --        hit.standing_key: its field d:<rule> is the score of the first
 -- ARGV   as decide
 -- reply  hold: notes what the hit has just spent; settle: makes it what was really used; give_back_due: drops what is due
@@ -10,20 +12,31 @@
 -- The name of a limit within its rule.
 local function window_of(limit) return string.match(limit.key, '[^:]+$') end
 
--- How many of a hold's units still count in a limit.
+-- How much of a hold's units still counts in a limit: units, of a bucket microseconds.
 local function still_used(member, limit, units)
   local _, last = string.find(member, ' ' .. window_of(limit) .. '=', 1, true)
   if not last then return 0 end -- an override has put other limits in the place of those that the hold spent of
-  local stop = tonumber(string.match(member, '^%d+', last + 1))
-  return limit.algorithm.still_used(limit, units, stop, now)
+  local stop, words = string.match(member, '^(%d+)(%S*)', last + 1)
+  stop = tonumber(stop)
+  if limit.algorithm.still_used then return limit.algorithm.still_used(limit, units, now, stop, words) end
+  return stop > now and units or 0
+end
+
+local function give_back_to(limit, amount)
+  if limit.algorithm.give_back then
+    limit.algorithm.give_back(limit, amount, now)
+  else
+    local cost = limit.cost
+    limit.cost = amount
+    limit.algorithm.refund(limit, now)
+    limit.cost = cost
+  end
 end
 
 local function give_back(hit, member, units)
   for _, limit in ipairs(hit) do
-    local cost = limit.cost
-    limit.cost = still_used(member, limit, units)
-    if limit.cost > 0 then limit.algorithm.refund(limit, now) end
-    limit.cost = cost
+    local amount = still_used(member, limit, units)
+    if amount > 0 then give_back_to(limit, amount) end
   end
 end
 
@@ -71,6 +84,7 @@ local function hold(hit)
   local span = ttl
   for _, limit in ipairs(hit) do
     member = member .. ' ' .. window_of(limit) .. '=' .. integer(now + limit.reset)
+    if limit.algorithm.mark then member = member .. limit.algorithm.mark(limit, now) end
     span = math.max(span, limit.reset)
   end
   redis.call('ZADD', hit.holds_key, integer(now + ttl), member)
@@ -80,10 +94,18 @@ local function hold(hit)
   keep(hit.standing_key, span)
 end
 
+local function held_under(hit, token, due)
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', hit.holds_key, due, due)) do
+    if string.sub(member, 1, #token + 1) == token .. ' ' then return member end
+  end
+end
+
 local function settle(hit)
-  local actual, member = string.match(mode_arguments, '^(%d+) (.+)$')
+  local actual, due, token = string.match(mode_arguments, '^(%d+) (%d+) (%S+)$')
   give_back_due(hit)
-  if redis.call('ZREM', hit.holds_key, member) == 0 then return end -- settled before, or given back
+  local member = held_under(hit, token, due)
+  if not member then return end -- settled before, or given back
+  redis.call('ZREM', hit.holds_key, member)
   note_first_due(hit)
   local held = units_of(member)
   actual = tonumber(actual)

@@ -3,6 +3,9 @@
 -- KEYS   limit.key: a string, the moment the queue is empty, in microseconds, as token_bucket keeps it
 -- ARGV   capacity = room of the queue; a = interval between hits in microseconds
 -- reply  as token_bucket, but that an admitted hit's wait is its delay: the time the hits before it take to leave
+--
+-- Who stands behind another was told when to leave: only the last place in the queue is given back, and nothing by a refund,
+-- of which nobody knows whose place it was.
 
 algorithms.leaky_bucket = {
   inspect = function(limit, now)
@@ -15,6 +18,12 @@ algorithms.leaky_bucket = {
     local remaining, _, reset = bucket_spend(limit, now, over)
     return remaining, delay, reset
   end,
-  still_used = bucket_still_used,
-  refund = bucket_refund,
+  refund = function() end,
+  mark = bucket_mark,
+  still_used = function(limit, units, now, stop, words)
+    bucket_read(limit, now)
+    if now + limit.backlog ~= stop then return 0 end
+    return math.min(units * tonumber(string.match(words, '%d+$')), limit.backlog)
+  end,
+  give_back = bucket_give_back,
 }

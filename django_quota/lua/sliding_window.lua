@@ -77,8 +77,6 @@ algorithms.sliding_window = {
     return math.max(0, limit.capacity - limit.used - cost), 0, expiry - now
   end,
 
-  still_used = used_until,
-
   -- Takes from the oldest entries: what stays expires no earlier than the hits that still count.
   refund = function(limit, now)
     redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now))

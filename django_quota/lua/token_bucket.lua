@@ -1,36 +1,55 @@
 -- token_bucket: GCRA; bursts up to the capacity, then a steady refill.
 --
--- KEYS   limit.key: a string, the theoretical arrival time (TAT) in microseconds; where something was given back, a space
---          and how much in all
+-- KEYS   limit.key: a string, the theoretical arrival time (TAT) in microseconds; where something was given back, and
+--          anything that was spent may still count, "<TAT> <given> <refunded> <asked until>": how much in all, how much of it
+--          by refunds, and the moment from which on nothing counts any more
 -- ARGV   capacity = burst; a = interval between hits in microseconds
 -- reply  inspect: ok, remaining, wait, reset; spend: remaining, wait, reset
 
-local BUCKET_GIVEN_WRAP, BUCKET_UNDER_WAY = 1125899906842624, 3600000000
+local BUCKET_GIVEN_WRAP = 1125899906842624
 
 local function bucket_read(limit, now)
-  local tat, given = string.match(redis.call('GET', limit.key) or '0', '^(%d+) ?(%d*)$')
-  tat, given = tonumber(tat), tonumber(given) or 0
-  limit.backlog = math.max(0, tat - limit.credit * limit.a - now)
-  limit.given = tat + math.min(given, BUCKET_UNDER_WAY) > now and given or 0
-  limit.before = limit.before or limit.given
+  local tat, given, refunded, asked_until = string.match(redis.call('GET', limit.key) or '0', '^(%d+) ?(%d*) ?(%d*) ?(%d*)$')
+  limit.backlog = math.max(0, tonumber(tat) - now)
+  limit.given, limit.refunded, limit.asked_until = 0, 0, tonumber(asked_until) or 0
+  if limit.asked_until > now then
+    limit.given, limit.refunded = tonumber(given), tonumber(refunded)
+  else
+    limit.asked_until = 0
+  end
+  -- Of a peek: microseconds, never more than the backlog.
+  limit.backlog, limit.given = limit.backlog - limit.credit, (limit.given + limit.credit) % BUCKET_GIVEN_WRAP
 end
 
 local function bucket_write(limit, now)
-  local given, stays = '', limit.backlog
-  if limit.given > 0 then
-    given, stays = ' ' .. integer(limit.given), stays + math.min(limit.given, BUCKET_UNDER_WAY)
+  local known, stays = '', limit.backlog
+  if limit.asked_until > 0 then
+    known = ' ' .. integer(limit.given) .. ' ' .. integer(limit.refunded) .. ' ' .. integer(limit.asked_until)
+    stays = math.max(stays, limit.asked_until - now)
   end
-  redis.call('SET', limit.key, integer(now + limit.backlog) .. given, 'PX', lifetime(stays))
+  redis.call('SET', limit.key, integer(now + limit.backlog) .. known, 'PX', lifetime(stays))
 end
 
-local function bucket_give_back(limit, span, now)
+local function bucket_give_back(limit, span, now, is_refund)
   span = math.min(span, limit.backlog)
-  if span == limit.backlog and limit.given == 0 then
+  if span <= 0 then return end
+  if span == limit.backlog and not is_refund and limit.asked_until == 0 then -- it was the only one
     redis.call('DEL', limit.key)
     return
   end
+  if limit.asked_until == 0 then limit.asked_until = now + limit.backlog end
   limit.backlog, limit.given = limit.backlog - span, (limit.given + span) % BUCKET_GIVEN_WRAP
+  if is_refund then limit.refunded = (limit.refunded + span) % BUCKET_GIVEN_WRAP end
   bucket_write(limit, now)
+end
+
+-- How much (microseconds) is left of a hit, or less where that is not known, never more. It has moved up by what was given
+-- back ahead of it: by all that was, at most. And however far it has moved up, no more of it has flowed back than time has
+-- passed since it came; but a refund may have been of its own units.
+local function bucket_left(limit, now, stop, given, refunded, alone)
+  local moved_up = (limit.given - given) % BUCKET_GIVEN_WRAP
+  local own = (limit.refunded - refunded) % BUCKET_GIVEN_WRAP
+  return math.max(0, math.min(math.max(stop - moved_up, alone - own) - now, limit.backlog))
 end
 
 local function bucket_remaining(limit)
@@ -39,6 +58,7 @@ end
 
 local function bucket_inspect(limit, now)
   bucket_read(limit, now)
+  limit.before, limit.refunded_before = limit.before or limit.given, limit.refunded_before or limit.refunded
   local wait = limit.backlog + limit.cost * limit.a - limit.capacity * limit.a
   local remaining = bucket_remaining(limit)
   if limit.capacity > 0 and wait <= 0 then return true, remaining, 0, limit.backlog end
@@ -50,20 +70,31 @@ end
 local function bucket_spend(limit, now, over)
   local full = over and MOST or math.max(limit.capacity * limit.a, limit.backlog)
   limit.backlog = math.min(limit.backlog + limit.cost * limit.a, full)
+  if limit.asked_until > 0 then limit.asked_until = math.max(limit.asked_until, now + limit.backlog) end
   bucket_write(limit, now)
   return bucket_remaining(limit), 0, limit.backlog
 end
 
 local function bucket_refund(limit, now)
   bucket_read(limit, now)
-  bucket_give_back(limit, limit.cost * limit.a, now)
+  bucket_give_back(limit, limit.cost * limit.a, now, true)
 end
 
--- What was taken first flows back first: of a hit whose last unit is back at `stop`, so many are still out.
-local function bucket_still_used(limit, units, stop, now)
-  return math.min(units, math.max(0, math.floor((stop - now) / limit.a)))
+-- What a hold notes of its place in the queue.
+local function bucket_mark(limit, now)
+  return table.concat({
+    '', integer(limit.given), integer(limit.refunded), integer(now + limit.cost * limit.a), integer(limit.a),
+  }, ':')
+end
+
+local function bucket_still_used(limit, units, now, stop, words)
+  bucket_read(limit, now)
+  local given, refunded, alone, interval = string.match(words, '^:(%d+):(%d+):(%d+):(%d+)$')
+  local left = bucket_left(limit, now, stop, tonumber(given), tonumber(refunded), tonumber(alone))
+  return math.min(units * tonumber(interval), left)
 end
 
 algorithms.token_bucket = {
-  inspect = bucket_inspect, spend = bucket_spend, still_used = bucket_still_used, refund = bucket_refund,
+  inspect = bucket_inspect, spend = bucket_spend, refund = bucket_refund,
+  mark = bucket_mark, still_used = bucket_still_used, give_back = bucket_give_back,
 }

@@ -4,7 +4,8 @@
 -- ARGV   as decide; the mode is "undo", and for each hit " <near><mark>,<mark>": near n: it was told to be near its limit, else -;
 --        a mark for each limit: the moment (microseconds) from which on nothing of what it spent there is used any more; of
 --        a limit that counts values "<expiry>:<before>": what was noted of the value, and what was before (0: nothing); of
---        a bucket "<TAT>:<before>:<spent at>": how much had been given back of it before, and the moment that the hit came
+--        a bucket "<TAT>:<before>:<refunded>:<alone>": how much had been given back and refunded of it before, and when the
+--        hit would have flowed back if it had been alone
 -- reply  undo_all, note_known: nothing
 --
 -- What others have done meanwhile stays. Where it cannot be told apart, less is given back, never more.
@@ -43,13 +44,9 @@ local undoing = {
     end
   end,
 
-  -- What was given back since may have been ahead of it: then it has flowed so much earlier. At least what no time has
-  -- passed for is left.
-  token_bucket = function(limit, mark, before, spent_at)
+  token_bucket = function(limit, mark, before, refunded, alone)
     bucket_read(limit, now)
-    local span = limit.cost * limit.a
-    local left = math.max(mark - (limit.given - before) % BUCKET_GIVEN_WRAP - now, spent_at + span - now)
-    if left > 0 then bucket_give_back(limit, math.min(span, left), now) end
+    bucket_give_back(limit, math.min(limit.cost * limit.a, bucket_left(limit, now, mark, before, refunded, alone)), now)
   end,
 
   -- Who stands behind it was told when to leave: only the last place in the queue can be given to another one.
@@ -67,11 +64,11 @@ end
 undoing.calendar = undoing.fixed_window
 
 local function undo(hit, limit, word)
-  local mark, before, spent_at = string.match(word, '^(%d+):?(%d*):?(%d*)$')
+  local mark, before, refunded, alone = string.match(word, '^(%d+):?(%d*):?(%d*):?(%d*)$')
   mark = tonumber(mark)
   -- A refused hit is spent all the same where the limit counts those.
   if (limit.counted and hit.group == 0) or mark <= now then return end
-  undoing[limit.name](limit, mark, tonumber(before), tonumber(spent_at))
+  undoing[limit.name](limit, mark, tonumber(before), tonumber(refunded), tonumber(alone))
 end
 
 local function undo_all(hits)
@@ -90,5 +87,6 @@ end
 local function note_known(notes, hit)
   for _, limit in ipairs(hit) do
     if limit.before then note(notes, hit, KNOWN_BEFORE, limit.before) end
+    if limit.refunded_before then note(notes, hit, KNOWN_BEFORE, limit.refunded_before) end
   end
 end

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 from django_quota.algorithms import EVERY, Step, Verdict, is_stale
 from django_quota.operations.base import Operation, Script, States, lua_source
 from django_quota.operations.hits import Hit
-from django_quota.operations.holds import credits_due, give_back, give_back_due, hold, settle
+from django_quota.operations.holds import give_back_due, hold, replace, settle, states_after_due
 from django_quota.operations.standing import BAN_BEGAN, BAN_LEVEL, EXEMPT, Case, stand
 from django_quota.operations.telling import count, tell
 from django_quota.operations.undo import known_before, undo_all
@@ -123,8 +123,8 @@ class Decide(Operation):
         if any(_is_stale(case.hit, now) for case in cases):
             return ()
         if mode == "settle":
-            actual, member = arguments.split(" ", 1)
-            settle(states, self.hits[0], member, int(actual), now)
+            actual, due, token = arguments.split(" ")
+            settle(states, self.hits[0], token, int(due), int(actual), now)
             return None
         stale = [reason for case in cases for reason in stand(states, case, now)]
         if not stale:
@@ -143,9 +143,9 @@ def reserving(token: str, ttl: int) -> str:
     return f"reserve {token} {ttl}"
 
 
-def settling(member: str, actual: int) -> str:
-    """Return the mode that makes what a hold spent what was really used."""
-    return f"settle {actual} {member}"
+def settling(held: str, actual: int) -> str:
+    """Return the mode that makes what a hold (as `Plan.held` names it) spent what was really used."""
+    return f"settle {actual} {held}"
 
 
 def _is_stale(hit: Hit, now: int) -> bool:
@@ -158,20 +158,19 @@ def _take_back(states: States, cases: Sequence[Case], mode: str, now: int) -> No
     """Give back abandoned holds, and, where that is the mode, the costs."""
     for case in cases:
         if case.hit.holds and mode == "peek":
-            case.credits = credits_due(states, case.hit, now)
+            case.states = states_after_due(states, case.hit, now)
         elif case.hit.holds:
             give_back_due(states, case.hit, now, case.due)
         if mode == "refund" and case.standing != EXEMPT:
             for step in case.hit.steps:
-                give_back(states, step, step.cost, now)
+                state = states.get(step.key)
+                replace(states, step, state, step.limit.algorithm.refund(state, step.parameters, step.cost, now))
 
 
 def _inspect(states: States, case: Case, number: int, now: int) -> Verdict:
     step = case.hit.steps[number]
-    algorithm, state = step.limit.algorithm, states.get(step.key)
-    if case.credits is not None and case.credits[number]:
-        state = algorithm.refund(state, step.parameters, case.credits[number], now)
-    verdict = algorithm.inspect(state, step.parameters, step.cost, now)
+    state = states.get(step.key) if case.states is None else case.states[number]
+    verdict = step.limit.algorithm.inspect(state, step.parameters, step.cost, now)
     if case.standing == EXEMPT:
         return verdict._replace(ok=True, wait=0)
     if case.standing:

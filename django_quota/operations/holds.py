@@ -1,12 +1,13 @@
 """Holds: what was reserved and is not settled yet. Pure; `lua/holds.lua` twin.
 
-A hold is its member in a sorted set: token, units, and for each limit the moment from which on nothing of what it spent
-is used any more. Both the script and whoever reserved write it alike, so that the reply need not repeat it.
+A hold is its member in a sorted set: token, units, and for each limit what the algorithm notes of what was spent there.
+Whoever reserved names it by its token and the moment at which it is due, by which it is found again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from django_quota.algorithms import Step
 from django_quota.operations.base import States
@@ -20,15 +21,13 @@ Held = Mapping[str, int]
 """Holds by member, each with the moment (microseconds) at which it is given back by itself."""
 
 
-def member_of(token: str, steps: Sequence[Step], used_until: Sequence[int]) -> str:
-    """Return the member of a hold that has just been spent of these limits."""
-    windows = [f"{_window_of(step)}={stop}" for step, stop in zip(steps, used_until, strict=True)]
-    return " ".join((token, str(steps[0].cost), *windows))
-
-
 def hold(states: States, hit: Hit, token: str, ttl: int, used_until: Sequence[int], now: int) -> None:
     """Note what the hit has just spent as a hold, which is given back `ttl` microseconds from now."""
-    held = {**_held(states, hit), member_of(token, hit.steps, used_until): now + ttl}
+    words = [token, str(hit.cost)]
+    for step, stop in zip(hit.steps, used_until, strict=True):
+        mark = step.limit.algorithm.mark(states.get(step.key), step.parameters, step.cost, stop, now)
+        words.append(f"{_window_of(step)}={':'.join(map(str, mark))}")
+    held = {**_held(states, hit), " ".join(words): now + ttl}
     keep_until = max(now + ttl, *used_until)
     states.put(hit.holds, held, max(states.expiry(hit.holds), keep_until))
     _note_first_due(states, hit, keep_until)
@@ -45,24 +44,30 @@ def give_back_due(states: States, hit: Hit, now: int, noted: int | None = None) 
         _put(states, hit, held)
 
 
-def credits_due(states: States, hit: Hit, now: int) -> list[int]:
-    """Return what would be given back to each limit, for a peek, which writes nothing."""
-    return [
-        sum(_still_used(step, member, _units(member), now) for member in _due(_held(states, hit), now))
-        for step in hit.steps
-    ]
+def states_after_due(states: States, hit: Hit, now: int) -> list[Any]:
+    """Return how the limits would be if what is due were given back, for a peek, which writes nothing."""
+    due = _due(_held(states, hit), now)
+    found = []
+    for step in hit.steps:
+        state = states.get(step.key)
+        for member in due:
+            state = _given_back(state, step, member, _units(member), now)
+        found.append(state)
+    return found
 
 
 def _due(held: Held, now: int) -> list[str]:
     return [member for _, member in sorted((stop, member) for member, stop in held.items() if stop <= now)][:AT_ONCE]
 
 
-def settle(states: States, hit: Hit, member: str, actual: int, now: int) -> None:
+def settle(states: States, hit: Hit, token: str, due: int, actual: int, now: int) -> None:
     """Make what a hold spent what was really used, whatever the limit; nothing where it was settled or given back."""
     give_back_due(states, hit, now)
     held = dict(_held(states, hit))
-    if held.pop(member, None) is None:
+    member = next((each for each, stop in held.items() if stop == due and each.startswith(f"{token} ")), None)
+    if member is None:
         return
+    del held[member]
     _put(states, hit, held)
     units = _units(member)
     if actual < units:
@@ -76,28 +81,25 @@ def settle(states: States, hit: Hit, member: str, actual: int, now: int) -> None
 
 def _give_back(states: States, hit: Hit, member: str, units: int, now: int) -> None:
     for step in hit.steps:
-        still_used = _still_used(step, member, units, now)
-        if still_used:
-            give_back(states, step, still_used, now)
+        state = states.get(step.key)
+        replace(states, step, state, _given_back(state, step, member, units, now))
 
 
-def _still_used(step: Step, member: str, units: int, now: int) -> int:
-    """Return how many of a hold's units still count in a limit."""
-    used_until = dict(part.split("=") for part in member.split(" ")[2:])
-    stop = used_until.get(_window_of(step))
-    if stop is None:  # an override has put other limits in the place of those that the hold spent of
-        return 0
-    return step.limit.algorithm.still_used(step.parameters, units, int(stop), now)
+def _given_back(state: Any, step: Step, member: str, units: int, now: int) -> Any:
+    """Return the state of a limit with what still counts of a hold's units given back."""
+    marks = dict(part.split("=") for part in member.split(" ")[2:])
+    mark = marks.get(_window_of(step))
+    if mark is None:  # an override has put other limits in the place of those that the hold spent of
+        return state
+    return step.limit.algorithm.give_back(state, step.parameters, units, list(map(int, mark.split(":"))), now)
 
 
-def give_back(states: States, step: Step, units: int, now: int) -> None:
-    """Give units back to one limit."""
-    algorithm = step.limit.algorithm
-    state = algorithm.refund(states.get(step.key), step.parameters, units, now)
-    if state is None:
+def replace(states: States, step: Step, before: Any, after: Any) -> None:
+    """Put another state of a limit in the place of the one that was found."""
+    if after is None:
         states.drop(step.key)
-    else:
-        states.put(step.key, state, algorithm.expiry(state))
+    elif after is not before:
+        states.put(step.key, after, step.limit.algorithm.expiry(after))
 
 
 def _put(states: States, hit: Hit, held: Held) -> None:

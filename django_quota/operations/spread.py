@@ -186,7 +186,7 @@ def _mark(step: Step, now: int, reset: int, before: Iterator[int]) -> Mark:
     known = next(before)
     if counts_values(step):
         return Mark(max(now + step.parameters.a, known + 1), known)
-    return Mark(now + reset, known, now)
+    return Mark(now + reset, known, next(before), now + step.cost * step.parameters.a)
 
 
 def _after_undo(part: _Part, before: Sequence[int], chosen: Sequence[int], after: Sequence[int]) -> list[int]:

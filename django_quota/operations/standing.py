@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django_quota.algorithms import Verdict
 from django_quota.operations.base import States
@@ -40,8 +40,8 @@ class Case:
     """When that ends; 0 for never."""
     due: int | None = None
     """When the first hold that is not settled is due."""
-    credits: list[int] | None = None
-    """What a peek takes off each limit, since it would be given back."""
+    states: list[Any] | None = None
+    """How its limits would be, for a peek, if what is due were given back."""
     level: int = 0
     remembered: int = 0
     verdicts: list[Verdict] = field(default_factory=list)

@@ -7,7 +7,7 @@ more: an undone hit never makes room that it did not take, or that somebody was 
 |---|---|---|
 | sliding window | the hit's own entry, or its part of a slice | what a refund has given back already |
 | fixed window, calendar | its part of the count, while that window lasts | |
-| token bucket | what has not flowed back by itself | the time that others, who were undone ahead of it, may have won |
+| token bucket | what has not flowed back by itself | the time that others, who gave back, may have won for it |
 | leaky bucket | its place, while it is the last in the queue | else nothing: those behind it know when they leave |
 | distinct | the value as it was known before | nothing, where somebody has used the value since |
 
@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 
 from django_quota.algorithms import Parameters, Step
 from django_quota.algorithms.fixed_window import Tally
+from django_quota.algorithms.leaky_bucket import LeakyBucket
 from django_quota.algorithms.sliding_window import WRAP, Entry
-from django_quota.algorithms.token_bucket import GIVEN_WRAP, Bucket, TokenBucket, given_back, given_of
+from django_quota.algorithms.token_bucket import Bucket, Queued, TokenBucket, known_of
 from django_quota.operations.base import States
 from django_quota.operations.hits import Hit
 from django_quota.operations.standing import KNOWN_BEFORE, Case, drop_field
@@ -36,8 +37,10 @@ class Mark(NamedTuple):
     """The moment from which on nothing of it is used any more; of a limit that counts values, the value's expiry."""
     before: int | None = None
     """Until when the value was known before (0: it was not), or how much had been given back of a bucket."""
-    spent_at: int | None = None
-    """When the hit came, of a bucket."""
+    refunded: int | None = None
+    """How much had been refunded of a bucket."""
+    alone: int | None = None
+    """When it would have flowed back if it had been alone, of a bucket."""
 
     def words(self) -> str:
         """Return it as `lua/undo.lua` reads it."""
@@ -80,8 +83,13 @@ def known_before(states: States, case: Case, now: int) -> list[int]:
     for step in case.hit.steps:
         if is_noted(step):
             state = states.get(step.key)
-            before = given_of(state, now) if _is_bucket(step) else (state or {}).get(step.parameters.value, 0)
-            notes += [case.index, KNOWN_BEFORE, before if _is_bucket(step) or before > now else 0]
+            if counts_values(step):
+                before = (state or {}).get(step.parameters.value, 0)
+                known = [before if before > now else 0]
+            else:
+                known = list(known_of(state, now)[1:3])
+            for number in known:
+                notes += [case.index, KNOWN_BEFORE, number]
     return notes
 
 
@@ -141,17 +149,12 @@ def _of_values(state: dict[str, int] | None, p: Parameters, cost: int, mark: Mar
 
 
 def _of_token_bucket(state: Bucket | None, p: Parameters, cost: int, mark: Mark, now: int) -> Any:
-    # What was given back since may have been ahead of it: then it has flowed so much earlier. At least what no time has
-    # passed for is left.
-    moved_up = (given_of(state, now) - (mark.before or 0)) % GIVEN_WRAP
-    span = cost * p.a
-    left = max(mark.stop - moved_up, (mark.spent_at or 0) + span) - now
-    return given_back(state, min(span, left), now) if left > 0 else state
+    queued = Queued(mark.stop, mark.before or 0, mark.refunded or 0, mark.alone or 0, p.a)
+    return _BUCKET.give_back(state, p, cost, queued, now)
 
 
 def _of_leaky_bucket(state: Bucket | None, p: Parameters, cost: int, mark: Mark, now: int) -> Any:
-    # Who stands behind it was told when to leave: only the last place in the queue can be given to another one.
-    return given_back(state, cost * p.a, now) if state and state.tat == mark.stop else state
+    return _LEAKY.give_back(state, p, cost, Queued(mark.stop, 0, 0, 0, p.a), now)
 
 
 def _of_tally(state: Tally | None, p: Parameters, cost: int, mark: Mark, now: int) -> Any:  # noqa: ARG001
@@ -159,6 +162,8 @@ def _of_tally(state: Tally | None, p: Parameters, cost: int, mark: Mark, now: in
         return state
     return Tally(state.used - cost, state.end) if state.used > cost else None
 
+
+_BUCKET, _LEAKY = TokenBucket(), LeakyBucket()
 
 _WAYS: dict[str, Callable[[Any, Parameters, int, Mark, int], Any]] = {
     "sliding_window": _of_sliding,
