@@ -16,6 +16,7 @@ from redis.exceptions import (
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
+    RedisError,
     ResponseError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -75,6 +76,17 @@ def raise_cut_at_once(error: BaseException, connection: Any = None) -> None:
     """Raise `CutAtOnceError` where a connection was cut before it had brought anything; None: there was none yet."""
     if is_cut(error) and not has_answered(connection):
         raise CutAtOnceError(f"cut before an answer: {error}") from error
+
+
+def is_of_redis_py(error: BaseException) -> bool:
+    """Say whether redis-py raised an error, or stumbled over what a server said; and not who used its client."""
+    if isinstance(error, (RedisError, OSError)):
+        return True
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    module = "" if at is None else at.tb_frame.f_globals.get("__name__", "")
+    return isinstance(error, Exception) and str(module).startswith("redis.")
 
 
 def ours(error: BaseException) -> QuotaError:

@@ -16,7 +16,7 @@ from redis.exceptions import BusyLoadingError
 from django_quota.stores.breaker import Breaker
 from django_quota.stores.cluster import base_pool
 from django_quota.stores.connections import AllInUseError, AsyncClients, SyncConnections, async_client
-from django_quota.stores.errors import is_silence
+from django_quota.stores.errors import is_of_redis_py, is_silence
 from django_quota.stores.listening import Listener
 from django_quota.stores.plain import plain_client
 from django_quota.stores.routing import NotSentError
@@ -45,11 +45,11 @@ class Node:
             self._client = plain_client(Redis(connection_pool=node_pool(self._alias, self.address)))
         try:
             yield self._client
-        except (RedisError, OSError) as error:
-            self.lost(error, turn)
-            raise
-        except BaseException:
-            self.breaker.left(turn)
+        except BaseException as error:
+            if is_of_redis_py(error):
+                self.lost(error, turn)
+            else:
+                self.breaker.left(turn)
             raise
         self.breaker.succeeded()
 

@@ -21,7 +21,15 @@ from django_quota.stores.aliases import config_of, sync_client
 from django_quota.stores.breaker import FREELY, Breaker
 from django_quota.stores.connections import AllInUseError, AsyncClient, AsyncClients, SyncConnections
 from django_quota.stores.errands import Errand, Errands, Taken, ahear, along, hear
-from django_quota.stores.errors import is_cut, is_read_only, is_silence, ours, raise_cut_at_once, translated
+from django_quota.stores.errors import (
+    is_cut,
+    is_of_redis_py,
+    is_read_only,
+    is_silence,
+    ours,
+    raise_cut_at_once,
+    translated,
+)
 from django_quota.stores.listening import Listener
 from django_quota.stores.plain import plain_client
 from django_quota.stores.sentinel import ask_in_time
@@ -81,12 +89,12 @@ class RedisStore:
                 ask_in_time(client.connection_pool, config_of(self.alias).get("OPTIONS") or {})
                 self._client = plain_client(client)
             yield self._client
-        except (RedisError, OSError) as error:
+        except BaseException as error:
+            if not is_of_redis_py(error):
+                self.breaker.left(turn)
+                raise
             self._note(error, turn)
             raise ours(error) from error
-        except BaseException:
-            self.breaker.left(turn)
-            raise
         self.breaker.succeeded()
 
     def servers(self) -> Sequence[Server]:

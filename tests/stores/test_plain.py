@@ -20,6 +20,7 @@ from django_quota.stores.redis import RedisStore
 from django_quota.testing import RedisServer
 from tests.clusters import Cluster
 from tests.conftest import caches
+from tests.failures.sockets import saying
 from tests.stores.test_sentinel import behind, sentinel_port
 
 __all__ = ["sentinel_port"]
@@ -137,3 +138,16 @@ def test_a_reply_that_is_an_error_shows_that_the_server_is_there(redis_cache: Re
     for _ in range(FAILURES - 1):
         found.breaker.failed()
     assert not found.breaker.is_open
+
+
+@pytest.mark.parametrize("words", [b":abc\r\n", b"*1\r\n:1\r\n", b"%1\r\n:1\r\n:1\r\n", b"?\r\n"])
+def test_what_redis_py_stumbles_over_is_ours(words: bytes, settings: Any) -> None:
+    with saying(words) as port:
+        settings.CACHES = caches(RedisServer(f"redis://127.0.0.1:{port}/0", 0, Path()), socket_timeout=5)
+        with pytest.raises(StoreUnavailable), store().commands() as client:
+            client.info("memory")
+
+
+def test_what_the_caller_stumbles_over_is_its_own(redis_cache: RedisServer) -> None:
+    with pytest.raises(ValueError, match="abc"), store().commands() as client:
+        int(f"abc{client.ping()}")
