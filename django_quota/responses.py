@@ -101,8 +101,13 @@ def _policy(name: str, limit: AnyLimit) -> str:
     return f'"{name}";q={limit.capacity}{unit}{window}'
 
 
+_SHUT_OUT = ("blocked", "banned")
+
+
 def _state(name: str, outcome: Outcome) -> str:
     remaining, reset = outcome.remaining, math.ceil(outcome.reset_after)
+    if outcome.why and not outcome.allowed and outcome.why in _SHUT_OUT:  # whatever the limit has left
+        remaining, reset = 0, math.ceil(outcome.retry_after or outcome.reset_after)
     if not (0 <= remaining <= _MOST and reset <= _MOST):
         remaining, reset = min(max(remaining, 0), _MOST), min(reset, _MOST)
     return f'"{name}";r={remaining};t={reset}'

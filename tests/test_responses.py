@@ -394,3 +394,16 @@ class TestTheSitesOwnAnswer:
         answer(lambda request, decision: [in_vain(request, decision)][0])
         with pytest.raises(ConfigurationError, match="returned coroutine"):
             refused()
+
+
+def test_who_is_banned_is_not_told_of_what_the_limit_has_left() -> None:
+    limited: Any = quota("2/s", key="ip", name="login", ban={"after": "1/m", "for": "10m"})(view)
+    with freeze(NOW):
+        for _ in range(5):
+            limited(get())
+    with freeze(NOW + 5_000_000):
+        reply = limited(get())
+    assert reply.status_code == 429
+    ((_, told),) = parsed(reply, "RateLimit")
+    assert told["r"] == 0
+    assert told["t"] >= 590
