@@ -55,6 +55,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> 
         *_check_names(given),
         *_check_values(),
         *_check_rules(),
+        *_check_proxies(),
         *_check_store(),
         *_check_template(),
         *_check_decorators(),
@@ -118,6 +119,19 @@ def _check_decorators() -> Iterator[CheckMessage]:
             if name not in rules:
                 hint = f'Add it to QUOTA["RULES"].{did_you_mean(name, map(str, rules))}'
                 yield Error(f"@quota(rule={name!r}) on {path} names no rule.", hint=hint, id="django_quota.E010")
+
+
+def _check_proxies() -> Iterator[CheckMessage]:
+    """Find networks of proxies that hold everybody: then any client chooses its own address."""
+    with suppress(ConfigurationError):  # said by _check_values
+        for network in conf.trusted_proxies:
+            if network == "unix" or network.prefixlen:
+                continue
+            yield CheckWarning(
+                f'QUOTA["TRUSTED_PROXIES"] holds {str(network)!r}, which is everybody: a client may choose an address.',
+                hint='The networks of your proxies would do, such as "10.1.2.0/24".',
+                id="django_quota.W008",
+            )
 
 
 def _check_store() -> Iterator[CheckMessage]:

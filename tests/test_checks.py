@@ -218,6 +218,14 @@ def test_e012_a_bare_decorator_has_taken_its_view_for_a_rate(settings: Any) -> N
     assert found[0].hint == "Write it with a rate: @quota('10/m')."
 
 
+@pytest.mark.parametrize(
+    ("proxies", "expected"),
+    [(["0.0.0.0/0"], ["W008"]), (["unix", "::/0", "10.0.0.0/8"], ["W008"]), (["10.0.0.0/8", "unix", "192.0.2.1"], [])],
+)
+def test_w008_whoever_is_trusted_as_a_proxy_is_not_everybody(proxies: list[str], expected: list[str]) -> None:
+    assert ids({"TRUSTED_PROXIES": proxies}) == expected
+
+
 def test_e006_a_rule_has_a_name_that_is_a_text() -> None:
     assert ids({"RULES": {5: "1/m", "": "1/m"}}) == ["E006", "E006"]
 
