@@ -210,15 +210,23 @@ class Router:
         """
         if len(asked) == 1:
             return [(yield from self.reach(asked[0]))]
+        failed: dict[int, Exception] = {}
+        """Of each slot, why it is not asked, or not again."""
         by_server: dict[Address, list[int]] = {}
         for number, one in enumerate(asked):
-            server = yield from self.server_of(one.slot)
-            by_server.setdefault(server, []).append(number)
+            if one.slot in failed:
+                continue
+            try:
+                server = yield from self.server_of(one.slot)
+            except (RedisError, OSError) as error:
+                if not self.table.primaries:  # no slot has a server: each would ask for the table again
+                    raise
+                failed[one.slot] = error
+            else:
+                by_server.setdefault(server, []).append(number)
         found: dict[int, Any] = {}
         for server, numbers in by_server.items():
             found.update((yield from self._together(server, numbers, asked)))
-        failed: dict[int, Exception] = {}
-        """Of each slot, why it is not asked again."""
         for number, one in enumerate(asked):
             known = found.get(number)
             if isinstance(known, Exception):

@@ -345,6 +345,19 @@ class TestOddServers:
             servers(servers.router.reach_all([ASKED, ASKED._replace(slot=9_000)]))
         assert servers.hits == [A, B]
 
+    def test_a_slot_that_nobody_has_holds_up_no_other(self) -> None:
+        servers = Servers(1, 2, slots=[[0, 99, HALVES[0][2]], HALVES[1]])
+        with pytest.raises(RedisConnectionError, match="slot 5000"):
+            servers(servers.router.reach_all([ASKED._replace(slot=slot) for slot in (5_000, 5, 5_000, 9_000)]))
+        assert servers.hits == [A, B]
+        assert not servers.is_whole()
+
+    def test_where_no_slot_has_a_server_the_table_is_asked_for_once(self) -> None:
+        servers = Servers(slots=ResponseError("ERR This instance has cluster support disabled"))
+        with pytest.raises(ResponseError, match="disabled"):
+            servers(servers.router.reach_all([ASKED._replace(slot=slot) for slot in range(50)]))
+        assert servers.sent == [(A, "CLUSTER")]
+
 
 class TestNodes:
     class Node:
