@@ -157,7 +157,11 @@ _ARGUMENTS = re.compile(r"(with args beginning with).*", re.DOTALL)
 """What Redis says of a command that it does not know: its arguments, which of AUTH and HELLO are a password."""
 
 
-_SIGNS = ("@", "=", "with args")
+_CLIENT = re.compile(r"<redis\..*", re.DOTALL)
+"""How redis-py shows a client: with all its options. A password may hold any sign, so that none tells where it ends."""
+
+
+_SIGNS = ("@", "=", "with args", "<redis.")
 """Without any of these there is nothing to leave out."""
 
 
@@ -165,6 +169,7 @@ def without_secrets(text: str) -> str:
     """Return a text, such as a URL or what a server said, without passwords, on one line."""
     if text.isprintable() and not any(sign in text for sign in _SIGNS):
         return text  # as nearly always, and while Redis is away once a request
+    text = _CLIENT.sub("<redis...", text)
     text = _ARGUMENTS.sub(r"\1 ...", _OPTIONS.sub(r"\1=***", _CREDENTIALS.sub(r"\1***@", text)))
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 

@@ -13,7 +13,7 @@ from typing import Any
 from django_quota.exceptions import StoreUnavailable
 from django_quota.keys import total_of
 from django_quota.operations.base import Operation
-from django_quota.operations.transfers import FindOverdue, Giver, Note, Steps, carried, overdue_of
+from django_quota.operations.transfers import FindOverdue, Giver, Note, Overdue, Steps, carried, overdue_of
 
 logger = logging.getLogger("django_quota")
 
@@ -30,22 +30,25 @@ def carry_on(run: Run, outbox: str, *, dry_run: bool = False) -> Iterator[bool]:
     What could not be is logged, and stays on the way. Raises `StoreUnavailable` where the outbox cannot be read.
     """
     giver = Giver(total_of(outbox), outbox)
-    left = 0
+    left, before = 0, set[Overdue]()
     while overdue := overdue_of(reply := run(FindOverdue(outbox, left, AT_ONCE))):
-        for words, until in overdue:
-            ended = _carried(run, giver, words, until, reply[1], dry_run=dry_run)
+        for noted in overdue:
+            if noted in before:
+                logger.warning("What was settled lies in %s still, and is left there: %r", outbox, noted.words)
+            ended = noted not in before and _carried(run, giver, noted, reply[1], dry_run=dry_run)
             left += dry_run or not ended
             yield ended
+        before = set(overdue)
 
 
-def _carried(run: Run, giver: Giver, words: str, until: int, now: int, *, dry_run: bool) -> bool:
-    note = Note.read(words)
+def _carried(run: Run, giver: Giver, noted: Overdue, now: int, *, dry_run: bool) -> bool:
+    note = Note.read(noted.words)
     if note is None:
-        logger.warning("What lies in %s is no note of an amount on the way: %r", giver.outbox, words)
+        logger.warning("What lies in %s is no note of an amount on the way: %r", giver.outbox, noted.words)
         return False
     if not dry_run:
         try:
-            _driven(run, carried(giver, note, until, now))
+            _driven(run, carried(giver, note, noted, now))
         except StoreUnavailable as error:
             logger.warning("%d on the way from %s to %s stays so: %s", note.amount, giver.total, note.total, error)
             return False

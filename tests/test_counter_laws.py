@@ -255,7 +255,8 @@ class Moving(Places):
         before = sum(self.totals())
         is_there = self.states.get(outbox_of(subject)) or {}
         for _ in range(2 if again else 1):
-            self.done(transfers.Settle(Giver(total_of(subject), outbox_of(subject)), note, gives_back=gives_back))
+            giver = Giver(total_of(subject), outbox_of(subject))
+            self.done(transfers.Settle(giver, note, note.words, gives_back=gives_back))
         back = sum(self.totals()) - before
         assert back == 0 or (back == note.amount and gives_back and note.words in is_there)
 

@@ -10,12 +10,14 @@ import asyncio
 import io
 import logging
 import pprint
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+import redis.sentinel
 from django.core.management import CommandError, call_command
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.test import RequestFactory, override_settings
@@ -304,6 +306,46 @@ def test_what_a_server_repeats_of_a_password_is_left_out(reply: str) -> None:
     assert PASSWORD not in error.reason + str(error) + repr(error)
     assert without_secrets(error.reason) == error.reason
     assert error.reason.startswith("ResponseError: ")
+
+
+def raised(error: BaseException, cause: BaseException | None = None, context: BaseException | None = None) -> Any:
+    """Return an error with a traceback and what it came from."""
+    try:
+        try:
+            if context is not None:
+                raise context
+        finally:
+            raise error from cause
+    except type(error) as caught:
+        return caught
+
+
+@pytest.mark.parametrize("sign", ["&", "'", '"', " ", ")", ">", "\n", "@", "="])
+@pytest.mark.parametrize("kind", ["client", "asyncio.client"])
+@pytest.mark.parametrize("place", ["itself", "cause", "context", "context of the cause"])
+def test_a_client_in_the_words_of_an_error_is_left_out_with_its_password(sign: str, kind: str, place: str) -> None:
+    password = f"abc{sign}{PASSWORD}{sign}{PASSWORD}"
+    pool = f"<redis.connection.ConnectionPool(<redis.connection.Connection(host=h,port=1,password={password},db=0)>)>"
+    words = f"No master found for 'quotas' : <redis.{kind}.Redis({pool})> - ConnectionError({password!r})"
+    telling = redis.sentinel.MasterNotFoundError(words)
+    error = {
+        "itself": lambda: raised(telling),
+        "cause": lambda: raised(failed("gone"), telling, ValueError("else")),
+        "context": lambda: raised(failed("gone"), ValueError("else"), telling),
+        "context of the cause": lambda: raised(failed("gone"), raised(failed("so"), None, telling)),
+    }[place]()
+    try:
+        raise ours(error) from error
+    except QuotaError as caught:
+        shown = [str(caught), "".join(traceback.format_exception(caught)), repr(error), repr(telling), str(telling)]
+    assert not [each for each in shown if PASSWORD in each]
+    assert str(telling).startswith("No master found for 'quotas' : <redis...")
+
+
+def test_an_error_that_the_caller_handles_keeps_its_words() -> None:
+    handled = KeyError("someone@example.org", b"password=x")
+    ours(raised(failed("gone"), None, handled))
+    assert handled.args == ("someone@example.org", b"password=x")
 
 
 @pytest.mark.parametrize("given", [PASSWORD.encode(), [PASSWORD], 5])

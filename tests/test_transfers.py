@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -87,8 +89,8 @@ def carrier(subject: str) -> Process:
     def steps() -> Steps:
         giver = giver_of(subject)
         (reply,) = yield [FindOverdue(giver.outbox, 0, 9)]
-        for note, until in read_all(giver.outbox, overdue_of(reply)):
-            yield from carried(giver, note, until, reply[1])
+        for note, noted in read_all(giver.outbox, overdue_of(reply)):
+            yield from carried(giver, note, noted, reply[1])
 
     return steps
 
@@ -344,6 +346,9 @@ def test_any_transfers_in_any_order_with_any_faults_keep_the_sum(
 # --- one after the other ----------------------------------------------------------------------------------------------
 
 
+MOST_CARRIED = 1_000
+
+
 class Apart:
     """States of each subject in a place of its own, with a clock for all and, for each, how far its own is off."""
 
@@ -352,6 +357,8 @@ class Apart:
         self.now = START
         self.skews: dict[str, int] = {}
         self.fails: Callable[[Operation], bool] = lambda operation: False
+        self.forgets: Callable[[Operation], bool] = lambda operation: False
+        """What is answered and not done, as by a server whose replica takes over without it."""
         self.asked: list[Operation] = []
         for subject, total in totals.items():
             self.run(Set([key("c", subject)], total, TTL))
@@ -361,6 +368,8 @@ class Apart:
         self.asked.append(operation)
         if self.fails(operation):
             raise StoreUnavailable("gone")
+        if self.forgets(operation):
+            return [DONE, self.now]
         return operation.run(self.places.setdefault(place, DictStates()), self.now + self.skews.get(place, 0))
 
     def transfer(self, id_: str, giver: str, taker: str, amount: int) -> Any:
@@ -386,7 +395,9 @@ class Apart:
         self.fails = before
 
     def carry_on(self, subject: str, **options: bool) -> list[bool]:
-        return list(carry_on(self.run, key("m", subject), **options))
+        found = list(itertools.islice(carry_on(self.run, key("m", subject), **options), MOST_CARRIED))
+        assert len(found) < MOST_CARRIED, "it goes round for ever"
+        return found
 
     def total(self, subject: str) -> int:
         return self.places[subject].get(key("c", subject), self.now) or 0
@@ -458,6 +469,36 @@ def test_one_that_cannot_be_carried_on_stands_in_nobodys_way() -> None:
     world.fails = lambda operation: False
     assert world.carry_on("a").count(True) == AT_ONCE
     assert list(world.entries("m", "a")) == ["no note"]
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+@pytest.mark.parametrize("by", ["the sweep", "the next transfer"])
+def test_a_note_is_settled_as_it_lies_there_however_it_is_spaced(by: str, is_full: bool) -> None:
+    world = Apart(a=5, b=MOST if is_full else 0, c=0)
+    words = json.dumps(note_of("x", 3), indent=1)
+    world.places["a"].put(key("m", "a"), {words: world.now + KEPT - OVERDUE}, 2**60)
+    if by == "the sweep":
+        assert world.carry_on("a") == [True]
+    else:
+        assert world.transfer("y", "a", "c", 1) == [DONE]
+    assert world.entries("m", "a") == {}
+    assert world.total("a") + world.total("c") == (8 if is_full else 5)
+    assert world.total("b") == (MOST if is_full else 3)
+
+
+def test_the_sweep_leaves_a_note_that_stays_though_it_was_settled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(transfers.logger, "disabled", False)
+    world = Apart(a=50)
+    world.stopped(*((f"x{number:02}", "a", "b", 1) for number in range(2 * AT_ONCE)))
+    world.now += OVERDUE
+    world.forgets = lambda operation: isinstance(operation, Settle) and operation.note.id < "x10"
+    found = world.carry_on("a")
+    assert (found.count(True), found.count(False)) == (2 * AT_ONCE, 10)
+    assert len(world.entries("m", "a")) == 10
+    assert caplog.text.count("is left there") == 10
+    assert world.total("b") == 2 * AT_ONCE
 
 
 def test_a_taker_whose_clock_is_far_ahead_gets_nothing_until_it_agrees() -> None:
@@ -543,7 +584,7 @@ def test_what_redis_cannot_give_back_stays_noted_until_it_can(raw: redis.Redis, 
     store.run(Send(giver, note), START)
     raw.delete(giver.total)
     raw.set(giver.total, MOST) if is_full else raw.rpush(giver.total, "x")
-    settle = Settle(giver, note, gives_back=True)
+    settle = Settle(giver, note, note.words, gives_back=True)
     for _ in range(2):
         assert store.run(settle, START) == [OVERFLOW if is_full else NO_COUNTER, 1]
         assert raw.zscore(giver.outbox, note.words) == START + KEPT

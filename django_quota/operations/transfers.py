@@ -105,7 +105,7 @@ class Note(NamedTuple):
 
 
 class Overdue(NamedTuple):
-    """A note as a reply names it."""
+    """A note as it lies in an outbox."""
 
     words: str
     until: int
@@ -208,29 +208,31 @@ def _answers(id_: str) -> dict[str, list[int]]:
 class Settle(CounterOperation):
     """Forget a note; with `gives_back` the amount is the giver's again, if the note was there.
 
+    `words`: the note as it lies in the outbox; who else wrote it may have spaced it otherwise than `Note.words` does.
     The reply is DONE and the time, or why the giver's total cannot take it: then the note stays.
     """
 
     script: ClassVar[Script] = _script("counter_settle")
 
-    def __init__(self, giver: Giver, note: Note, *, gives_back: bool) -> None:
+    def __init__(self, giver: Giver, note: Note, words: str, *, gives_back: bool) -> None:
         self.keys = giver
         self.note = note
+        self.words = words
         self.gives_back = gives_back
 
     def arguments(self) -> list[str | int]:
         """Return the arguments as `lua/counter_settle.lua` lists them."""
-        return [self.note.amount if self.gives_back else "", self.note.ttl // MILLISECOND, self.note.words]
+        return [self.note.amount if self.gives_back else "", self.note.ttl // MILLISECOND, self.words]
 
     def apply(self, states: States, now: int) -> list[Any]:
         """Take the note, and do what follows from it."""
         outbox = states.get(self.keys[1]) or {}
-        if self.note.words not in outbox:
+        if self.words not in outbox:
             return [DONE, now]
         if self.gives_back:
             total = added(self.read(states, now, 1, 0), self.note.amount, 1)
             states.put(self.keys[0], total, now + self.note.ttl)
-        _put(states, self.keys[1], {words: stop for words, stop in outbox.items() if words != self.note.words})
+        _put(states, self.keys[1], {words: stop for words, stop in outbox.items() if words != self.words})
         return [DONE, now]
 
 
@@ -293,20 +295,22 @@ def moved(transfer: Transfer) -> Steps:
         return sent
     now = rest[0]
     if status == DONE:
-        (status, *rest) = yield from carried(giver, note, now + KEPT, now)
+        (status, *rest) = yield from carried(giver, note, Overdue(note.words, now + KEPT), now)
     yield from _along(giver, overdue_of(sent), now)
     return [status, 2] if status in (NO_COUNTER, OVERFLOW) else [status]
 
 
-def carried(giver: Giver, note: Note, until: int, now: int) -> Steps:
+def carried(giver: Giver, note: Note, noted: Overdue, now: int) -> Steps:
     """Return (as the steps' result) what has become of a note that was read at `now`: the reply to its receiving.
+
+    `noted`: the note as it lies in the outbox.
 
     Raises `StoreUnavailable` where that is not known, or it could not be given back: the note stays then.
     """
-    (received,) = yield [Receive(note, until + LEASE + MARGIN, now + LEASE)]
+    (received,) = yield [Receive(note, noted.until + LEASE + MARGIN, now + LEASE)]
     if received[0] == LATE:
         raise StoreUnavailable("an amount on the way came too late to be added: do the clocks of the servers agree?")
-    (settled,) = yield [Settle(giver, note, gives_back=received[0] != DONE)]
+    (settled,) = yield [Settle(giver, note, noted.words, gives_back=received[0] != DONE)]
     if settled[0] != DONE:
         raise StoreUnavailable(f"an amount that {note.total} cannot take cannot be given back to {giver.total} either")
     try:
@@ -319,17 +323,17 @@ def carried(giver: Giver, note: Note, until: int, now: int) -> Steps:
 def _along(giver: Giver, overdue: Sequence[Overdue], now: int) -> Steps:
     """Carry on what others have left; where that cannot be done now, the next one tries."""
     try:
-        for note, until in read_all(giver.outbox, overdue):
-            yield from carried(giver, note, until, now)
+        for note, noted in read_all(giver.outbox, overdue):
+            yield from carried(giver, note, noted, now)
     except StoreUnavailable as error:
         logger.info("What is on the way from %s stays so for now: %s", giver.total, error)  # the sweep warns
 
 
-def read_all(outbox: str, overdue: Sequence[Overdue]) -> Iterator[tuple[Note, int]]:
-    """Yield notes, each with until when it is carried on; what is none is passed over."""
-    for words, until in overdue:
-        note = Note.read(words)
+def read_all(outbox: str, overdue: Sequence[Overdue]) -> Iterator[tuple[Note, Overdue]]:
+    """Yield notes, each with how it lies in the outbox; what is none is passed over."""
+    for noted in overdue:
+        note = Note.read(noted.words)
         if note is None:
-            logger.warning("What lies in %s is no note of an amount on the way: %r", outbox, words)
+            logger.warning("What lies in %s is no note of an amount on the way: %r", outbox, noted.words)
         else:
-            yield note, until
+            yield note, noted

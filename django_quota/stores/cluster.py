@@ -72,13 +72,22 @@ class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc]  # djan
     _guard: ClassVar[threading.Lock] = threading.Lock()
 
     def connect_to(self, urls: Iterable[str]) -> RedisCluster:
-        """Return the client of the cluster that these servers belong to."""
+        """Return the client of the cluster that these servers belong to.
+
+        It is made outside the lock: servers that hang hold up neither who asks for another cluster, nor one who asks
+        for theirs behind the other.
+        """
         urls = list(urls)
         place = ",".join(urls)
+        known = self._clusters.get(place)
+        if known is not None:
+            return known
+        made = self._made(urls)
         with self._guard:
-            if place not in self._clusters:
-                self._clusters[place] = self._made(urls)
-            return self._clusters[place]
+            kept = self._clusters.setdefault(place, made)
+        if kept is not made:
+            made.close()
+        return kept
 
     def _made(self, urls: list[str]) -> RedisCluster:
         given = {**self.make_connection_params(urls[0]), **self.pool_cls_kwargs, **self.redis_client_cls_kwargs}

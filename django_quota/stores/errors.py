@@ -21,7 +21,7 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
+from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable, without_secrets
 from django_quota.stores.connections import AllInUseError
 from django_quota.stores.wire import CutAtOnceError, has_answered, is_of_caller
 
@@ -90,7 +90,7 @@ def is_of_redis_py(error: BaseException) -> bool:
 
 
 def ours(error: BaseException) -> QuotaError:
-    """Return our error for one of redis-py or of the socket, which loses its frames: the password lies in them."""
+    """Return our error for one of redis-py or of the socket, which loses what may hold the password."""
     _without_frames(error)
     if isinstance(error, _OF_A_CLUSTER) or any(word in str(error) for word in ("CROSSSLOT", "MOVED ")):
         return ConfigurationError(
@@ -117,11 +117,25 @@ def _is_of_a_key(error: BaseException) -> bool:
     return isinstance(error, ResponseError) and any(word in str(error) for word in _OF_A_KEY)
 
 
-def _without_frames(error: BaseException | None) -> None:
-    """Take the tracebacks off an error and what it came from: reports of errors show what the frames hold."""
-    while error is not None:
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
+def _without_frames(error: BaseException) -> None:
+    """Take the tracebacks, and what of a text is a secret, off an error and all that it came from.
+
+    Reports of errors show what frames hold. What redis-py says may hold the client that it was said of, with its
+    password. The words of others are left alone: an error that the caller is about to handle may be among them.
+    """
+    left: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while left:
+        each = left.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        each.__traceback__ = None
+        if any(kind.__module__.partition(".")[0] == "redis" for kind in type(each).__mro__):
+            each.args = tuple(
+                part if part is None or isinstance(part, int) else without_secrets(str(part)) for part in each.args
+            )
+        left += [each.__cause__, each.__context__]
 
 
 def _is_not_permitted(error: BaseException) -> bool:

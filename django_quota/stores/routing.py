@@ -21,7 +21,13 @@ from django_quota.stores.slots import Address, SlotTable
 READ_WITHIN = 0.5
 """Seconds after which no further server is asked for the table, where those before did not answer."""
 
+LOOK_EVERY = 2.0
+"""Seconds after which it is looked whether what failed works by now, where no command goes there by itself."""
+
 Command = Sequence[str | int]
+
+LOOK: Command = ("EVAL", "return 1", 0)
+"""What is permitted to whoever decides, and says most: one that still loads its keys refuses it."""
 
 ASKING: Command = ("ASKING",)
 
@@ -73,19 +79,37 @@ class Router:
         self.table = table
         self._clock = clock
         self._moves = Moves(clock)
-        self._silent: set[Address] = set()
-        """Who has not done the last command that went there."""
+        self._silent: dict[Address, float] = {}
+        """Who has not answered the last command that went there, and when that was."""
+        self._unfit: set[Address] = set()
+        """Who has answered the last one by an error, which says nothing of when it will do one."""
         self._ownerless: set[int] = set()
         """Slots that a command was for, and that nobody had."""
+        self._next_look = 0.0
 
     @property
     def is_whole(self) -> bool:
         """Whether all that have slots have done what they were last asked."""
-        if not self._silent and not self._ownerless:
+        if not self._silent and not self._unfit and not self._ownerless:
             return True
-        self._silent &= self.table.known
+        for server in {*self._silent, *self._unfit} - self.table.known:
+            self._has_done(server)
         self._ownerless = {slot for slot in list(self._ownerless) if self.table.owner(slot) is None}
-        return self._silent.isdisjoint(self.table.primaries) and not self._ownerless
+        return not self._ownerless and not any(map(self._is_failing, self.table.primaries))
+
+    def _is_failing(self, server: Address) -> bool:
+        return server in self._silent or server in self._unfit
+
+    def _has_failed(self, server: Address, error: Exception) -> None:
+        self._has_done(server)
+        if isinstance(error, ResponseError):
+            self._unfit.add(server)
+        else:
+            self._silent[server] = self._clock()
+
+    def _has_done(self, server: Address) -> None:
+        self._silent.pop(server, None)
+        self._unfit.discard(server)
 
     # --- one command --------------------------------------------------------------------------------------------------
 
@@ -101,8 +125,8 @@ class Router:
             if refused is not None:
                 where = yield from self._follow(asked, attempt, (refused.by, ()), refused.error)
             return (yield from self._reached(asked, attempt, where))
-        except (RedisError, OSError):
-            self._silent.add(attempt.server)
+        except (RedisError, OSError) as error:
+            self._has_failed(attempt.server, error)
             raise
 
     def _reached(self, asked: Asked, attempt: Attempt, where: Where) -> Way:
@@ -122,8 +146,8 @@ class Router:
                 if not isinstance(reply, ResponseError):
                     if attempt.has_waited:
                         self._moves.goes_on(asked.slot)
-                    if self._silent:
-                        self._silent.discard(server)
+                    if self._silent or self._unfit:
+                        self._has_done(server)
                     return reply
                 where = yield from self._follow(asked, attempt, where, reply)
 
@@ -150,6 +174,8 @@ class Router:
 
     def server_of(self, slot: int) -> Way:
         """Return (as the way's result) who has a slot; raises redis-py's `ConnectionError` where nobody does."""
+        if self._silent or self._ownerless:
+            yield from self._look()
         if self.table.is_due:
             yield from self._refresh()
         server = self.table.owner(slot)
@@ -173,18 +199,41 @@ class Router:
             raise error
         return now
 
+    def _look(self) -> Way:
+        """Find out now and then whether what failed works by now: on a quiet site no command may go there for long.
+
+        Who has been replaced is in the table no longer once it is read anew; who is there again does a script, which
+        one that still loads its keys does not.
+        """
+        now = self._clock()
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_EVERY
+        self.table.doubt()
+        asked_at = {server: self._silent.get(server, now) for server in self.table.primaries}
+        server = min(asked_at, key=asked_at.__getitem__, default=None)
+        if server is None or now - asked_at[server] < LOOK_EVERY:
+            return
+        self._silent[server] = now  # others look after another one
+        try:
+            (reply,) = yield Trip(server, [LOOK])
+        except (RedisError, OSError):
+            return  # as before
+        if not isinstance(reply, ResponseError):
+            self._silent.pop(server, None)
+
     def _refresh(self) -> Way:
         """Read the table from the first server that has it."""
         self.table.begin_reading()
         error: Exception = RedisConnectionError("no server of the cluster is known")
         deadline = self._clock() + READ_WITHIN
-        for source in sorted(self.table.sources, key=self._silent.__contains__):
+        for source in sorted(self.table.sources, key=self._is_failing):
             if self._clock() >= deadline:  # several that hang: the next reading begins with the others
                 break
             try:
                 (reply,) = yield Trip(source, [("CLUSTER", "SLOTS")])
             except (RedisError, OSError) as failed:
-                self._silent.add(source)
+                self._has_failed(source, failed)
                 error = failed
                 continue
             if isinstance(reply, ResponseError):
@@ -210,15 +259,11 @@ class Router:
         """
         if len(asked) == 1:
             return [(yield from self.reach(asked[0]))]
-        by_server: dict[Address, list[int]] = {}
-        for number, one in enumerate(asked):
-            server = yield from self.server_of(one.slot)
-            by_server.setdefault(server, []).append(number)
-        found: dict[int, Any] = {}
-        for server, numbers in by_server.items():
-            found.update((yield from self._together(server, numbers, asked)))
         failed: dict[int, Exception] = {}
-        """Of each slot, why it is not asked again."""
+        """Of each slot, why it is not asked, or not again."""
+        found: dict[int, Any] = {}
+        for server, numbers in (yield from self._by_server(asked, failed)).items():
+            found.update((yield from self._together(server, numbers, asked)))
         for number, one in enumerate(asked):
             known = found.get(number)
             if isinstance(known, Exception):
@@ -232,6 +277,25 @@ class Router:
             raise next(iter(failed.values()))
         return [found[number] for number in range(len(asked))]
 
+    def _by_server(self, asked: Sequence[Asked], failed: dict[int, Exception]) -> Way:
+        """Return (as the way's result) the numbers of commands by who has their slot; add to `failed` what nobody has.
+
+        Raises the error where nobody has any.
+        """
+        found: dict[Address, list[int]] = {}
+        for number, one in enumerate(asked):
+            if one.slot in failed:
+                continue
+            try:
+                server = yield from self.server_of(one.slot)
+            except (RedisError, OSError) as error:
+                if not self.table.primaries:  # each would ask for the table again
+                    raise
+                failed[one.slot] = error
+            else:
+                found.setdefault(server, []).append(number)
+        return found
+
     def _together(self, server: Address, numbers: Sequence[int], asked: Sequence[Asked]) -> Way:
         """Return what a server makes of commands, by number: a reply, a refusal, or why nothing is known of it."""
         try:
@@ -240,8 +304,8 @@ class Router:
             return {}
         except (RedisError, OSError) as error:
             self.table.doubt()
-            self._silent.add(server)
+            self._has_failed(server, error)
             return dict.fromkeys(numbers, error)
-        self._silent.discard(server)
+        self._has_done(server)
         pairs = zip(numbers, replies, strict=True)
         return {n: _Refused(server, reply) if isinstance(reply, ResponseError) else reply for n, reply in pairs}

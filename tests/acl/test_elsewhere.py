@@ -126,6 +126,18 @@ class TestCluster:
         assert found == {name: set() for name in found}
         assert len(found) == len(steps) + 1
 
+    def test_a_server_that_gave_no_answer_is_looked_after(self, guarded: Cluster, settings: Any) -> None:
+        self.be(guarded, settings, "quota-web", *OF_CLUSTER)
+        assert once("event", "warm")
+        store: Any = get_limiter().store
+        router = store._router
+        for number, server in enumerate(router.table.primaries):
+            router._silent[server] = router._next_look = 0.0
+            assert not store.is_whole
+            once("event", f"{number}")
+            assert store.is_whole
+        assert self.denied(guarded) == set()
+
     def test_without_the_slots_nothing_is_found(self, guarded: Cluster, settings: Any) -> None:
         self.be(guarded, settings, "quota-web", "+asking", "+script|load")
         with pytest.raises(QuotaError):

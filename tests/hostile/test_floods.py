@@ -247,6 +247,7 @@ BOUNDS = {
     "stores/nodes.py _nodes": "servers of the Cluster",
     "stores/routing.py _ownerless": "slots, 16,384",
     "stores/routing.py _silent": "servers of the Cluster",
+    "stores/routing.py _unfit": "servers of the Cluster",
     "stores/slots.py _primaries": "servers of the Cluster",
     "tallies.py _pages": "MOST_PAGES",
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import pytest
@@ -12,6 +14,7 @@ from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException
 
+from django_quota.stores.cluster import ClusterConnectionFactory
 from tests.clusters import Cluster, running_cluster
 from tests.conftest import caches as caches_of
 from tests.conftest import cluster_caches, cluster_program
@@ -182,3 +185,57 @@ class TestWithoutAnyServer:
         assert (site.get("a"), site.get_many(["a"]), site.set("a", 1), site.add("a", 1)) == (None, {}, None, None)
         assert (site.set_many({"a": 1}), site.delete_pattern("*"), site.incr("a")) == (None,) * 3
         assert (site.delete_many(["a"]), site.delete("a"), site.has_key("a"), site.clear()) == (None,) * 4
+
+
+class TestMakingTheClient:
+    """Many threads want the client of a Cluster that nobody has reached yet."""
+
+    class Client:
+        def __init__(self) -> None:
+            self.closed = 0
+
+        def close(self) -> None:
+            self.closed += 1
+
+    PLACES = (["redis://hangs:1"], ["redis://hangs:1"], ["redis://hangs:1"], ["redis://lives:1"])
+
+    @pytest.fixture
+    def wanted(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], list[Any]]:
+        """Let four threads want one at once, of two places; making one goes on once all four are at it."""
+        all_at_it = threading.Barrier(len(self.PLACES), timeout=10)
+        factory: Any = ClusterConnectionFactory({})
+        monkeypatch.setattr(ClusterConnectionFactory, "_clusters", {})
+
+        def want(make: Callable[[], Any]) -> list[Any]:
+            def made(self: Any, urls: list[str]) -> Any:
+                all_at_it.wait()
+                return make()
+
+            monkeypatch.setattr(ClusterConnectionFactory, "_made", made)
+            with ThreadPoolExecutor(len(self.PLACES)) as threads:
+                return [each.exception() or each.result() for each in [
+                    threads.submit(factory.connect_to, place) for place in self.PLACES
+                ]]  # fmt: skip
+
+        return want
+
+    def test_servers_that_hang_hold_up_nobody_behind_another(self, wanted: Any) -> None:
+        def fails() -> None:
+            raise RedisConnectionError("hangs")
+
+        found = wanted(fails)
+        assert [str(error) for error in found] == ["hangs"] * 4
+
+    def test_the_first_one_is_for_all_and_the_others_are_closed(self, wanted: Any) -> None:
+        made: list[TestMakingTheClient.Client] = []
+
+        def makes() -> Any:
+            made.append(self.Client())
+            return made[-1]
+
+        *same, other = wanted(makes)
+        assert same == [same[0]] * 3
+        assert other is not same[0]
+        assert sorted(client.closed for client in made) == [0, 0, 1, 1]
+        assert (same[0].closed, other.closed) == (0, 0)
+        assert ClusterConnectionFactory({}).connect_to(self.PLACES[0]) is same[0]

@@ -24,7 +24,7 @@ from django_quota.operations.base import Script
 from django_quota.stores.attempts import FORGOTTEN_AFTER, MOST_HOPS, PATIENCE
 from django_quota.stores.breaker import Breaker
 from django_quota.stores.nodes import SPARE, Nodes
-from django_quota.stores.routing import Asked, NotSentError, Pause, Router, Trip
+from django_quota.stores.routing import LOOK_EVERY, Asked, NotSentError, Pause, Router, Trip
 from django_quota.stores.slots import Address, SlotTable, slot_of
 
 A, B, C = (Address("10.0.0.1", port) for port in (1, 2, 3))
@@ -42,6 +42,7 @@ class Servers:
     def __init__(self, *answers: Any, slots: Any = HALVES) -> None:
         self.answers = list(answers)
         self.slots = slots
+        self.look: Any = 1
         self.now = 100.0
         self.sent: list[tuple[Address, str]] = []
         self.table = SlotTable([A], clock=lambda: self.now)
@@ -70,6 +71,8 @@ class Servers:
         self.sent.append((at, str(command[0])))
         if command[0] == "CLUSTER":
             answer = self.slots
+        elif command[0] == "EVAL":
+            answer = self.look
         elif command[0] in ("ASKING", "SCRIPT"):
             answer = "OK"
         else:
@@ -344,6 +347,110 @@ class TestOddServers:
         with pytest.raises(RedisTimeoutError):
             servers(servers.router.reach_all([ASKED, ASKED._replace(slot=9_000)]))
         assert servers.hits == [A, B]
+
+    def test_a_slot_that_nobody_has_holds_up_no_other(self) -> None:
+        servers = Servers(1, 2, slots=[[0, 99, HALVES[0][2]], HALVES[1]])
+        with pytest.raises(RedisConnectionError, match="slot 5000"):
+            servers(servers.router.reach_all([ASKED._replace(slot=slot) for slot in (5_000, 5, 5_000, 9_000)]))
+        assert servers.hits == [A, B]
+        assert not servers.is_whole()
+
+    def test_where_no_slot_has_a_server_the_table_is_asked_for_once(self) -> None:
+        servers = Servers(slots=ResponseError("ERR This instance has cluster support disabled"))
+        with pytest.raises(ResponseError, match="disabled"):
+            servers(servers.router.reach_all([ASKED._replace(slot=slot) for slot in range(50)]))
+        assert servers.sent == [(A, "CLUSTER")]
+
+
+class TestAQuietSite:
+    """What has failed is found to work again, though no command goes there any more."""
+
+    @staticmethod
+    def failed(error: Exception, *answers: Any) -> Servers:
+        """Return servers of which B has failed a command."""
+        servers = Servers(0, error, *answers)
+        for slot in (5, 9_000):
+            try:
+                servers(servers.router.reach(ASKED._replace(slot=slot)))
+            except (RedisError, OSError):
+                servers.sent.clear()
+        assert not servers.is_whole()
+        return servers
+
+    @pytest.mark.parametrize(
+        "look",
+        [RedisTimeoutError("no answer"), NotSentError("it is loading its keys"), ResponseError("MASTERDOWN Link down")],
+    )
+    def test_one_that_gave_no_answer_is_asked_now_and_then_until_it_does(self, look: Exception) -> None:
+        servers = self.failed(RedisTimeoutError("no answer"), *[0] * 200)
+        servers.look = look
+        for _ in range(100):
+            servers.now += 0.1
+            servers(servers.router.reach(ASKED))
+            assert not servers.is_whole()
+        assert 3 <= self.looks(servers) <= 10 / LOOK_EVERY
+        servers.look = 1
+        servers.now += LOOK_EVERY
+        servers(servers.router.reach(ASKED))
+        assert servers.is_whole()
+        before = self.looks(servers)
+        servers.now += 10 * LOOK_EVERY
+        servers(servers.router.reach(ASKED))
+        assert self.looks(servers) == before
+
+    @staticmethod
+    def looks(servers: Servers) -> int:
+        found = [at for at, word in servers.sent if word == "EVAL"]
+        assert set(found) <= {B}
+        return len(found)
+
+    def test_one_that_another_has_replaced_is_missed_no_more(self) -> None:
+        servers = self.failed(RedisTimeoutError("no answer"), 0, 0)
+        servers.look = RedisTimeoutError("no answer")
+        servers.now += LOOK_EVERY / 2
+        servers(servers.router.reach(ASKED))
+        servers.slots = [HALVES[0], [8192, 16383, ["10.0.0.1", 3, "id"]]]  # nobody's command finds that out
+        servers.now += LOOK_EVERY
+        servers(servers.router.reach(ASKED))
+        assert servers.is_whole()
+
+    def test_a_slot_that_somebody_has_again_is_missed_no_more(self) -> None:
+        servers = Servers(*[0] * 9, slots=HALVES[:1])
+        with pytest.raises(RedisConnectionError, match="slot 9000"):
+            servers(servers.router.reach(ASKED._replace(slot=9_000)))
+        servers.now += 1
+        servers(servers.router.reach(ASKED))  # the table is read, and nobody has it yet
+        servers.slots = HALVES
+        assert not servers.is_whole()
+        servers.now += LOOK_EVERY
+        servers(servers.router.reach(ASKED))
+        assert servers.is_whole()
+
+    @pytest.mark.parametrize("error", [ResponseError("OOM command not allowed"), ClusterDownError("down")])
+    def test_one_that_answered_by_an_error_is_back_when_it_does_a_command(self, error: Exception) -> None:
+        servers = self.failed(error, *[0] * 4)
+        for _ in range(3):
+            servers.now += LOOK_EVERY
+            servers(servers.router.reach(ASKED))
+        assert not servers.is_whole()
+        servers(servers.router.reach(ASKED._replace(slot=9_000)))
+        assert servers.is_whole()
+
+    def test_of_several_one_at_a_time_is_asked_that_was_not_for_longest(self) -> None:
+        error = RedisTimeoutError("no answer")
+        slots = [[0, 99, HALVES[0][2]], [100, 8191, ["10.0.0.1", 3, "id"]], HALVES[1]]
+        servers = Servers(error, error, *[0] * 9, slots=slots)
+        servers.look = error
+        for slot in (100, 9_000):
+            with pytest.raises(RedisTimeoutError):
+                servers(servers.router.reach(ASKED._replace(slot=slot)))
+            servers.now += 0.5
+        servers(servers.router.reach(ASKED))
+        for _ in range(2):
+            servers.now += LOOK_EVERY
+            for _ in range(3):
+                servers(servers.router.reach(ASKED))
+        assert [at for at, word in servers.sent if word == "EVAL"] == [C, B]
 
 
 class TestNodes:
