@@ -73,9 +73,9 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     take, knock = SyncConnections.take, ClusterStore._atrip
 
-    def taking(connections: SyncConnections, seconds: float | None = None) -> Any:
+    def taking(connections: SyncConnections, *options: Any, **named: Any) -> Any:
         found.append(1)
-        return take(connections, seconds)
+        return take(connections, *options, **named)
 
     async def atrip(store: ClusterStore, node: Any, commands: Any) -> Any:
         if node.breaker.is_shut():
