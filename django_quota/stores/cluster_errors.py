@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any
 
 from redis import RedisError
@@ -12,19 +13,38 @@ from redis.exceptions import AskError
 from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
 from django_quota.operations.base import Operation
 from django_quota.stores.errors import ours
-from django_quota.stores.wire import out_of_step
+from django_quota.stores.wire import is_of_caller, out_of_step
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Let errors of redis-py leave the block as ours."""
+    """Let what redis-py raises leave the block as ours, as `errors.translated` does."""
     try:
         yield
-    except (RedisError, OSError) as error:
+    except BaseException as error:
+        if is_of_caller(error):
+            raise
         raise ours_of_cluster(error) from error
 
 
-def ours_of_cluster(error: Exception) -> QuotaError:
+@contextmanager
+def translated_around_caller() -> Iterator[None]:
+    """Let what redis-py raises leave the block as ours, but nothing that is of who does things in it."""
+    try:
+        yield
+    except BaseException as error:
+        if is_of_caller(error) or not (isinstance(error, (RedisError, OSError)) or _was_in_redis_py(error)):
+            raise
+        raise ours_of_cluster(error) from error
+
+
+def _was_in_redis_py(error: BaseException) -> bool:
+    """Say whether code of redis-py had a part in an error: its parsers raise whatever they stumble over."""
+    frames = (frame for frame, _ in walk_tb(error.__traceback__))
+    return any(frame.f_globals.get("__name__", "").partition(".")[0] == "redis" for frame in frames)
+
+
+def ours_of_cluster(error: BaseException) -> QuotaError:
     """Return our error for one of redis-py or of the socket."""
     if isinstance(error, AskError):  # and MOVED: of a plain command, which is not sent on
         return StoreUnavailable(f"a slot is on the move: {error}")

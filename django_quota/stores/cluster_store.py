@@ -21,8 +21,8 @@ from django_quota.operations.spread import spread
 from django_quota.stores.aliases import alias_problem
 from django_quota.stores.breaker import FREELY
 from django_quota.stores.cluster import is_cluster, remap_of, seeds
-from django_quota.stores.cluster_errands import SYSTEM_SLOT, ClusterErrands, Twins
-from django_quota.stores.cluster_errors import check_replies, translated
+from django_quota.stores.cluster_errands import SYSTEM_SLOT, SYSTEM_TAG, ClusterErrands, Twins
+from django_quota.stores.cluster_errors import check_replies, translated, translated_around_caller
 from django_quota.stores.connections import AllInUseError
 from django_quota.stores.errands import Errand, Taken, ahear, along, hear
 from django_quota.stores.nodes import AllBreakers, Node, Nodes
@@ -294,8 +294,8 @@ class ClusterStore(RedisStore):
     @contextmanager
     def commands(self, server: Server = None) -> Iterator[Redis]:
         """Lend a client of one server for plain commands; None: that of the system's keys."""
-        with translated():
-            at = self._drive(self._router.server_of(SYSTEM_SLOT)) if server is None else server
+        with translated_around_caller():
+            at = self.server_of(SYSTEM_TAG) if server is None else server
             try:
                 with self._nodes[at].commands() as client:
                     yield client
