@@ -280,3 +280,20 @@ class TestTimeouts:
         connection = store._connections.take()
         assert (connection.socket_timeout, connection.socket_connect_timeout) == (ANSWER_WITHIN, ANSWER_WITHIN)
         store._connections.give_back(connection)
+
+
+@both
+def test_an_error_that_the_caller_is_handling_keeps_its_frames(kind: str, mute: Mute) -> None:
+    def look_up() -> None:
+        raise KeyError("the caller's")
+
+    def handle() -> None:
+        try:
+            look_up()
+        except KeyError:
+            assert ask(kind)[0].degraded
+            raise
+
+    with pytest.raises(KeyError) as found:
+        handle()
+    assert "look_up" in [entry.name for entry in found.traceback]

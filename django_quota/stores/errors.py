@@ -121,21 +121,38 @@ def _without_frames(error: BaseException) -> None:
     """Take the tracebacks, and what of a text is a secret, off an error and all that it came from.
 
     Reports of errors show what frames hold. What redis-py says may hold the client that it was said of, with its
-    password. The words of others are left alone: an error that the caller is about to handle may be among them.
+    password. An error that the caller is about to handle, which may be among them, is left alone.
     """
     left: list[BaseException | None] = [error]
     seen: set[int] = set()
     while left:
         each = left.pop()
-        if each is None or id(each) in seen:
+        if each is None or id(each) in seen or (each is not error and _is_of_the_caller(each)):
             continue
         seen.add(id(each))
         each.__traceback__ = None
-        if any(kind.__module__.partition(".")[0] == "redis" for kind in type(each).__mro__):
+        if _is_a_kind_of_redis_py(each):
             each.args = tuple(
                 part if part is None or isinstance(part, int) else without_secrets(str(part)) for part in each.args
             )
         left += [each.__cause__, each.__context__]
+
+
+def _is_a_kind_of_redis_py(error: BaseException) -> bool:
+    return any(kind.__module__.partition(".")[0] == "redis" for kind in type(error).__mro__)
+
+
+_OF_THE_CALL = frozenset({"django_quota", "redis", "django_redis", "asyncio", "async_timeout", "socket", "ssl"})
+"""Packages that an error has come from which was raised within a call."""
+
+
+def _is_of_the_caller(error: BaseException) -> bool:
+    """Say whether an error was there before the call, by who has caught it."""
+    if _is_a_kind_of_redis_py(error):
+        return False
+    caught = error.__traceback__
+    module = "" if caught is None else str(caught.tb_frame.f_globals.get("__name__", ""))
+    return caught is not None and module.partition(".")[0] not in _OF_THE_CALL
 
 
 def _is_not_permitted(error: BaseException) -> bool:
