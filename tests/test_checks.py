@@ -62,7 +62,7 @@ def test_no_setting_at_all_has_no_findings() -> None:
         assert run_checks(tags=["django_quota"]) == []
 
 
-@pytest.mark.parametrize("client", ["DefaultClient", "SentinelClient", "HerdClient"])
+@pytest.mark.parametrize("client", ["DefaultClient", "HerdClient"])
 def test_the_clients_that_can_run_scripts_have_no_findings(client: str) -> None:
     options = {"CLIENT_CLASS": f"django_redis.client.{client}", **TIMEOUTS}
     assert ids(caches={"default": {**REDIS, "OPTIONS": options}}) == []
@@ -216,6 +216,27 @@ def test_e012_a_bare_decorator_has_taken_its_view_for_a_rate(settings: Any) -> N
     assert [str(message.id) for message in found] == ["django_quota.E012"] * 2
     assert ["by_function" in found[0].msg, "ByMethod.get" in found[1].msg] == [True, True]
     assert found[0].hint == "Write it with a rate: @quota('10/m')."
+
+
+FACTORY = "django_redis.pool.SentinelConnectionFactory"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ["no CONNECTION_FACTORY and no SENTINELS"]), ({"SENTINELS": [("a", 1)]}, ["no CONNECTION_FACTORY."]),
+        ({"CONNECTION_FACTORY": FACTORY}, ["no SENTINELS"]),
+        ({"CONNECTION_FACTORY": FACTORY, "SENTINELS": [("a", 1)]}, []),
+    ],
+)  # fmt: skip
+def test_e004_an_alias_behind_sentinel_lacks_what_its_client_needs(
+    options: dict[str, Any], expected: list[str]
+) -> None:
+    client = {"CLIENT_CLASS": "django_redis.client.SentinelClient"}
+    found = findings({}, {"default": {**REDIS, "OPTIONS": {**TIMEOUTS, **client, **options}}})
+    assert len(found) == len(expected)
+    assert all(words in message.msg for words, message in zip(expected, found, strict=True))
+    assert all(message.id == "django_quota.E004" for message in found)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,16 @@ What is said of an alias holds no password: a LOCATION often does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 from django.conf import settings
 from django.core.cache import InvalidCacheBackendError
+from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 from django_redis import get_redis_connection
 from django_redis.cache import RedisCache
-from django_redis.client import ShardClient
+from django_redis.client import SentinelClient, ShardClient
 from redis import Redis
 
 from django_quota.exceptions import ConfigurationError, did_you_mean
@@ -54,13 +56,14 @@ def alias_problem(alias: str) -> AliasProblem | None:
     except ValueError as error:
         return AliasProblem("E004", f"The LOCATION of {place} is no Redis URL: {error}.", QUOTE_HINT)
     options = config.get("OPTIONS") or {}
-    return _client_problem(place, options.get("CLIENT_CLASS", "django_redis.client.DefaultClient"), config["LOCATION"])
+    return _client_problem(place, options, config["LOCATION"])
 
 
 _SCHEMES = ("redis://", "rediss://", "unix://")
 
 
-def _client_problem(place: str, path: str, location: object) -> AliasProblem | None:
+def _client_problem(place: str, options: Mapping[str, Any], location: object) -> AliasProblem | None:
+    path = options.get("CLIENT_CLASS", "django_redis.client.DefaultClient")
     try:
         client = import_string(path)
     except (ImportError, AttributeError, ValueError) as error:
@@ -73,9 +76,24 @@ def _client_problem(place: str, path: str, location: object) -> AliasProblem | N
             f"{place} uses the ShardClient, which spreads keys over servers by itself: a script has no single home.",
             "Use an alias with the DefaultClient, the SentinelClient or the ClusterClient.",
         )
+    if issubclass(client, SentinelClient) and (missing := _missing_for_sentinel(options)):
+        return AliasProblem(
+            "E004", f"{place} uses the SentinelClient, but sets no {' and no '.join(missing)}.", _SENTINEL_HINT
+        )
     words = location_problem(location) if issubclass(client, ClusterClient) else None
     return AliasProblem("E004", f"The LOCATION of {place} is no Cluster: {words}.", CLUSTER_HINT) if words else None
 
+
+def _missing_for_sentinel(options: Mapping[str, Any]) -> list[str]:
+    of_all = getattr(settings, "DJANGO_REDIS_CONNECTION_FACTORY", None)  # of django-redis, for every alias
+    given = {"CONNECTION_FACTORY": options.get("CONNECTION_FACTORY", of_all), "SENTINELS": options.get("SENTINELS")}
+    return [name for name, value in given.items() if not value]
+
+
+_SENTINEL_HINT = (
+    '"CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory" and "SENTINELS": [("10.0.0.1", 26379)] among '
+    "its OPTIONS would do."
+)
 
 _USE_DJANGO_REDIS = (
     'Set its BACKEND to "django_redis.cache.RedisCache" and its LOCATION to a Redis URL, such as '
@@ -95,7 +113,7 @@ def sync_client(alias: str) -> Redis:
         raise ConfigurationError(problem.message, problem.hint)
     try:
         return cast("Redis", get_redis_connection(alias, write=True))
-    except (NotImplementedError, InvalidCacheBackendError) as error:
+    except (NotImplementedError, InvalidCacheBackendError, ImproperlyConfigured) as error:
         raise ConfigurationError(f'CACHES["{alias}"] cannot be used: {error}.', _USE_DJANGO_REDIS) from error
 
 
