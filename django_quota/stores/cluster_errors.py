@@ -2,46 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from traceback import walk_tb
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from redis import RedisError
 from redis.exceptions import AskError
 
 from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
 from django_quota.operations.base import Operation
-from django_quota.stores.errors import ours
-from django_quota.stores.wire import is_of_caller, out_of_step
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """Let what redis-py raises leave the block as ours, as `errors.translated` does."""
-    try:
-        yield
-    except BaseException as error:
-        if is_of_caller(error):
-            raise
-        raise ours_of_cluster(error) from error
-
-
-@contextmanager
-def translated_around_caller() -> Iterator[None]:
-    """Let what redis-py raises leave the block as ours, but nothing that is of who does things in it."""
-    try:
-        yield
-    except BaseException as error:
-        if is_of_caller(error) or not (isinstance(error, (RedisError, OSError)) or _was_in_redis_py(error)):
-            raise
-        raise ours_of_cluster(error) from error
-
-
-def _was_in_redis_py(error: BaseException) -> bool:
-    """Say whether code of redis-py had a part in an error: its parsers raise whatever they stumble over."""
-    frames = (frame for frame, _ in walk_tb(error.__traceback__))
-    return any(frame.f_globals.get("__name__", "").partition(".")[0] == "redis" for frame in frames)
+from django_quota.stores import errors
+from django_quota.stores.wire import out_of_step
 
 
 def ours_of_cluster(error: BaseException) -> QuotaError:
@@ -53,7 +23,14 @@ def ours_of_cluster(error: BaseException) -> QuotaError:
             "What is asked lies in several slots of a Redis Cluster, and is done in one of them or not at all.",
             "Keys with the same part in braces lie in one slot.",
         )
-    return ours(error)
+    return errors.ours(error)
+
+
+translated = partial(errors.translated, ours_of_cluster)
+"""`errors.translated`, for what a Cluster says."""
+
+translated_around_caller = partial(errors.translated, ours_of_cluster, is_theirs=errors.is_of_redis_py)
+"""The same around a block of which a part is the caller's."""
 
 
 def check_replies(operations: Sequence[Operation], replies: Sequence[Any]) -> None:

@@ -5,8 +5,9 @@ It must not know what was asked, nor of whom.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any
 
 from redis.exceptions import (
@@ -27,17 +28,6 @@ from django_quota.stores.wire import CutAtOnceError, has_answered, is_of_caller
 
 _OF_A_CLUSTER = (ClusterCrossSlotError, AskError)  # MOVED is an AskError of redis-py
 """What a server of a Cluster says to a client that knows of none; by their names before redis-py 6."""
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """Let what redis-py raises leave the block as ours."""
-    try:
-        yield
-    except BaseException as error:
-        if is_of_caller(error):
-            raise
-        raise ours(error) from error
 
 
 def is_read_only(error: ResponseError) -> bool:
@@ -80,13 +70,12 @@ def raise_cut_at_once(error: BaseException, connection: Any = None) -> None:
 
 def is_of_redis_py(error: BaseException) -> bool:
     """Say whether redis-py raised an error, or stumbled over what a server said; and not who used its client."""
+    if is_of_caller(error):
+        return False
     if isinstance(error, (RedisError, OSError)):
         return True
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
-    module = "" if at is None else at.tb_frame.f_globals.get("__name__", "")
-    return isinstance(error, Exception) and str(module).startswith("redis.")
+    frames = (frame for frame, _ in walk_tb(error.__traceback__))
+    return any(frame.f_globals.get("__name__", "").partition(".")[0] == "redis" for frame in frames)
 
 
 def ours(error: BaseException) -> QuotaError:
@@ -115,6 +104,22 @@ _OF_A_KEY = (
 
 def _is_of_a_key(error: BaseException) -> bool:
     return isinstance(error, ResponseError) and any(word in str(error) for word in _OF_A_KEY)
+
+
+@contextmanager
+def translated(
+    into: Callable[[BaseException], QuotaError] = ours, *, is_theirs: Callable[[BaseException], bool] | None = None
+) -> Iterator[None]:
+    """Let what redis-py raises leave the block as ours.
+
+    `is_theirs`: says which errors are redis-py's, where a part of the block is the caller's.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if is_of_caller(error) or not (is_theirs is None or is_theirs(error)):
+            raise
+        raise into(error) from error
 
 
 def _without_frames(error: BaseException) -> None:

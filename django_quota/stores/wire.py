@@ -24,10 +24,8 @@ FOR_COMMAND: tuple[str, ...] = ("EVALSHA",) if _WANTS_COMMAND else ()
 
 def _without_notices() -> Mapping[str, Any]:
     option = "maint_notifications_config"
-    if (
-        option not in inspect.signature(aioredis.ConnectionPool.__init__).parameters
-    ):  # an older redis-py: there are none
-        return {}
+    if option not in inspect.signature(aioredis.ConnectionPool.__init__).parameters:
+        return {}  # an older redis-py: there are none
     return {option: import_module("redis.maint_notifications").MaintNotificationsConfig(enabled=False)}
 
 
