@@ -7,7 +7,6 @@ wait.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from functools import partial
 
@@ -130,10 +129,6 @@ class Limiter:
             announcements.append((SIGNALS[what], {"rule": hit.rule, "subject": hit.subject, "decision": decision}))
         return announcements
 
-    def forget_parent(self) -> None:
-        """Go on in a forked process: a lock that another thread held at the fork would never come free."""
-        self.outages.forget_parent()
-
     def _degraded(self, plan: Plan, mode: str) -> Decision:
         """Decide without the store."""
         default = conf.on_unavailable
@@ -205,13 +200,6 @@ def _forget(*, setting: str, **_: object) -> None:
         _limiters.clear()
 
 
-def _after_fork() -> None:
-    for limiter in list(_limiters.values()):
-        limiter.forget_parent()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 setting_changed.connect(_forget, dispatch_uid="django_quota.limiter")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from django_quota.exceptions import StoreUnavailable
+from django_quota.forks import begins_anew_in_children
 from django_quota.signals import Announcement, store_back, store_lost
 
 logger = logging.getLogger("django_quota")
@@ -26,7 +27,7 @@ class Outages:
     `is_whole`: says whether all of its servers answer, as far as is known: while others do, one may still be gone.
     """
 
-    __slots__ = ("_began", "_changing", "_clock", "_failed", "_is_whole", "_only_writes", "is_on")
+    __slots__ = ("__weakref__", "_began", "_changing", "_clock", "_failed", "_is_whole", "_only_writes", "is_on")
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, is_whole: Callable[[], bool] = lambda: True
@@ -34,6 +35,7 @@ class Outages:
         self._clock = clock
         self._is_whole = is_whole
         self.forget_parent()
+        begins_anew_in_children(self)
         self._began = 0.0
         self._failed = 0.0
         """When it failed last."""

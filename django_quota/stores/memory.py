@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 import time
 import weakref
@@ -23,6 +22,7 @@ from typing import Any
 
 from django_quota.clock import SECOND
 from django_quota.exceptions import StoreFull
+from django_quota.forks import begins_anew_in_children
 from django_quota.operations.base import DictStates, Operation
 from django_quota.operations.leases import Ring
 
@@ -142,7 +142,7 @@ class MemoryStore:
         self._stop = threading.Event()
         self._listeners: dict[str, Callable[[], object]] = {}
         """What wakes the one who waits at a bell."""
-        _stores.add(self)
+        begins_anew_in_children(self)
 
     def run(self, operation: Operation, now: int | None = None) -> Any:
         """Do an operation; see `Store.run`."""
@@ -254,7 +254,7 @@ class MemoryStore:
     def _shard(self, key: str) -> _Shard:
         return self._shards[zlib.crc32(key.encode()) % len(self._shards)]
 
-    def _forget_parent(self) -> None:
+    def forget_parent(self) -> None:
         """Begin anew in a forked worker: a lock that another thread held at the fork would never come free."""
         self._shards = [_Shard() for _ in self._shards]
         self._starting = threading.Lock()
@@ -280,18 +280,6 @@ class MemoryStore:
         )
         sweeper.start()
         return sweeper
-
-
-_stores: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for store in list(_stores):
-        store._forget_parent()  # noqa: SLF001 — of the same module
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _sweep_rounds(store_ref: weakref.ref[MemoryStore], stop: threading.Event, every: float) -> None:
