@@ -19,6 +19,7 @@ from django_quota.stores.breaker import FAILURES, Breaker
 from django_quota.testing import RedisServer, running_redis
 from tests.clusters import Cluster
 from tests.conftest import caches
+from tests.failures.sockets import Listener
 from tests.failures.test_interrupted import forks, in_child
 from tests.stores.test_sentinel import behind, sentinel_port
 from tests.test_outages import FULL, Clock, Mute, ask, both, clock, heard, mute, with_clock
@@ -29,39 +30,23 @@ __all__ = ["clock", "mute", "sentinel_port"]
 class NothingBehind:
     """Takes connections and closes them at once, or after the first words; counts them."""
 
-    def __init__(self, path: Path, *, hears: bool) -> None:
-        self.url = f"unix://{path}"
+    def __init__(self, *, hears: bool) -> None:
         self.met = 0
         self._hears = hears
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
-        self._listener.listen(64)
-        threading.Thread(target=self._accept, daemon=True).start()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            self.met += 1
-            if self._hears:
-                connection.recv(1)
-            connection.close()
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+    def serve(self, connection: socket.socket) -> None:
+        self.met += 1
+        if self._hears:
+            connection.recv(1)
 
 
 @pytest.fixture(params=[False, True], ids=["at once", "after the first words"])
-def nothing_behind(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, settings: Any
-) -> Iterator[NothingBehind]:
-    proxy = NothingBehind(tmp_path_factory.mktemp("p") / "s", hears=request.param)
-    settings.CACHES = caches(RedisServer(proxy.url, 0, Path()))
+def nothing_behind(request: pytest.FixtureRequest, settings: Any) -> Iterator[NothingBehind]:
+    proxy = NothingBehind(hears=request.param)
+    listener = Listener(proxy.serve)
+    settings.CACHES = caches(RedisServer(f"redis://127.0.0.1:{listener.port}/0", 0, Path()))
     yield proxy
-    proxy.close()
+    listener.close()
 
 
 @both
