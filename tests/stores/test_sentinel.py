@@ -61,7 +61,7 @@ def sentinel_port(redis_server: RedisServer, tmp_path: Path) -> Iterator[int]:
 
 
 def test_an_alias_behind_sentinel_limits_sync_and_async(sentinel_port: int, settings: Any) -> None:
-    settings.CACHES = {"default": behind(sentinel_port)}
+    settings.CACHES = {"default": behind(sentinel_port, **PATIENT)}
 
     async def race() -> int:
         return sum(map(bool, await asyncio.gather(*(acheck("50/m", "ip:192.0.2.1") for _ in range(60)))))
