@@ -16,7 +16,21 @@ from typing import Any
 import redis
 from django.core.management import call_command
 
-from django_quota import QuotaError, acheck, check, counter, once, peek, refund, reserve, reset, sizes, slot
+from django_quota import (
+    QuotaError,
+    acheck,
+    check,
+    counter,
+    once,
+    overrides,
+    peek,
+    publishing,
+    refund,
+    reserve,
+    reset,
+    sizes,
+    slot,
+)
 from django_quota.clock import SECOND
 from django_quota.events import BEGINNING, EventGroup, EventStream
 from django_quota.feeds import feed_of
@@ -182,6 +196,17 @@ def own_usage() -> None:
     usage(WHO)
 
 
+def overrides_that_were_lost() -> None:
+    override, _ = QuotaOverride.objects.get_or_create(subject=WHO, rule="*", mode="blocked")
+    store = redis_store()
+    for server, marker in overrides._markers(store, "quota"):
+        with store.commands(server) as client:
+            client.delete(marker)
+    publishing._republish_if_lost()
+    assert overrides.is_marked(store, "quota")
+    override.delete()
+
+
 WEB: tuple[Callable[[], None], ...] = (
     limits,
     limits_async,
@@ -194,6 +219,7 @@ WEB: tuple[Callable[[], None], ...] = (
     tallies,
     seen_before,
     own_usage,
+    overrides_that_were_lost,
 )
 
 
