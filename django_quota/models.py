@@ -244,8 +244,8 @@ class Overview(QuotaOverride):
 class OverrideOutbox(models.Model):
     """A subject whose overrides have changed: written with the change, gone when Redis knows.
 
-    What is left here was saved while Redis was away, or by a process that ended too soon; it is published with the
-    next change, and by `quota_sync`.
+    What is left here was saved while Redis was away, or by a process that ended too soon; who publishes it then stands
+    in `republishing`.
     """
 
     subject = models.CharField(max_length=500)

@@ -1,39 +1,33 @@
-"""From the tables to Redis: overrides are published when they change, and again when Redis has lost them.
-
-A change notes its subject in the outbox within its own transaction, and publishes what the outbox holds once it is
-committed. Where Redis does not answer, or the process ends in between, the note is left, and this process's retries,
-the next change or the next `quota_sync` publish it.
+"""From the tables to Redis: some overrides, what the outbox holds, or all of them.
 
 Publishing is: read the rows of some subjects, tell Redis, and read them again, until they have not changed meanwhile.
 So whoever publishes last has told Redis what the rows say, however many do it at once; nobody waits for anybody.
 
-It must not know how overrides are written in Redis, nor how they are decided.
+When it is done by itself stands in `republishing`. It must not know how overrides are written in Redis, nor how they
+are decided.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime, timedelta
-from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
-from django.db import DatabaseError, connections, router, transaction
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, router
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Length
-from django.db.models.signals import post_delete, post_save, pre_save
 from django.utils import timezone
 
 from django_quota import overrides
-from django_quota.background import in_background
 from django_quota.clock import frozen_now
 from django_quota.conf import current
-from django_quota.exceptions import ConfigurationError, QuotaError, RateError
+from django_quota.exceptions import ConfigurationError, RateError
 from django_quota.keys import read
 from django_quota.limiter import get_limiter
-from django_quota.models import OverrideOutbox, QuotaOverride, overrides_changed
-from django_quota.overrides import Override, holders, locked, publication, run_all, standing_key
+from django_quota.models import OverrideOutbox, QuotaOverride
+from django_quota.overrides import Override, holders, publication, run_all, standing_key
 from django_quota.rates import parse_rates
 from django_quota.stores.redis import RedisStore
 from django_quota.stores.walking import Walk
@@ -45,15 +39,6 @@ BATCH = 500
 
 LONG_AGO = timedelta(hours=1)
 """How long after its end an override is no longer looked at; up to then Redis' clock says whether it has ended."""
-
-FIRST_RETRY, LAST_RETRY = 1.0, 60.0
-"""Seconds between two retries of what could not be published: twice as many each time."""
-
-RETRIES, REPUBLISHING = "django-quota-retries", "django-quota-republishing"
-"""The names of the threads."""
-
-QUIET_AFTER_FAILURE = 30.0
-"""Seconds after which a process looks again for lost overrides, where it could not publish them."""
 
 MOST_LOSSES = 3
 """How often in a row Redis may lose its memory while all is published, before it is left alone."""
@@ -100,6 +85,20 @@ def publish_pending(using: str) -> int:
         outbox.filter(pk__in=notes).delete()
         published += len(notes)
     return published
+
+
+def how_many_wait(using: str, most: int | None = None) -> int:
+    """Return how many changes of overrides were saved that Redis has not been told of; it counts up to `most`."""
+    return OverrideOutbox.objects.using(using).order_by()[:most].count()
+
+
+def has_tables(using: str) -> bool:
+    """Say whether the tables of overrides are there; a site without a database has none."""
+    wanted = {model._meta.db_table for model in (QuotaOverride, OverrideOutbox)}
+    try:
+        return wanted <= set(connections[using].introspection.table_names())
+    except ImproperlyConfigured:
+        return False
 
 
 def is_pending(subject: str, using: str) -> bool:
@@ -247,104 +246,3 @@ def _told_apart(prefix: str, keys: Collection[str]) -> tuple[set[str], set[str]]
 def _digested_keys(prefix: str, using: str) -> dict[str, str]:
     rows = _not_ended(using).alias(length=Length("subject")).filter(length__gte=_SHORTEST_DIGESTED)
     return {standing_key(prefix, name): name for name in rows.values_list("subject", flat=True)}
-
-
-# --- by itself --------------------------------------------------------------------------------------------------------
-
-
-def connect() -> None:
-    """Publish what changes from now on, and what Redis turns out to have lost."""
-    pre_save.connect(_before_save, QuotaOverride, dispatch_uid="django_quota.publishing")
-    post_save.connect(_changed, QuotaOverride, dispatch_uid="django_quota.publishing")
-    post_delete.connect(_changed, QuotaOverride, dispatch_uid="django_quota.publishing")
-    overrides_changed.connect(_many_changed, QuotaOverride, dispatch_uid="django_quota.publishing")
-    overrides.on_lost = republish_if_lost
-
-
-def _before_save(instance: QuotaOverride, using: str, **_: Any) -> None:
-    """Note whom a row was about, if it is about somebody else now."""
-    if instance.pk is not None:
-        rows = QuotaOverride.objects.using(using).filter(pk=instance.pk).exclude(subject=instance.subject)
-        _note(set(rows.values_list("subject", flat=True)), using)
-
-
-def _changed(instance: QuotaOverride, using: str, **_: Any) -> None:
-    _note({instance.subject}, using)
-
-
-def _many_changed(subjects: Collection[str], using: str, **_: Any) -> None:
-    _note(subjects, using)
-
-
-def _note(subjects: Collection[str], using: str) -> None:
-    """Note that the overrides of subjects have changed, and publish them once that is committed."""
-    if subjects:
-        notes = [OverrideOutbox(subject=subject) for subject in sorted(subjects)]
-        OverrideOutbox.objects.using(using).bulk_create(notes, batch_size=BATCH)
-        transaction.on_commit(partial(_publish_committed, using), using=using)
-
-
-def _publish_committed(using: str) -> None:
-    if not current().enabled:
-        return
-    try:
-        publish_pending(using)
-    except (QuotaError, DatabaseError) as error:
-        logger.error("Overrides were saved, but not published: %s. It is tried again.", str(error).rstrip("."))  # noqa: TRY400
-        in_background(RETRIES, partial(_retry, using))
-
-
-def _retry(using: str) -> None:
-    delay = FIRST_RETRY
-    while True:
-        time.sleep(delay)
-        try:
-            published = publish_pending(using)
-        except (QuotaError, DatabaseError):
-            delay = min(LAST_RETRY, 2 * delay)
-        else:
-            logger.warning("Changed overrides were published late, %d of them.", published)
-            return
-        finally:
-            connections[using].close()
-
-
-def republish_if_lost() -> None:
-    """Publish all overrides in the background, if Redis shows that it does not hold them; return at once.
-
-    One process does it, others leave it to that one. What goes wrong is logged, and tried again when this is next
-    called, but not before `QUIET_AFTER_FAILURE`.
-    """
-    if time.monotonic() >= _Looking.again:
-        in_background(REPUBLISHING, _republish_if_lost)
-
-
-def _republish_if_lost() -> None:
-    store, prefix = get_limiter().store, current().prefix
-    _Looking.again = time.monotonic() + QUIET_AFTER_FAILURE
-    if isinstance(store, RedisStore) and not overrides.is_marked(store, prefix):
-        with locked(store, prefix) as keep:
-            if keep is not None and not overrides.is_marked(store, prefix):
-                if not _are_migrated():
-                    return
-                told = republish(report=lambda _: keep()).subjects
-                if told:  # a new Redis beside a new database has lost nothing
-                    logger.warning("Redis did not hold the overrides; those of %d subjects are back.", told)
-    _Looking.again = 0.0
-
-
-def _are_migrated() -> bool:
-    """Say whether the tables are there; log it once where they are not."""
-    wanted = {model._meta.db_table for model in (QuotaOverride, OverrideOutbox)}  # noqa: SLF001 — Django's public API
-    is_there = wanted <= set(connections[write_database()].introspection.table_names())
-    if not is_there and not _Looking.has_missed_tables:
-        _Looking.has_missed_tables = True
-        logger.warning("The tables of django_quota are not there, so no override holds: `migrate` makes them.")
-    return is_there
-
-
-class _Looking:
-    """When this process looks for lost overrides again, by `time.monotonic`, and whether it has missed the tables."""
-
-    again = 0.0
-    has_missed_tables = False

@@ -85,6 +85,17 @@ def overrides_are_not_republished(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def nothing_that_waits_is_published_after_an_outage() -> Iterator[None]:
+    """Most tests have no database; those of what waits connect it again."""
+    from django_quota.republishing import DISPATCH_UID, publish_when_back
+    from django_quota.signals import store_back
+
+    store_back.disconnect(dispatch_uid=DISPATCH_UID)
+    yield
+    store_back.connect(publish_when_back, dispatch_uid=DISPATCH_UID)
+
+
+@pytest.fixture(autouse=True)
 def nothing_is_tallied(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tally may reach Redis a moment late, among the keys of the next test; those of the overview turn it on."""
     monkeypatch.setattr("django_quota.tallies.Tally.is_on", False)

@@ -70,6 +70,7 @@ LAYERS = (
         "previews",
         "templatetags",
         "publishing",
+        "republishing",
         "rollup",
         "concurrency",
         "view_kinds",

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from django.db import connection, connections, transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_quota import background, check, overrides, publishing
+from django_quota import background, check, overrides, publishing, republishing
 from django_quota.clock import SECOND
 from django_quota.exceptions import StoreUnavailable
 from django_quota.keys import MAX_PART, field
@@ -154,7 +153,7 @@ def test_an_override_outlives_its_end_by_a_minute_and_an_endless_one_thirty_days
 def published_at_once(redis_cache: RedisServer, database: dict[str, Any]) -> Iterator[None]:
     """Tables, and a Redis that is told; no thread outlives the test."""
     yield
-    for name in (publishing.RETRIES, publishing.REPUBLISHING):
+    for name in (republishing.RETRIES, republishing.REPUBLISHING):
         background.join(name)
 
 
@@ -292,7 +291,7 @@ class TestRedisAway:
         """Let Redis be away, or back; retries begin when the test says so."""
         run_all = overrides.run_all
         pause = threading.Event()
-        monkeypatch.setattr(publishing, "time", SimpleNamespace(sleep=lambda _: pause.wait()))
+        monkeypatch.setattr(republishing._wake, "pause", lambda _: pause.wait())
 
         def refuse(*_: Any) -> Any:
             raise StoreUnavailable("it is away")
@@ -311,17 +310,17 @@ class TestRedisAway:
         away(True)
         row = blocked()
         assert row.pk
-        assert "not published: The quota store is unavailable: it is away. It is tried again." in caplog.text
+        assert "not published: The quota store is unavailable: it is away. They wait in the database" in caplog.text
         assert OverrideOutbox.objects.get().subject == "user:1"
         away(False)
-        background.join(publishing.RETRIES)
+        background.join(republishing.RETRIES)
         assert held() == {"search": BLOCKED}
         assert not OverrideOutbox.objects.exists()
 
     def test_where_the_process_ends_the_next_change_publishes_it(
         self, away: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(publishing, "in_background", lambda *_: None)
+        monkeypatch.setattr(republishing, "in_background", lambda *_: None)
         away(True)
         blocked().delete()
         blocked(rule="login")
@@ -331,7 +330,7 @@ class TestRedisAway:
         assert not OverrideOutbox.objects.exists()
 
     def test_a_sync_publishes_it_too(self, away: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(publishing, "in_background", lambda *_: None)
+        monkeypatch.setattr(republishing, "in_background", lambda *_: None)
         away(True)
         blocked()
         away(False)
@@ -456,16 +455,16 @@ class TestLost:
 
     @pytest.fixture(autouse=True)
     def _looks_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(publishing._Looking, "again", 0.0)
-        monkeypatch.setattr(publishing._Looking, "has_missed_tables", False)
+        monkeypatch.setattr(republishing._Looking, "again", 0.0)
+        monkeypatch.setattr(republishing._Looking, "has_missed_tables", False)
 
     def republish(self) -> None:
-        publishing.republish_if_lost()
-        background.join(publishing.REPUBLISHING)
+        republishing.republish_if_lost()
+        background.join(republishing.REPUBLISHING)
 
     def test_it_is_what_the_watcher_calls(self) -> None:
-        publishing.connect()
-        assert overrides.on_lost is publishing.republish_if_lost
+        republishing.connect()
+        assert overrides.on_lost is republishing.republish_if_lost
 
     def test_what_was_lost_comes_back(self, raw: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
         blocked()
@@ -477,13 +476,13 @@ class TestLost:
 
     def test_where_nothing_was_lost_nothing_is_done(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
         synced()
-        monkeypatch.setattr(publishing, "republish", None)
+        monkeypatch.setattr(republishing, "republish", None)
         self.republish()
         raw.flushall()
         with overrides.locked(RedisStore("default"), PREFIX) as keep:
             assert keep is not None
             self.republish()  # another process does it
-        assert publishing._Looking.again == 0.0
+        assert republishing._Looking.again == 0.0
 
     def test_what_goes_wrong_is_logged_and_left_alone_for_a_while(
         self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -491,12 +490,12 @@ class TestLost:
         blocked()
         raw.flushall()
         with monkeypatch.context() as patch:
-            patch.setattr(publishing, "republish", lambda **_: 1 / 0)
+            patch.setattr(republishing, "republish", lambda **_: 1 / 0)
             self.republish()
         assert "ZeroDivisionError" in caplog.text
         self.republish()
         assert held() == {}
-        monkeypatch.setattr(publishing._Looking, "again", 0.0)
+        monkeypatch.setattr(republishing._Looking, "again", 0.0)
         self.republish()
         assert held() == {"search": BLOCKED}
 
@@ -505,7 +504,7 @@ class TestLost:
     ) -> None:
         monkeypatch.setattr(type(connection.introspection), "table_names", lambda *_, **__: [])
         for _ in range(2):
-            monkeypatch.setattr(publishing._Looking, "again", 0.0)
+            monkeypatch.setattr(republishing._Looking, "again", 0.0)
             self.republish()
         assert caplog.text.count("`migrate` makes them") == 1
         assert not raw.exists(marker_key(PREFIX))
@@ -643,7 +642,7 @@ class TestTheCommand:
             raise StoreUnavailable("it is away")
 
         monkeypatch.setattr(publishing, "run_all", refuse)
-        monkeypatch.setattr(publishing, "in_background", lambda *_: None)
+        monkeypatch.setattr(republishing, "in_background", lambda *_: None)
         with pytest.raises(CommandError, match="quota_sync"):
             said("set", "user:1", "blocked")
         assert QuotaOverride.objects.exists()

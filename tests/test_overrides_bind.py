@@ -12,7 +12,7 @@ from django.db import connection
 from django.http import HttpResponse
 from django.test.utils import CaptureQueriesContext
 
-from django_quota import background, check, overrides, plans, publishing, quota
+from django_quota import background, check, overrides, plans, publishing, quota, republishing
 from django_quota.limiter import get_limiter
 from django_quota.models import QuotaOverride
 from django_quota.stores.redis import RedisStore
@@ -58,18 +58,18 @@ def test_it_binds_with_the_next_request_and_no_query_is_made(manage: Manage) -> 
 def test_a_redis_that_comes_back_empty_is_told_again_by_whoever_asks_next(
     manage: Manage, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overrides, "on_lost", publishing.republish_if_lost)
-    monkeypatch.setattr(publishing._Looking, "again", 0.0)
+    monkeypatch.setattr(overrides, "on_lost", republishing.republish_if_lost)
+    monkeypatch.setattr(republishing._Looking, "again", 0.0)
     QuotaOverride.objects.create(subject=SUBJECT, rule="*", mode="blocked")
     publishing.publish_pending("default")
     store = get_limiter().store
     assert isinstance(store, RedisStore)
     assert not check("5/m", SUBJECT)
-    background.join(publishing.REPUBLISHING)
+    background.join(republishing.REPUBLISHING)
     raw.flushall()  # scripts stay: the missing marker alone tells
-    monkeypatch.setattr(publishing._Looking, "again", 0.0)
+    monkeypatch.setattr(republishing._Looking, "again", 0.0)
     store._errands.hurry()  # a second later
     assert check("5/m", SUBJECT)
     wait_until(lambda: not check("5/m", SUBJECT))
-    background.join(publishing.REPUBLISHING)
+    background.join(republishing.REPUBLISHING)
     assert raw.exists(overrides.marker_key("quota"))

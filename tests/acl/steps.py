@@ -24,8 +24,8 @@ from django_quota import (
     once,
     overrides,
     peek,
-    publishing,
     refund,
+    republishing,
     reserve,
     reset,
     sizes,
@@ -202,7 +202,7 @@ def overrides_that_were_lost() -> None:
     for server, marker in overrides._markers(store, "quota"):
         with store.commands(server) as client:
             client.delete(marker)
-    publishing._republish_if_lost()
+    republishing._republish_if_lost()
     assert overrides.is_marked(store, "quota")
     override.delete()
 

@@ -2,6 +2,8 @@
 
 It may be stopped or killed at any time, and run as often as one likes, by several processes at once: see `rollup`.
 Redis keeps what was counted on a day for eight days; once an hour is often enough, once a minute costs little.
+
+Overrides that were saved while Redis was away are published first: this is the command that is run most often.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, close_old_connections
 
 from django_quota.exceptions import QuotaError, StoreUnavailable
-from django_quota.management.console import explained, redis_store, stopping
+from django_quota.management.console import explained, publish_what_waits, redis_store, stopping
 from django_quota.management.progress import progress
 from django_quota.rollup import BATCH, Carried, roll_up
 from django_quota.stores.redis import RedisStore
@@ -69,7 +71,10 @@ class Command(BaseCommand):
             self.stderr.write(f"{str(error).rstrip('.')}. It is tried again in {options['every']:g} s.")
 
     def _round(self, store: RedisStore, stop: threading.Event, options: dict[str, Any]) -> None:
-        done, problem = Carried(), None
+        waiting = publish_what_waits()
+        if waiting.note:
+            self.stderr.write(waiting.note)
+        done, problem = Carried(), waiting.problem
         with progress(self.stderr, "Rolling up", None) as advance:
             try:
                 for carried in _until(stop, roll_up(store, options["batch"], options["database"])):
@@ -77,9 +82,10 @@ class Command(BaseCommand):
                     advance(carried.days, f"{done.rows:,} rows changed")
             except StoreUnavailable as error:
                 problem = error
-        self.stdout.write(
-            json.dumps(asdict(done) | {"stopped": stop.is_set()}) if options["json"] else _told(done, stop)
-        )
+        if options["json"]:
+            self.stdout.write(json.dumps(asdict(done) | {"stopped": stop.is_set()} | waiting.as_json()))
+        else:
+            self.stdout.write("\n".join([*waiting.lines, _told(done, stop)]))
         self.stdout.flush()
         if problem is not None:
             raise problem

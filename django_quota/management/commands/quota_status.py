@@ -14,7 +14,7 @@ from django_quota.clock import SECOND, in_words
 from django_quota.conf import current
 from django_quota.events import Event, iso
 from django_quota.exceptions import QuotaError
-from django_quota.management.console import printable, redis_store, subject_note
+from django_quota.management.console import printable, redis_store, subject_note, what_waits
 from django_quota.overrides import Override
 from django_quota.refusals import refused_lately
 from django_quota.status import UNNAMED, Held, LimitStatus, SubjectStatus, status_of
@@ -37,12 +37,17 @@ class Command(BaseCommand):
         """Ask, and show."""
         try:
             redis_store()
-            status = status_of(named_subject(options["subject"]), options["rule"])
+            subject = named_subject(options["subject"])
+            waiting = what_waits(subject)
+            if waiting.note:
+                self.stderr.write(f"Note: {waiting.note}")
+            status = status_of(subject, options["rule"])
             refused = refused_lately(status.subject)
         except QuotaError as error:
             raise CommandError(str(error)) from error
         if options["json"]:
-            self.stdout.write(json.dumps({**as_json(status), "refused": [event.as_json() for event in refused]}))
+            said = {**as_json(status), "refused": [event.as_json() for event in refused], "waiting": waiting.left}
+            self.stdout.write(json.dumps(said))
             return
         if not current().enabled:
             self.stderr.write('Note: QUOTA["ENABLED"] is false, so nothing is limited.')

@@ -1,6 +1,6 @@
 """`manage.py quota_sweep`: drop what has expired from the sorted sets in Redis; see `django_quota.sweeping`.
 
-It may be stopped or killed at any time, and run as often as one likes: the next one goes on where it was stopped,
+Overrides that were saved while Redis was away are published first. It may be stopped or killed at any time, and run as often as one likes: the next one goes on where it was stopped,
 within an hour, on the same run of the server, and with the same --rule.
 """
 
@@ -11,10 +11,11 @@ import threading
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import close_old_connections
 
 from django_quota.conf import current
 from django_quota.exceptions import QuotaError, StoreUnavailable
-from django_quota.management.console import redis_store, rule_notes, stopping
+from django_quota.management.console import Waiting, publish_what_waits, redis_store, rule_notes, stopping, what_waits
 from django_quota.management.progress import progress
 from django_quota.sweeping import Report, Sweeper
 
@@ -28,7 +29,10 @@ LONGEST_PAUSE = 86_400.0
 class Command(BaseCommand):
     """The command; see the module."""
 
-    help = "Drop what has expired from the sorted sets in Redis, and give a TTL to keys that have none."
+    help = (
+        "Publish the overrides that wait, drop what has expired from the sorted sets in Redis, and give a TTL to keys "
+        "that have none."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
@@ -55,9 +59,12 @@ class Command(BaseCommand):
         with stopping() as stop:
             while True:
                 try:
-                    missed = self._sweep(stop, options)
+                    waiting = self._publish(is_dry=options["dry_run"])
+                    missed = self._sweep(stop, options, waiting)
                     if missed and options["every"] is None:
                         raise CommandError("Not all of the Cluster was swept.")
+                    if waiting.problem is not None:
+                        raise waiting.problem
                 except StoreUnavailable as error:
                     if options["every"] is None:
                         raise CommandError(str(error)) from error
@@ -66,8 +73,16 @@ class Command(BaseCommand):
                     raise CommandError(str(error)) from error
                 if options["every"] is None or stop.wait(options["every"]):
                     return
+                close_old_connections()
 
-    def _sweep(self, stop: threading.Event, options: dict[str, Any]) -> int:
+    def _publish(self, *, is_dry: bool) -> Waiting:
+        """Publish the overrides that wait, and say which wait still."""
+        waiting = what_waits() if is_dry else publish_what_waits()
+        if waiting.note:
+            self.stderr.write(waiting.note)
+        return waiting
+
+    def _sweep(self, stop: threading.Event, options: dict[str, Any], waiting: Waiting) -> int:
         """Sweep once, and return how much of a Cluster did not answer."""
         sweeper = Sweeper(
             redis_store(),
@@ -79,9 +94,9 @@ class Command(BaseCommand):
         with progress(self.stderr, "Sweeping", sweeper.total()) as advance:
             report = sweeper.sweep(stop, advance)
         if options["json"]:
-            self.stdout.write(json.dumps(report.as_json()))
+            self.stdout.write(json.dumps({**report.as_json(), **waiting.as_json()}))
         else:
-            self.stdout.write("\n".join(_in_words(report, is_dry=options["dry_run"])))
+            self.stdout.write("\n".join([*waiting.lines, *_in_words(report, is_dry=options["dry_run"])]))
         self.stdout.flush()
         return report.missed
 
