@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -134,13 +135,18 @@ def _without_its_master(place: Place) -> Iterator[None]:
         place.client.replicaof("NO", "ONE")
 
 
+def _has_not_saved(place: Place) -> bool:
+    told = place.client.info("persistence")
+    return bool(told["rdb_last_bgsave_status"] == "err" and not told["rdb_bgsave_in_progress"])
+
+
 @contextmanager
 def _cannot_save(place: Place) -> Iterator[None]:
     in_the_way = place.folder / "dump.rdb"
     in_the_way.mkdir()
     place.client.config_set("save", "3600 1")
     place.client.bgsave()
-    until(lambda: place.client.info("persistence")["rdb_last_bgsave_status"] == "err", "a BGSAVE that fails")
+    until(partial(_has_not_saved, place), "a BGSAVE that fails")
     try:
         yield
     finally:
