@@ -267,7 +267,7 @@ class Counter:
 
         Raises `CounterError` where a key is at fault.
         """
-        store, now = get_limiter().store, frozen_now()
+        store, now = get_limiter().telling, frozen_now()
         reply = yield Ask(partial(store.run, operation, now), partial(store.arun, operation, now))
         if reply[0] in _PROBLEMS:
             number = reply[1] - 1

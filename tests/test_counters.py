@@ -566,7 +566,7 @@ def test_a_store_whose_day_runs_away_is_asked_five_times(do: Do, monkeypatch: py
     async def arun(operation: Any, now: int | None) -> list[int]:
         return run(operation, now)
 
-    monkeypatch.setattr(counters, "get_limiter", lambda: SimpleNamespace(store=SimpleNamespace(run=run, arun=arun)))
+    monkeypatch.setattr(counters, "get_limiter", lambda: SimpleNamespace(telling=SimpleNamespace(run=run, arun=arun)))
     monkeypatch.setattr(counters, "_skew", 0)
     with pytest.raises(StoreUnavailable, match="another day each time"):
         do(VIEWS, "incr", "user:1")

@@ -103,6 +103,10 @@ class Operation(ABC):
     def arguments(self) -> Sequence[str | int]:
         """Return the arguments of the script, behind the time."""
 
+    def has_written(self, reply: Any) -> bool:  # noqa: ARG002 — of others
+        """Say whether a reply shows that the store takes writes; False where it does not tell."""
+        return False
+
     @abstractmethod
     def run(self, states: States, now: int) -> Any:
         """Do it over these states at `now` (microseconds), and return what the script would reply."""

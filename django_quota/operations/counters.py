@@ -109,6 +109,10 @@ class _Changing(CounterOperation):
         """Return the amount, and the lifetime in milliseconds."""
         return [self.amount, self.ttl // MILLISECOND]
 
+    def has_written(self, reply: Any) -> bool:
+        """Say whether it was done."""
+        return bool(reply[0] == DONE)
+
 
 class Set(_Changing):
     """Make the total under a key the amount; the reply is DONE."""
@@ -247,6 +251,10 @@ class Unique(_OfADay):
     def arguments(self) -> list[str | int]:
         """Return the arguments as `lua/counter_unique.lua` lists them."""
         return [self.value, self.ttl // MILLISECOND, self.begins, self.ends]
+
+    def has_written(self, reply: Any) -> bool:
+        """Say whether it was counted: a value that was known may have been, too."""
+        return bool(reply[0] == DONE)
 
     def apply(self, states: States, now: int) -> list[Any]:
         """Count it in both."""

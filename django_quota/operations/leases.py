@@ -7,7 +7,7 @@ woken here: a reply says who should be, and its bell is rung by the caller.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from django_quota.operations.base import Operation, Script, States, script
 
@@ -120,6 +120,10 @@ class Acquire(_OfASlot):
     def arguments(self) -> list[str | int]:
         """Return the arguments as `lua/lease_acquire.lua` lists them."""
         return [self.token, self.limit, self.span, self.patience]
+
+    def has_written(self, reply: Any) -> bool:
+        """Say whether it was taken."""
+        return bool(reply[0])
 
     def run(self, states: States, now: int) -> list[int | str]:
         """Take it, or take a place in the queue."""
