@@ -23,7 +23,8 @@ from django_quota import counters
 from django_quota.clock import SECOND
 from django_quota.counters import Counter, counter
 from django_quota.exceptions import ConfigurationError, CounterError, RuleError, StoreUnavailable
-from django_quota.operations.counters import LEAST, MOST, STALE
+from django_quota.operations.counters import STALE
+from django_quota.operations.shapes import LEAST, MOST
 from django_quota.testing import freeze
 from tests.steps import START
 
