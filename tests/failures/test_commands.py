@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
 
 from django_quota import check
+from django_quota.management import commands
+from django_quota.management.console import NOBODY_READS, PrintingCommand
 from django_quota.testing import server_programs
 from tests.commands import managing, wait_until
 from tests.failures.harms import HARMS, USER, Place
@@ -127,3 +131,57 @@ def test_a_watcher_says_once_that_it_waits_and_ends_where_it_is_not_let_in_any_m
             assert process.wait(60) == 1
     assert "CommandError: The quota store is unavailable: AuthenticationError" in stderr.read_text()
     assert "Traceback" not in stderr.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "unbuffered"),
+    [*((name, "") for name in COMMANDS), ("status", "1"), ("events", "1"), ("help", ""), ("help", "1")],
+)
+def test_a_command_whose_reader_leaves_ends_without_a_word(
+    name: str, unbuffered: str, used: Place, tmp_path: Path
+) -> None:
+    words = COMMANDS.get(name, ("quota_status", "--help"))
+    database = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "database")}
+    stderr = tmp_path / "said"
+    with managing(tmp_path, caches_at(used.url), {"default": database}) as manage:
+        if words[0] in ("quota_override", "quota_rollup", "quota_sync"):
+            assert manage.start("migrate", "--verbosity", "0").wait(60) == 0
+        manage.environment["PYTHONUNBUFFERED"] = unbuffered
+        process = manage.start(*words, stderr=stderr)
+        assert process.stdout is not None
+        process.stdout.close()
+        prints = words[0] != "quota_events" or ("--exec" not in words and "--dead" not in words)
+        status = process.wait(60)
+        if words[-1] != "--help":  # of which Python itself may have thrown the rest away
+            assert status == (NOBODY_READS if prints else 0)
+    assert "Traceback" not in stderr.read_text()
+    assert "Exception" not in stderr.read_text()
+    assert "BrokenPipe" not in stderr.read_text()
+
+
+def test_every_command_is_one_of_these() -> None:
+    for module in iter_modules(commands.__path__):
+        assert issubclass(import_module(f"{commands.__name__}.{module.name}").Command, PrintingCommand)
+
+
+def test_what_fails_otherwise_while_nobody_reads_is_told_all_the_same(used: Place, tmp_path: Path) -> None:
+    stderr = tmp_path / "said"
+    with managing(tmp_path, caches_at("redis://127.0.0.1:1/0")) as manage:
+        process = manage.start("quota_status", "user:7", stderr=stderr)
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(60) == 1
+    assert "CommandError: The quota store is unavailable" in stderr.read_text()
+    with managing(tmp_path, caches_at(used.url)) as manage, Path("/dev/full").open("w") as full:
+        process = manage.start("quota_status", "user:7", stdout=full, stderr=stderr)
+        assert process.wait(60) not in (0, NOBODY_READS)
+    assert "No space left on device" in stderr.read_text()
+
+
+def test_where_code_has_a_command_print_a_pipe_that_breaks_is_its_own() -> None:
+    class Broken(io.StringIO):
+        def write(self, words: str) -> int:
+            raise BrokenPipeError(words)
+
+    with pytest.raises(BrokenPipeError):
+        call_command("quota_override", "list", stdout=Broken())
