@@ -18,7 +18,7 @@ from django_quota.exceptions import StoreUnavailable
 from django_quota.operations.base import Operation
 from django_quota.operations.leases import Ring
 from django_quota.stores.aliases import config_of, sync_client
-from django_quota.stores.breaker import FREELY, Breaker
+from django_quota.stores.breaker import FREELY, Breaker, holding
 from django_quota.stores.connections import AllInUseError, AsyncClient, AsyncClients, SyncConnections
 from django_quota.stores.errands import Errand, Errands, Taken, ahear, along, hear
 from django_quota.stores.errors import (
@@ -89,7 +89,8 @@ class RedisStore:
                 client = sync_client(self.alias)
                 ask_in_time(client.connection_pool, config_of(self.alias).get("OPTIONS") or {})
                 self._client = plain_client(client)
-            yield self._client
+            with holding(turn):
+                yield self._client
         except BaseException as error:
             if not is_of_redis_py(error):
                 self.breaker.left(turn)
