@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -120,7 +121,6 @@ def test_a_watcher_says_once_that_it_waits_and_ends_where_it_is_not_let_in_any_m
     harms = {harm.name: harm for harm in HARMS}
     with managing(tmp_path, caches_at(used.url)) as manage:
         process = manage.start(*words, stderr=stderr)
-        # It has begun: where Redis is gone before that, it ends.
         wait_until(lambda: any(client["cmd"].startswith("xread") for client in used.client.client_list()))
         with harms["refused"].do(used):
             wait_until(lambda: "Connection refused. Trying again until it answers" in stderr.read_text())
@@ -185,3 +185,32 @@ def test_where_code_has_a_command_print_a_pipe_that_breaks_is_its_own() -> None:
 
     with pytest.raises(BrokenPipeError):
         call_command("quota_override", "list", stdout=Broken())
+
+
+@pytest.mark.parametrize("words", WATCHERS.values(), ids=WATCHERS.keys())
+def test_a_watcher_that_is_started_while_redis_is_gone_waits_and_says_so_once(
+    words: tuple[str, ...], used: Place, tmp_path: Path
+) -> None:
+    stderr = tmp_path / "said"
+    harms = {harm.name: harm for harm in HARMS}
+    with managing(tmp_path, caches_at(used.url)) as manage:
+        with harms["refused"].do(used):
+            process = manage.start(*words, stderr=stderr)
+            wait_until(lambda: "Trying again until it answers" in stderr.read_text())
+        wait_until(lambda: "answers again" in stderr.read_text())
+        check("1/m", "user:late", name="late", cost=2)
+        if words[1] == "--follow":
+            assert process.stdout is not None
+            while "late" not in process.stdout.readline():
+                pass
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    lines = [line for line in stderr.read_text().splitlines() if "Trying again" in line]
+    assert len(lines) == len(set(lines))
+
+
+@pytest.mark.parametrize("words", WATCHERS.values(), ids=WATCHERS.keys())
+def test_a_watcher_that_is_not_let_in_at_its_start_ends(words: tuple[str, ...], used: Place) -> None:
+    harms = {harm.name: harm for harm in HARMS}
+    with harms["wrong-password"].do(used):
+        assert "AuthenticationError" in said(*words)

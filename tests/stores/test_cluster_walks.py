@@ -203,12 +203,14 @@ class TestHealth:
 def test_the_end_of_a_walk_says_whether_what_was_missed_is_not_permitted(
     not_permitted: bool, memory_store: None
 ) -> None:
+    def fail(error: StoreUnavailable) -> None:
+        raise error
+
     walk = Walk(get_limiter().store)
     walk.servers = [1, 2]
-    with walk.past():
-        raise StoreUnavailable("the first", not_permitted=not_permitted)
-    with walk.past():
-        raise StoreUnavailable("the second")
+    for error in (StoreUnavailable("the first", not_permitted=not_permitted), StoreUnavailable("the second")):
+        with walk.past():
+            fail(error)
     with pytest.raises(StoreUnavailable, match="the first") as caught:
         walk.end()
     assert caught.value.not_permitted is not_permitted

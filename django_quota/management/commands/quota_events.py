@@ -117,11 +117,15 @@ class Command(PrintingCommand):
         wanted = _wanted(options)
         if options["dead"]:
             stream = EventGroup(stream, options["group"], "", 0).dead
-        after = stream.last_id()
-        shown = stream.last(options["last"], wanted)
-        self._print(shown, options)
-        if shown:
-            after = shown[-1].id
+        after = ""
+
+        def begin() -> bool:
+            nonlocal after
+            last = stream.last_id()
+            shown = stream.last(options["last"], wanted)
+            self._print(shown, options)
+            after = shown[-1].id if shown else last
+            return True
 
         def follow() -> bool:
             nonlocal after
@@ -131,7 +135,9 @@ class Command(PrintingCommand):
             return True
 
         if options["follow"]:
-            self._steadily(follow, stop)
+            self._steadily(lambda: follow() if after else begin(), stop)
+        else:
+            begin()
 
     def _print(self, events: Sequence[Event], options: dict[str, Any]) -> None:
         for event in events:
