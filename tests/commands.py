@@ -44,15 +44,15 @@ class Manage:
         self._started: list[subprocess.Popen[str]] = []
         self._said: list[Path] = []
 
-    def start(self, *words: str, stderr: Path | None = None) -> subprocess.Popen[str]:
-        """Start a command; its stdout is a pipe, its stderr a file."""
+    def start(self, *words: str, stderr: Path | None = None, stdout: Any = subprocess.PIPE) -> subprocess.Popen[str]:
+        """Start a command; its stdout is a pipe unless it is given, its stderr a file."""
         said = stderr or self._folder / f"stderr-{len(self._started)}"
         with said.open("w") as errors:
             process = subprocess.Popen(
                 [sys.executable, "-W", "error", "-m", "django", *words],
                 env=self.environment,
                 cwd=ROOT,
-                stdout=subprocess.PIPE,
+                stdout=stdout,
                 stderr=errors,
                 text=True,
             )

@@ -24,7 +24,8 @@ from django_quota.counters import counter
 from django_quota.operations import counters as operations
 from django_quota.operations import transfers
 from django_quota.operations.base import DictStates, text
-from django_quota.operations.counters import DONE, LEAST, MOST
+from django_quota.operations.counters import DONE
+from django_quota.operations.shapes import LEAST, MOST
 from django_quota.operations.transfers import LEASE, MARGIN, OVERDUE, Giver, Note
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis import RedisStore

@@ -23,7 +23,8 @@ from django_quota.clock import SECOND
 from django_quota.exceptions import ConfigurationError, CounterError, StoreUnavailable
 from django_quota.limiter import get_limiter
 from django_quota.operations.base import Operation
-from django_quota.operations.counters import MOST, Passage, Transfer
+from django_quota.operations.counters import Passage, Transfer
+from django_quota.operations.shapes import MOST
 from django_quota.operations.transfers import LEASE, MARGIN, OVERDUE, Close, Receive, Send, Settle
 from django_quota.stores.cluster_store import ClusterStore
 from django_quota.stores.slots import slot_of

@@ -419,7 +419,9 @@ class TestTheWatch:
         self, watching: RedisStore, losses: list[int], way: str
     ) -> None:
         watching._errands._clock = iter([100.0, 100.5, 100.9, 101.0]).__next__
-        watching._exchange(packed(("SCRIPT", "LOAD", Decide.script.text)))  # the first moment is this one's
+        watching._exchange(
+            packed(("SCRIPT", "LOAD", Decide.script.text)), lambda reply: reply is not None
+        )  # the first moment is this one's
         assert losses == [1]
         for _ in range(3):
             self.ask(watching, way)
@@ -445,7 +447,7 @@ class TestTheWatch:
         assert losses == [1]
 
     def test_it_takes_no_trip_of_its_own(self, watching: RedisStore, raw: redis.Redis) -> None:
-        watching._exchange(packed(("SCRIPT", "LOAD", Decide.script.text)))
+        watching._exchange(packed(("SCRIPT", "LOAD", Decide.script.text)), lambda reply: reply is not None)
         before = reads(raw)
         watching._errands.hurry()
         decided(watching, hits_of(RULE), "check", None)
