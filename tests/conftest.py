@@ -15,6 +15,7 @@ import redis
 from hypothesis import settings as hypothesis_settings
 
 from django_quota import plans
+from django_quota.renewing import Renewable, Renewal
 from django_quota.stores.cluster import ClusterConnectionFactory
 from django_quota.testing import RedisServer, running_redis, server_programs
 from tests.clusters import Cluster, can_cluster, running_cluster
@@ -94,6 +95,19 @@ def nothing_is_tallied(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_worker_says_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many tests look at all keys that there are; those of the workers turn it on."""
     monkeypatch.setattr("django_quota.workers.Workers.is_on", False)
+
+
+@pytest.fixture
+def renewed_often(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Renew leases all the time; yields after how many seconds each would have been renewed."""
+    after: list[float] = []
+
+    def often(lease: Renewable, every: float) -> Renewal:
+        after.append(every)
+        return Renewal(lease, 0.01)
+
+    monkeypatch.setattr("django_quota.leases.Renewal", often)
+    return after
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from django_quota.testing import freeze
 from tests.clusters import Cluster, running_cluster
 from tests.commands import wait_until
 from tests.conftest import cluster_caches, cluster_program
-from tests.processes import ended, forks, processes, started, threads_ran
+from tests.processes import ended, forks, heard, processes, started, threads_ran
 
 COINS = counter("coins")
 ACCOUNTS = [f"user:{number}" for number in range(20)]
@@ -385,7 +385,7 @@ class TestMany:
             for seed in range(60):
                 children.append(started(partial(work, seed)))
                 if len(children) == 3:
-                    os.read(told, 50)
+                    heard(told, 50)
                     os.kill(children[0], signal.SIGKILL)
                     assert ended([children.pop(0)]) == [-signal.SIGKILL]
         os.close(report)
