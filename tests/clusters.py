@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,6 +15,7 @@ from typing import Any
 import redis
 
 from django_quota.stores.slots import slot_of
+from tests.ports import free_ports
 
 SLOTS = 16_384
 PATIENCE = 30.0
@@ -24,22 +23,6 @@ NODE_TIMEOUT = 500
 """Milliseconds after which a server that is silent counts as gone: while a cluster forms, and where one fails over."""
 NEVER = 600_000
 """Where nothing fails over: a server that a busy machine stops for a while is not to be taken for gone."""
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that are free, and so are those ten thousand above: there the servers talk to each other."""
-    found: list[int] = []
-    with ExitStack() as probes:
-        while len(found) < count:
-            port = random.randint(20_000, 32_000)
-            try:
-                for number in (port, port + 10_000):
-                    probe = probes.enter_context(socket.socket())
-                    probe.bind(("127.0.0.1", number))
-            except OSError:
-                continue
-            found.append(port)
-    return found
 
 
 @dataclass

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import redis
 
-from tests.chaos.servers import Server, free_port, until
+from tests.chaos.servers import Server, until
+from tests.ports import free_port
 
 USER, PASSWORD = "app", "Sup3r-s3cret"
 PERMITTED = ("on", f">{PASSWORD}", "~*", "&*", "+@all")

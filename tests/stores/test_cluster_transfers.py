@@ -395,7 +395,7 @@ class TestMany:
 
 def test_a_taker_that_hangs_gets_the_amount_once_though_it_hears_of_it_when_it_wakes(settings: Any) -> None:
     with running_cluster(cluster_program()) as own:
-        settings.CACHES = cluster_caches(own, socket_timeout=0.3, socket_connect_timeout=0.3)
+        settings.CACHES = cluster_caches(own, socket_timeout=1.5, socket_connect_timeout=1.5)
         one, two = pair(own)
         COINS.set(one, 9)
         assert COINS.transfer(one, two, 1)

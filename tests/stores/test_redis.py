@@ -28,9 +28,9 @@ from django_quota.stores.errands import Errands, Watch
 from django_quota.stores.redis import RedisStore
 from django_quota.stores.wire import packed
 from django_quota.testing import RedisServer, running_redis
-from tests.chaos.servers import free_port
 from tests.commands import wait_until
 from tests.conftest import caches
+from tests.ports import free_port
 from tests.steps import START, adecided, answers, decided, hits_of
 
 RULE = Rule.make("rule", "50/m")

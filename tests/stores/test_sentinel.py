@@ -20,12 +20,7 @@ from django_quota.stores.timeouts import ANSWER_WITHIN
 from django_quota.testing import RedisServer
 from tests.commands import wait_until
 from tests.conftest import PATIENT
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from tests.ports import free_port
 
 
 def answers_ping(port: int) -> bool:
