@@ -156,9 +156,10 @@ class TestAFeed:
             viewers = [asyncio.create_task(first(feed, None, 1)) for _ in range(50)]
             seen: list[int] = []  # between two reads none is blocked for a moment
 
-            def is_blocked() -> int:
-                seen.append(blocked(raw))
-                return seen[-1]
+            def is_blocked() -> bool:
+                if feed.viewers == 50:
+                    seen.append(blocked(raw))
+                return len(seen) > 20 and seen[-1] > 0
 
             await until(is_blocked)
             await asyncio.to_thread(refuse, 7)
