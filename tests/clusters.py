@@ -18,7 +18,7 @@ from django_quota.stores.slots import slot_of
 from tests.ports import free_ports
 
 SLOTS = 16_384
-PATIENCE = 30.0
+PATIENCE = 60.0
 NODE_TIMEOUT = 500
 """Milliseconds after which a server that is silent counts as gone: while a cluster forms, and where one fails over."""
 NEVER = 600_000

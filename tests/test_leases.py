@@ -100,10 +100,10 @@ class TestHolding:
 
         def hold() -> set[str]:
             with shared as outer, shared as inner:
-                inside.wait(30)
+                inside.wait(60)
                 mine = {outer.token, inner.token}
                 assert mine <= {token for token, _ in shared.holders()}
-                inside.wait(30)
+                inside.wait(60)
             return mine
 
         with ThreadPoolExecutor(4) as threads:

@@ -16,7 +16,7 @@ from typing import Any
 
 import redis
 
-START_TIMEOUT = 20.0
+START_TIMEOUT = 60.0
 """Seconds that a server may take to answer."""
 
 WRITE = "return redis.call('SET', KEYS[1], '1', 'PX', 1)"

@@ -214,7 +214,7 @@ def in_child(work: Any) -> int:
     """Fork, do something in the child, and return its exit status; 99 where it raised."""
     child = os.fork()
     if child == 0:
-        signal.alarm(30)  # where it waits for what is not in it
+        signal.alarm(60)  # where it waits for what is not in it
         status = 99
         try:
             status = int(work())

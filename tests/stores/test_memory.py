@@ -105,7 +105,7 @@ def test_a_store_that_nobody_uses_any_more_takes_its_sweeper_along() -> None:
     (own,) = [thread for thread in sweepers() if thread not in before]
     del store
     gc.collect()
-    own.join(20)
+    own.join(60)
     assert not own.is_alive()
 
 

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,9 +44,7 @@ def sentinel_port(redis_server: RedisServer, tmp_path: Path) -> Iterator[int]:
         subprocess.Popen([program, str(config), "--sentinel"], stdout=subprocess.DEVNULL),
     ]
     try:
-        deadline = time.monotonic() + 20
-        while not (answers_ping(primary) and answers_ping(watcher)):
-            assert time.monotonic() < deadline, "the sentinel did not start"
+        wait_until(lambda: answers_ping(primary) and answers_ping(watcher))
         yield watcher
     finally:
         for process in processes:

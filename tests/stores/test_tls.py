@@ -55,7 +55,7 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
 @cache
 def can_encrypt(program: Path) -> bool:
     """Say whether a server program was built with TLS: else it does not know the option."""
-    words = subprocess.run([program, "--tls-port", "none"], capture_output=True, text=True, check=False, timeout=20)
+    words = subprocess.run([program, "--tls-port", "none"], capture_output=True, text=True, check=False, timeout=60)
     return "Bad directive" not in words.stdout + words.stderr
 
 
