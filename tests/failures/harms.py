@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import redis
 
-from tests.chaos.servers import Server, free_port, until
+from tests.chaos.servers import Server, until
+from tests.ports import free_port
 
 USER, PASSWORD = "app", "Sup3r-s3cret"
 PERMITTED = ("on", f">{PASSWORD}", "~*", "&*", "+@all")
@@ -92,11 +93,13 @@ def _hung(place: Place) -> Iterator[None]:
 
 @contextmanager
 def _loading(place: Place) -> Iterator[None]:
-    for number in range(4_000):
-        place.client.set(f"filling:{number}", "x" * 1_000)
+    with place.client.pipeline(transaction=False) as filling:
+        for number in range(8_000):
+            filling.set(f"filling:{number}", "x" * 1_000)
+        filling.execute()
     place.client.save()
     place.server.process.kill()
-    slowly = ("--key-load-delay", "2000", "--loading-process-events-interval-bytes", "1024")
+    slowly = ("--key-load-delay", "5000", "--loading-process-events-interval-bytes", "1024")
     slow = place.with_options(*slowly)
     slow.process.start()
     try:
