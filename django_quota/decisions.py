@@ -172,6 +172,8 @@ class Decision:
         if self.allowed:
             left = "" if self.remaining is None else f" {self.remaining} left."
             return f"Allowed by rule {self.rule!r} for {self.subject}.{left}"
+        if self.binding is None and not self.rule:
+            return "The store did not answer what the view asked of it; try again shortly."
         if self.binding is None:
             return f"Rule {self.rule!r} could not be checked and refuses while that is so; try again shortly."
         return _refusal(self.binding)

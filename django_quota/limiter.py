@@ -17,6 +17,7 @@ from django_quota.clock import frozen_now
 from django_quota.conf import QuotaSettings, conf, current
 from django_quota.decisions import Decision, told
 from django_quota.exceptions import RuleError, StoreFull, StoreUnavailable
+from django_quota.outage_telling import TellingStore
 from django_quota.outages import Outages, ongoing
 from django_quota.planning import RuleOrRate, Subject, plan_of
 from django_quota.plans import Plan
@@ -57,6 +58,8 @@ class Limiter:
         self.local = MemoryStore(most=conf.memory_keys)
         """Decides for the rules that say `on_unavailable="local"`: each process its part of the limit."""
         self.outages = Outages(is_whole=lambda: self.store.is_whole)
+        self.telling = TellingStore(self)
+        """The store for services that raise `StoreUnavailable`."""
         self._skew = 0
 
     def decide(self, plan: Plan, mode: str) -> Decision:
@@ -181,6 +184,12 @@ def limiter_of(settings: QuotaSettings) -> Limiter:
     return limiter
 
 
+def note_failure(error: StoreUnavailable) -> None:
+    """Tell of an outage by an error that somebody is about to answer, where it has not been told."""
+    if not (isinstance(error, StoreFull) or error.only_here):  # which are told of where they are met
+        send(get_limiter().outages.failed(error, []), Limiter)
+
+
 def _overrides_marker() -> str:
     """Return the key that shows that Redis holds the overrides; empty where nobody would publish them."""
     return overrides.marker_key(current().prefix) if overrides.on_lost else ""
@@ -286,7 +295,7 @@ def reset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: object) ->
     if not plan or not current().enabled:
         return False
     decide_plan(plan, "peek")  # brings the limits of an override into the plan
-    return bool(get_limiter().store.run(plan.forgetting()) > 0)
+    return bool(get_limiter().telling.run(plan.forgetting()) > 0)
 
 
 async def areset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: object) -> bool:
@@ -295,7 +304,7 @@ async def areset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: obj
     if not plan or not current().enabled:
         return False
     await adecide_plan(plan, "peek")  # brings the limits of an override into the plan
-    return bool(await get_limiter().store.arun(plan.forgetting()) > 0)
+    return bool(await get_limiter().telling.arun(plan.forgetting()) > 0)
 
 
 def decide_plan(plan: Plan, mode: str) -> Decision:

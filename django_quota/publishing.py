@@ -94,7 +94,7 @@ def how_many_wait(using: str, most: int | None = None) -> int:
 
 def has_tables(using: str) -> bool:
     """Say whether the tables of overrides are there; a site without a database has none."""
-    wanted = {model._meta.db_table for model in (QuotaOverride, OverrideOutbox)}
+    wanted = {model._meta.db_table for model in (QuotaOverride, OverrideOutbox)}  # noqa: SLF001 — Django's public API
     try:
         return wanted <= set(connections[using].introspection.table_names())
     except ImproperlyConfigured:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota import check, concurrency
+from django_quota import aonce, check, concurrency, counter, once, slot
 from django_quota.clock import freeze
 from django_quota.days import day_of
-from django_quota.exceptions import StoreUnavailable
+from django_quota.exceptions import StoreFull, StoreUnavailable
+from django_quota.limiter import get_limiter, note_failure
 from django_quota.outages import SETTLED, Outages, _complain, ongoing
 from django_quota.signals import store_back, store_lost
 from django_quota.testing import RedisServer
@@ -144,3 +146,85 @@ def test_while_one_of_the_servers_is_gone_the_answers_of_others_end_nothing() ->
     whole = True
     clock.now += 60
     assert [what for what, _ in outages.answered()] == [store_back]
+
+
+def write(what: str, number: int) -> None:
+    match what:
+        case "counter":
+            counter("hits").incr("user:1")
+        case "take":
+            counter("stock").take("sku:1", 1)
+        case "unique":
+            counter("seen").unique("user:1", str(number))
+        case "once":
+            once("event", number)
+        case "slot":
+            with slot("export", 3):
+                pass
+
+
+async def awrite(what: str, number: int) -> None:
+    match what:
+        case "counter":
+            await counter("hits").aincr("user:1")
+        case "take":
+            await counter("stock").atake("sku:1", 1)
+        case "unique":
+            await counter("seen").aunique("user:1", str(number))
+        case "once":
+            await aonce("event", number)
+        case "slot":
+            async with slot("export", 3):
+                pass
+
+
+def written(kind: str, what: str, number: int) -> None:
+    """Have a service change something in the store."""
+    asyncio.run(awrite(what, number)) if kind == "async" else write(what, number)
+
+
+@pytest.mark.parametrize("what", ["counter", "take", "unique", "once", "slot"])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_an_outage_that_only_a_service_meets_is_told_once_each_way(
+    kind: str, what: str, redis_cache: RedisServer, raw: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    counter("stock").set("sku:1", 9)
+    limiter, clock = get_limiter(), Clock()
+    limiter.outages = Outages(clock)
+    written(kind, what, 0)
+    raw.config_set("maxmemory", 1)
+    try:
+        for number in range(3):
+            with pytest.raises(StoreUnavailable):
+                written(kind, what, number + 1)
+            clock.now += 10
+            assert counter("stock").get("sku:1") > 0  # which says nothing of writing
+            assert limiter.outages.is_on
+    finally:
+        raw.config_set("maxmemory", 0)
+    written(kind, what, 9)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_spoilt_key_that_a_service_meets_is_told_once_by_its_subject(
+    kind: str, redis_cache: RedisServer, raw: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    raw.set("quota:1:{global}:l:export", "alien")
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable):
+            written(kind, "slot", 0)
+    assert not get_limiter().outages.is_on
+    (line,) = caplog.records
+    assert "holds for 'global'" in line.getMessage()
+
+
+def test_a_full_memory_store_is_no_outage(memory_store: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise StoreFull
+
+    monkeypatch.setattr(get_limiter().store, "run", full)
+    with pytest.raises(StoreFull):
+        counter("hits").incr("user:1")
+    note_failure(StoreFull())
+    assert not get_limiter().outages.is_on

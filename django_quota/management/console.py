@@ -1,24 +1,94 @@
-"""What the commands share: the store that they need, how they are told to stop, what may be written to a terminal."""
+"""What the commands share: the store that they need, how they are told to stop, and how they print.
+
+Names may be what a client chose, and whoever reads may leave.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, TextIO
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import CommandError
+from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 from django.db import DatabaseError
 
 from django_quota import status
-from django_quota.conf import current
-from django_quota.exceptions import ConfigurationError, QuotaError
+from django_quota.exceptions import ConfigurationError
 from django_quota.hints import rule_hint, subject_hint
-from django_quota.publishing import has_tables, how_many_wait, is_pending, publish_pending, write_database
 from django_quota.stores.redis import RedisStore
+
+NOBODY_READS = 141
+"""The exit status of a command whose reader has left: as a shell has it of what SIGPIPE (13) ends, 128 + 13."""
+
+
+class ReaderGoneError(Exception):
+    """Nobody reads any more what a command prints."""
+
+
+class _Stream(OutputWrapper):
+    """stdout or stderr of the process."""
+
+    def write(  # type: ignore[override]
+        self, msg: str = "", style_func: Callable[[str], str] | None = None, ending: str | None = None
+    ) -> None:
+        with _noticing():
+            super().write(msg, style_func, ending)
+
+    def flush(self) -> None:
+        with _noticing():
+            super().flush()
+
+
+@contextmanager
+def _noticing() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:  # of this stream, and of no other: a socket's is none of these
+        raise ReaderGoneError from error
+
+
+class PrintingCommand(BaseCommand):
+    """A command that ends without a word where its reader leaves, as in `manage.py quota_events | head -1`."""
+
+    def __init__(self, stdout: TextIO | None = None, stderr: TextIO | None = None, **options: Any) -> None:
+        super().__init__(stdout, stderr, **options)
+        if stdout is None:
+            self.stdout = _Stream(sys.stdout)
+        if stderr is None:
+            style, self.stderr = self.stderr.style_func, _Stream(sys.stderr)
+            self.stderr.style_func = style
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Run it for the command line."""
+        try:
+            super().run_from_argv(argv)
+            self.stdout.flush()
+        except ReaderGoneError:
+            self._drop()
+            sys.exit(NOBODY_READS)
+        except SystemExit as ended:  # such as that of --help, which Django prints by itself
+            if self._drop() and not ended.code:
+                sys.exit(NOBODY_READS)
+            raise
+
+    def _drop(self) -> bool:
+        """Drop what nobody reads: Python would complain of it at exit. Say whether there was any."""
+        dropped = False
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except BrokenPipeError:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream.fileno())
+                os.close(nowhere)
+                dropped = True
+        return dropped
 
 
 def redis_store() -> RedisStore:
@@ -53,62 +123,6 @@ def subject_note(subject: str) -> str:
 def rule_notes(rules: Iterable[str]) -> list[str]:
     """Return a note for each name that no known rule has."""
     return [f"Note: {printable(words)}" for words in map(rule_hint, rules) if words]
-
-
-class Waiting(NamedTuple):
-    """What became of changes of overrides that waited to be published."""
-
-    published: int = 0
-    left: int | None = None
-    """How many wait still; None where that is not known: there is no database, or it does not answer."""
-    note: str = ""
-    """What is to be said of those that wait."""
-    with_subject: bool = False
-    """Whether that of a subject that was asked for is among them."""
-    problem: QuotaError | None = None
-    """Why Redis could not be told."""
-
-    @property
-    def lines(self) -> list[str]:
-        """What is to be said of those that were published."""
-        return [f"Published {self.published:,} changes of overrides that had waited."] if self.published else []
-
-    def as_json(self) -> dict[str, int | None]:
-        """Return it for machines."""
-        return {"published": self.published, "waiting": self.left}
-
-
-def publish_what_waits() -> Waiting:
-    """Publish the overrides that were saved while Redis was away, and say what waits still. It raises nothing."""
-    database, published, problem = write_database(), 0, None
-    try:
-        if current().enabled and has_tables(database):
-            published = publish_pending(database)
-    except QuotaError as error:
-        problem = error
-    except DatabaseError as error:
-        return _not_known(error)
-    return what_waits()._replace(published=published, problem=problem)
-
-
-def what_waits(subject: str | None = None) -> Waiting:
-    """Say how many changes of overrides wait to be published, and whether those of a subject do. It raises nothing."""
-    database = write_database()
-    try:
-        if not has_tables(database):
-            return Waiting()
-        left = how_many_wait(database)
-        with_subject = subject is not None and is_pending(subject, database)
-    except DatabaseError as error:
-        return _not_known(error)
-    note = f"{left:,} changes of overrides wait to be published to Redis." if left else ""
-    if with_subject:
-        note += " Some are of this subject: what is said of it holds without them."
-    return Waiting(0, left, note, with_subject)
-
-
-def _not_known(error: DatabaseError) -> Waiting:
-    return Waiting(note=f"Whether overrides wait to be published is not known: {explained(error)}")
 
 
 @contextmanager

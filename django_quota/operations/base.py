@@ -103,6 +103,14 @@ class Operation(ABC):
     def arguments(self) -> Sequence[str | int]:
         """Return the arguments of the script, behind the time."""
 
+    def fits(self, reply: Any) -> bool:
+        """Say whether a reply can be the one to this: who reads it need not mind then what a server may say."""
+        return isinstance(reply, self.replies)
+
+    def has_written(self, reply: Any) -> bool:  # noqa: ARG002 — of others
+        """Say whether a reply shows that the store takes writes; False where it does not tell."""
+        return False
+
     @abstractmethod
     def run(self, states: States, now: int) -> Any:
         """Do it over these states at `now` (microseconds), and return what the script would reply."""

@@ -7,12 +7,13 @@ it says so: the algorithm files in the order of `EVERY`, then `PARTS`; a file ma
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from django_quota.algorithms import EVERY, Step, Verdict, is_stale
-from django_quota.operations.base import Operation, Script, States, lua_source
+from django_quota.operations.base import Operation, Script, States, lua_source, text
 from django_quota.operations.hits import Hit
 from django_quota.operations.holds import give_back_due, hold, replace, settle, states_after_due
+from django_quota.operations.shapes import are_whole, is_rows, moment, whole, words
 from django_quota.operations.standing import BAN_BEGAN, BAN_LEVEL, EXEMPT, Case, stand
 from django_quota.operations.telling import count, tell
 from django_quota.operations.undo import known_before, undo_all
@@ -85,6 +86,22 @@ class Decide(Operation):
                 arguments += (step.wire, step.cost)
         return arguments
 
+    def fits(self, reply: Any) -> bool:
+        """Say whether a reply can be the one to this."""
+        if not isinstance(reply, list) or len(reply) < 2 or not moment(reply[0]):  # noqa: PLR2004 — now and the verdict
+            return False
+        if reply[1] == STALE:
+            return not self.mode.startswith("undo") and is_rows(reply[2:], self._is_index, whole, _is_override)
+        end = 2
+        for hit in self.hits:
+            end += 4 * len(hit.steps)
+        if len(reply) < end or (len(reply) - end) % 3 or not are_whole(reply):
+            return False
+        return len(reply) == end or all(map(self._is_index, reply[end::3]))
+
+    def _is_index(self, part: object) -> bool:
+        return isinstance(part, int) and 0 <= part < len(self.hits)
+
     def run(self, states: States, now: int) -> list[int | str]:
         """Decide over these states."""
         cases = [Case(hit, index) for index, hit in enumerate(self.hits)]
@@ -130,6 +147,11 @@ class Decide(Operation):
         if not stale:
             _take_back(states, cases, mode, now)
         return stale or None
+
+
+def _is_override(part: object) -> bool:
+    """Say whether it is a rate override as it is published, or none."""
+    return words(part) and (not part or text(part).count(" ") >= 3)  # type: ignore[arg-type]  # noqa: PLR2004
 
 
 def _numbers(cases: Sequence[Case]) -> Iterator[int]:

@@ -5,7 +5,7 @@ It must not know what was asked, nor of whom.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from traceback import walk_tb
 from typing import Any
@@ -23,8 +23,9 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable, without_secrets
+from django_quota.operations.base import Operation
 from django_quota.stores.connections import AllInUseError
-from django_quota.stores.wire import CutAtOnceError, has_answered, is_of_caller
+from django_quota.stores.wire import CutAtOnceError, has_answered, is_of_caller, out_of_step
 
 _OF_A_CLUSTER = (ClusterCrossSlotError, AskError)  # MOVED is an AskError of redis-py
 """What a server of a Cluster says to a client that knows of none; by their names before redis-py 6."""
@@ -120,6 +121,13 @@ def translated(
         if is_of_caller(error) or not (is_theirs is None or is_theirs(error)):
             raise
         raise into(error) from error
+
+
+def check_replies(operations: Sequence[Operation], replies: Sequence[Any]) -> None:
+    """Raise redis-py's `ConnectionError` where a reply cannot be that of its operation."""
+    for operation, reply in zip(operations, replies, strict=True):
+        if not operation.fits(reply):
+            raise out_of_step(reply)
 
 
 def _without_frames(error: BaseException) -> None:

@@ -6,7 +6,7 @@ and a hit must not count twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,10 +18,11 @@ from django_quota.exceptions import StoreUnavailable
 from django_quota.operations.base import Operation
 from django_quota.operations.leases import Ring
 from django_quota.stores.aliases import config_of, sync_client
-from django_quota.stores.breaker import FREELY, Breaker
+from django_quota.stores.breaker import FREELY, Breaker, holding
 from django_quota.stores.connections import AllInUseError, AsyncClient, AsyncClients, SyncConnections
 from django_quota.stores.errands import Errand, Errands, Taken, ahear, along, hear
 from django_quota.stores.errors import (
+    check_replies,
     is_cut,
     is_of_redis_py,
     is_read_only,
@@ -66,10 +67,10 @@ class RedisStore:
         turn = self._enter()
         try:
             try:
-                reply = self._exchange(wire, operation.replies, turn)
+                reply = self._exchange(wire, operation.fits, turn)
             except NoScriptError:
                 self._errands.hurry()  # a server that does not know our script may be a new one
-                reply = self._exchange(packed(_in_full(operation, now)), operation.replies, turn)
+                reply = self._exchange(packed(_in_full(operation, now)), operation.fits, turn)
         except BaseException as error:
             self._note(error, turn)
             if is_of_caller(error):
@@ -89,7 +90,8 @@ class RedisStore:
                 client = sync_client(self.alias)
                 ask_in_time(client.connection_pool, config_of(self.alias).get("OPTIONS") or {})
                 self._client = plain_client(client)
-            yield self._client
+            with holding(turn):
+                yield self._client
         except BaseException as error:
             if not is_of_redis_py(error):
                 self.breaker.left(turn)
@@ -134,8 +136,9 @@ class RedisStore:
             pipeline.execute_command("SCRIPT LOAD", operations[0].script.text)
             for operation in operations:
                 pipeline.execute_command(*command_of(operation, now))
-            replies: list[Any] = pipeline.execute()
-        return replies[1:]
+            replies: list[Any] = pipeline.execute()[1:]
+            check_replies(operations, replies)
+        return replies
 
     def listen(self, bell: str, seconds: float) -> bool:
         """Wait at a bell; see `Store.listen`."""
@@ -146,8 +149,8 @@ class RedisStore:
         """Ring a bell; see `Store.ring`."""
         self.run(Ring(bell))
 
-    def _exchange(self, wire: bytes, wanted: type = object, turn: int = FREELY) -> Any:
-        """Send one command and read its reply, of the type that is wanted: one round trip, never repeated."""
+    def _exchange(self, wire: bytes, fits: Callable[[Any], bool], turn: int = FREELY) -> Any:
+        """Send one command and read its reply, which must fit: one round trip, never repeated."""
         connection = self._connection(turn)
         taken: Sequence[Taken] = ()
         try:
@@ -156,7 +159,7 @@ class RedisStore:
             if taken:
                 hear(taken, connection)
             reply = connection.read_response()
-            if not isinstance(reply, wanted):
+            if not fits(reply):
                 raise out_of_step(reply)  # noqa: TRY301 — the connection is of no use any more
         except ResponseError as error:
             self.breaker.succeeded()
@@ -197,10 +200,10 @@ class RedisStore:
                 client = await self._async_clients.get()
                 told = (client, turn, cancellation)
                 try:
-                    reply = await self._aexchange(told, wire, operation.replies)
+                    reply = await self._aexchange(told, wire, operation.fits)
                 except NoScriptError:
                     self._errands.hurry()  # a server that does not know our script may be a new one
-                    reply = await self._aexchange(told, packed(_in_full(operation, now)), operation.replies)
+                    reply = await self._aexchange(told, packed(_in_full(operation, now)), operation.fits)
             except BaseException as error:
                 self._note(error, turn)
                 if is_of_caller(error):
@@ -217,7 +220,9 @@ class RedisStore:
         """Ring a bell; see `Store.ring`."""
         await self.arun(Ring(bell))
 
-    async def _aexchange(self, told: tuple[AsyncClient, int, Cancellation], wire: bytes, wanted: type = object) -> Any:
+    async def _aexchange(
+        self, told: tuple[AsyncClient, int, Cancellation], wire: bytes, fits: Callable[[Any], bool]
+    ) -> Any:
         """Send one command and read its reply; see `_exchange`."""
         client, turn, cancellation = told
         pool: Any = client.client.connection_pool
@@ -238,7 +243,7 @@ class RedisStore:
                 if taken:
                     await ahear(taken, connection)
                 reply = await reply_on(connection)
-                if not isinstance(reply, wanted):
+                if not fits(reply):
                     raise out_of_step(reply)  # noqa: TRY301 — the connection is of no use any more
             except ResponseError as error:
                 self.breaker.succeeded()

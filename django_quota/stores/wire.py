@@ -43,7 +43,17 @@ class GarbledError(RedisConnectionError):
 
 def out_of_step(reply: object) -> GarbledError:
     """Return the error to raise where a reply cannot be the one to what was asked."""
-    return GarbledError(f"a reply of the type {type(reply).__name__} is none to what was asked")
+    what = f"a list of {len(reply)}" if isinstance(reply, list) else f"of the type {type(reply).__name__}"
+    return GarbledError(f"a reply that is {what} is none to what was asked")
+
+
+def paired(reply: Any) -> Any:
+    """Return a mapping that came over the wire as names and values in turn; as it is where redis-py has made it one."""
+    if isinstance(reply, dict):
+        return reply
+    if not isinstance(reply, list) or len(reply) % 2:
+        raise out_of_step(reply)
+    return dict(zip(reply[::2], reply[1::2], strict=True))
 
 
 def is_of_caller(error: BaseException) -> bool:

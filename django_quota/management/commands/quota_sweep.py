@@ -1,6 +1,8 @@
 """`manage.py quota_sweep`: drop what has expired from the sorted sets in Redis; see `django_quota.sweeping`.
 
-Overrides that were saved while Redis was away are published first. It may be stopped or killed at any time, and run as often as one likes: the next one goes on where it was stopped,
+Overrides that were saved while Redis was away are published first.
+
+It may be stopped or killed at any time, and run as often as one likes: the next one goes on where it was stopped,
 within an hour, on the same run of the server, and with the same --rule.
 """
 
@@ -10,13 +12,14 @@ import json
 import threading
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import close_old_connections
 
 from django_quota.conf import current
 from django_quota.exceptions import QuotaError, StoreUnavailable
-from django_quota.management.console import Waiting, publish_what_waits, redis_store, rule_notes, stopping, what_waits
+from django_quota.management.console import PrintingCommand, redis_store, rule_notes, stopping
 from django_quota.management.progress import progress
+from django_quota.management.waiting import Waiting, publish_what_waits, what_waits
 from django_quota.sweeping import Report, Sweeper
 
 MOST_MS = 1_000
@@ -26,7 +29,7 @@ LONGEST_PAUSE = 86_400.0
 """The most seconds between two sweeps."""
 
 
-class Command(BaseCommand):
+class Command(PrintingCommand):
     """The command; see the module."""
 
     help = (
@@ -59,12 +62,7 @@ class Command(BaseCommand):
         with stopping() as stop:
             while True:
                 try:
-                    waiting = self._publish(is_dry=options["dry_run"])
-                    missed = self._sweep(stop, options, waiting)
-                    if missed and options["every"] is None:
-                        raise CommandError("Not all of the Cluster was swept.")
-                    if waiting.problem is not None:
-                        raise waiting.problem
+                    self._round(stop, options)
                 except StoreUnavailable as error:
                     if options["every"] is None:
                         raise CommandError(str(error)) from error
@@ -75,12 +73,16 @@ class Command(BaseCommand):
                     return
                 close_old_connections()
 
-    def _publish(self, *, is_dry: bool) -> Waiting:
-        """Publish the overrides that wait, and say which wait still."""
-        waiting = what_waits() if is_dry else publish_what_waits()
+    def _round(self, stop: threading.Event, options: dict[str, Any]) -> None:
+        """Publish the overrides that wait, and sweep once. Raises what either has met; both are tried."""
+        waiting = what_waits() if options["dry_run"] else publish_what_waits()
         if waiting.note:
             self.stderr.write(waiting.note)
-        return waiting
+        missed = self._sweep(stop, options, waiting)
+        if missed and options["every"] is None:
+            raise CommandError("Not all of the Cluster was swept.")
+        if waiting.problem is not None:
+            raise waiting.problem
 
     def _sweep(self, stop: threading.Event, options: dict[str, Any], waiting: Waiting) -> int:
         """Sweep once, and return how much of a Cluster did not answer."""
