@@ -153,6 +153,11 @@ def _canonical_part(part: str, ipv6_prefix: int) -> str:
             address = canonical(str(IPv6Network((text, int(prefix)), strict=False).network_address), int(prefix))
         except ValueError:  # an IPv4 network, or no prefix at all: subjects are single addresses there
             address = None
+    if address is None and slash and canonical(text, FULL_IPV6) is not None:
+        raise RuleError(
+            f"{reprlib.repr(part)} is a network, and a subject is one address, such as 'ip:203.0.113.9'; "
+            f"IPv6 goes by its /{ipv6_prefix}."
+        )
     if address is None:
         raise _no_address(part)
     return f"ip:{address}"

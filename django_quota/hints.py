@@ -16,6 +16,8 @@ from django.db import router
 from django.utils.translation import gettext as _
 
 from django_quota.addresses import FULL_IPV6, canonical
+from django_quota.conf import current
+from django_quota.exceptions import RuleError
 from django_quota.overrides import ALL_RULES
 from django_quota.status import known_rules
 from django_quota.subjects import GLOBAL, named_subject, user_subject
@@ -42,6 +44,28 @@ def meant_subject(text: str) -> str:
     return named_subject(f"ip:{text}" if is_address(text) else text)
 
 
+def network_hint(text: str) -> str:
+    """Say why a network is no subject; empty where a text is none, or is what IPv6 addresses go by."""
+    bare = text.removeprefix("ip:")
+    address, slash, bits = bare.partition("/")
+    own = current().ipv6_prefix
+    if not slash or "+" in text or not is_address(address) or (":" in address and bits == str(own) and _is_one(bare)):
+        return ""
+    words = {"subject": text, "bits": own}
+    return _(
+        "No request has the subject “%(subject)s”: it is a network, and a subject is one address. IPv6 addresses go by "
+        "their /%(bits)d."
+    ) % words  # fmt: skip
+
+
+def _is_one(address: str) -> bool:
+    try:
+        named_subject(f"ip:{address}")
+    except RuleError:
+        return False
+    return True
+
+
 def is_bare(subject: str) -> bool:
     """Say whether a subject is a word that no request brings: neither `global`, nor a kind and a value."""
     return ":" not in subject and subject != GLOBAL
@@ -53,6 +77,8 @@ def subject_hint(subject: str, *, with_users: bool = True) -> str:
     `with_users`: whether users are looked up by name; who may not see them must not learn of them.
     """
     words = {"subject": subject}
+    if network := network_hint(subject):
+        return network
     if is_address(subject):
         words["meant"] = meant_subject(subject)
         return _("No request has the subject “%(subject)s”: an address is written “%(meant)s”.") % words

@@ -98,6 +98,13 @@ def nothing_that_waits_is_published_after_an_outage() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def no_tables_where_there_is_no_database(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that look for what waits in the database do without it, as on a site that has none."""
+    if "database" not in request.fixturenames and request.node.get_closest_marker("django_db") is None:
+        monkeypatch.setattr("django_quota.management.waiting.has_tables", lambda _: False)
+
+
+@pytest.fixture(autouse=True)
 def nothing_is_tallied(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A tally may reach Redis a moment late, among the keys of the next test; those of the overview turn it on.
 

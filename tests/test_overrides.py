@@ -14,7 +14,7 @@ import pytest
 import redis
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
-from django.db import connection, connections, transaction
+from django.db import OperationalError, connection, connections, transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +27,7 @@ from django_quota.models import OverrideOutbox, QuotaOverride
 from django_quota.operations.base import DictStates, text
 from django_quota.operations.publish import AFTER_END, OVERRIDE_TTL
 from django_quota.overrides import Override, marker_key, publication, published, standing_key
+from django_quota.signals import store_back
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis import RedisStore
 from django_quota.testing import RedisServer, freeze
@@ -340,6 +341,121 @@ class TestRedisAway:
         assert not publishing.is_pending("user:1", "default")
 
 
+@pytest.mark.usefixtures("published_at_once")
+class TestRedisBack:
+    """What waits is published by whoever notices that Redis is back, and by nobody twice."""
+
+    @pytest.fixture(autouse=True)
+    def _anew(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(republishing, "_wake", republishing._Wake())
+        monkeypatch.setattr(republishing._Looking, "has_missed_tables", False)
+
+    def saved_while_away(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Save a block by a process that ends: nobody tries again."""
+        with monkeypatch.context() as patch:
+            patch.setattr(publishing, "run_all", self.refuse)
+            patch.setattr(republishing, "in_background", lambda *_: None)
+            blocked()
+        assert held() == {}
+
+    @staticmethod
+    def refuse(*_: Any) -> Any:
+        raise StoreUnavailable("it is away")
+
+    def back(self) -> None:
+        republishing.publish_when_back(seconds=2.0)
+        background.join(republishing.RETRIES)
+
+    def test_it_is_what_the_end_of_an_outage_calls(self) -> None:
+        republishing.connect()
+        assert republishing.publish_when_back in store_back._live_receivers(None)[0]
+
+    def test_what_another_process_saved_is_published(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        self.saved_while_away(monkeypatch)
+        self.back()
+        assert held() == {"search": BLOCKED}
+        assert not OverrideOutbox.objects.exists()
+        assert "published late, 1 of them" in caplog.text
+
+    def test_where_nothing_waits_nothing_is_said_and_redis_is_not_asked(
+        self, settings: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nonexistent/redis.sock"}}
+        self.back()
+        assert caplog.text == ""
+
+    def test_a_retry_that_pauses_is_woken(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(republishing, "FIRST_RETRY", 86_400.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(publishing, "run_all", self.refuse)
+            blocked()
+        assert held() == {}
+        self.back()
+        assert held() == {"search": BLOCKED}
+
+    def test_while_another_process_publishes_it_is_left_to_that_one_and_looked_at_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.saved_while_away(monkeypatch)
+        pauses: list[float] = []
+        with overrides.locked(RedisStore("default"), PREFIX) as keep:
+            assert keep is not None
+            lock = f"{marker_key(PREFIX)}:lock"
+
+            def pause(seconds: float) -> None:
+                pauses.append(seconds)
+                assert held() == {}
+                if len(pauses) == 3:  # the other one has died, and its lock has run out
+                    with get_limiter().store.commands() as client:  # type: ignore[attr-defined]
+                        client.delete(lock)
+
+            monkeypatch.setattr(republishing._wake, "pause", pause)
+            self.back()
+        assert pauses == [0.0, 1.0, 2.0]
+        assert held() == {"search": BLOCKED}
+
+    def test_a_database_that_does_not_answer_is_told_once_and_asked_again(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        self.saved_while_away(monkeypatch)
+        answers = iter([OperationalError("it is slow"), OperationalError("it is slow"), None])
+
+        def count(using: str, most: int | None = None) -> int:
+            if (error := next(answers)) is not None:
+                raise error
+            return publishing.how_many_wait(using, most)
+
+        monkeypatch.setattr(republishing, "how_many_wait", count)
+        monkeypatch.setattr(republishing._wake, "pause", lambda _: None)
+        self.back()
+        assert held() == {"search": BLOCKED}
+        assert caplog.text.count("Overrides wait, and cannot be published: it is slow. It is tried again.") == 1
+
+    def test_where_limiting_is_off_it_waits_on(self, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.saved_while_away(monkeypatch)
+        settings.QUOTA = {"ENABLED": False}
+        self.back()
+        assert publishing.is_pending("user:1", "default")
+
+    def test_a_site_without_the_tables_is_told_once(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(type(connection.introspection), "table_names", lambda *_, **__: [])
+        self.back()
+        self.back()
+        assert caplog.text.count("`migrate` makes them") == 1
+
+    def test_a_site_without_a_database_is_told_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
+        with default_database({"ENGINE": "django.db.backends.dummy"}):
+            self.back()
+            republishing._Looking.again = 0.0
+            republishing.republish_if_lost()
+            background.join(republishing.REPUBLISHING)
+        assert caplog.text == ""
+
+
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
@@ -622,6 +738,23 @@ class TestTheCommand:
         assert not QuotaOverride.objects.exists()
         assert check("5/m", "ip:127.0.0.1")
 
+    @pytest.mark.parametrize("network", ["10.0.0.0/8", "ip:10.0.0.0/8", "10.0.0.1/x", "10.0.0.0/8/8"])
+    def test_a_network_is_no_subject(self, network: str) -> None:
+        with pytest.raises(CommandError, match="is a network, and a subject is one address"):
+            said("set", network, "blocked")
+        assert not QuotaOverride.objects.exists()
+
+    def test_a_network_of_ipv6_that_no_request_goes_by_is_saved_with_a_note(self) -> None:
+        assert "it is a network, and a subject is one address" in said("set", "2001:db8::/32", "blocked")
+        assert "network" not in said("set", "2001:db8::/64", "blocked")
+
+    def test_a_network_that_code_has_saved_is_listed_and_cleared(self) -> None:
+        assert "it is a network" in said("clear", "10.0.0.0/8")
+        QuotaOverride.objects.create(subject="10.0.0.0/8", rule="*", mode="blocked")
+        assert "10.0.0.0/8" in said("list", "--subject", "10.0.0.0/8")
+        assert said("clear", "10.0.0.0/8").startswith("Cleared")
+        assert not QuotaOverride.objects.exists()
+
     def test_a_subject_that_no_request_has_is_saved_with_a_note(self) -> None:
         joe = User.objects.create_user("joe")
         for subject in ("joe", "user:joe"):
@@ -643,7 +776,7 @@ class TestTheCommand:
 
         monkeypatch.setattr(publishing, "run_all", refuse)
         monkeypatch.setattr(republishing, "in_background", lambda *_: None)
-        with pytest.raises(CommandError, match="quota_sync"):
+        with pytest.raises(CommandError, match="published soon after Redis is back: by a process that notices"):
             said("set", "user:1", "blocked")
         assert QuotaOverride.objects.exists()
 

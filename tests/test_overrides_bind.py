@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from django.db import connection
 from django.http import HttpResponse
 from django.test.utils import CaptureQueriesContext
 
-from django_quota import background, check, overrides, plans, publishing, quota, republishing
+from django_quota import acheck, background, check, overrides, plans, publishing, quota, republishing
 from django_quota.limiter import get_limiter
 from django_quota.models import QuotaOverride
+from django_quota.signals import store_back
 from django_quota.stores.redis import RedisStore
 from django_quota.testing import RedisServer
 from tests.calls import get, run
@@ -73,3 +75,27 @@ def test_a_redis_that_comes_back_empty_is_told_again_by_whoever_asks_next(
     wait_until(lambda: not check("5/m", SUBJECT))
     background.join(republishing.REPUBLISHING)
     assert raw.exists(overrides.marker_key("quota"))
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_block_that_was_saved_while_redis_took_no_changes_binds_once_a_web_process_notices_that_it_does(
+    kind: str, manage: Manage, raw: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`quota_override` has ended long since: the process that decides has nothing of it but the row."""
+
+    def ask() -> Any:
+        return check("1000000/m", SUBJECT) if kind == "sync" else asyncio.run(acheck("1000000/m", SUBJECT))
+
+    store_back.connect(republishing.publish_when_back, dispatch_uid=republishing.DISPATCH_UID)
+    assert not ask().degraded
+    raw.config_set("maxmemory", 1)
+    try:
+        assert manage.start("quota_override", "set", SUBJECT, "blocked").wait() == 1
+        assert ask().degraded
+    finally:
+        raw.config_set("maxmemory", 0)
+    with CaptureQueriesContext(connection) as queries:
+        wait_until(lambda: not ask())
+    assert queries.captured_queries == []
+    background.join(republishing.RETRIES)
+    assert "published late, 1 of them" in caplog.text

@@ -307,6 +307,16 @@ class TestWhatAStrangerAsks:
         assert "“ip:203.0.113.9”" in noted(command, "203.0.113.9")
         assert noted(command, SUBJECT) == ""
 
+    @pytest.mark.parametrize("network", ["10.0.0.0/8", "10.0.0.1/x", "2001:db8::/32", "10.0.0.0/8/8"])
+    @pytest.mark.parametrize("command", [("quota_status",), ("quota_reset",), ("quota_reset", "--dry-run")])
+    def test_of_a_network_it_is_said_that_it_is_none(self, command: tuple[str, ...], network: str) -> None:
+        assert "is a network, and a subject is one address" in noted(*command, network)
+        try:
+            told = noted(*command, f"ip:{network}")
+        except CommandError as error:
+            told = str(error)
+        assert "is a network, and a subject is one address" in told
+
     @pytest.mark.parametrize("command", ["quota_status", "quota_reset"])
     @pytest.mark.django_db
     def test_of_a_name_the_user_is_named(self, command: str) -> None:

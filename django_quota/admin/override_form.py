@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy
 
 from django_quota.admin.names import user_key
 from django_quota.admin.wording import LimitRow
-from django_quota.exceptions import QuotaError
+from django_quota.exceptions import QuotaError, RuleError
 from django_quota.hints import is_address, meant_subject, rule_hint, subject_hint
 from django_quota.models import QuotaOverride
 from django_quota.overrides import ALL_RULES
@@ -98,10 +98,7 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's own t
         cleaned = super().clean() or self.cleaned_data
         user, subject = cleaned.get("user"), cleaned.get("subject")
         if subject and is_address(subject):
-            cleaned["subject"] = subject = meant_subject(subject)
-            shown: Any = cast("Any", self.data).copy()
-            shown[self.add_prefix("subject")] = subject
-            self.data = shown  # the field shows what is meant
+            subject = self._meant(subject)
         if user is not None:
             named = user_subject(user)
             if subject and subject != named:
@@ -110,6 +107,18 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's own t
         elif not subject and "subject" in self.fields and "subject" not in self.errors:
             self.add_error("subject", _("Say whom: a subject, or a user."))
         return cleaned
+
+    def _meant(self, address: str) -> str | None:
+        """Put the subject that an address means into its field, where it means one."""
+        try:
+            meant = meant_subject(address)
+        except RuleError as error:
+            self.add_error("subject", str(error))
+            return None
+        shown: Any = cast("Any", self.data).copy()
+        shown[self.add_prefix("subject")] = self.cleaned_data["subject"] = meant
+        self.data = shown  # the field shows what is meant
+        return meant
 
 
 def hints_of(row: QuotaOverride, *, with_users: bool) -> list[str]:

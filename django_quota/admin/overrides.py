@@ -22,16 +22,15 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_quota.addresses import FULL_IPV6, canonical
 from django_quota.admin.lists import CheckedList, RuleFilter
 from django_quota.admin.names import may_see_users
 from django_quota.admin.override_actions import OverrideActions
 from django_quota.admin.override_form import OverrideForm, Previewed, hints_of
 from django_quota.admin.subject_page import note
 from django_quota.admin.wording import STATES, mode_in_words, moment_in_words, state_of
+from django_quota.hints import is_address, meant_subject, network_hint
 from django_quota.models import QuotaOverride, Subject
 from django_quota.overrides import ALL_RULES
-from django_quota.subjects import named_subject
 
 LONGEST_TERM = 200
 """Characters that a search looks for."""
@@ -143,6 +142,13 @@ class QuotaOverrideAdmin(OverrideActions, admin.ModelAdmin):  # type: ignore[typ
             return self.list_display
         return ["state" if name == "state_link" else name for name in self.list_display]
 
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Show the list; say why a network that is looked for is no subject."""
+        problem = network_hint(request.GET.get("q", "").strip()[:LONGEST_TERM]) if request.method == "GET" else ""
+        if problem:
+            self.message_user(request, problem, messages.WARNING)
+        return super().changelist_view(request, extra_context)
+
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
@@ -151,8 +157,9 @@ class QuotaOverrideAdmin(OverrideActions, admin.ModelAdmin):  # type: ignore[typ
         if not term:
             return queryset, False
         wanted = Q(subject__startswith=term) | Q(rule__startswith=term) | Q(reason__icontains=term)
-        if canonical(term.removeprefix("ip:").partition("/")[0], FULL_IPV6) is not None:
-            wanted |= Q(subject=named_subject(f"ip:{term.removeprefix('ip:')}"))
+        address = term.removeprefix("ip:")
+        if is_address(address) and not network_hint(address):
+            wanted |= Q(subject=meant_subject(address))
         return queryset.filter(wanted), False
 
     # --- the form -----------------------------------------------------------------------------------------------------

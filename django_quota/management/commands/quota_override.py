@@ -16,7 +16,7 @@ from django.utils.dateparse import parse_date, parse_datetime
 
 from django_quota.conf import current
 from django_quota.exceptions import QuotaError, RateError, did_you_mean
-from django_quota.hints import is_address, meant_subject
+from django_quota.hints import is_address, meant_subject, network_hint
 from django_quota.management.console import PrintingCommand, explained, printable, subject_note
 from django_quota.models import QuotaOverride
 from django_quota.overrides import ALL_RULES
@@ -95,12 +95,14 @@ class Command(PrintingCommand):
         self._refuse_pending(subject, database)
 
     def _clear(self, options: dict[str, Any]) -> None:
-        subject, database = meant_subject(options["subject"]), write_database()
+        subject, database = _sought(options["subject"]), write_database()
         rows = QuotaOverride.objects.using(database).filter(subject__in=_spellings(options["subject"]))
         if options["rule"] is not None:
             rows = rows.filter(rule=options["rule"])
         cleared = list(rows)
         rows.delete()
+        if not cleared and (problem := network_hint(subject)):
+            self.stderr.write(f"Note: {printable(problem)}")
         self._show(cleared, options, f"There was none for {printable(subject)}.", "Cleared ")
         for changed in {subject, *(row.subject for row in cleared)}:
             self._refuse_pending(changed, database)
@@ -113,9 +115,10 @@ class Command(PrintingCommand):
 
     def _warn_of_subject(self, given: str, subject: str) -> None:
         """Say what a subject was taken for, and why no request may have it."""
-        note = f"Note: {printable(given)!r} is taken for {subject!r}." if is_address(given) else subject_note(subject)
-        if note:
-            self.stderr.write(note)
+        taken = f"Note: {printable(given)!r} is taken for {subject!r}." if is_address(given) else ""
+        for note in (taken, subject_note(subject)):
+            if note:
+                self.stderr.write(note)
 
     def _warn_of_unknown(self, rule: str) -> None:
         known = list(map(str, current().rules))
@@ -128,14 +131,20 @@ class Command(PrintingCommand):
     def _refuse_pending(self, subject: str, database: str) -> None:
         if is_pending(subject, database):
             raise CommandError(
-                "The database has it, but Redis could not be told, so what held before holds still: `manage.py "
-                "quota_sync` publishes it, and so does the next change."
+                "The database has it, but Redis could not be told, so what held before holds still. It is published "
+                "soon after Redis is back: by a process that notices, or by the next `manage.py quota_rollup` or "
+                "`quota_sweep`."
             )
 
 
 def _spellings(given: str) -> set[str]:
     """Return the subjects that a text may be saved as: a bare address also as it stands, by code."""
-    return {named_subject(given), meant_subject(given)}
+    return {named_subject(given), _sought(given)}
+
+
+def _sought(given: str) -> str:
+    """Return the subject that a text means; a network as it stands: by code it may have been saved so."""
+    return named_subject(given) if network_hint(given) else meant_subject(given)
 
 
 _RULE_HELP = {
