@@ -103,7 +103,14 @@ def has_tables(using: str) -> bool:
 
 def is_pending(subject: str, using: str) -> bool:
     """Say whether overrides of a subject were saved that Redis has not been told of."""
-    return OverrideOutbox.objects.using(using).filter(subject=subject).exists()
+    return are_pending([subject], using)
+
+
+def are_pending(subjects: Collection[str], using: str) -> bool:
+    """Say whether overrides of any of these subjects were saved that Redis has not been told of."""
+    names = sorted(subjects)
+    batches = (names[first : first + BATCH] for first in range(0, len(names), BATCH))
+    return any(OverrideOutbox.objects.using(using).filter(subject__in=some).exists() for some in batches)
 
 
 def _overrides_of(subjects: Collection[str], using: str) -> dict[str, dict[str, Override]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
@@ -454,6 +455,75 @@ class TestRedisBack:
             republishing.republish_if_lost()
             background.join(republishing.REPUBLISHING)
         assert caplog.text == ""
+
+
+def commanded(*words: str, at_fault: str = "") -> str:
+    """Run a command and return what it prints, to whichever end; `at_fault`: what it ends with an error for."""
+    out = StringIO()
+    with pytest.raises(CommandError, match=at_fault) if at_fault else nullcontext():
+        call_command(*words, stdout=out, stderr=out)
+    return out.getvalue()
+
+
+class TestCommandsPublishWhatWaits:
+    """Where no process noticed an outage, the commands that cron runs publish what waits, and all say how much does."""
+
+    @pytest.fixture(autouse=True)
+    def _waiting(self, published_at_once: None, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.setattr(republishing, "in_background", lambda *_: None)
+        raw.config_set("maxmemory", 1)
+        try:
+            blocked()
+            blocked("user:2")
+            yield
+        finally:
+            raw.config_set("maxmemory", 0)
+
+    @pytest.mark.parametrize("command", ["quota_sweep", "quota_rollup"])
+    def test_they_publish_it(self, raw: redis.Redis, command: str) -> None:
+        raw.config_set("maxmemory", 0)
+        assert "Published 2 changes of overrides that had waited." in commanded(command)
+        assert held() == {"search": BLOCKED}
+        assert "Published" not in commanded(command)
+        report = json.loads(commanded(command, "--json"))
+        assert (report["published"], report["waiting"]) == (0, 0)
+
+    @pytest.mark.parametrize("command", ["quota_sweep", "quota_rollup"])
+    def test_while_redis_takes_no_changes_they_say_what_waits_do_their_work_and_fail(self, command: str) -> None:
+        told = commanded(command, at_fault="OutOfMemory|OOM")
+        assert "2 changes of overrides wait to be published to Redis." in told
+        assert "Looked at 0 " in told
+        assert OverrideOutbox.objects.count() == 2
+
+    def test_a_dry_sweep_only_counts(self, raw: redis.Redis) -> None:
+        raw.config_set("maxmemory", 0)
+        assert "2 changes of overrides wait" in commanded("quota_sweep", "--dry-run")
+        assert held() == {}
+
+    def test_where_limiting_is_off_nothing_is_published(self, raw: redis.Redis, settings: Any) -> None:
+        raw.config_set("maxmemory", 0)
+        settings.QUOTA = {"ENABLED": False}
+        assert "2 changes of overrides wait" in commanded("quota_sweep")
+        assert OverrideOutbox.objects.count() == 2
+
+    def test_a_sweep_without_an_answering_database_says_so_and_sweeps(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: Any, **__: Any) -> Any:
+            raise OperationalError("it is slow")
+
+        monkeypatch.setattr(type(connection.introspection), "table_names", fail)
+        told = commanded("quota_sweep")
+        assert "Whether overrides wait to be published is not known: it is slow" in told
+        assert "Looked at 0 keys" in told
+
+    def test_the_status_says_whether_the_subjects_own_wait(self, raw: redis.Redis, settings: Any) -> None:
+        told = commanded("quota_status", "user:1")
+        assert "Note: 2 changes of overrides wait to be published to Redis. Some are of this subject" in told
+        assert "Some are" not in commanded("quota_status", "user:3")
+        said = StringIO()
+        call_command("quota_status", "user:3", "--json", stdout=said, stderr=StringIO())
+        assert json.loads(said.getvalue())["waiting"] == 2
+        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nonexistent/redis.sock"}}
+        assert "2 changes of overrides wait" in commanded("quota_status", "user:1", at_fault="unavailable")
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------

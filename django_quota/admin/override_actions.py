@@ -17,6 +17,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from django_quota.admin.waiting import tell_what_waits
 from django_quota.admin.wording import state_of
 from django_quota.models import QuotaOverride
 from django_quota.publishing import BATCH, write_database
@@ -82,6 +83,7 @@ def _confirmed(
         )
     words = ngettext("%d override was changed.", "%d overrides were changed.", changed) % changed
     model_admin.message_user(request, words, messages.SUCCESS)
+    tell_what_waits(model_admin, request, {row.subject for row in rows})
     return None
 
 

@@ -27,6 +27,7 @@ from django_quota.admin.names import may_see_users
 from django_quota.admin.override_actions import OverrideActions
 from django_quota.admin.override_form import OverrideForm, Previewed, hints_of
 from django_quota.admin.subject_page import note
+from django_quota.admin.waiting import tell_what_waits
 from django_quota.admin.wording import STATES, mode_in_words, moment_in_words, state_of
 from django_quota.hints import is_address, meant_subject, network_hint
 from django_quota.models import QuotaOverride, Subject
@@ -208,6 +209,18 @@ class QuotaOverrideAdmin(OverrideActions, admin.ModelAdmin):  # type: ignore[typ
         super().save_model(request, obj, form, change)
         for hint in hints_of(obj, with_users=form.sees_users):
             self.message_user(request, hint, messages.WARNING)
+        tell_what_waits(self, request, {obj.subject, form.initial.get("subject") or obj.subject})
+
+    def delete_model(self, request: HttpRequest, obj: QuotaOverride) -> None:
+        """Delete a row; say where what it said holds still."""
+        super().delete_model(request, obj)
+        tell_what_waits(self, request, {obj.subject})
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
+        """Delete rows; say where what they said holds still."""
+        subjects = set(queryset.values_list("subject", flat=True))
+        super().delete_queryset(request, queryset)
+        tell_what_waits(self, request, subjects)
 
     def log_deletions(self, request: HttpRequest, queryset: Any) -> Any:
         """Log what is deleted, about the subjects too: their pages show it when the rows are gone."""

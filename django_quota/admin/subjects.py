@@ -22,11 +22,11 @@ from django_quota.admin.finding import Found, find
 from django_quota.admin.names import may_see, may_see_users
 from django_quota.admin.subject_acts import ACTS, Act, Target, explained
 from django_quota.admin.subject_page import DIGESTED, note, page_of
+from django_quota.admin.waiting import tell_what_waits
 from django_quota.exceptions import QuotaError, RuleError
 from django_quota.hints import subject_hint
 from django_quota.models import QuotaOverride, Subject
 from django_quota.overrides import ALL_RULES
-from django_quota.publishing import is_pending, write_database
 from django_quota.subjects import named_subject
 
 LONGEST_QUERY = 1_500
@@ -169,9 +169,7 @@ class SubjectAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's own 
             return False
         note({target.subject: f"{act.label}: {done}"}, request.user)
         self.message_user(request, done, messages.SUCCESS)
-        if is_pending(target.subject, write_database()):
-            words = _("It is saved, but Redis does not answer: it holds as soon as it does.")
-            self.message_user(request, words, messages.WARNING)
+        tell_what_waits(self, request, {target.subject})
         return True
 
 

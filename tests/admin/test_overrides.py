@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
+import redis
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
-from django.db import connection
+from django.db import connection, connections
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_quota import check, peek
+from django_quota import check, peek, republishing
 from django_quota.admin import override_actions
 from django_quota.models import QuotaOverride
+from django_quota.testing import RedisServer
 from tests.admin.operators import operator, superuser
 
 LIST = "/admin/django_quota/quotaoverride/"
@@ -401,3 +404,64 @@ class TestWhatIsShown:
         shown = superuser().get(LIST).content.decode()
         assert 'title="&lt;b&gt;because' in shown
         assert "…</span>" in shown
+
+
+NOT_YET = "it does not hold yet, and will soon after Redis is back"
+
+
+@pytest.mark.parametrize("is_atomic", [False, True], ids=["", "atomic-requests"])
+class TestWhatDoesNotHoldYet:
+    """Where Redis could not be told, each page that changes an override says so; else none does."""
+
+    @pytest.fixture(autouse=True, params=[True, False], ids=["replica", "well"])
+    def is_away(
+        self,
+        request: pytest.FixtureRequest,
+        database: dict[str, Any],
+        redis_cache: RedisServer,
+        raw: redis.Redis,
+        monkeypatch: pytest.MonkeyPatch,
+        is_atomic: bool,
+    ) -> Iterator[bool]:
+        monkeypatch.setattr(republishing, "in_background", lambda *_: None)
+        monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", is_atomic)
+        row("user:1", mode="rate", rate="5/m")
+        row("user:2", mode="rate", rate="5/m")
+        if request.param:
+            raw.replicaof("127.0.0.1", 1)
+        yield request.param
+        raw.replicaof("NO", "ONE")
+
+    def told(self, path: str, fields: dict[str, Any]) -> bool:
+        answer = superuser().post(path, fields, follow=True)
+        shown = [str(message) for message in answer.context["messages"]]
+        assert shown, answer.text
+        return any(NOT_YET in words for words in shown)
+
+    def path(self, what: str) -> str:
+        return f"{LIST}{QuotaOverride.objects.get(subject='user:1').pk}/{what}/"
+
+    def test_adding(self, is_away: bool) -> None:
+        assert self.told(f"{LIST}add/", filled()) == is_away
+
+    def test_changing(self, is_away: bool) -> None:
+        assert self.told(self.path("change"), filled(subject="user:1", rule="*")) == is_away
+
+    def test_making_it_one_of_somebody_else(self, is_away: bool) -> None:
+        assert self.told(self.path("change"), filled(subject="user:9", rule="*")) == is_away
+
+    def test_deleting(self, is_away: bool) -> None:
+        assert self.told(self.path("delete"), {"post": "yes"}) == is_away
+
+    @pytest.mark.parametrize("action", ["delete_selected", "block_selected", "expire_selected"])
+    def test_what_is_done_to_many(self, is_away: bool, action: str) -> None:
+        keys = [one.pk for one in QuotaOverride.objects.all()]
+        assert self.told(LIST, {"action": action, "_selected_action": keys, "confirmed": "yes", "post": "1"}) == is_away
+
+    def test_the_buttons_of_a_subject(self, is_away: bool) -> None:
+        url = "/admin/django_quota/subject/act/block/"
+        assert self.told(url, {"subject": "user:3", "confirmed": "yes", "span": "1d", "reason": ""}) == is_away
+
+    def test_where_limiting_is_off_nobody_waits_for_redis(self, is_away: bool, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
+        assert not self.told(f"{LIST}add/", filled())
