@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from django_quota.clock import SECOND, frozen_now
 from django_quota.conf import current
 from django_quota.days import day_of
+from django_quota.exceptions import StoreUnavailable
 from django_quota.keys import named, subject_base, system_key
 from django_quota.limiter import get_limiter
 from django_quota.operations.base import text
@@ -139,10 +140,17 @@ class Activity:
 
 
 def activity() -> Activity:
-    """Read it, this process's own tally included. Raises `StoreUnavailable` where the store does not answer."""
+    """Read it, this process's own tally included, where the store takes changes.
+
+    Raises `StoreUnavailable` where it does not answer.
+    """
     limiter = get_limiter()
     if limiter.tally is not None:
-        limiter.tally.flush()
+        try:
+            limiter.tally.flush()
+        except StoreUnavailable as error:
+            if not error.only_writes:  # full, or a replica: it can be read, and `health` tells of it
+                raise
     now = frozen_now() or MemoryStore.now()
     if not isinstance(limiter.store, RedisStore):
         return _of_memory(limiter.store, now)

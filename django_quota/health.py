@@ -1,6 +1,6 @@
-"""Health: whether Redis answers, how fast, and what about it may harm the limits. It only reads, in two trips a server.
+"""Health: whether Redis answers, how fast, and what about it may harm the limits. It changes nothing.
 
-Of a Cluster it tells of all primaries: sums, and of what may harm, the worst.
+It takes two trips a server. Of a Cluster it tells of all primaries: sums, and of what may harm, the worst.
 """
 
 from __future__ import annotations
@@ -10,10 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django_quota.exceptions import StoreUnavailable
 from django_quota.keys import system_key
 from django_quota.overrides import marker_key
+from django_quota.stores.errors import ours
 from django_quota.stores.redis import RedisStore, Server
 from django_quota.stores.walking import Walk
+
+PROBE = ":probe"
+"""What the name of a key ends with that never is: to change what is there and nothing else (ZADD XX) changes nothing,
+and is refused by a server that takes no changes."""
 
 NEARLY_FULL = 0.9
 """The share of `maxmemory` from which on Redis counts as nearly full."""
@@ -43,6 +49,8 @@ class Health:
     """Entries of the event stream."""
     holds_overrides: bool | None = None
     """Whether it shows that all overrides have been published to it."""
+    refuses: str = ""
+    """What it says to a change, where it takes none: it is full, a replica, or cannot save. Nothing is counted then."""
     parts: Sequence[Health] = ()
     """Of a Cluster, how each server is that answers."""
     silent: Sequence[str] = ()
@@ -70,6 +78,11 @@ class Health:
     def is_nearly_full(self) -> bool:
         """Whether it has used up nearly all that it may."""
         return (self.fullest or 0) >= NEARLY_FULL
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no changes since its memory is full."""
+        return any(word in self.refuses for word in ("OutOfMemory", "OOM"))
 
     @property
     def is_replica(self) -> bool:
@@ -107,10 +120,12 @@ def _of_one(store: RedisStore, server: Server, prefix: str, *, has_events: bool)
             pipeline.info()
             pipeline.dbsize()
             pipeline.exists(marker)
+            pipeline.zadd(f"{marker}{PROBE}", {"": 1}, xx=True)
             if has_events:
                 pipeline.xlen(system_key(prefix, "events"))
             # A user of Redis may not be allowed all of them: what is refused is left out.
-            info, keys, marked, *events = (_given(reply) for reply in pipeline.execute(raise_on_error=False))
+            info, keys, marked, change, *events = pipeline.execute(raise_on_error=False)
+    info, keys, marked = map(_given, (info, keys, marked))
     told: Mapping[str, Any] = info or {}
     return Health(
         latency,
@@ -122,8 +137,9 @@ def _of_one(store: RedisStore, server: Server, prefix: str, *, has_events: bool)
         told.get("maxmemory"),
         told.get("maxmemory_policy"),
         keys,
-        events[0] if events else None,
+        _given(events[0]) if events else None,
         None if marked is None else bool(marked),
+        _refusal(change),
     )
 
 
@@ -144,9 +160,34 @@ def _joined(parts: Sequence[Health], silent: Sequence[str]) -> Health:
         keys=_sum(part.keys for part in parts),
         events=_sum(part.events for part in parts),
         holds_overrides=all(marked) if marked else None,
+        refuses=next((part.refuses for part in parts if part.refuses), ""),
         parts=parts,
         silent=silent,
     )
+
+
+def refused_change(store: RedisStore, key: str) -> str:
+    """Return what the server of a key says to a change, where it takes none; empty where it does, or may not be asked.
+
+    Nothing is changed. Raises `StoreUnavailable` where it does not answer.
+    """
+    probe = f"{key}{PROBE}"
+    try:
+        with store.commands(store.server_of(probe)) as client:
+            client.zadd(probe, {"": 1}, xx=True)
+    except StoreUnavailable as error:
+        if error.only_writes:
+            return error.reason
+        if not error.not_permitted:
+            raise
+    return ""
+
+
+def _refusal(reply: Any) -> str:
+    if not isinstance(reply, Exception):
+        return ""
+    error = ours(reply)
+    return error.reason if isinstance(error, StoreUnavailable) and error.only_writes else ""
 
 
 def _sum(numbers: Iterable[int | None]) -> int | None:

@@ -6,7 +6,7 @@ It only reads. What it says is what the next check would find; it must not know 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any
 
@@ -16,13 +16,14 @@ from django.utils.translation import gettext, gettext_lazy
 from django_quota import keys
 from django_quota.algorithms import ALGORITHMS
 from django_quota.clock import SECOND, frozen_now
-from django_quota.conf import current, rule_of
+from django_quota.conf import conf, current, rule_of
 from django_quota.decisions import Outcome, Why
 from django_quota.exceptions import ConfigurationError, RuleError
+from django_quota.health import refused_change
 from django_quota.limiter import get_limiter
 from django_quota.operations.base import text
 from django_quota.operations.forget import Forget, Place
-from django_quota.overrides import Override, published
+from django_quota.overrides import Override, published, standing_key
 from django_quota.plans import Plan, log_of
 from django_quota.rules import Rule
 from django_quota.stores.redis import RedisStore, time_of
@@ -54,6 +55,8 @@ class LimitStatus:
     """The key in Redis that the figures come from."""
     tier: str = ""
     """Which tier the limit is of, where its rule has rates by tier."""
+    instead: str = ""
+    """What decides a hit that would be counted, while the store takes no changes: `on_unavailable`; else empty."""
 
     @classmethod
     def of(cls, outcome: Outcome, source: str, tier: str = "") -> LimitStatus:
@@ -99,6 +102,8 @@ class SubjectStatus:
     holds: list[Held] = field(default_factory=list)
     days: dict[date, dict[str, Count]] = field(default_factory=dict)
     """Checks of the last days, by day and rule, as far as Redis has them."""
+    refuses: str = ""
+    """What the store says to a change, where it takes none; nothing is counted then."""
     unread: dict[str, str] = field(default_factory=dict)
     """Why a rule could not be asked, by its name."""
     states: dict[str, list[str]] = field(default_factory=dict)
@@ -149,7 +154,10 @@ def status_of(subject: str, rules: Iterable[str] | None = None) -> SubjectStatus
     """
     store, prefix = get_limiter().store, current().prefix
     status = SubjectStatus(subject)
-    found = _found(store, prefix, subject) if isinstance(store, RedisStore) else []
+    found = []
+    if isinstance(store, RedisStore):
+        status.refuses = refused_change(store, standing_key(prefix, subject))
+        found = _found(store, prefix, subject)
     asked: dict[str, Rule | str] = known_rules()
     states: dict[str, list[str]] = {}
     for _, name, state_id in (part.what.split(":", 2) for part in found if part.what.startswith("r:")):
@@ -191,7 +199,10 @@ def _ask(status: SubjectStatus, rule: Rule, tier: str = "") -> None:
     if not decision.outcomes:
         status.unread[rule.name] = gettext("the store does not answer")
     for outcome, step in zip(decision.outcomes, plan.steps, strict=False):
-        status.limits.append(LimitStatus.of(outcome, step.key, tier))
+        limit = LimitStatus.of(outcome, step.key, tier)
+        if status.refuses and limit.retry_after == 0 and limit.why != "exempt" and not rule.shadow:
+            limit = replace(limit, instead=rule.on_unavailable or conf.on_unavailable)
+        status.limits.append(limit)
         if outcome.why == "banned" and outcome.retry_after is not None:
             status.bans[rule.name] = outcome.retry_after
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from io import StringIO
 from typing import Any
 
@@ -20,7 +21,7 @@ from django_quota.conf import rule_of
 from django_quota.exceptions import ConfigurationError
 from django_quota.refusals import refused_lately
 from django_quota.status import counted, known_rules, status_of, tiers_for
-from django_quota.testing import freeze
+from django_quota.testing import RedisServer, freeze
 from tests.published import override
 from tests.steps import START
 
@@ -278,6 +279,55 @@ def noted(*words: str) -> str:
     with freeze(START):
         call_command(*words, stdout=StringIO(), stderr=told)
     return told.getvalue()
+
+
+class TestARedisThatTakesNoChanges:
+    """It can be read, and says who would be refused; whom it would count, `on_unavailable` decides about."""
+
+    @pytest.fixture(autouse=True, params=["full", "replica"])
+    def _halted(
+        self, request: pytest.FixtureRequest, redis_cache: RedisServer, rules: None, raw: redis.Redis, settings: Any
+    ) -> Iterator[None]:
+        settings.QUOTA = {
+            "ON_UNAVAILABLE": "deny",
+            "RULES": {
+                "search": {"rate": "10/m"},
+                "open": {"rate": "10/m", "on_unavailable": "allow"},
+                "own": {"rate": "10/m", "on_unavailable": "local"},
+                "used": {"rate": "1/m"},
+                "free": {"rate": "10/m"},
+            },
+        }
+        with freeze(START):
+            assert check("used", SUBJECT)
+            override("x 0 0 ", "free")
+        if request.param == "full":
+            raw.config_set("maxmemory", 1)
+        else:
+            raw.replicaof("127.0.0.1", 1)
+        yield
+        raw.config_set("maxmemory", 0)
+        raw.replicaof("NO", "ONE")
+
+    def test_what_happens_to_a_hit_is_said_by_each_rule(self, raw: redis.Redis) -> None:
+        names = ("search", "open", "own", "used", "free")
+        shown = run("quota_status", SUBJECT, *(word for name in names for word in ("--rule", name)))
+        told = dict(zip(names, [line for line in shown.splitlines() if " left; " in line], strict=True))
+        with freeze(START):
+            assert not check("search", SUBJECT)
+            assert check("open", SUBJECT)
+            assert check("own", SUBJECT)
+            assert not check("used", SUBJECT)
+        assert told["search"].endswith("; no hit is admitted while Redis takes no changes")
+        assert told["open"].endswith("; the next hit is admitted, and not counted")
+        assert told["own"].endswith("; each process decides by itself while Redis takes no changes")
+        assert told["used"].endswith("; the next hit is admitted in 1 minute")
+        assert told["free"].endswith("; the next hit is admitted (exempt)")
+        assert list(raw.scan_iter("*probe*")) == []
+
+    def test_it_says_why(self) -> None:
+        assert "Note: Redis takes no changes, so nothing is counted. It says: " in noted("quota_status", SUBJECT)
+        assert json.loads(run("quota_status", SUBJECT, "--json"))["refuses"]
 
 
 class TestWhatAStrangerAsks:

@@ -13,6 +13,7 @@ from django.core.exceptions import PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
 from django.db.models import Max
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.template.defaultfilters import filesizeformat
 from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, URLPattern, path, reverse
 from django.utils.translation import gettext as _
@@ -29,7 +30,8 @@ from django_quota.exceptions import QuotaError, StoreUnavailable
 from django_quota.feeds import SHOWN
 from django_quota.health import Health, health
 from django_quota.limiter import get_limiter
-from django_quota.models import DailyCounter, OverrideOutbox, Overview
+from django_quota.models import DailyCounter, Overview
+from django_quota.publishing import how_many_wait, write_database
 from django_quota.sizes import KindSize, sizes
 from django_quota.stores.redis import RedisStore
 from django_quota.wording import wait_in_words
@@ -152,6 +154,7 @@ class OverviewAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's own
         except QuotaError as error:
             shown["problem"] = str(error)
             shown["is_denied"] = _is_denied(error)
+            shown["warnings"] = _database_warnings()
         return shown
 
     def _newest(self) -> dict[str, Any]:
@@ -213,6 +216,19 @@ def _warnings(redis: Health) -> list[str]:
     if redis.silent:
         names = {"silent": len(redis.silent), "all": redis.servers, "names": ", ".join(redis.silent)}
         found.append(_("%(silent)d of the %(all)d servers of the Cluster do not answer: %(names)s.") % names)
+    if redis.is_full:
+        found.append(
+            _(
+                "The memory of Redis is full, %(used)s of %(most)s: it takes no changes, so nothing is counted, and "
+                "rules decide by on_unavailable."
+            )
+            % {"used": filesizeformat(redis.used or 0), "most": filesizeformat(redis.most or 0)}
+        )
+    elif redis.refuses:
+        found.append(
+            _("Redis takes no changes, so nothing is counted, and rules decide by on_unavailable. It says: %s")
+            % redis.refuses
+        )
     if redis.is_replica:
         found.append(_("This Redis is a replica and takes no writes: nothing can be counted in it."))
     if redis.may_evict:
@@ -220,14 +236,18 @@ def _warnings(redis: Health) -> list[str]:
             _("Redis drops keys when its memory is full (maxmemory-policy %s): limits may be forgotten then.")
             % redis.policy
         )
-    if redis.is_nearly_full:
+    if redis.is_nearly_full and not redis.is_full:
         found.append(_("The memory of Redis is nearly full."))
     return found
 
 
 def _database_warnings() -> list[str]:
     """Say what Redis has not been told."""
-    waiting = OverrideOutbox.objects.order_by()[:MOST_WAITING].count()
+    waiting = how_many_wait(write_database(), MOST_WAITING)
     if not waiting:
         return []
-    return [_("Overrides that wait to be published to Redis: %d. The command quota_sync publishes them.") % waiting]
+    words = _(
+        "Overrides that wait to be published to Redis: %d. They are soon after Redis is back; the command quota_sync "
+        "publishes them at once."
+    )
+    return [words % waiting]

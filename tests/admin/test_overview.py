@@ -234,9 +234,58 @@ class TestOnRedis:
             assert "docs/reliability.md" in page
             assert "&#x27;ping&#x27;" in page  # what it lacks
 
-    def test_overrides_that_wait_are_told(self, client: Client) -> None:
+    def test_overrides_that_wait_are_told_though_the_store_be_away(self, client: Client, settings: Any) -> None:
         OverrideOutbox.objects.create(subject=SUBJECT)
         assert "Overrides that wait to be published to Redis: 1." in client.get(PAGE).content.decode()
+        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nonexistent/redis.sock"}}
+        assert "Overrides that wait to be published to Redis: 1." in client.get(PAGE).content.decode()
+
+    def test_of_a_full_redis_it_shows_what_can_be_read_and_that_it_is_full(
+        self, client: Client, raw: redis.Redis
+    ) -> None:
+        ban(SUBJECT)
+        get_limiter().tally.flush()  # type: ignore[union-attr]
+        try:
+            raw.config_set("maxmemory", 1024)
+            assert check("5/m", "user:9").degraded  # whose tally cannot be told
+            page = client.get(PAGE).content.decode()
+        finally:
+            raw.config_set("maxmemory", 0)
+        assert "The memory of Redis is full, " in page
+        assert "of 1.0\xa0KB: it takes no changes" in page
+        assert "nearly full" not in page
+        assert "does not answer" not in page
+        assert "Answers in" in page
+        assert f"<span>{SUBJECT}</span>" in page or f">{SUBJECT}</a>" in page
+
+    def test_of_a_read_only_redis_it_shows_what_can_be_read_and_that_it_is_a_replica(
+        self, client: Client, raw: redis.Redis
+    ) -> None:
+        ban(SUBJECT)
+        get_limiter().tally.flush()  # type: ignore[union-attr]
+        raw.replicaof("127.0.0.1", 1)
+        try:
+            assert check("5/m", "user:9").degraded
+            page = client.get(PAGE).content.decode()
+        finally:
+            raw.replicaof("NO", "ONE")
+        assert "This Redis is a replica" in page
+        assert "It says: ReadOnlyError" in page
+        assert "does not answer" not in page
+        assert f">{SUBJECT}</a>" in page
+
+    def test_a_full_redis_without_events_is_not_said_to_have_refused_nobody(
+        self, client: Client, raw: redis.Redis
+    ) -> None:
+        assert "Nothing has been refused." in client.get(PAGE).content.decode()
+        raw.config_set("maxmemory", 1024)
+        try:
+            page = client.get(PAGE).content.decode()
+        finally:
+            raw.config_set("maxmemory", 0)
+        assert "Nothing has been refused." not in page
+        assert "Nothing is noted here while the store takes no changes." in page
+        assert list(raw.scan_iter("*probe*")) == []
 
 
 @pytest.mark.usefixtures("redis_cache")

@@ -52,6 +52,8 @@ class Command(PrintingCommand):
             return
         if not current().enabled:
             self.stderr.write('Note: QUOTA["ENABLED"] is false, so nothing is limited.')
+        if status.refuses:
+            self.stderr.write(f"Note: Redis takes no changes, so nothing is counted. It says: {status.refuses}")
         wanted = [event for event in refused if not options["rule"] or event.rule in options["rule"]]
         for line in lines(status, wanted, with_unused=bool(options["all"] or options["rule"])):
             self.stdout.write(printable(line))
@@ -77,6 +79,7 @@ def as_json(status: SubjectStatus) -> dict[str, Any]:
             for day, rules in status.days.items()
         },
         "unread": status.unread,
+        "refuses": status.refuses or None,
     }
 
 
@@ -135,8 +138,18 @@ def _limit_lines(limit: LimitStatus) -> Iterator[str]:
     yield f"    from {limit.source}"
 
 
+_INSTEAD = {
+    "allow": "the next hit is admitted, and not counted",
+    "deny": "no hit is admitted while Redis takes no changes",
+    "local": "each process decides by itself while Redis takes no changes",
+}
+"""What happens to a hit by each `on_unavailable`."""
+
+
 def _next(limit: LimitStatus) -> str:
     above = {"": "", "override": " (by an override)", "exempt": " (exempt)"}.get(limit.why, f" ({limit.why})")
+    if limit.instead:
+        return _INSTEAD[limit.instead]
     if limit.retry_after == 0:
         return f"the next hit is admitted{above}"
     if limit.retry_after is None:
