@@ -12,6 +12,8 @@ from django_redis.pool import ConnectionFactory
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_quota import once
+from django_quota.exceptions import ConfigurationError
 from tests.conftest import CLUSTER_CLIENT
 from tests.test_checks import REDIS, TIMEOUTS, findings, ids
 
@@ -70,6 +72,13 @@ def test_e013_a_number_of_connections_that_is_none(value: Any) -> None:
 def test_e013_options_of_connections_are_a_dict(value: Any) -> None:
     (found,) = found_in(CONNECTION_POOL_KWARGS=value)
     assert (found.id, type(value).__name__ in found.msg) == ("django_quota.E013", True)
+
+
+@pytest.mark.parametrize("value", ["0.25", [1]], ids=repr)
+def test_a_call_that_finds_such_a_time_out_says_where_to_look(value: Any) -> None:
+    with override_settings(CACHES=of(SOCKET_TIMEOUT=value)), pytest.raises(ConfigurationError) as caught:
+        once("a", "b")
+    assert "manage.py check" in caught.value.hint
 
 
 def test_e013_every_wrong_option_is_said_at_once() -> None:

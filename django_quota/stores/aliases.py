@@ -124,7 +124,10 @@ def sync_client(alias: str) -> Redis:
         raise ConfigurationError(problem.message, problem.hint)
     try:
         return cast("Redis", get_redis_connection(alias, write=True))
-    except (NotImplementedError, InvalidCacheBackendError, ImproperlyConfigured) as error:
+    except ImproperlyConfigured as error:
+        hint = "`manage.py check` says which of its OPTIONS, and what would do."
+        raise ConfigurationError(f'CACHES["{alias}"] cannot be used: {error}.', hint) from error
+    except (NotImplementedError, InvalidCacheBackendError) as error:
         raise ConfigurationError(f'CACHES["{alias}"] cannot be used: {error}.', _USE_DJANGO_REDIS) from error
 
 

@@ -278,7 +278,7 @@ def async_client(alias: str, at: tuple[str, int] | None = None) -> AsyncClient:
     url = primary_location(config.get("LOCATION", ""))
     factory = get_connection_factory(options=options)  # before django-redis 7 it is not the first argument
     given = {**factory.make_connection_params(url), **options.get("CONNECTION_POOL_KWARGS", {})}
-    max_connections = int(given.pop("max_connections", ASYNC_CONNECTIONS))
+    max_connections = int(given.pop("max_connections", None) or ASYNC_CONNECTIONS)  # None, as redis-py takes it
     kwargs: dict[str, Any] = {name: value for name, value in given.items() if name not in _SYNC_ONLY}
     slots = asyncio.Semaphore(max_connections)
     patience = float(given.get("timeout") or WAIT_FOR_CONNECTION)

@@ -63,12 +63,16 @@ def test_urls_that_lead_where_they_seem_to_are_fine(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "location", [f"redis://:12,w@{HOST}/0", ["redis://a/0", f"redis://:1#x@{HOST}"], "redis://a,b"]
-)
+    "location",
+    [
+        f"redis://:12,wort@{HOST}/0", f"redis://:12,wort,x@{HOST}/0", ["redis://a/0", f"redis://:1#wort@{HOST}"],
+        "redis://a,b",
+    ],
+)  # fmt: skip
 def test_all_urls_of_a_location_are_read_and_a_comma_makes_two_of_one(location: object) -> None:
     problem = problem_of(location)
     assert problem.code == "E004"
-    assert "w@" not in problem.message
+    assert "wort" not in problem.message
     assert problem_of("redis://a/0, redis://b/0") is None
 
 
