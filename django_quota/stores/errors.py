@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from traceback import walk_tb
 from typing import Any
 
+from redis.asyncio.sentinel import MasterNotFoundError as AsyncMasterNotFoundError
 from redis.exceptions import (
     AskError,
     AuthenticationError,
@@ -21,6 +22,7 @@ from redis.exceptions import (
     ResponseError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.sentinel import MasterNotFoundError
 
 from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable, without_secrets
 from django_quota.stores.connections import AllInUseError
@@ -54,11 +56,15 @@ def is_silence(error: BaseException) -> bool:
     return not (isinstance(error, (ResponseError, AllInUseError)) or is_cut(error))
 
 
+_OF_NO_CONNECTION = (CutAtOnceError, MasterNotFoundError, AsyncMasterNotFoundError)
+"""What may repeat such words of another connection than that to Redis."""
+
+
 def is_cut(error: BaseException) -> bool:
     """Say whether a connection was cut that there was."""
     if isinstance(error, (ConnectionResetError, BrokenPipeError)):
         return True
-    is_of_a_connection = isinstance(error, RedisConnectionError) and not isinstance(error, CutAtOnceError)
+    is_of_a_connection = isinstance(error, RedisConnectionError) and not isinstance(error, _OF_NO_CONNECTION)
     return is_of_a_connection and any(word in str(error).lower() for word in _CUT)
 
 
