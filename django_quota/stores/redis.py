@@ -110,6 +110,14 @@ class RedisStore:
         """Return the name under which a server keeps a system key that each has one of."""
         return key
 
+    def witnesses(self, key: str) -> list[str]:
+        """Return the names of a system key by which all servers show that they have kept their memory."""
+        return [key]
+
+    def witness(self, key: str, server: Server) -> str:  # noqa: ARG002 — there is but one
+        """Return one of `witnesses` that a server has; empty where it has none."""
+        return key
+
     def by_server(self, keys: Iterable[str]) -> dict[Server, list[str]]:
         """Return keys by the server that has them: those of one go in one pipeline."""
         found = list(keys)

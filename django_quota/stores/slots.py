@@ -17,6 +17,8 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from django_quota.forks import begins_anew_in_children
 
+SLOTS = int(REDIS_CLUSTER_HASH_SLOTS)
+
 REFRESH_EVERY = 0.1
 """Seconds between two readings of the table, at least, however much speaks for another one."""
 
@@ -72,7 +74,7 @@ class SlotTable:
         self._seeds = list(seeds)
         self._remap = remap
         self._clock = clock
-        self._owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        self._owners: list[Address | None] = [None] * SLOTS
         self.forget_parent()
         begins_anew_in_children(self)
         self._primaries: list[Address] = []
@@ -135,7 +137,7 @@ class SlotTable:
 
     def learn(self, reply: Sequence[Any], asked: Address) -> None:
         """Take over the reply to CLUSTER SLOTS, raw, from the server that was asked."""
-        owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        owners: list[Address | None] = [None] * SLOTS
         for first, last, primary, *_ in reply:
             address = self._reached(Address(_host(primary) or asked.host, int(primary[1])))
             owners[int(first) : int(last) + 1] = [address] * (int(last) - int(first) + 1)
