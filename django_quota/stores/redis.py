@@ -6,7 +6,7 @@ and a hit must not count twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,10 +66,10 @@ class RedisStore:
         turn = self._enter()
         try:
             try:
-                reply = self._exchange(wire, operation.fits, turn)
+                reply = self._exchange(wire, operation, turn)
             except NoScriptError:
                 self._errands.hurry()  # a server that does not know our script may be a new one
-                reply = self._exchange(packed(_in_full(operation, now)), operation.fits, turn)
+                reply = self._exchange(packed(_in_full(operation, now)), operation, turn)
         except BaseException as error:
             self._note(error, turn)
             if is_of_caller(error):
@@ -148,7 +148,7 @@ class RedisStore:
         """Ring a bell; see `Store.ring`."""
         self.run(Ring(bell))
 
-    def _exchange(self, wire: bytes, fits: Callable[[Any], bool], turn: int = FREELY) -> Any:
+    def _exchange(self, wire: bytes, operation: Operation, turn: int = FREELY) -> Any:
         """Send one command and read its reply, which must fit: one round trip, never repeated."""
         connection = self._connection(turn)
         taken: Sequence[Taken] = ()
@@ -158,8 +158,8 @@ class RedisStore:
             if taken:
                 hear(taken, connection)
             reply = connection.read_response()
-            if not fits(reply):
-                raise out_of_step(reply)  # noqa: TRY301 — the connection is of no use any more
+            if not operation.fits(reply):
+                raise out_of_step(reply, operation.replies)  # noqa: TRY301 — the connection is of no use any more
         except ResponseError as error:
             self.breaker.succeeded()
             if is_read_only(error):
@@ -199,10 +199,10 @@ class RedisStore:
                 client = await self._async_clients.get()
                 told = (client, turn, cancellation)
                 try:
-                    reply = await self._aexchange(told, wire, operation.fits)
+                    reply = await self._aexchange(told, wire, operation)
                 except NoScriptError:
                     self._errands.hurry()  # a server that does not know our script may be a new one
-                    reply = await self._aexchange(told, packed(_in_full(operation, now)), operation.fits)
+                    reply = await self._aexchange(told, packed(_in_full(operation, now)), operation)
             except BaseException as error:
                 self._note(error, turn)
                 if is_of_caller(error):
@@ -219,9 +219,7 @@ class RedisStore:
         """Ring a bell; see `Store.ring`."""
         await self.arun(Ring(bell))
 
-    async def _aexchange(
-        self, told: tuple[AsyncClient, int, Cancellation], wire: bytes, fits: Callable[[Any], bool]
-    ) -> Any:
+    async def _aexchange(self, told: tuple[AsyncClient, int, Cancellation], wire: bytes, operation: Operation) -> Any:
         """Send one command and read its reply; see `_exchange`."""
         client, turn, cancellation = told
         pool: Any = client.client.connection_pool
@@ -242,8 +240,8 @@ class RedisStore:
                 if taken:
                     await ahear(taken, connection)
                 reply = await connection.read_response()
-                if not fits(reply):
-                    raise out_of_step(reply)  # noqa: TRY301 — the connection is of no use any more
+                if not operation.fits(reply):
+                    raise out_of_step(reply, operation.replies)  # noqa: TRY301 — the connection is of no use any more
             except ResponseError as error:
                 self.breaker.succeeded()
                 if is_read_only(error):

@@ -41,10 +41,15 @@ class GarbledError(RedisConnectionError):
     """What came over a connection makes no sense to redis-py."""
 
 
-def out_of_step(reply: object) -> GarbledError:
-    """Return the error to raise where a reply cannot be the one to what was asked."""
+class MisfitError(GarbledError):
+    """A reply is of the kind that was asked for, and does not fit: what lies in Redis is spoilt, as a rule."""
+
+
+def out_of_step(reply: object, kind: type | None = None) -> GarbledError:
+    """Return the error to raise where a reply cannot be the one to what was asked, which is of this kind."""
     what = f"a list of {len(reply)}" if isinstance(reply, list) else f"of the type {type(reply).__name__}"
-    return GarbledError(f"a reply that is {what} is none to what was asked")
+    made = MisfitError if kind is not None and isinstance(reply, kind) else GarbledError
+    return made(f"a reply that is {what} is none to what was asked")
 
 
 def paired(reply: Any) -> Any:
