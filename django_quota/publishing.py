@@ -290,7 +290,7 @@ def _publish_committed(using: str) -> None:
     try:
         publish_pending(using)
     except (QuotaError, DatabaseError) as error:
-        logger.error("Overrides were saved, but not published: %s It is tried again.", error)  # noqa: TRY400
+        logger.error("Overrides were saved, but not published: %s. It is tried again.", str(error).rstrip("."))  # noqa: TRY400
         in_background(RETRIES, partial(_retry, using))
 
 

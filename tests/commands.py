@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -59,6 +60,13 @@ class Manage:
         self._started.append(process)
         self._said.append(said)
         return process
+
+    def stop(self, process: subprocess.Popen[str], number: signal.Signals) -> str:
+        """Send a signal, and read until it ends, with status 0; return what it said: a full pipe would hold it up."""
+        process.send_signal(number)
+        said, _ = process.communicate()
+        assert process.returncode == 0
+        return said
 
     def end(self) -> None:
         """Kill what still runs, and print what all have said: pytest shows it where the test has failed."""

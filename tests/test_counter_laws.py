@@ -30,7 +30,7 @@ from django_quota.operations.transfers import LEASE, MARGIN, OVERDUE, Giver, Not
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis import RedisStore
 from django_quota.testing import RedisServer
-from tests.processes import ended, forks, processes, started, threads_ran
+from tests.processes import ended, forks, heard, processes, started, threads_ran
 from tests.steps import START
 
 DAY = 86_400 * SECOND
@@ -366,7 +366,7 @@ def test_10_000_transfers_keep_the_sum_though_a_worker_is_killed(raw: redis.Redi
         children.append(victim)
         children.extend(started(partial(work, seed)) for seed in range(4))
         os.close(report)
-        assert os.read(progress, 1) == b"!"
+        assert heard(progress) == b"!"
         for _ in range(50):
             look()
         os.kill(victim, signal.SIGKILL)

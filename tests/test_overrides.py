@@ -288,7 +288,7 @@ class TestRedisAway:
     """The row is saved whatever happens to Redis, and Redis knows in the end."""
 
     @pytest.fixture
-    def away(self, published_at_once: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    def away(self, published_at_once: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
         """Let Redis be away, or back; retries begin when the test says so."""
         run_all = overrides.run_all
         pause = threading.Event()
@@ -302,7 +302,8 @@ class TestRedisAway:
             if not is_away:
                 pause.set()
 
-        return switch
+        yield switch
+        switch(False)  # a test that fails leaves nobody waiting
 
     def test_the_row_is_saved_the_error_logged_and_this_process_tries_again(
         self, away: Callable[[bool], None], caplog: pytest.LogCaptureFixture
@@ -310,7 +311,7 @@ class TestRedisAway:
         away(True)
         row = blocked()
         assert row.pk
-        assert "not published" in caplog.text
+        assert "not published: The quota store is unavailable: it is away. It is tried again." in caplog.text
         assert OverrideOutbox.objects.get().subject == "user:1"
         away(False)
         background.join(publishing.RETRIES)

@@ -210,3 +210,20 @@ def test_every_path_that_it_links_to_exists(page: str) -> None:
 def test_the_python_that_a_page_of_the_docs_shows_runs(page: str) -> None:
     for text in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL):
         exec(text, {})
+
+
+def commands_of(page: str) -> Iterator[list[str]]:
+    """Find the commands of `manage.py` that a page of the docs shows."""
+    for text in re.findall(r"```console\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL):
+        for line in re.findall(r"^\$ manage\.py (.*)$", text, re.MULTILINE):
+            yield shlex.split(line, comments=True)
+
+
+@pytest.mark.usefixtures("redis_cache", "database")
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [(path.name, words) for path in (ROOT / "docs").glob("*.md") for words in commands_of(path.name)],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_every_command_that_a_page_of_the_docs_shows_runs(page: str, words: list[str]) -> None:
+    call_command(*words, stdout=StringIO())

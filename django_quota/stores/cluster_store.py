@@ -24,7 +24,7 @@ from django_quota.stores.cluster import is_cluster, remap_of, seeds
 from django_quota.stores.cluster_errands import SYSTEM_SLOT, SYSTEM_TAG, ClusterErrands, Twins
 from django_quota.stores.cluster_errors import translated, translated_around_caller
 from django_quota.stores.connections import AllInUseError
-from django_quota.stores.errands import Errand, Taken, ahear, along, hear
+from django_quota.stores.errands import Errand, Taken, aanswer_on, ahear, along, answer_on, hear
 from django_quota.stores.errors import check_replies
 from django_quota.stores.nodes import AllBreakers, Node, Nodes
 from django_quota.stores.redis import RedisStore, Server, command_of
@@ -141,12 +141,7 @@ class ClusterStore(RedisStore):
             taken = self._along.due(node.address)
             connection.send_packed_command((along(taken, wire),))
             hear(taken, connection)
-            replies = []
-            for _ in commands:
-                try:
-                    replies.append(connection.read_response())
-                except ResponseError as error:
-                    replies.append(error)
+            replies = [answer_on(connection) for _ in commands]
         except BaseException as error:
             connections.drop(connection)  # a reply may still be under way: nobody else must read it
             node.lost(error, turn, connection)
@@ -230,12 +225,7 @@ class ClusterStore(RedisStore):
                 taken = self._along.due(node.address)
                 await connection.send_packed_command((along(taken, wire),))
                 await ahear(taken, connection)
-                replies = []
-                for _ in commands:
-                    try:
-                        replies.append(await connection.read_response())
-                    except ResponseError as error:
-                        replies.append(error)
+                replies = [await aanswer_on(connection) for _ in commands]
             except BaseException as error:
                 await connection.disconnect(nowait=True)  # a reply may still be under way: nobody else must read it
                 node.lost(error, turn, connection)

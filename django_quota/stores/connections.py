@@ -25,6 +25,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.sentinel import SentinelConnectionPool
 
 from django_quota.stores.aliases import config_of, primary_location, sync_client
+from django_quota.stores.loops import unless_held_up
 from django_quota.stores.sentinel import ask_in_time, async_sentinel_client
 from django_quota.stores.timeouts import with_timeouts
 from django_quota.stores.wire import FOR_COMMAND, WITHOUT_NOTICES, note_end
@@ -188,15 +189,21 @@ class AsyncClient(NamedTuple):
         if not self.slots.locked():
             await self.slots.acquire()
             return False
+        await unless_held_up(self._wait)
+        return True
+
+    async def _wait(self) -> None:
         try:
             async with asyncio.timeout(self.patience):
                 await self.slots.acquire()
         except TimeoutError:
             raise AllInUseError(f"all connections of the event loop were in use for {self.patience:g} s") from None
-        return True
 
     async def take(self) -> Any:
         """Return a connection that is ready to send, to be released to the client's pool."""
+        return await unless_held_up(self._connect)
+
+    async def _connect(self) -> Any:
         pool: Any = self.client.connection_pool
         try:
             return await pool.get_connection(*FOR_COMMAND)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from redis.exceptions import ResponseError
 
+from django_quota.stores.loops import reply_on
 from django_quota.stores.wire import packed
 
 logger = logging.getLogger("django_quota")
@@ -69,21 +70,31 @@ def along(taken: Sequence[Taken], wire: bytes) -> bytes:
 
 
 def hear(taken: Sequence[Taken], connection: Any) -> None:
-    """Read the answers to errands, which come before those to the commands; an error reply is an answer too."""
+    """Read the answers to errands, which come before those to the commands."""
     for errand in taken:
-        try:
-            errand.answered(connection.read_response())
-        except ResponseError as error:
-            errand.answered(error)
+        errand.answered(answer_on(connection))
 
 
 async def ahear(taken: Sequence[Taken], connection: Any) -> None:
     """Read the answers to errands from an async connection; see `hear`."""
     for errand in taken:
-        try:
-            errand.answered(await connection.read_response())
-        except ResponseError as error:
-            errand.answered(error)
+        errand.answered(await aanswer_on(connection))
+
+
+def answer_on(connection: Any) -> Any:
+    """Read a reply; an error reply is an answer too, and is returned."""
+    try:
+        return connection.read_response()
+    except ResponseError as error:
+        return error
+
+
+async def aanswer_on(connection: Any) -> Any:
+    """Read a reply from an async connection; see `answer_on`."""
+    try:
+        return await reply_on(connection)
+    except ResponseError as error:
+        return error
 
 
 class Errands:

@@ -32,6 +32,7 @@ from django_quota.stores.errors import (
     translated,
 )
 from django_quota.stores.listening import Listener
+from django_quota.stores.loops import reply_on
 from django_quota.stores.plain import plain_client
 from django_quota.stores.sentinel import ask_in_time
 from django_quota.stores.wire import Cancellation, is_of_caller, note_answer, note_end, out_of_step, packed
@@ -239,7 +240,7 @@ class RedisStore:
                 cancellation.pass_on()
                 if taken:
                     await ahear(taken, connection)
-                reply = await connection.read_response()
+                reply = await reply_on(connection)
                 if not operation.fits(reply):
                     raise out_of_step(reply, operation.replies)  # noqa: TRY301 — the connection is of no use any more
             except ResponseError as error:

@@ -12,11 +12,26 @@ from contextlib import suppress
 from datetime import date
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import redis
 from django.core.management import call_command
 
-from django_quota import QuotaError, acheck, check, counter, once, peek, refund, reserve, reset, sizes, slot
+from django_quota import (
+    QuotaError,
+    acheck,
+    check,
+    counter,
+    once,
+    overrides,
+    peek,
+    publishing,
+    refund,
+    reserve,
+    reset,
+    sizes,
+    slot,
+)
 from django_quota.clock import SECOND
 from django_quota.events import BEGINNING, EventGroup, EventStream
 from django_quota.feeds import feed_of
@@ -140,14 +155,24 @@ def slots() -> None:
     slot("work", 1, subject=WHO).holders()
 
     async def wait() -> None:
-        async with slot("work", 1, lease=30, wait=2, subject=WHO):
+        async with slot("work", 1, lease=30, wait=5, subject=WHO):
             pass
 
     async def both() -> None:
-        waiting = asyncio.ensure_future(wait())
-        await asyncio.sleep(0.02)  # so that it comes to wait, and is rung for
-        await asyncio.to_thread(taken.release)
-        await waiting
+        store, listens = get_limiter().store, asyncio.Event()
+        alisten = store.alisten
+
+        def noted(bell: str, seconds: float) -> Any:
+            listens.set()
+            return alisten(bell, seconds)
+
+        with mock.patch.object(store, "alisten", noted):
+            waiting = asyncio.ensure_future(wait())
+            heard = asyncio.ensure_future(listens.wait())  # so that it comes to wait, and is rung for
+            await asyncio.wait([waiting, heard], return_when=asyncio.FIRST_COMPLETED)
+            heard.cancel()
+            await asyncio.to_thread(taken.release)
+            await waiting
 
     asyncio.run(both())
     with slot("work", 1, lease=30, subject=WHO):
@@ -182,6 +207,17 @@ def own_usage() -> None:
     usage(WHO)
 
 
+def overrides_that_were_lost() -> None:
+    override, _ = QuotaOverride.objects.get_or_create(subject=WHO, rule="*", mode="blocked")
+    store = redis_store()
+    for server, marker in overrides._markers(store, "quota"):
+        with store.commands(server) as client:
+            client.delete(marker)
+    publishing._republish_if_lost()
+    assert overrides.is_marked(store, "quota")
+    override.delete()
+
+
 WEB: tuple[Callable[[], None], ...] = (
     limits,
     limits_async,
@@ -194,6 +230,7 @@ WEB: tuple[Callable[[], None], ...] = (
     tallies,
     seen_before,
     own_usage,
+    overrides_that_were_lost,
 )
 
 

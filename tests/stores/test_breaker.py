@@ -210,7 +210,7 @@ def test_a_forked_process_waits_for_nobody_who_is_not_in_it(breaker: Breaker, cl
     with breaker._guard:  # as another thread may at the moment of the fork
         child = os.fork()
         if child == 0:
-            signal.alarm(20)  # where the lock never came free
+            signal.alarm(60)  # where the lock never came free
             os._exit(0 if breaker.ask() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert breaker.ask() is None

@@ -66,7 +66,7 @@ class Command(PrintingCommand):
         try:
             self._round(store, stop, options)
         except (StoreUnavailable, DatabaseError) as error:
-            self.stderr.write(f"{error} It is tried again in {options['every']:g} s.")
+            self.stderr.write(f"{str(error).rstrip('.')}. It is tried again in {options['every']:g} s.")
 
     def _round(self, store: RedisStore, stop: threading.Event, options: dict[str, Any]) -> None:
         done, problem = Carried(), None
