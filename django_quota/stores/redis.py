@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 from redis import Redis, RedisError
@@ -15,7 +16,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from django_quota.clock import SECOND
 from django_quota.exceptions import StoreUnavailable
-from django_quota.operations.base import Operation
+from django_quota.operations.base import Operation, Repeated
 from django_quota.operations.leases import Ring
 from django_quota.stores.aliases import config_of, sync_client
 from django_quota.stores.breaker import FREELY, Breaker, holding
@@ -35,7 +36,7 @@ from django_quota.stores.listening import Listener
 from django_quota.stores.loops import reply_on
 from django_quota.stores.plain import plain_client
 from django_quota.stores.sentinel import ask_in_time
-from django_quota.stores.wire import Cancellation, is_of_caller, note_answer, note_end, out_of_step, packed
+from django_quota.stores.wire import Cancellation, InParts, is_of_caller, note_answer, note_end, out_of_step, packed
 
 Server = Any
 """One of the servers of a store; None where there is but one."""
@@ -297,12 +298,16 @@ class RedisStore:
         self._client = None
 
 
-def command_of(operation: Operation, now: int | None) -> list[str | int]:
+def command_of(operation: Operation, now: int | None) -> Sequence[str | int]:
     """Return the EVALSHA that does an operation."""
-    keys = operation.keys
-    return [
-        "EVALSHA", operation.script.sha, len(keys), *keys, "" if now is None else now, *operation.arguments()
-    ]  # fmt: skip
+    keys, parts = operation.keys, operation.parts()
+    script, own = _evalsha(operation.script.sha, len(keys)), [*keys, "" if now is None else now]
+    return InParts(script, own, parts) if parts else [*script.arguments, *own, *operation.arguments()]
+
+
+@lru_cache(maxsize=256)
+def _evalsha(sha: str, keys: int) -> Repeated:
+    return Repeated("EVALSHA", sha, keys)
 
 
 def _in_full(operation: Operation, now: int | None) -> list[str | int]:

@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 import redis
 from django_redis import get_redis_connection
+from hypothesis import given
+from hypothesis import strategies as st
 
 from django_quota import acheck, check, peek
 from django_quota.clock import SECOND
 from django_quota.exceptions import ConfigurationError, StoreUnavailable
+from django_quota.operations.base import Repeated
 from django_quota.operations.decide import Decide
 from django_quota.operations.forget import Forget, Place
 from django_quota.operations.hits import Hit
@@ -25,7 +28,7 @@ from django_quota.rules import Rule
 from django_quota.stores.aliases import alias_problem
 from django_quota.stores.errands import Errands, Watch
 from django_quota.stores.redis import RedisStore
-from django_quota.stores.wire import packed
+from django_quota.stores.wire import InParts, packed
 from django_quota.testing import RedisServer, running_redis
 from tests.commands import wait_until
 from tests.conftest import caches
@@ -301,6 +304,20 @@ def test_an_alias_that_cannot_serve_is_refused_with_what_would_do(
 
 def test_a_command_is_packed_as_the_protocol_has_it() -> None:
     assert packed(["GET", "ü", 12]) == b"*3\r\n$3\r\nGET\r\n$2\r\n\xc3\xbc\r\n$2\r\n12\r\n"
+
+
+ARGUMENTS = st.lists(st.text(st.characters(exclude_categories=["Cs"])) | st.integers(), max_size=4)
+
+
+@given(ARGUMENTS, ARGUMENTS, st.lists(ARGUMENTS, max_size=3))
+def test_a_command_in_parts_is_the_same_command(first: list[Any], own: list[Any], last: list[list[Any]]) -> None:
+    command = InParts(Repeated("EVALSHA", *first), own, [Repeated(*part) for part in last])
+    flat = ["EVALSHA", *first, *own, *(argument for part in last for argument in part)]
+    connection: Any = redis.Connection
+    expected = b"".join(connection().pack_command(*flat))
+    for _ in range(2):  # the second time its parts are known
+        assert packed(command) == packed(flat) == expected
+    assert (list(command), command[1:], len(command)) == (flat, flat[1:], len(flat))
 
 
 def test_django_redis_own_pool_is_left_to_others(raw: redis.Redis, store: RedisStore) -> None:
