@@ -159,7 +159,7 @@ def _key(subject: str, kind: str, name: str) -> str:
 def _look(subject: str, sets: Mapping[str, str]) -> _Found:
     """Look at a subject, and at sorted sets by key; each has a name."""
     operation = Look(standing_key(current().prefix, subject), list(sets))
-    now, flat, *lists = get_limiter().store.run(operation, frozen_now())
+    now, flat, *lists = get_limiter().telling.run(operation, frozen_now())
     fields = list(map(text, flat))
     held = {}
     for (key, name), (number, *live) in zip(sets.items(), lists, strict=True):
@@ -273,7 +273,7 @@ def forget_known(subject: str, rules: Collection[str] | None = None) -> int:
         plan = _plan(batch, subject)
         if plan:
             _peek(plan)  # brings the limits of an override into the plan
-            dropped += int(get_limiter().store.run(plan.forgetting(), frozen_now()))
+            dropped += int(get_limiter().telling.run(plan.forgetting(), frozen_now()))
     return dropped
 
 
@@ -298,4 +298,4 @@ def lift_bans(subject: str, parts: Collection[str] | None = None) -> int:
         parts = [ban.field for ban in _bans(_look(subject, {}), ())]
     log = log_of(settings.prefix, settings.events) if settings.events else None
     operation = LiftBans(standing_key(settings.prefix, subject), list(parts), log)
-    return int(get_limiter().store.run(operation, frozen_now()))
+    return int(get_limiter().telling.run(operation, frozen_now()))

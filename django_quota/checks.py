@@ -197,9 +197,13 @@ def _rules_without_a_framework(patterns: Iterable[Any]) -> Iterator[Rule]:
 
 
 def _check_shared_names() -> Iterator[CheckMessage]:
-    """Find views whose own limits are called like a rule that holds by itself, and differ: they cannot be joined."""
-    applied = {rule.name: rule for rule in _applied_rules()}
-    if not applied or not getattr(settings, "ROOT_URLCONF", None):
+    """Find views whose own limits are called like a rule of the settings, and differ: they share its count.
+
+    Where that rule holds by itself, the two cannot even be joined in one call. A view that takes its limits from the
+    rule, or has the same ones, is meant to share.
+    """
+    of_settings = {rule.name: rule for rule in _rules_of_settings()}
+    if not of_settings or not getattr(settings, "ROOT_URLCONF", None):
         return
     for path, view_class, view in limited_views(get_resolver().url_patterns):
         for source in view.sources:
@@ -207,15 +211,33 @@ def _check_shared_names() -> Iterator[CheckMessage]:
                 rule = source(view_class)
             except RuleError:  # said by _check_rules
                 continue
-            other = applied.get(rule.name)
+            other = of_settings.get(rule.name)
             if other is None or other.key != rule.key:
                 continue
-            plan = Plan("quota")
-            try:
-                for each in (other, rule):
-                    plan.add(each, GLOBAL, 1 if callable(each.cost) else each.cost)
-            except RuleError as error:
-                yield Error(f"The view {path}: {error}", hint="Another name= would do.", id="django_quota.E011")
+            yield from _check_joined(path, rule, other) if other.match is not None else _check_apart(path, rule, other)
+
+
+def _check_joined(path: str, rule: Rule, other: Rule) -> Iterator[CheckMessage]:
+    plan = Plan("quota")
+    try:
+        for each in (other, rule):
+            plan.add(each, GLOBAL, 1 if callable(each.cost) else each.cost)
+    except RuleError as error:
+        yield Error(f"The view {path}: {error}", hint="Another name= would do.", id="django_quota.E011")
+
+
+def _check_apart(path: str, rule: Rule, other: Rule) -> Iterator[CheckMessage]:
+    by_state = {limit.state_id: limit for limit in other.limits}
+    for limit in rule.limits:
+        theirs = by_state.get(limit.state_id, limit)
+        if theirs is not limit:
+            how = " by other options" if theirs.rate == limit.rate else ""
+            yield CheckWarning(
+                f"The view {path} limits {rule.name!r} to {limit.rate}, and the rule of that name in the settings to "
+                f"{theirs.rate}{how}: they share one count, and each refuses by its own limit.",
+                hint=f"@quota(rule={rule.name!r}) takes the limit from the settings; another name= counts apart.",
+                id="django_quota.W009",
+            )
 
 
 def _check_views_of_rules() -> Iterator[CheckMessage]:
@@ -240,8 +262,13 @@ def _check_views_of_rules() -> Iterator[CheckMessage]:
 
 def _applied_rules() -> Iterator[Rule]:
     """Return the rules that the middleware applies, as far as they can be read."""
+    return (rule for rule in _rules_of_settings() if rule.match is not None)
+
+
+def _rules_of_settings() -> Iterator[Rule]:
+    """Return all rules of the settings, as far as they can be read."""
     try:
-        names = [name for name, value in conf.rules.items() if isinstance(value, Mapping) and value.get("match")]
+        names = list(conf.rules)
     except ConfigurationError:
         return  # said by _check_values
     for name in names:

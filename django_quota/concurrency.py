@@ -21,9 +21,8 @@ from django_quota.decisions import Decision
 from django_quota.edge import aenter, arefuse_in_view, enter, leave, refuse_in_view
 from django_quota.exceptions import LeaseLost, QuotaExceeded, RuleError, StoreFull, StoreUnavailable
 from django_quota.leases import Lease, Slot
-from django_quota.limiter import Limiter, get_limiter
+from django_quota.limiter import get_limiter
 from django_quota.rules import OnUnavailable
-from django_quota.signals import Announcement, asend, send
 from django_quota.stores.base import Store
 from django_quota.subjects import GLOBAL, Ask, Flow, aanswer, answer, compile_key, subject_flow
 from django_quota.view_kinds import dispatch_of, is_async, naming, request_of
@@ -134,15 +133,11 @@ class _Gate:
         """Return (as the flow's result) the lease, None where there is none, and the decision."""
         limiter = get_limiter()
         try:
-            taken = yield from _trying(slot, subject, limiter.store)
+            return (yield from _trying(slot, subject, limiter.telling))
         except StoreFull:
             return None, Decision(False, slot.name, subject, degraded=True, blocked=True)
-        except StoreUnavailable as error:
-            yield _announcing(limiter.outages.failed(error, [subject]))
-        else:
-            if limiter.outages.is_on:
-                yield _announcing(limiter.outages.answered(wrote=taken[0] is not None))
-            return taken
+        except StoreUnavailable:
+            pass  # told of by the store
         how = self._on_unavailable or current().on_unavailable
         if how == "local":
             try:
@@ -153,10 +148,6 @@ class _Gate:
                 return lease, replace(decision, degraded=True)
         denied = how == "deny"
         return None, Decision(not denied, slot.name, subject, degraded=True, blocked=denied)
-
-
-def _announcing(announcements: list[Announcement]) -> Ask:
-    return Ask(partial(send, announcements, Limiter), partial(asend, announcements, Limiter))
 
 
 def _trying(slot: Slot, subject: str, store: Store) -> Flow:

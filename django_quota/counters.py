@@ -23,6 +23,7 @@ from django_quota.exceptions import ConfigurationError, CounterError, StoreUnava
 from django_quota.keys import key_of, subject_base
 from django_quota.limiter import get_limiter
 from django_quota.operations import counters as operations
+from django_quota.operations.shapes import LEAST, MOST
 from django_quota.subjects import Ask, Flow, aanswer, answer, subject_of
 
 TTL = timedelta(days=400)
@@ -185,7 +186,7 @@ class Counter:
 
     def _incr(self, subject: Subject, n: int) -> Flow:
         name = _named(subject)
-        amount = self._amount(name, n, operations.LEAST)
+        amount = self._amount(name, n, LEAST)
         total, days = self._key("c", name), partial(self._key, "c", name)
 
         def on(day: Day) -> operations.Incr:
@@ -218,7 +219,7 @@ class Counter:
 
     def _set(self, subject: Subject, value: int) -> Flow:
         name = _named(subject)
-        amount = self._amount(name, value, operations.LEAST)
+        amount = self._amount(name, value, LEAST)
         return (yield from self._asked(operations.Set([self._key("c", name)], amount, self._ttl), name))
 
     def _take(self, subject: Subject, n: int) -> Flow:
@@ -267,7 +268,7 @@ class Counter:
 
         Raises `CounterError` where a key is at fault.
         """
-        store, now = get_limiter().store, frozen_now()
+        store, now = get_limiter().telling, frozen_now()
         reply = yield Ask(partial(store.run, operation, now), partial(store.arun, operation, now))
         if reply[0] in _PROBLEMS:
             number = reply[1] - 1
@@ -294,7 +295,7 @@ class Counter:
     def _amount(self, name: str, value: object, least: int) -> int:
         if not isinstance(value, int) or isinstance(value, bool):
             raise CounterError(self.name, name, f"{value!r} is no whole number")
-        if not operations.LEAST <= value <= operations.MOST:
+        if not LEAST <= value <= MOST:
             raise CounterError(self.name, name, f"a number of {value.bit_length() + 1} bits does not fit into 64")
         if value < least:
             raise CounterError(self.name, name, f"{value} is less than {least}, the least that would do")

@@ -77,6 +77,15 @@ def refuse(request: HttpRequest, decision: Decision) -> HttpResponse:
     return refusal(request, _refused(request, decision))
 
 
+def unavailable(request: HttpRequest) -> HttpResponse:
+    """Return the answer to a `StoreUnavailable` that left a view: the 503 of `on_unavailable="deny"`."""
+    return refusal(request, _join(request, _UNDECIDED))
+
+
+_UNDECIDED = Decision(allowed=False, rule="", subject="", degraded=True, blocked=True)
+"""What is answered where something was asked that no rule stands for."""
+
+
 def _refused(request: HttpRequest, decision: Decision) -> Decision:
     """Return what to answer a `QuotaExceeded` with: all that was decided for the request, where that refuses too."""
     earlier = decision_of(request)

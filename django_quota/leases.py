@@ -153,11 +153,11 @@ class Slot:
 
         Raises `QuotaExceeded` where none came free, and `StoreUnavailable`.
         """
-        return cast("Lease", answer(self.acquiring(self.subject, get_limiter().store)))
+        return cast("Lease", answer(self.acquiring(self.subject, get_limiter().telling)))
 
     async def aacquire(self) -> Lease:
         """Take a slot; see `acquire`. Where the task is cancelled while it waits, its place goes to the next."""
-        return cast("Lease", await aanswer(self.acquiring(self.subject, get_limiter().store)))
+        return cast("Lease", await aanswer(self.acquiring(self.subject, get_limiter().telling)))
 
     def holders(self) -> list[tuple[str, float]]:
         """Return who holds a slot: each token, and the seconds until its lease ends, who ends first coming first.
@@ -171,7 +171,7 @@ class Slot:
         return cast("list[tuple[str, float]]", await aanswer(self._holders()))
 
     def _holders(self) -> Flow:
-        place = _Place(self, self.subject, get_limiter().store)
+        place = _Place(self, self.subject, get_limiter().telling)
         reply = yield place.asking(Holders(place.keys))
         return [(text(token), ends / SECOND) for token, ends in zip(reply[::2], reply[1::2], strict=True)]
 

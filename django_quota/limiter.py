@@ -17,6 +17,7 @@ from django_quota.clock import frozen_now
 from django_quota.conf import QuotaSettings, conf, current
 from django_quota.decisions import Decision, told
 from django_quota.exceptions import RuleError, StoreFull, StoreUnavailable
+from django_quota.outage_telling import TellingStore
 from django_quota.outages import Outages, ongoing
 from django_quota.planning import RuleOrRate, Subject, plan_of
 from django_quota.plans import Plan
@@ -57,6 +58,8 @@ class Limiter:
         self.local = MemoryStore(most=conf.memory_keys)
         """Decides for the rules that say `on_unavailable="local"`: each process its part of the limit."""
         self.outages = Outages(is_whole=lambda: self.store.is_whole)
+        self.telling = TellingStore(self)
+        """The store for services that raise `StoreUnavailable`."""
         self._skew = 0
 
     def decide(self, plan: Plan, mode: str) -> Decision:
@@ -117,15 +120,17 @@ class Limiter:
 
     def _answered(self, plan: Plan, reply: list[int], decision: Decision, mode: str) -> list[Announcement]:
         """Note that the store has answered; return what is to be announced."""
-        wrote = decision.allowed and mode != "peek" and any(hit.cost for hit in plan.hits)
-        announcements = self.outages.answered(wrote=wrote) if self.outages.is_on else []
+        announcements: list[Announcement] = []
+        if self.outages.is_on:
+            wrote = decision.allowed and mode != "peek" and any(hit.cost for hit in plan.hits)
+            announcements = self.outages.answered(wrote=wrote)
         if self.tally is not None and mode.startswith(_COUNTED):
             self.tally.count(reply[0], plan.hits, decision)
         if mode == "check":
             for outcome in decision.outcomes:
                 if outcome.shadow and not outcome.allowed:
                     logger.info("Shadow rule %r would have refused %r.", outcome.rule, outcome.subject)
-        for what, hit in told(reply, plan.hits):
+        for what, hit in told(reply, plan.hits, len(decision.outcomes)):
             announcements.append((SIGNALS[what], {"rule": hit.rule, "subject": hit.subject, "decision": decision}))
         return announcements
 
@@ -179,6 +184,12 @@ def limiter_of(settings: QuotaSettings) -> Limiter:
         tally.carried_to(store)
         limiter = _limiters.setdefault(named, Limiter(store, tally, workers))
     return limiter
+
+
+def note_failure(error: StoreUnavailable) -> None:
+    """Tell of an outage by an error that somebody is about to answer, where it has not been told."""
+    if not (isinstance(error, StoreFull) or error.only_here):  # which are told of where they are met
+        send(get_limiter().outages.failed(error, []), Limiter)
 
 
 def _overrides_marker() -> str:
@@ -286,7 +297,7 @@ def reset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: object) ->
     if not plan or not current().enabled:
         return False
     decide_plan(plan, "peek")  # brings the limits of an override into the plan
-    return bool(get_limiter().store.run(plan.forgetting()) > 0)
+    return bool(get_limiter().telling.run(plan.forgetting()) > 0)
 
 
 async def areset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: object) -> bool:
@@ -295,7 +306,7 @@ async def areset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: obj
     if not plan or not current().enabled:
         return False
     await adecide_plan(plan, "peek")  # brings the limits of an override into the plan
-    return bool(await get_limiter().store.arun(plan.forgetting()) > 0)
+    return bool(await get_limiter().telling.arun(plan.forgetting()) > 0)
 
 
 def decide_plan(plan: Plan, mode: str) -> Decision:

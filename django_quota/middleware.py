@@ -1,4 +1,4 @@
-"""The middleware: applies the rules of the settings, answers `QuotaExceeded`, and writes the headers on every reply.
+"""The middleware: applies the rules of the settings, answers what a view lets through, writes headers on every reply.
 
 What a request's view has in `@quota` is decided in the same call. It decides nothing itself.
 """
@@ -12,9 +12,10 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from django_quota.decisions import Decision
-from django_quota.edge import LEFT_TO_MIDDLEWARE, aenter, enter, leave, refuse
-from django_quota.exceptions import QuotaExceeded
+from django_quota.edge import LEFT_TO_MIDDLEWARE, aenter, enter, leave, refuse, unavailable
+from django_quota.exceptions import QuotaExceeded, StoreUnavailable
 from django_quota.joining import take_rules
+from django_quota.limiter import note_failure
 from django_quota.planning import APPLIED
 from django_quota.request_decisions import adecide_request, decide_request
 from django_quota.rules import Rule
@@ -28,7 +29,9 @@ Kwargs = dict[str, Any]
 
 
 class QuotaMiddleware:
-    """Applies the rules of the settings that have a `match`, and answers a `QuotaExceeded` of any view.
+    """Applies the rules of the settings that have a `match`, and answers what any view lets through.
+
+    A `QuotaExceeded` becomes a 429, a `StoreUnavailable` the 503 of `on_unavailable="deny"`.
 
     It decides when the view is known: so rules may name views, and all other middleware has had its turn. What reaches
     no view (a 404, another middleware's answer) is decided on the way back. Of two in one list, the outer does it all.
@@ -90,7 +93,10 @@ class QuotaMiddleware:
         return await aenter(request, _noted(request, site, await adecide_request(rules, request))) if rules else None
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
-        """Answer a `QuotaExceeded` that left a view."""
+        """Answer a `QuotaExceeded` or a `StoreUnavailable` that left a view."""
+        if isinstance(exception, StoreUnavailable):
+            note_failure(exception)
+            return unavailable(request)
         return refuse(request, exception.decision) if isinstance(exception, QuotaExceeded) else None
 
 

@@ -47,6 +47,10 @@ _KEPT = "_django_quota_kept"
 """The mark of a refusal that the site wrote itself: which headers it brought, and so keeps."""
 
 
+_LOGGED = "_has_been_logged"
+"""The mark by which Django knows that a reply has been logged."""
+
+
 def write_headers(response: HttpResponseBase, decision: Decision) -> None:
     """Put the decision on a reply: RateLimit-Policy and RateLimit, and X-RateLimit-* where the setting asks."""
     outcomes = [outcome for outcome in decision.outcomes if not outcome.shadow]
@@ -55,7 +59,7 @@ def write_headers(response: HttpResponseBase, decision: Decision) -> None:
     settings = current()
     kept = getattr(response, _KEPT, ())
     if settings.headers and not ("ratelimit" in kept or "ratelimit-policy" in kept):
-        names, policy = _policies(tuple(outcome.of for outcome in outcomes))
+        names, policy = _policies(tuple([outcome.of for outcome in outcomes]))
         response.headers["RateLimit-Policy"] = policy
         response.headers["RateLimit"] = ", ".join(map(_state, names, outcomes))
     if settings.legacy_headers and decision.binding is not None:
@@ -129,6 +133,9 @@ def refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
     if "cache-control" not in kept:
         response.headers["Cache-Control"] = "no-store"
     write_headers(response, decision)
+    if _is_unavailable(decision):
+        # An outage is told once: Django would log each of these as an error, and mail it to ADMINS within the request.
+        setattr(response, _LOGGED, True)
     return response
 
 
@@ -163,10 +170,13 @@ def _of_the_site(request: HttpRequest, decision: Decision) -> HttpResponse | Non
 
 
 def _ours(request: HttpRequest, decision: Decision) -> HttpResponse:
-    unavailable = decision.degraded and decision.binding is None
-    status = HTTPStatus.SERVICE_UNAVAILABLE if unavailable else HTTPStatus.TOO_MANY_REQUESTS
+    status = HTTPStatus.SERVICE_UNAVAILABLE if _is_unavailable(decision) else HTTPStatus.TOO_MANY_REQUESTS
     body, content_type = _body(request, decision, status)
     return HttpResponse(body, status=status, content_type=content_type, headers={"Vary": "Accept"})
+
+
+def _is_unavailable(decision: Decision) -> bool:
+    return decision.degraded and decision.binding is None
 
 
 def _body(request: HttpRequest, decision: Decision, status: HTTPStatus) -> tuple[str, str]:

@@ -29,12 +29,12 @@ def once(name: str, value: Value, ttl: float = 3600) -> bool:
 
     Raises `RuleError` where an argument is wrong, and `StoreUnavailable`.
     """
-    return bool(get_limiter().store.run(_operation(name, value, ttl), frozen_now()))
+    return bool(get_limiter().telling.run(_operation(name, value, ttl), frozen_now()))
 
 
 async def aonce(name: str, value: Value, ttl: float = 3600) -> bool:
     """Say whether a value comes for the first time; see `once`."""
-    return bool(await get_limiter().store.arun(_operation(name, value, ttl), frozen_now()))
+    return bool(await get_limiter().telling.arun(_operation(name, value, ttl), frozen_now()))
 
 
 def _operation(name: object, value: object, ttl: object) -> Once:

@@ -130,13 +130,13 @@ def counted_days(subject: Any) -> list[DayUsage]:
     `subject` may also be a text as rows have it; see `row_name`. Raises as `usage` does.
     """
     asked = _days_of(subject)
-    return _counted(asked, get_limiter().store.run(ReadDays(list(asked)), frozen_now()))
+    return _counted(asked, get_limiter().telling.run(ReadDays(list(asked)), frozen_now()))
 
 
 async def acounted_days(subject: Any) -> list[DayUsage]:
     """Return the days of a subject; see `counted_days`."""
     asked = _days_of(subject)
-    return _counted(asked, await get_limiter().store.arun(ReadDays(list(asked)), frozen_now()))
+    return _counted(asked, await get_limiter().telling.arun(ReadDays(list(asked)), frozen_now()))
 
 
 def today() -> date:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlencode
 
-TIMEOUT = 10.0
+TIMEOUT = 60.0
 
 
 @dataclass(frozen=True)

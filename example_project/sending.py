@@ -10,7 +10,7 @@ from uuid import uuid4
 from example_project.client import Reply, Visitor
 from example_project.scenes import Scene
 
-READY_TIMEOUT = 10.0
+READY_TIMEOUT = 60.0
 """Seconds within which all threads must be ready to send."""
 
 

@@ -47,6 +47,8 @@ CACHES = {
     "default": {
         "BACKEND": "django_redis.cache.RedisCache",
         "LOCATION": os.environ.get("REDIS_URL") or "redis://127.0.0.1:6379/0",
+        # Long ones: what is shown here is to be the same on a machine that is busy. A real site waits for less.
+        "OPTIONS": {"SOCKET_TIMEOUT": 5, "SOCKET_CONNECT_TIMEOUT": 5},
     }
 }
 QUOTA = {

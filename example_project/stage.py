@@ -37,9 +37,9 @@ from example_project.start import start_over
 from example_project.traffic import send_traffic
 
 HOST = "127.0.0.1"
-START_TIMEOUT = 20.0
+START_TIMEOUT = 60.0
 """Seconds the server may take to answer its first request."""
-STOP_TIMEOUT = 5.0
+STOP_TIMEOUT = 20.0
 """Seconds the server may take to end when asked to."""
 
 _OTHER_PORT = "PORT=8001 make serve, or python -m example_project.serve --port 8001"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,27 +15,14 @@ from typing import Any
 import redis
 
 from django_quota.stores.slots import slot_of
+from tests.ports import free_ports
 
 SLOTS = 16_384
-PATIENCE = 30.0
+PATIENCE = 60.0
 NODE_TIMEOUT = 500
-"""Milliseconds after which a server that is silent counts as gone."""
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that are free, and so are those ten thousand above: there the servers talk to each other."""
-    found: list[int] = []
-    with ExitStack() as probes:
-        while len(found) < count:
-            port = random.randint(20_000, 32_000)
-            try:
-                for number in (port, port + 10_000):
-                    probe = probes.enter_context(socket.socket())
-                    probe.bind(("127.0.0.1", number))
-            except OSError:
-                continue
-            found.append(port)
-    return found
+"""Milliseconds after which a server that is silent counts as gone: while a cluster forms, and where one fails over."""
+NEVER = 600_000
+"""Where nothing fails over: a server that a busy machine stops for a while is not to be taken for gone."""
 
 
 @dataclass
@@ -119,21 +104,19 @@ def raw_slots(client: Any) -> list[Any]:
 
 @cache
 def can_cluster(program: Path) -> bool:
-    """Say whether a server program was built with Cluster."""
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            done = subprocess.run(
-                [str(program), "--cluster-enabled", "yes", "--port", "0", "--dir", folder, "--daemonize", "no"],
-                capture_output=True, timeout=0.5, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return True
-        return b"cluster-enabled" not in done.stdout + done.stderr
+    """Say whether a server program was built with Cluster: else it does not know the option."""
+    asked = [str(program), "--cluster-enabled", "neither"]
+    words = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    return "Bad directive" not in words.stdout + words.stderr
 
 
 @contextmanager
 def running_cluster(program: Path, primaries: int = 3, replicas: int = 0, **options: Any) -> Iterator[Cluster]:
-    """Run a cluster; `replicas`: of each primary; `options` of its servers, such as `appendonly="yes"`."""
+    """Run a cluster; `replicas`: of each primary; `options` of its servers, such as `appendonly="yes"`.
+
+    A server that is silent counts as gone where there are replicas, and nowhere else, unless the options say so.
+    """
+    patience = options.pop("cluster_node_timeout", NODE_TIMEOUT if replicas else NEVER)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quota-cluster-")))
         cluster = Cluster(program)
@@ -142,6 +125,8 @@ def running_cluster(program: Path, primaries: int = 3, replicas: int = 0, **opti
             place.mkdir()
             cluster.servers.append(stack.enter_context(running_server(program, place, port, options)))
         _join(cluster, primaries)
+        for server in cluster.servers:
+            server.client.config_set("cluster-node-timeout", patience)
         yield cluster
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -44,21 +45,28 @@ class Manage:
         self._started: list[subprocess.Popen[str]] = []
         self._said: list[Path] = []
 
-    def start(self, *words: str, stderr: Path | None = None) -> subprocess.Popen[str]:
-        """Start a command; its stdout is a pipe, its stderr a file."""
+    def start(self, *words: str, stderr: Path | None = None, stdout: Any = subprocess.PIPE) -> subprocess.Popen[str]:
+        """Start a command; its stdout is a pipe unless it is given, its stderr a file."""
         said = stderr or self._folder / f"stderr-{len(self._started)}"
         with said.open("w") as errors:
             process = subprocess.Popen(
                 [sys.executable, "-W", "error", "-m", "django", *words],
                 env=self.environment,
                 cwd=ROOT,
-                stdout=subprocess.PIPE,
+                stdout=stdout,
                 stderr=errors,
                 text=True,
             )
         self._started.append(process)
         self._said.append(said)
         return process
+
+    def stop(self, process: subprocess.Popen[str], number: signal.Signals) -> str:
+        """Send a signal, and read until it ends, with status 0; return what it said: a full pipe would hold it up."""
+        process.send_signal(number)
+        said, _ = process.communicate()
+        assert process.returncode == 0
+        return said
 
     def end(self) -> None:
         """Kill what still runs, and print what all have said: pytest shows it where the test has failed."""

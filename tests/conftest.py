@@ -14,10 +14,12 @@ import pytest
 import redis
 from hypothesis import settings as hypothesis_settings
 
-from django_quota import plans
+from django_quota import carrying, plans
+from django_quota.renewing import Renewable, Renewal
 from django_quota.stores.cluster import ClusterConnectionFactory
 from django_quota.testing import RedisServer, running_redis, server_programs
 from tests.clusters import Cluster, can_cluster, running_cluster
+from tests.commands import PATIENCE
 from tests.databases import default_database, empty, migrate, postgres_programs, running_postgres, sqlite_database
 
 hypothesis_settings.register_profile("default", deadline=None, print_blob=True)
@@ -85,15 +87,41 @@ def overrides_are_not_republished(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_tallied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tally may reach Redis a moment late, among the keys of the next test; those of the overview turn it on."""
+def nothing_is_tallied(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A tally may reach Redis a moment late, among the keys of the next test; those of the overview turn it on.
+
+    Their thread ends while their store is still that of the settings: later, what it carries would make that store
+    open a connection that nobody closes.
+    """
     monkeypatch.setattr("django_quota.tallies.Tally.is_on", False)
+    yield
+    running = carrying._thread
+    if running.thread is not None:
+        for tally in list(carrying._tallies):
+            tally.forget()
+        running.ending.set()
+        running.counted.set()
+        running.thread.join(PATIENCE)
+        carrying._thread = carrying._Thread()
 
 
 @pytest.fixture(autouse=True)
 def no_worker_says_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many tests look at all keys that there are; those of the workers turn it on."""
     monkeypatch.setattr("django_quota.workers.Workers.is_on", False)
+
+
+@pytest.fixture
+def renewed_often(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Renew leases all the time; yields after how many seconds each would have been renewed."""
+    after: list[float] = []
+
+    def often(lease: Renewable, every: float) -> Renewal:
+        after.append(every)
+        return Renewal(lease, 0.01)
+
+    monkeypatch.setattr("django_quota.leases.Renewal", often)
+    return after
 
 
 @pytest.fixture

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+
+from tests.commands import PATIENCE
 
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 threads_ran = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -33,6 +36,12 @@ def ended(children: list[int]) -> list[int]:
         statuses.append(os.waitstatus_to_exitcode(os.waitpid(children[-1], 0)[1]))
         children.pop()
     return statuses
+
+
+def heard(pipe: int, most: int = 1) -> bytes:
+    """Read what a process tells by a pipe; fail where none tells anything, as when all have ended."""
+    assert select.select([pipe], [], [], PATIENCE)[0], "no process has told anything"
+    return os.read(pipe, most)
 
 
 @contextmanager

@@ -355,6 +355,23 @@ class TestMiddleware:
         settings.ROOT_URLCONF = SimpleURLs([path("", limit(lambda request: HttpResponse()))])
         assert ids({"RULES": {"site": {"rate": "9/m", "match": "/"}}}) == expected
 
+    @pytest.mark.parametrize(
+        ("limit", "expected"),
+        [
+            (quota("5/m", name="site"), ["W009"]), (quota("9/m", name="site"), []), (quota("5/m", name="other"), []),
+            (quota("9/m", name="site", cost=2), []), (quota("9/m", name="site", block=False), []),
+            (quota("5/m", name="site", key="user"), []), (quota("50/h", name="site"), []),
+            (quota("50/h", "5/m", name="site"), ["W009"]), (quota(lambda request: "5/m", name="site"), []),
+            (quota("9/m", name="site", algorithm="token_bucket"), []), (quota("5/m"), []),
+            (quota("9/m", name="site", count_refused=True), ["W009"]), (quota(rule="site"), []),
+        ],
+    )  # fmt: skip
+    def test_w009_a_limit_of_a_view_that_shares_the_count_of_a_rule_of_the_settings_and_differs(
+        self, limit: Any, expected: list[str], settings: Any
+    ) -> None:
+        settings.ROOT_URLCONF = SimpleURLs([path("", limit(lambda request: HttpResponse()))])
+        assert ids({"RULES": {"site": "9/m"}}) == expected
+
 
 class SimpleURLs:
     """A URLconf that is no module."""

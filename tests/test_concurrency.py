@@ -19,13 +19,16 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_quota import check, quota
+from django_quota.clock import SECOND
 from django_quota.concurrency import concurrency
 from django_quota.edge import QuotaRequest
 from django_quota.exceptions import ConfigurationError, RuleError
 from django_quota.leases import slot
 from django_quota.limiter import get_limiter
+from django_quota.operations.leases import Renew, SlotKeys
 from django_quota.testing import RedisServer, freeze
 from tests.calls import get, run
+from tests.commands import wait_until
 from tests.steps import START
 
 both_stores = pytest.mark.usefixtures("either_store")
@@ -389,15 +392,16 @@ class TestStreaming:
         assert response.file_to_stream is not None
         response.close()
 
-    def test_a_renewed_lease_is_renewed_while_it_streams(self) -> None:
+    def test_a_renewed_lease_is_renewed_while_it_streams(self, renewed_often: list[float]) -> None:
         def view(request: Any) -> StreamingHttpResponse:
             return StreamingHttpResponse(parts())
 
-        response: Any = concurrency(1, name="view", lease=0.3, renew=True)(view)(get())
-        clock = slot("clock", 1, lease=0.6)
-        clock.acquire()
-        while clock.holders():
-            assert held() == 1
+        keys = SlotKeys(*(f"quota:1:{{global}}:{kind}:view" for kind in "lqa"))
+        response: Any = concurrency(1, name="view", lease=60, renew=True)(view)(get())
+        for _ in range(2):
+            ((token, _),) = slot("view", 1).holders()
+            assert get_limiter().store.run(Renew(keys, token, 20 * SECOND))
+            wait_until(lambda: slot("view", 1).holders()[0][1] > 30)
         response.close()
         assert held() == 0
 

@@ -24,12 +24,13 @@ from django_quota.counters import counter
 from django_quota.operations import counters as operations
 from django_quota.operations import transfers
 from django_quota.operations.base import DictStates, text
-from django_quota.operations.counters import DONE, LEAST, MOST
+from django_quota.operations.counters import DONE
+from django_quota.operations.shapes import LEAST, MOST
 from django_quota.operations.transfers import LEASE, MARGIN, OVERDUE, Giver, Note
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis import RedisStore
 from django_quota.testing import RedisServer
-from tests.processes import ended, forks, processes, started, threads_ran
+from tests.processes import ended, forks, heard, processes, started, threads_ran
 from tests.steps import START
 
 DAY = 86_400 * SECOND
@@ -365,7 +366,7 @@ def test_10_000_transfers_keep_the_sum_though_a_worker_is_killed(raw: redis.Redi
         children.append(victim)
         children.extend(started(partial(work, seed)) for seed in range(4))
         os.close(report)
-        assert os.read(progress, 1) == b"!"
+        assert heard(progress) == b"!"
         for _ in range(50):
             look()
         os.kill(victim, signal.SIGKILL)

@@ -23,7 +23,8 @@ from django_quota import counters
 from django_quota.clock import SECOND
 from django_quota.counters import Counter, counter
 from django_quota.exceptions import ConfigurationError, CounterError, RuleError, StoreUnavailable
-from django_quota.operations.counters import LEAST, MOST, STALE
+from django_quota.operations.counters import STALE
+from django_quota.operations.shapes import LEAST, MOST
 from django_quota.testing import freeze
 from tests.steps import START
 
@@ -566,7 +567,7 @@ def test_a_store_whose_day_runs_away_is_asked_five_times(do: Do, monkeypatch: py
     async def arun(operation: Any, now: int | None) -> list[int]:
         return run(operation, now)
 
-    monkeypatch.setattr(counters, "get_limiter", lambda: SimpleNamespace(store=SimpleNamespace(run=run, arun=arun)))
+    monkeypatch.setattr(counters, "get_limiter", lambda: SimpleNamespace(telling=SimpleNamespace(run=run, arun=arun)))
     monkeypatch.setattr(counters, "_skew", 0)
     with pytest.raises(StoreUnavailable, match="another day each time"):
         do(VIEWS, "incr", "user:1")

@@ -35,6 +35,8 @@ from example_project.sending import at_once, one_after_another
 from example_project.serve import main as serve
 
 ROOT = Path(__file__).resolve().parent.parent
+PATIENCE = 300.0
+"""Seconds within which the site must have played all, or have ended."""
 
 
 @contextmanager
@@ -64,7 +66,7 @@ def started(folder: Path, *arguments: str, **environment: str) -> subprocess.Pop
 
 def run(folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
     with started(folder, *arguments, **environment) as process:
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=PATIENCE)
     return process.returncode, said
 
 
@@ -91,7 +93,7 @@ def serving(*options: str) -> Iterator[Serving]:
             yield Serving(int(found[1]), dict(re.findall(r"(?m)^  (\w+) +password (\S+)", said)), folder)
         finally:
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=20)
+            process.communicate(timeout=PATIENCE)
         assert process.returncode == 0
 
 
@@ -162,7 +164,7 @@ def test_the_demo_ends_all_on_ctrl_c(scratch: Path) -> None:
         assert "is a real server" in demo.stdout.readline()
         demo.send_signal(signal.SIGINT)
         demo.send_signal(signal.SIGINT)
-        said, _ = demo.communicate(timeout=20)
+        said, _ = demo.communicate(timeout=PATIENCE)
     assert demo.returncode == 130
     assert "Stopped" in said
 

@@ -39,6 +39,7 @@ LAYERS = (
     {
         "limiter",
         "outages",
+        "outage_telling",
         "request_decisions",
         "reservations",
         "counters",

@@ -13,7 +13,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, override_settings
 
 from django_quota import Decision, QuotaExceeded, acheck, check, quota
-from django_quota.exceptions import ConfigurationError, RuleError
+from django_quota.exceptions import ConfigurationError, RuleError, StoreFull
 from django_quota.middleware import QuotaMiddleware
 from tests.calls import get, run
 
@@ -251,3 +251,51 @@ class TestRedisIsGone:
         assert (decision.allowed, decision.degraded, decision.retry_after) == (False, True, 1.0)
         with pytest.raises(QuotaExceeded, match="could not be checked"):
             decision.raise_if_refused()
+
+    @pytest.mark.parametrize("accept", ["application/json", "text/html", "text/plain"])
+    @pytest.mark.parametrize("view", ["asks", "asks-async"])
+    def test_what_a_view_lets_through_is_answered_as_a_rule_that_denies(
+        self, kind: str, view: str, accept: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def shown(reply: Any, path: str) -> tuple[Any, ...]:
+            headers = {name: value for name, value in reply.headers.items() if name != "Content-Length"}
+            return reply.status_code, headers, reply.content.decode().replace(path, "/here/")
+
+        (denied,) = fetch(kind, "/denies/", Accept=accept)
+        wanted = shown(denied, "/denies/")
+        assert (wanted[0], wanted[1]["Retry-After"]) == (503, "1")
+        for what in ("counter", "once", "slot", "reset"):
+            (reply,) = fetch(kind, f"/{view}/?what={what}", Accept=accept)
+            assert shown(reply, f"/{view}/?what={what}") == wanted
+        assert len([record for record in caplog.records if record.name == "django_quota"]) == 1
+
+    @pytest.mark.parametrize("view", ["asks", "asks-async"])
+    def test_what_a_view_lets_through_is_told_once(
+        self, kind: str, view: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        for what in ("by-hand", "counter", "by-hand", "slot"):
+            assert fetch(kind, f"/{view}/?what={what}")[0].status_code == 503
+        told = [record for record in caplog.records if record.name == "django_quota"]
+        assert [record.levelname for record in told] == ["ERROR"]
+        assert "an amount is on the way" in told[0].getMessage()
+
+
+def test_what_a_view_lets_through_is_on_the_request_beside_what_was_decided() -> None:
+    request = get()
+    with override_settings(QUOTA=MEMORY):
+        assert run(quota("9/m", name="outer")(made("sync")), request).status_code == 200
+        response = QuotaMiddleware(lambda r: None).process_exception(request, StoreFull())
+    assert response is not None
+    assert (response.status_code, request.quota.allowed, request.quota.degraded) == (503, False, True)
+    assert response.headers["RateLimit"].startswith('"outer";r=8')
+    assert request.quota.explain() == "The store did not answer what the view asked of it; try again shortly."
+
+
+def test_the_function_of_the_response_setting_answers_what_a_view_lets_through() -> None:
+    def respond(request: HttpRequest, decision: Decision) -> HttpResponse:
+        return HttpResponse(f"{decision.degraded} {decision.retry_after}", status=503)
+
+    with override_settings(QUOTA={**MEMORY, "RESPONSE": respond}):
+        response = QuotaMiddleware(lambda r: None).process_exception(get(), StoreFull())
+    assert response is not None
+    assert (response.status_code, response.content, response.headers["Retry-After"]) == (503, b"True 1.0", "1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -9,14 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota import check, concurrency
+from django_quota import aonce, check, concurrency, counter, once, slot
 from django_quota.clock import freeze
 from django_quota.days import day_of
-from django_quota.exceptions import StoreUnavailable
+from django_quota.exceptions import StoreFull, StoreUnavailable
+from django_quota.limiter import get_limiter, note_failure
 from django_quota.outages import SETTLED, Outages, _complain, ongoing
 from django_quota.signals import store_back, store_lost
+from django_quota.stores.breaker import FAILURES
 from django_quota.testing import RedisServer
+from django_quota.usage import ausage, usage
 from tests.calls import get, run
+from tests.conftest import caches
 from tests.steps import START
 
 GONE = StoreUnavailable("gone")
@@ -144,3 +149,101 @@ def test_while_one_of_the_servers_is_gone_the_answers_of_others_end_nothing() ->
     whole = True
     clock.now += 60
     assert [what for what, _ in outages.answered()] == [store_back]
+
+
+def write(what: str, number: int) -> None:
+    match what:
+        case "counter":
+            counter("hits").incr("user:1")
+        case "take":
+            counter("stock").take("sku:1", 1)
+        case "unique":
+            counter("seen").unique("user:1", str(number))
+        case "once":
+            once("event", number)
+        case "slot":
+            with slot("export", 3):
+                pass
+
+
+async def awrite(what: str, number: int) -> None:
+    match what:
+        case "counter":
+            await counter("hits").aincr("user:1")
+        case "take":
+            await counter("stock").atake("sku:1", 1)
+        case "unique":
+            await counter("seen").aunique("user:1", str(number))
+        case "once":
+            await aonce("event", number)
+        case "slot":
+            async with slot("export", 3):
+                pass
+
+
+def written(kind: str, what: str, number: int) -> None:
+    """Have a service change something in the store."""
+    asyncio.run(awrite(what, number)) if kind == "async" else write(what, number)
+
+
+@pytest.mark.parametrize("what", ["counter", "take", "unique", "once", "slot"])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_an_outage_that_only_a_service_meets_is_told_once_each_way(
+    kind: str, what: str, redis_cache: RedisServer, raw: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    counter("stock").set("sku:1", 9)
+    limiter, clock = get_limiter(), Clock()
+    limiter.outages = Outages(clock)
+    written(kind, what, 0)
+    raw.config_set("maxmemory", 1)
+    try:
+        for number in range(3):
+            with pytest.raises(StoreUnavailable):
+                written(kind, what, number + 1)
+            clock.now += 10
+            assert counter("stock").get("sku:1") > 0  # which says nothing of writing
+            assert limiter.outages.is_on
+    finally:
+        raw.config_set("maxmemory", 0)
+    written(kind, what, 9)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_spoilt_key_that_a_service_meets_is_told_once_by_its_subject(
+    kind: str, redis_cache: RedisServer, raw: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    raw.set("quota:1:{global}:l:export", "alien")
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable):
+            written(kind, "slot", 0)
+    assert not get_limiter().outages.is_on
+    (line,) = caplog.records
+    assert "holds for 'global'" in line.getMessage()
+
+
+def test_a_full_memory_store_is_no_outage(memory_store: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise StoreFull
+
+    monkeypatch.setattr(get_limiter().store, "run", full)
+    with pytest.raises(StoreFull):
+        counter("hits").incr("user:1")
+    note_failure(StoreFull())
+    assert not get_limiter().outages.is_on
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_reply_that_a_spoilt_key_makes_misfit_opens_no_breaker_and_is_told_once(
+    kind: str, redis_server: RedisServer, raw: Any, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.CACHES = caches(redis_server)
+    with freeze(START):
+        raw.hset(f"quota:1:{{user:1}}:day:{day_of(START).date}", b"\xff", 1)
+        for _ in range(3 * FAILURES):
+            with pytest.raises(StoreUnavailable, match="is none to what was asked"):
+                asyncio.run(ausage("user:1")) if kind == "async" else usage("user:1")
+        assert not check("9/m", "user:2").degraded
+    assert not get_limiter().outages.is_on
+    (line,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "holds for 'user:1'" in line.getMessage()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,28 +61,27 @@ def heard() -> Iterator[list[tuple[str, dict[str, Any]]]]:
 
 
 class Mute:
-    """A server that takes connections and never answers; counts them."""
+    """A server that takes connections and never answers; counts them.
+
+    The system takes them, as long as some are not met yet: so all that there were are counted whenever it is asked.
+    """
 
     def __init__(self, path: Path) -> None:
         self.url = f"unix://{path}"
-        self.met = 0
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen(64)
+        self._listener.setblocking(False)
         self._open: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            self.met += 1
-            self._open.append(connection)
+    @property
+    def met(self) -> int:
+        with suppress(BlockingIOError):
+            while True:
+                self._open.append(self._listener.accept()[0])
+        return len(self._open)
 
     def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for connection in self._open:
             connection.close()

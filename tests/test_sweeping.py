@@ -400,10 +400,7 @@ def test_it_sweeps_again_and_again_until_it_is_told_to_stop(manage: Manage, raw:
     for _ in range(3):
         fill(raw, 5)
         wait_until(lambda: left(raw) == 0)
-    process.send_signal(signal.SIGINT)
-    assert process.wait() == 0
-    assert process.stdout is not None
-    reports = [json.loads(line) for line in process.stdout]
+    reports = [json.loads(line) for line in manage.stop(process, signal.SIGINT).splitlines()]
     assert sum(report["removed"] for report in reports) == 45
 
 

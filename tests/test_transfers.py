@@ -22,7 +22,8 @@ from django_quota.keys import key_of, subject_base
 from django_quota.limiter import get_limiter
 from django_quota.operations import transfers
 from django_quota.operations.base import DictStates, Operation, text
-from django_quota.operations.counters import DONE, MOST, NO_COUNTER, OVERFLOW, REFUSED, Passage, Set, Transfer
+from django_quota.operations.counters import DONE, NO_COUNTER, OVERFLOW, REFUSED, Passage, Set, Transfer
+from django_quota.operations.shapes import MOST
 from django_quota.operations.sweep import Sweep
 from django_quota.operations.transfers import (
     KEPT,

@@ -9,7 +9,18 @@ from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 
-from django_quota import acheck, check, quota
+from django_quota import (
+    StoreUnavailable,
+    acheck,
+    aonce,
+    areset,
+    check,
+    counter,
+    once,
+    quota,
+    reset,
+    slot,
+)
 
 if TYPE_CHECKING:
     from django_quota.edge import QuotaRequest
@@ -41,6 +52,44 @@ async def whoami_async(request: QuotaRequest) -> HttpResponse:
     return HttpResponse(request.quota.subject)
 
 
+def asks(request: HttpRequest) -> HttpResponse:
+    """Ask the store what it has no answer for while it is gone."""
+    match request.GET["what"]:
+        case "counter":
+            counter("hits").incr("user:1")
+        case "once":
+            once("event", "1")
+        case "slot":
+            with slot("export", 3):
+                pass
+        case "reset":
+            reset("9/m", "user:1")
+        case "by-hand":
+            raise StoreUnavailable("an amount is on the way")
+    return HttpResponse("ok")
+
+
+async def asks_async(request: HttpRequest) -> HttpResponse:
+    match request.GET["what"]:
+        case "counter":
+            await counter("hits").aincr("user:1")
+        case "once":
+            await aonce("event", "1")
+        case "slot":
+            async with slot("export", 3):
+                pass
+        case "reset":
+            await areset("9/m", "user:1")
+        case "by-hand":
+            raise StoreUnavailable("an amount is on the way")
+    return HttpResponse("ok")
+
+
+@quota("3/m", key="ip", on_unavailable="deny")
+def denies(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
 def free(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok")
 
@@ -62,4 +111,7 @@ urlpatterns = [
     path("limited-async/", limited_async),
     path("whoami-async/", whoami_async),
     path("free/", free),
+    path("asks/", asks),
+    path("asks-async/", asks_async),
+    path("denies/", denies),
 ]

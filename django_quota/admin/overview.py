@@ -25,7 +25,7 @@ from django_quota.admin.wording import moment_of
 from django_quota.clock import SECOND
 from django_quota.conf import current
 from django_quota.events import BEGINNING
-from django_quota.exceptions import QuotaError
+from django_quota.exceptions import QuotaError, StoreUnavailable
 from django_quota.feeds import SHOWN
 from django_quota.health import Health, health
 from django_quota.limiter import get_limiter
@@ -151,16 +151,22 @@ class OverviewAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's own
                     shown["kinds"] = [(kind, _of(kind).get(kind.kind, "")) for kind in estimate.kinds]
         except QuotaError as error:
             shown["problem"] = str(error)
+            shown["is_denied"] = _is_denied(error)
         return shown
 
     def _newest(self) -> dict[str, Any]:
         """Return the last events, the newest first, and the id of the last one."""
         try:
             entries = live.newest(BEGINNING)
-        except QuotaError:
-            return {"lines": [], "last_id": BEGINNING, "is_silent": True}  # the figures say why
+        except QuotaError as error:  # the figures say why
+            return {"lines": [], "last_id": BEGINNING, "is_silent": True, "may_not_look": _is_denied(error)}
         events = [entry.event for entry in reversed(entries) if entry.event is not None]
         return {"lines": live.lines(events), "last_id": entries[-1].id if entries else BEGINNING}
+
+
+def _is_denied(error: QuotaError) -> bool:
+    """Say whether the store answers, and does not permit what is asked: then the limits may well hold."""
+    return isinstance(error, StoreUnavailable) and error.not_permitted
 
 
 _KINDS = {

@@ -49,6 +49,17 @@ if stream_length > 0 then events_key, bans_key = KEYS[#KEYS - 1], KEYS[#KEYS] en
 
 -- %% parts %%
 
+-- A server that is full, or a replica, may be read all the same. Does what writes, and says whether it could.
+local function where_it_may_write(act, hit)
+  local done, problem = pcall(act, hit)
+  if done then return true end
+  local text = type(problem) == 'table' and problem.err or problem
+  for _, word in ipairs({ 'OOM ', 'READONLY ', 'MISCONF ', 'NOREPLICAS ' }) do
+    if string.find(text, word, 1, true) then return false end
+  end
+  error(problem, 0)
+end
+
 local function read_limit(key, wire, cost)
   local name, capacity, a, b, c, counted, value = string.match(wire, '^(%S+) (%d+) (%d+) (%d+) (%d+) (%d) (%S+)$')
   return {
@@ -100,11 +111,7 @@ if mode ~= 'settle' and mode ~= 'undo' then
   for _, hit in ipairs(hits) do stand(hit, stale) end
   if #stale > 2 then return stale end
   for _, hit in ipairs(hits) do
-    if hit.holds_key and mode == 'peek' then
-      credit_due(hit)
-    elseif hit.holds_key then
-      give_back_due(hit)
-    end
+    if hit.holds_key and (mode == 'peek' or not where_it_may_write(give_back_due, hit)) then credit_due(hit) end
   end
 end
 
@@ -152,17 +159,25 @@ for _, hit in ipairs(hits) do
   if hit.standing then note(notes, hit, hit.standing, hit.stop) end
 end
 
+local function leave_traces(hit)
+  for _, limit in ipairs(hit) do
+    if not hit.standing then spend(hit, limit) end
+  end
+  local passed = not refused[0] and not refused[hit.group]
+  if mode == 'reserve' and passed and not hit.standing then hold(hit) end
+  count(hit, passed)
+  tell(hit, passed, notes)
+  if mode == 'take' and passed and not hit.standing then note_known(notes, hit) end
+end
+
 if mode == 'check' or mode == 'reserve' or mode == 'take' or mode == 'late' then
   for _, hit in ipairs(hits) do
     if hit[1].cost > 0 then
-      for _, limit in ipairs(hit) do
-        if not hit.standing then spend(hit, limit) end
+      if refused[0] then
+        where_it_may_write(leave_traces, hit) -- a refusal stands, whether or not it can be counted and told
+      else
+        leave_traces(hit)
       end
-      local passed = not refused[0] and not refused[hit.group]
-      if mode == 'reserve' and passed and not hit.standing then hold(hit) end
-      count(hit, passed)
-      tell(hit, passed, notes)
-      if mode == 'take' and passed and not hit.standing then note_known(notes, hit) end
     end
   end
 end

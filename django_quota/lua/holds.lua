@@ -28,8 +28,9 @@ local function give_back_to(limit, amount)
   else
     local cost = limit.cost
     limit.cost = amount
-    limit.algorithm.refund(limit, now)
-    limit.cost = cost
+    local done, problem = pcall(limit.algorithm.refund, limit, now)
+    limit.cost = cost -- also where the server takes no writes, and the hit is decided all the same
+    if not done then error(problem, 0) end
   end
 end
 

@@ -1,21 +1,94 @@
-"""What the commands share: the store that they need, how they are told to stop, what may be written to a terminal."""
+"""What the commands share: the store that they need, how they are told to stop, and how they print.
+
+Names may be what a client chose, and whoever reads may leave.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any, TextIO
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import CommandError
+from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 from django.db import DatabaseError
 
 from django_quota import status
 from django_quota.exceptions import ConfigurationError
 from django_quota.hints import rule_hint, subject_hint
 from django_quota.stores.redis import RedisStore
+
+NOBODY_READS = 141
+"""The exit status of a command whose reader has left: as a shell has it of what SIGPIPE (13) ends, 128 + 13."""
+
+
+class ReaderGoneError(Exception):
+    """Nobody reads any more what a command prints."""
+
+
+class _Stream(OutputWrapper):
+    """stdout or stderr of the process."""
+
+    def write(  # type: ignore[override]
+        self, msg: str = "", style_func: Callable[[str], str] | None = None, ending: str | None = None
+    ) -> None:
+        with _noticing():
+            super().write(msg, style_func, ending)
+
+    def flush(self) -> None:
+        with _noticing():
+            super().flush()
+
+
+@contextmanager
+def _noticing() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:  # of this stream, and of no other: a socket's is none of these
+        raise ReaderGoneError from error
+
+
+class PrintingCommand(BaseCommand):
+    """A command that ends without a word where its reader leaves, as in `manage.py quota_events | head -1`."""
+
+    def __init__(self, stdout: TextIO | None = None, stderr: TextIO | None = None, **options: Any) -> None:
+        super().__init__(stdout, stderr, **options)
+        if stdout is None:
+            self.stdout = _Stream(sys.stdout)
+        if stderr is None:
+            style, self.stderr = self.stderr.style_func, _Stream(sys.stderr)
+            self.stderr.style_func = style
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Run it for the command line."""
+        try:
+            super().run_from_argv(argv)
+            self.stdout.flush()
+        except ReaderGoneError:
+            self._drop()
+            sys.exit(NOBODY_READS)
+        except SystemExit as ended:  # such as that of --help, which Django prints by itself
+            if self._drop() and not ended.code:
+                sys.exit(NOBODY_READS)
+            raise
+
+    def _drop(self) -> bool:
+        """Drop what nobody reads: Python would complain of it at exit. Say whether there was any."""
+        dropped = False
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except BrokenPipeError:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream.fileno())
+                os.close(nowhere)
+                dropped = True
+        return dropped
 
 
 def redis_store() -> RedisStore:

@@ -8,18 +8,16 @@ edges of the day are the caller's.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from django_quota.operations.base import Operation, Script, States, script
+from django_quota.operations.base import Operation, Script, States, script, text
+from django_quota.operations.shapes import LEAST, MOST, Shape, digits, is_row, is_rows, moment, whole, words
 
 T = TypeVar("T")
 
 DONE, REFUSED, STALE, NO_COUNTER, OVERFLOW = 1, 0, -1, -2, -3
 """What a reply begins with; see `lua/counter_common.lua`."""
-
-LEAST, MOST = -(2**63), 2**63 - 1
-"""The bounds of every total, tally and amount."""
 
 MILLISECOND = 1_000
 """Microseconds in a millisecond."""
@@ -39,6 +37,25 @@ class FaultError(Exception):
 
 class CounterOperation(Operation):
     """An operation of a counter. Its reply is a list: how it went, and what came of it or which key is at fault."""
+
+    answers: ClassVar[Mapping[int, Sequence[Shape]]] = {DONE: ()}
+    """What follows in the reply behind how it went, where no key is at fault."""
+    rows: ClassVar[Sequence[Shape]] = ()
+    """What may follow behind that, any number of times."""
+
+    def fits(self, reply: Any) -> bool:
+        """Say whether a reply can be the one to this."""
+        if not isinstance(reply, list) or not reply or not whole(reply[0]):
+            return False
+        status, *others = reply
+        if status in (NO_COUNTER, OVERFLOW):
+            return is_row(others, whole) and 1 <= others[0] <= len(self.keys)
+        return status in self.answers and self.fits_behind(status, others)
+
+    def fits_behind(self, status: int, others: list[Any]) -> bool:
+        """Say whether this can follow behind how it went."""
+        first = self.answers[status]
+        return is_row(others[: len(first)], *first) and is_rows(others[len(first) :], *self.rows)
 
     def run(self, states: States, now: int) -> list[Any]:
         """Do it; where a key is at fault nothing has changed."""
@@ -72,6 +89,7 @@ class Get(CounterOperation):
     """Read a total; the reply is DONE and the total."""
 
     script: ClassVar[Script] = _script("counter_get")
+    answers: ClassVar[Mapping[int, Sequence[Shape]]] = {DONE: (digits,)}
 
     def __init__(self, key: str) -> None:
         self.keys = [key]
@@ -109,6 +127,10 @@ class _Changing(CounterOperation):
         """Return the amount, and the lifetime in milliseconds."""
         return [self.amount, self.ttl // MILLISECOND]
 
+    def has_written(self, reply: Any) -> bool:
+        """Say whether it was done."""
+        return bool(reply[0] == DONE)
+
 
 class Set(_Changing):
     """Make the total under a key the amount; the reply is DONE."""
@@ -126,6 +148,7 @@ class Take(_Changing):
     """Take the amount (1 to 2^63 - 1) from the total under a key; the reply is DONE, or REFUSED where it has less."""
 
     script: ClassVar[Script] = _script("counter_take")
+    answers: ClassVar[Mapping[int, Sequence[Shape]]] = {DONE: (), REFUSED: ()}
 
     def apply(self, states: States, now: int) -> list[Any]:
         """Take all of it or nothing."""
@@ -152,6 +175,7 @@ class Transfer(_Changing):
     """
 
     script: ClassVar[Script] = _script("counter_transfer")
+    answers: ClassVar[Mapping[int, Sequence[Shape]]] = Take.answers
 
     def __init__(self, keys: Sequence[str], amount: int, ttl: int, passage: Passage) -> None:
         super().__init__(keys, amount, ttl)
@@ -174,6 +198,7 @@ class _OfADay(CounterOperation):
     Outside of them its reply is STALE and the store's time: the caller sends the day of that time.
     """
 
+    answers: ClassVar[Mapping[int, Sequence[Shape]]] = {DONE: (digits,), STALE: (moment,)}
     begins: int
     ends: int
 
@@ -220,6 +245,14 @@ class Days(CounterOperation):
         """Return the arguments as `lua/counter_days.lua` lists them."""
         return [f"{first} {last}" for first, last in self.ranges]
 
+    def fits_behind(self, status: int, others: list[Any]) -> bool:  # noqa: ARG002 — it is DONE
+        """Say whether there are as many tallies as days were asked for."""
+        if len(others) != len(self.ranges) or not all(map(words, others)):
+            return False
+        tallies = [text(part).split() for part in others]
+        lengths = [last - first + 1 for first, last in self.ranges]
+        return list(map(len, tallies)) == lengths and all(all(map(digits, part)) for part in tallies)
+
     def apply(self, states: States, now: int) -> list[Any]:
         """Read them."""
         reply: list[Any] = [DONE]
@@ -247,6 +280,10 @@ class Unique(_OfADay):
     def arguments(self) -> list[str | int]:
         """Return the arguments as `lua/counter_unique.lua` lists them."""
         return [self.value, self.ttl // MILLISECOND, self.begins, self.ends]
+
+    def has_written(self, reply: Any) -> bool:
+        """Say whether it was counted: a value that was known may have been, too."""
+        return bool(reply[0] == DONE)
 
     def apply(self, states: States, now: int) -> list[Any]:
         """Count it in both."""

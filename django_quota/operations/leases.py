@@ -7,9 +7,10 @@ woken here: a reply says who should be, and its bell is rung by the caller.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from django_quota.operations.base import Operation, Script, States, script
+from django_quota.operations.shapes import is_row, is_rows, whole, words
 
 BELL_KEPT = 5_000_000
 """How long a bell sounds where nobody waits at it, in microseconds."""
@@ -121,6 +122,14 @@ class Acquire(_OfASlot):
         """Return the arguments as `lua/lease_acquire.lua` lists them."""
         return [self.token, self.limit, self.span, self.patience]
 
+    def fits(self, reply: Any) -> bool:
+        """Say whether a reply can be the one to this."""
+        return is_row(reply, whole, whole, whole, whole, whole, words)
+
+    def has_written(self, reply: Any) -> bool:
+        """Say whether it was taken."""
+        return bool(reply[0])
+
     def run(self, states: States, now: int) -> list[int | str]:
         """Take it, or take a place in the queue."""
         kept, line = self.held(states), _Line(states, self.slot, now)
@@ -174,6 +183,10 @@ class Release(_OfASlot):
 
     script: ClassVar[Script] = _script("lease_release")
 
+    def fits(self, reply: Any) -> bool:
+        """Say whether a reply can be the one to this."""
+        return is_row(reply, whole, words)
+
     def run(self, states: States, now: int) -> list[int | str]:
         """Give it back."""
         leases, line = dict(self.held(states)), _Line(states, self.slot, now)
@@ -193,6 +206,10 @@ class Holders(_OfASlot):
     def __init__(self, keys: SlotKeys) -> None:
         super().__init__(keys, "")
         self.keys = keys[:1]
+
+    def fits(self, reply: Any) -> bool:
+        """Say whether a reply can be the one to this."""
+        return is_rows(reply, words, whole)
 
     def run(self, states: States, now: int) -> list[int | str]:
         """Look, and write nothing."""

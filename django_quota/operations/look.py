@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from django_quota.operations.base import Operation, Script, States, script
 from django_quota.operations.decide import Log
+from django_quota.operations.shapes import is_rows, moment, score, whole, words
 from django_quota.operations.standing import drop_field, fields_of
 
 MOST_READ = 100
@@ -25,10 +26,20 @@ class Look(Operation):
         """Return the most that is read of each set."""
         return [MOST_READ]
 
+    def fits(self, reply: Any) -> bool:
+        """Say whether a reply can be the one to this."""
+        if not isinstance(reply, list) or len(reply) != 1 + len(self.keys) or not moment(reply[0]):
+            return False
+        return is_rows(reply[1], words, words) and all(map(_is_live, reply[2:]))
+
     def run(self, states: States, now: int) -> list[Any]:
         """Look, and write nothing."""
         fields = [part for pair in fields_of(states, self.keys[0]).items() for part in pair]
         return [now, fields, *(_live(states, key, now) for key in self.keys[1:])]
+
+
+def _is_live(found: Any) -> bool:
+    return isinstance(found, list) and whole(next(iter(found), None)) and is_rows(found[1:], words, score)
 
 
 def _live(states: States, key: str, now: int) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django_quota.operations.base import Operation, Script, States, script
 
@@ -20,6 +20,10 @@ class Once(Operation):
     def arguments(self) -> list[str | int]:
         """Return how long it is remembered."""
         return [self.span]
+
+    def has_written(self, reply: Any) -> bool:
+        """Say whether it was remembered."""
+        return bool(reply)
 
     def run(self, states: States, now: int) -> int:
         """Look, and remember it."""

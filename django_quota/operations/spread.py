@@ -25,14 +25,7 @@ from django_quota.operations.decide import ALLOWED, FAR_LOG, REFUSED, STALE, Dec
 from django_quota.operations.forget import Forget
 from django_quota.operations.hits import Hit
 from django_quota.operations.look import LiftBans
-from django_quota.operations.standing import (
-    BAN_BEGAN,
-    BAN_LEVEL,
-    EXEMPT,
-    KNOWN_BEFORE,
-    NEAR_TOLD,
-    REFUSAL_TOLD,
-)
+from django_quota.operations.standing import BAN_BEGAN, BAN_LEVEL, EXEMPT, KNOWN_BEFORE, NEAR_TOLD, REFUSAL_TOLD
 from django_quota.operations.sweep import Sweep
 from django_quota.operations.transfers import moved
 from django_quota.operations.undo import Mark, Spent, counts_values, is_noted, undoing
@@ -140,10 +133,10 @@ def _joined(parts: Sequence[_Part], mode: str, log: Log | None) -> Spread:
 
 def _undone(part: _Part, reply: Sequence[int]) -> Spread:
     """Undo what a part has taken, and return its reply as it is then. Each by itself: what fails holds up no other."""
-    undo, chosen = _undo(part, reply)
-    if undo is None:
-        return reply
     try:
+        undo, chosen = _undo(part, reply)
+        if undo is None:
+            return reply
         (found,) = yield [undo]
     except StoreUnavailable as error:
         logger.warning("What a plan took of a part of its limits stays taken: %s", error)
@@ -183,10 +176,17 @@ def _undo(part: _Part, reply: Sequence[int]) -> tuple[Decide | None, list[int]]:
 def _mark(step: Step, now: int, reset: int, before: Iterator[int]) -> Mark:
     if not is_noted(step):
         return Mark(now + reset)
-    known = next(before)
+    known = _next(before)
     if counts_values(step):
         return Mark(max(now + step.parameters.a, known + 1), known)
-    return Mark(now + reset, known, next(before), now + step.cost * step.parameters.a)
+    return Mark(now + reset, known, _next(before), now + step.cost * step.parameters.a)
+
+
+def _next(before: Iterator[int]) -> int:
+    found = next(before, None)
+    if found is None:
+        raise StoreUnavailable("it did not say what it knew before")
+    return found
 
 
 def _after_undo(part: _Part, before: Sequence[int], chosen: Sequence[int], after: Sequence[int]) -> list[int]:
@@ -266,7 +266,7 @@ def _news(part: _Part, reply: Sequence[int]) -> Iterator[News]:
 def _longest(answers: Sequence[Sequence[int]]) -> int:
     """Return which limit refuses longest."""
     refusing = [(number, wait) for number, (ok, _, wait, _) in enumerate(answers) if not ok]
-    return max(refusing, key=lambda one: float("inf") if one[1] == NEVER else one[1])[0]
+    return max(refusing, key=lambda one: float("inf") if one[1] == NEVER else one[1], default=(0, 0))[0]
 
 
 def _nearing(hit: Hit, answers: Sequence[Sequence[int]]) -> int:

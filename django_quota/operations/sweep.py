@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from django_quota.operations.base import Operation, Script, States, script
+from django_quota.operations.shapes import are_whole
 
 
 class Swept(NamedTuple):
@@ -48,6 +49,10 @@ class Sweep(Operation):
         """Return the arguments as `lua/sweep.lua` lists them."""
         treated = zip(self.sweepable, self.lifetimes, strict=True)
         return [self.most, int(self.repairs), *(f"{swept:d} {lifetime}" for swept, lifetime in treated)]
+
+    def fits(self, reply: Any) -> bool:
+        """Say whether a reply can be the one to this."""
+        return isinstance(reply, list) and len(reply) == 4 * len(self.keys) and (not reply or are_whole(reply))
 
     def run(self, states: States, now: int) -> list[int]:
         """Drop them; a sorted set is a mapping from members to scores here, and no key is without a TTL."""

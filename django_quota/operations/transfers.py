@@ -44,6 +44,7 @@ from django_quota.operations.counters import (
     Transfer,
     added,
 )
+from django_quota.operations.shapes import Shape, digits, moment, words
 
 logger = logging.getLogger("django_quota")
 
@@ -141,6 +142,8 @@ class Send(CounterOperation):
     """Take an amount off the giver's total and note it; the reply is DONE or REFUSED, the time, and overdue notes."""
 
     script: ClassVar[Script] = _script("counter_send")
+    answers: ClassVar[Mapping[int, Sequence[Shape]]] = {DONE: (moment,), REFUSED: (moment,)}
+    rows: ClassVar[Sequence[Shape]] = (words, digits)
 
     def __init__(self, giver: Giver, note: Note) -> None:
         self.keys = giver
@@ -168,6 +171,7 @@ class Receive(CounterOperation):
     """
 
     script: ClassVar[Script] = _script("counter_receive")
+    answers: ClassVar[Mapping[int, Sequence[Shape]]] = {DONE: (), LATE: ()}
 
     def __init__(self, note: Note, forgotten: int, late: int) -> None:
         self.keys = [note.total, note.inbox]
@@ -213,6 +217,7 @@ class Settle(CounterOperation):
     """
 
     script: ClassVar[Script] = _script("counter_settle")
+    answers: ClassVar[Mapping[int, Sequence[Shape]]] = {DONE: (moment,)}
 
     def __init__(self, giver: Giver, note: Note, words: str, *, gives_back: bool) -> None:
         self.keys = giver
@@ -263,6 +268,8 @@ class FindOverdue(CounterOperation):
     """Name what an outbox has had on the way for long; the reply is DONE, the time, and the notes: see `overdue_of`."""
 
     script: ClassVar[Script] = _script("counter_overdue")
+    answers: ClassVar[Mapping[int, Sequence[Shape]]] = {DONE: (moment,)}
+    rows: ClassVar[Sequence[Shape]] = (words, digits)
 
     def __init__(self, outbox: str, skipped: int, most: int) -> None:
         self.keys = [outbox]

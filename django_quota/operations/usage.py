@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django_quota.operations.base import Operation, Script, States, script
+from django_quota.operations.shapes import is_rows, words
 
 
 class ReadDays(Operation):
@@ -19,6 +20,11 @@ class ReadDays(Operation):
     def arguments(self) -> list[str | int]:
         """Return none: the keys say it all."""
         return []
+
+    def fits(self, reply: Any) -> bool:
+        """Say whether a reply can be the one to this."""
+        is_list = isinstance(reply, list) and len(reply) == len(self.keys)
+        return is_list and all(is_rows(day, words, words) for day in reply)
 
     def run(self, states: States, now: int) -> list[list[str]]:  # noqa: ARG002 — a day is kept until it is carried
         """Read them."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import count
 
 from django_quota.forks import begins_anew_in_children
@@ -27,10 +29,26 @@ FREELY = 0
 """The turn of everybody while it is closed."""
 
 
+_held: ContextVar[frozenset[int]] = ContextVar("django_quota_turns", default=frozenset())
+"""The turns of the blocks that the running thread or task is in."""
+
+
+@contextmanager
+def holding(turn: int) -> Iterator[None]:
+    """Let calls within a block belong to its turn: they would wait for an answer that the block is there to get."""
+    before = _held.get()
+    _held.set(before if turn == FREELY else before | {turn})
+    try:
+        yield
+    finally:
+        _held.set(before)  # and no token: a block may be left in another context
+
+
 class Breaker:
     """One for a store, shared by all threads and event loops of a process.
 
-    A caller takes a turn by `ask`, and ends it by `succeeded`, `failed` or, where it has not found out, `left`.
+    A caller takes a turn by `ask`, and ends it by `succeeded`, `failed` or, where it has not found out, `left`. Calls
+    within a block that is `holding` a turn have it, too, until the first of them ends it.
     `failures`: in a row, at least 1; `pause`: seconds; `clock`: returns seconds that never go back.
     """
 
@@ -68,6 +86,8 @@ class Breaker:
             if self._failed < self._threshold:  # it has closed meanwhile: a turn would be ended by nobody
                 return FREELY
             now = self._clock()
+            if self._trying in _held.get():
+                return self._trying
             if now < self._next_try or (self._trying and now < self._lost_at):
                 return None
             self._trying = next(_turns)
@@ -77,6 +97,8 @@ class Breaker:
     def is_shut(self) -> bool:
         """Say whether a caller that came now would be turned away; takes nobody's turn."""
         if self._failed < self._threshold:
+            return False
+        if self._trying in _held.get():
             return False
         now = self._clock()
         return now < self._next_try or (bool(self._trying) and now < self._lost_at)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from redis.exceptions import AskError
 
 from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable
-from django_quota.operations.base import Operation
 from django_quota.stores import errors
-from django_quota.stores.wire import out_of_step
 
 
 def ours_of_cluster(error: BaseException) -> QuotaError:
@@ -31,10 +27,3 @@ translated = partial(errors.translated, ours_of_cluster)
 
 translated_around_caller = partial(errors.translated, ours_of_cluster, is_theirs=errors.is_of_redis_py)
 """The same around a block of which a part is the caller's."""
-
-
-def check_replies(operations: Sequence[Operation], replies: Sequence[Any]) -> None:
-    """Raise redis-py's `ConnectionError` where a reply cannot be that of its operation."""
-    for operation, reply in zip(operations, replies, strict=True):
-        if not isinstance(reply, operation.replies):
-            raise out_of_step(reply)

@@ -22,14 +22,15 @@ from django_quota.stores.aliases import alias_problem
 from django_quota.stores.breaker import FREELY
 from django_quota.stores.cluster import is_cluster, remap_of, seeds
 from django_quota.stores.cluster_errands import SYSTEM_SLOT, SYSTEM_TAG, ClusterErrands, Twins, in_each_region
-from django_quota.stores.cluster_errors import check_replies, translated, translated_around_caller
+from django_quota.stores.cluster_errors import translated, translated_around_caller
 from django_quota.stores.connections import AllInUseError
 from django_quota.stores.errands import Errand, Taken, aanswer_on, ahear, along, answer_on, hear
+from django_quota.stores.errors import check_replies
 from django_quota.stores.nodes import AllBreakers, Node, Nodes
 from django_quota.stores.redis import RedisStore, Server, command_of
 from django_quota.stores.routing import Asked, Command, NotSentError, Pause, Router, Trip, Way
 from django_quota.stores.slots import SlotTable, slot_of
-from django_quota.stores.wire import Cancellation, note_answer, packed
+from django_quota.stores.wire import Cancellation, note_answer, packed, paired
 
 AT_ONCE = 200
 """Operations that go in one trip, at most."""
@@ -324,11 +325,7 @@ class ClusterStore(RedisStore):
             for first in range(0, len(keys), AT_ONCE):
                 some = [Asked(slot_of(key), (*command, key)) for key in keys[first : first + AT_ONCE]]
                 replies += self._drive(self._router.reach_all(some))
-        if command[0] == "HGETALL":  # as it comes over the wire: names and values in turn
-            return [
-                dict(zip(flat[::2], flat[1::2], strict=True)) if isinstance(flat, list) else flat for flat in replies
-            ]
-        return replies
+            return [paired(flat) for flat in replies] if command[0] == "HGETALL" else replies
 
     def by_server(self, keys: Iterable[str]) -> dict[Server, list[str]]:
         """Return keys by the server that has them."""

@@ -85,15 +85,17 @@ class SyncConnections:
         if pool is None:
             pool = self._pool = self._pool_of(self._alias)
             ask_in_time(pool, config_of(self._alias).get("OPTIONS") or {})
+        is_new = False
         try:
             connection = self._idle.pop()
         except IndexError:
-            connection = self._make_or_wait(pool, seconds)
+            connection, is_new = self._make_or_wait(pool, seconds), True
             if in_vain is not None and in_vain():
                 self.drop(connection)
                 raise AllInUseError("it has not answered those who had the connections") from None
         try:
-            connection.connect()
+            if is_new:  # the others are connected: what was dropped is not kept
+                connection.connect()
             if _is_spoilt(connection):
                 connection.disconnect()
                 note_end(connection)

@@ -5,7 +5,7 @@ It must not know what was asked, nor of whom.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from traceback import walk_tb
 from typing import Any
@@ -25,8 +25,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.sentinel import MasterNotFoundError
 
 from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable, without_secrets
+from django_quota.operations.base import Operation
 from django_quota.stores.connections import AllInUseError
-from django_quota.stores.wire import CutAtOnceError, has_answered, is_of_caller
+from django_quota.stores.wire import CutAtOnceError, MisfitError, has_answered, is_of_caller, out_of_step
 
 _OF_A_CLUSTER = (ClusterCrossSlotError, AskError)  # MOVED is an AskError of redis-py
 """What a server of a Cluster says to a client that knows of none; by their names before redis-py 6."""
@@ -53,7 +54,7 @@ def is_silence(error: BaseException) -> bool:
     An error reply is an answer, and none had to wait for it. A connection that was cut says nothing of the next one:
     where the server is gone, connecting fails, or, where a proxy takes the connection, it is cut before it answers.
     """
-    return not (isinstance(error, (ResponseError, AllInUseError)) or is_cut(error))
+    return not (isinstance(error, (ResponseError, AllInUseError, MisfitError)) or is_cut(error))
 
 
 _OF_NO_CONNECTION = (CutAtOnceError, MasterNotFoundError, AsyncMasterNotFoundError)
@@ -109,7 +110,8 @@ _OF_A_KEY = (
 
 
 def _is_of_a_key(error: BaseException) -> bool:
-    return isinstance(error, ResponseError) and any(word in str(error) for word in _OF_A_KEY)
+    by_word = isinstance(error, ResponseError) and any(word in str(error) for word in _OF_A_KEY)
+    return by_word or isinstance(error, MisfitError)
 
 
 @contextmanager
@@ -126,6 +128,13 @@ def translated(
         if is_of_caller(error) or not (is_theirs is None or is_theirs(error)):
             raise
         raise into(error) from error
+
+
+def check_replies(operations: Sequence[Operation], replies: Sequence[Any]) -> None:
+    """Raise redis-py's `ConnectionError` where a reply cannot be that of its operation."""
+    for operation, reply in zip(operations, replies, strict=True):
+        if not operation.fits(reply):
+            raise out_of_step(reply, operation.replies)
 
 
 def _without_frames(error: BaseException) -> None:

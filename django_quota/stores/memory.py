@@ -137,6 +137,8 @@ class MemoryStore:
         self._was_full = False
         self._swept_at = 0
         self._sweep_every = sweep_every
+        self._behind = 0
+        """How far the last decision's time was behind the machine's (microseconds): a test may have frozen it."""
         self._starting = threading.Lock()
         self._sweeper: threading.Thread | None = None
         self._stop = threading.Event()
@@ -148,11 +150,18 @@ class MemoryStore:
         """Do an operation; see `Store.run`."""
         placed = {key: self._shard(key) for key in operation.keys}
         self._ensure_sweeper()
-        moment = self.now() if now is None else now
+        moment = self._noted(now)
         if len(self) >= self._most and not self._finds_room(moment):
             return self._run_full(operation, placed, moment)
         with _locked(list(placed.values())):
             return operation.run(_Joined(placed), self.now() if now is None else now)
+
+    def _noted(self, now: int | None) -> int:
+        """Return when it is for a decision; the sweeper goes by how far that is behind the machine's time."""
+        by_machine = self.now()
+        moment = by_machine if now is None else now
+        self._behind = by_machine - moment
+        return moment
 
     def _finds_room(self, now: int) -> bool:
         """Drop what has expired, unless that was just done; say whether there is room."""
@@ -228,8 +237,11 @@ class MemoryStore:
             return shard.drop(bell)
 
     def sweep(self, now: int | None = None) -> int:
-        """Drop all that has expired by `now` (microseconds; None: the clock's); return how many keys that were."""
-        moment = self.now() if now is None else now
+        """Drop all that has expired by `now` (microseconds); return how many keys that were.
+
+        None: the machine's time, or, where decisions are made at another one, that.
+        """
+        moment = self.now() - self._behind if now is None else now
         dropped = sum(shard.sweep(moment) for shard in self._shards)
         if self._was_full and len(self) < self._most * HAS_ROOM:
             self._was_full = False

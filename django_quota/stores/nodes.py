@@ -13,7 +13,7 @@ from typing import Any
 from redis import ConnectionPool, Redis, RedisError
 from redis.exceptions import BusyLoadingError
 
-from django_quota.stores.breaker import Breaker
+from django_quota.stores.breaker import Breaker, holding
 from django_quota.stores.cluster import base_pool
 from django_quota.stores.connections import AllInUseError, AsyncClients, SyncConnections, async_client
 from django_quota.stores.errors import is_of_redis_py, is_silence
@@ -44,7 +44,8 @@ class Node:
         if self._client is None:
             self._client = plain_client(Redis(connection_pool=node_pool(self._alias, self.address)))
         try:
-            yield self._client
+            with holding(turn):
+                yield self._client
         except BaseException as error:
             if is_of_redis_py(error):
                 self.lost(error, turn)

@@ -232,15 +232,14 @@ class Router:
                 break
             try:
                 (reply,) = yield Trip(source, [("CLUSTER", "SLOTS")])
+                if isinstance(reply, ResponseError):
+                    error = reply
+                elif reply:
+                    self.table.learn(reply, source)
+                    return
             except (RedisError, OSError) as failed:
                 self._has_failed(source, failed)
                 error = failed
-                continue
-            if isinstance(reply, ResponseError):
-                error = reply
-            elif reply:
-                self.table.learn(reply, source)
-                return
         if self.table.primaries:
             return  # what is known so far may still do
         raise error

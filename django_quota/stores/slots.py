@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from django_quota.forks import begins_anew_in_children
+from django_quota.stores.wire import out_of_step
 
 SLOTS = int(REDIS_CLUSTER_HASH_SLOTS)
 
@@ -136,11 +137,10 @@ class SlotTable:
         return self._reached(to)
 
     def learn(self, reply: Sequence[Any], asked: Address) -> None:
-        """Take over the reply to CLUSTER SLOTS, raw, from the server that was asked."""
+        """Take over the reply to CLUSTER SLOTS, raw, from the server that was asked. Raises `GarbledError`."""
         owners: list[Address | None] = [None] * SLOTS
-        for first, last, primary, *_ in reply:
-            address = self._reached(Address(_host(primary) or asked.host, int(primary[1])))
-            owners[int(first) : int(last) + 1] = [address] * (int(last) - int(first) + 1)
+        for first, last, named in _told(reply, asked):
+            owners[first : last + 1] = [self._reached(named)] * (last - first + 1)
         with self._guard:
             self._owners = owners
             self._primaries = _each_once(owners)
@@ -154,6 +154,19 @@ def _each_once(owners: Iterable[Address | None]) -> list[Address]:
     return sorted({owner for owner in owners if owner is not None})
 
 
+def _told(reply: Sequence[Any], asked: Address) -> list[tuple[int, int, Address]]:
+    """Return the first and the last slot of each range, and who has it. Raises `GarbledError`."""
+    told = []
+    try:
+        for first, last, primary, *_ in reply:
+            if not 0 <= int(first) <= int(last) < SLOTS:
+                raise out_of_step(reply)
+            told.append((int(first), int(last), Address(_host(primary) or asked.host, int(primary[1]))))
+    except (TypeError, ValueError, IndexError) as error:
+        raise out_of_step(reply) from error
+    return told
+
+
 def _host(server: Sequence[Any]) -> str:
     """Return the name or IP of a server in CLUSTER SLOTS; empty where it is the one that was asked."""
     name = _text(server[0])
@@ -163,5 +176,7 @@ def _host(server: Sequence[Any]) -> str:
     return next((_text(value) for word, value in pairwise(told) if _text(word) == "ip"), "")
 
 
-def _text(name: str | bytes | None) -> str:
+def _text(name: Any) -> str:
+    if name is not None and not isinstance(name, (str, bytes)):
+        raise TypeError(f"{type(name).__name__} is no name")
     return name.decode() if isinstance(name, bytes) else name or ""

@@ -38,7 +38,10 @@ class Walk:
         """What is to be told at the end: the first of what was missed."""
         if self._first is None:
             return None
-        return StoreUnavailable(f"a part of the Cluster did not answer, and the rest was done: {self._first.reason}")
+        return StoreUnavailable(
+            f"a part of the Cluster did not answer, and the rest was done: {self._first.reason}",
+            not_permitted=self._first.not_permitted,
+        )
 
     def end(self) -> None:
         """Raise `StoreUnavailable` where something was missed."""

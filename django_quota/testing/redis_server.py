@@ -18,7 +18,7 @@ from pathlib import Path
 
 import redis
 
-START_TIMEOUT = 20.0
+START_TIMEOUT = 60.0
 """Seconds a server may take to answer its first PING."""
 
 

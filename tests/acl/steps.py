@@ -12,6 +12,7 @@ from contextlib import suppress
 from datetime import date
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import redis
 from django.core.management import call_command
@@ -154,14 +155,24 @@ def slots() -> None:
     slot("work", 1, subject=WHO).holders()
 
     async def wait() -> None:
-        async with slot("work", 1, lease=30, wait=2, subject=WHO):
+        async with slot("work", 1, lease=30, wait=5, subject=WHO):
             pass
 
     async def both() -> None:
-        waiting = asyncio.ensure_future(wait())
-        await asyncio.sleep(0.02)  # so that it comes to wait, and is rung for
-        await asyncio.to_thread(taken.release)
-        await waiting
+        store, listens = get_limiter().store, asyncio.Event()
+        alisten = store.alisten
+
+        def noted(bell: str, seconds: float) -> Any:
+            listens.set()
+            return alisten(bell, seconds)
+
+        with mock.patch.object(store, "alisten", noted):
+            waiting = asyncio.ensure_future(wait())
+            heard = asyncio.ensure_future(listens.wait())  # so that it comes to wait, and is rung for
+            await asyncio.wait([waiting, heard], return_when=asyncio.FIRST_COMPLETED)
+            heard.cancel()
+            await asyncio.to_thread(taken.release)
+            await waiting
 
     asyncio.run(both())
     with slot("work", 1, lease=30, subject=WHO):

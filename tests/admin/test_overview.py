@@ -213,6 +213,27 @@ class TestOnRedis:
         assert "The store does not answer" in client.get(PAGE + "figures/").content.decode()
         assert client.get(PAGE + "events/?after=0-0").status_code == 503
 
+    @pytest.mark.parametrize("command", ["ping", "xrevrange"])
+    def test_a_store_that_does_not_permit_it_is_told_apart_from_one_that_does_not_answer(
+        self, command: str, client: Client, settings: Any, redis_server: Any, raw: redis.Redis
+    ) -> None:
+        server: Any = raw
+        server.execute_command("ACL", "SETUSER", "web", "on", "nopass", "~*", "+@all", f"-{command}")
+        try:
+            settings.CACHES = caches(redis_server, username="web", password="any")
+            page = client.get(PAGE).content.decode()
+            figures = client.get(PAGE + "figures/").content.decode()
+        finally:
+            server.execute_command("ACL", "DELUSER", "web")
+        denied = "The store answers, but does not permit what this page reads."
+        assert "store does not answer" not in page
+        assert ("does not let this page read it" in page) is (command == "xrevrange")
+        if command == "ping":
+            assert denied in page
+            assert denied in figures
+            assert "docs/reliability.md" in page
+            assert "&#x27;ping&#x27;" in page  # what it lacks
+
     def test_overrides_that_wait_are_told(self, client: Client) -> None:
         OverrideOutbox.objects.create(subject=SUBJECT)
         assert "Overrides that wait to be published to Redis: 1." in client.get(PAGE).content.decode()

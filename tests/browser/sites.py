@@ -73,7 +73,7 @@ def served(*options: str) -> Iterator[Site]:
             yield _read(process)
         finally:
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=20)
+            process.communicate(timeout=120)
 
 
 def _read(process: subprocess.Popen[str]) -> Site:

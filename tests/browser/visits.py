@@ -13,7 +13,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from tests.browser.sites import Site
 
-PATIENCE = 15.0
+PATIENCE = 60.0
 """Seconds within which a page must show what it is waited for."""
 
 

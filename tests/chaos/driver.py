@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import django_quota
 from tests.chaos.figures import Figures, Times, figures
-from tests.chaos.records import Account, Stall
+from tests.chaos.records import Account, Stall, losses_beside
 from tests.chaos.scenes import Place, Scene
 from tests.chaos.servers import until
 from tests.chaos.stalls import measured_of
@@ -63,7 +63,7 @@ def play(scene: Scene[Any], pace: Pace, program: Path) -> Played:
                 for worker in workers:
                     worker.until_known()
                 time.sleep(pace.before)
-                times = _harm(scene, place, pace.harm)
+                times = _harm(scene, place, pace.harm, workers)
                 time.sleep(pace.after)
                 for worker in workers:
                     worker.enough()
@@ -73,7 +73,8 @@ def play(scene: Scene[Any], pace: Pace, program: Path) -> Played:
     return Played(figures(accounts, times, scene.allowance, stalls.values()), accounts, times)
 
 
-def _harm(scene: Scene[Any], place: Place[Any], seconds: float) -> Times:
+def _harm(scene: Scene[Any], place: Place[Any], seconds: float, workers: list[_Worker]) -> Times:
+    """Do the harm for so long, and until each worker has met it, which a busy machine may hold up."""
     harmed = time.monotonic()
     with scene.harm(place.target):
         end = time.monotonic() + seconds
@@ -81,6 +82,8 @@ def _harm(scene: Scene[Any], place: Place[Any], seconds: float) -> Times:
             if scene.again is not None:
                 scene.again(place.target)
             time.sleep(scene.every if scene.again else seconds)
+        if scene.allowance.outages[0]:
+            until(lambda: all(worker.has_lost(since=harmed) for worker in workers), "workers that find Redis gone")
     until(place.is_well, "limits that can be counted again")
     return Times(harmed, time.monotonic())
 
@@ -106,6 +109,11 @@ class _Worker:
     def until_known(self) -> None:
         """Wait until it knows how many workers there are, which it may have missed at first on a busy machine."""
         self._heard("known")
+
+    def has_lost(self, since: float) -> bool:
+        """Say whether it has found Redis gone since a moment."""
+        beside = losses_beside(self._file)
+        return beside.exists() and any(float(at) >= since for at in beside.read_text().splitlines())
 
     def enough(self) -> None:
         self._say("enough")

@@ -50,6 +50,11 @@ class Stall(NamedTuple):
     """How late it was."""
 
 
+def losses_beside(file: Path) -> Path:
+    """Return where a worker notes its losses as they come, a moment a line; its account says more, in the end."""
+    return file.with_suffix(".losses")
+
+
 @dataclass(slots=True)
 class Account:
     """All that one worker has to say."""

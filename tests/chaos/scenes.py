@@ -19,9 +19,10 @@ from redis.sentinel import Sentinel
 
 from django_quota.stores.slots import slot_of
 from tests.chaos.figures import ONE_OUTAGE, UNTOUCHED, Allowance
-from tests.chaos.servers import WRITE, Process, Server, free_port, running, until
+from tests.chaos.servers import WRITE, Process, Server, running, until
 from tests.chaos.site import ALLOW, BESIDE, DENY, LOCAL, PAIR, one_alias
 from tests.clusters import Cluster, can_cluster, running_cluster
+from tests.ports import free_ports
 
 LASTING_OPTIONS = {"appendonly": "yes", "appendfsync": "no"}
 """Each change is handed to the system before it is answered; what a slow disk would add is no part of the harm."""
@@ -92,7 +93,7 @@ def lasting_server(program: Path, folder: Path) -> Iterator[Place[Server]]:
 @contextmanager
 def watched_by_sentinel(program: Path, folder: Path) -> Iterator[Place[Server]]:
     """Run a primary, its replica and a sentinel, which makes the one the other when it is gone."""
-    ports = [free_port() for _ in range(3)]
+    ports = free_ports(3)
     for name in ("primary", "replica", "sentinel"):
         (folder / name).mkdir()
     config = folder / "sentinel" / "sentinel.conf"

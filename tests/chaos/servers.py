@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from typing import Any
 
 import redis
 
-START_TIMEOUT = 20.0
+START_TIMEOUT = 60.0
 """Seconds that a server may take to answer."""
 
 WRITE = "return redis.call('SET', KEYS[1], '1', 'PX', 1)"
@@ -30,13 +29,6 @@ def until(holds: Callable[[], bool], what: str) -> None:
         if time.monotonic() > deadline:
             raise RuntimeError(f"In vain was waited for this: {what}.")
         time.sleep(0.005)
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Process:

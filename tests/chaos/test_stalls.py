@@ -19,7 +19,7 @@ from tests.commands import wait_until
 
 tells = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this system does not tell")
 AT_WORK = "print(flush=True)\nwhile True: pass"
-IDLE = "print(flush=True)\nimport time\ntime.sleep(600)"
+IDLE = "import time\nprint(flush=True)\ntime.sleep(600)"
 
 
 @contextmanager

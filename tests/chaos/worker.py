@@ -1,7 +1,8 @@
 """A worker process: steady traffic from several threads or tasks, half of it views and half of it `check()`.
 
 `python -m tests.chaos.worker KIND FILE RATE CACHES`. It says "ready", works from the first line on stdin to the second,
-says "known" when it knows of the other worker, and "done". Once stdin ends, it looks at what was counted and writes its
+says "known" when it knows of the other worker, and "done"; each time that it finds Redis gone it writes down beside the
+file. Once stdin ends, it looks at what was counted and writes its
 account to the file. It must not know what is done to Redis.
 """
 
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos import site
-from tests.chaos.records import Account, Loss, Record
+from tests.chaos.records import Account, Loss, Record, losses_beside
 from tests.chaos.stalls import measured
 
 HANDS = 6
@@ -35,7 +36,7 @@ def main() -> None:
     kind, file, rate, caches = sys.argv[1:]
     site.configure(json.loads(caches))
     account = Account(kind)
-    _listen(account)
+    _listen(account, losses_beside(Path(file)))
     every = HANDS / float(rate)
     work = _SyncWork if kind == "sync" else _AsyncWork
     print("ready", flush=True)
@@ -79,11 +80,13 @@ def _used() -> int | None:
     return None
 
 
-def _listen(account: Account) -> None:
+def _listen(account: Account, told: Path) -> None:
     from django_quota.signals import store_back, store_lost
 
     def lost(reason: str, **_: Any) -> None:
         account.losses.append(Loss(time.monotonic(), reason))
+        with told.open("a") as file:
+            file.write(f"{account.losses[-1].at}\n")
 
     def back(**_: Any) -> None:
         account.back += 1

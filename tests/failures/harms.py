@@ -9,12 +9,14 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import redis
 
-from tests.chaos.servers import Server, free_port, until
+from tests.chaos.servers import Server, until
+from tests.ports import free_port
 
 USER, PASSWORD = "app", "Sup3r-s3cret"
 PERMITTED = ("on", f">{PASSWORD}", "~*", "&*", "+@all")
@@ -91,11 +93,13 @@ def _hung(place: Place) -> Iterator[None]:
 
 @contextmanager
 def _loading(place: Place) -> Iterator[None]:
-    for number in range(4_000):
-        place.client.set(f"filling:{number}", "x" * 1_000)
+    with place.client.pipeline(transaction=False) as filling:
+        for number in range(8_000):
+            filling.set(f"filling:{number}", "x" * 1_000)
+        filling.execute()
     place.client.save()
     place.server.process.kill()
-    slowly = ("--key-load-delay", "2000", "--loading-process-events-interval-bytes", "1024")
+    slowly = ("--key-load-delay", "5000", "--loading-process-events-interval-bytes", "1024")
     slow = place.with_options(*slowly)
     slow.process.start()
     try:
@@ -134,13 +138,18 @@ def _without_its_master(place: Place) -> Iterator[None]:
         place.client.replicaof("NO", "ONE")
 
 
+def _has_not_saved(place: Place) -> bool:
+    told = place.client.info("persistence")
+    return bool(told["rdb_last_bgsave_status"] == "err" and not told["rdb_bgsave_in_progress"])
+
+
 @contextmanager
 def _cannot_save(place: Place) -> Iterator[None]:
     in_the_way = place.folder / "dump.rdb"
     in_the_way.mkdir()
     place.client.config_set("save", "3600 1")
     place.client.bgsave()
-    until(lambda: place.client.info("persistence")["rdb_last_bgsave_status"] == "err", "a BGSAVE that fails")
+    until(partial(_has_not_saved, place), "a BGSAVE that fails")
     try:
         yield
     finally:

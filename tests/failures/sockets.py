@@ -118,10 +118,12 @@ class Proxy:
                     if fault is not None and fault.of_request is (source is client):
                         data = data[: fault.after - seen[source]]
                     seen[source] += len(data)
+                    if fault is None:  # before it is sent: who has it may look at once
+                        self.asked, self.replied = seen[client], seen[server]
                     (server if source is client else client).sendall(data)
                     if fault is None:
-                        self.asked, self.replied = seen[client], seen[server]
-                    elif fault.of_request is (source is client) and seen[source] >= fault.after:
+                        continue
+                    if fault.of_request is (source is client) and seen[source] >= fault.after:
                         self._do(fault, client)
                         return
 

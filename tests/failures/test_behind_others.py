@@ -18,7 +18,7 @@ from django_quota.outages import SETTLED, Outages
 from django_quota.stores.breaker import FAILURES, Breaker
 from django_quota.testing import RedisServer, running_redis
 from tests.clusters import Cluster
-from tests.conftest import caches
+from tests.conftest import PATIENT, caches
 from tests.failures.sockets import Listener
 from tests.failures.test_interrupted import forks, in_child
 from tests.stores.test_sentinel import behind, sentinel_port
@@ -174,7 +174,7 @@ def test_on_a_cluster_too(kind: str, cluster: Cluster) -> None:
 
 @forks
 def test_a_forked_worker_keeps_its_connections_behind_sentinel_too(sentinel_port: int, settings: Any) -> None:
-    settings.CACHES = {"default": behind(sentinel_port)}
+    settings.CACHES = {"default": behind(sentinel_port, **PATIENT)}
     assert not check("99/m", "user:1").degraded
     with redis.Redis(port=sentinel_port) as sentinel:
         (_, primary) = sentinel.sentinel_get_master_addr_by_name("quotas")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import io
+import signal
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
 
 from django_quota import check
+from django_quota.management import commands
+from django_quota.management.console import NOBODY_READS, PrintingCommand
 from django_quota.testing import server_programs
 from tests.commands import managing, wait_until
 from tests.failures.harms import HARMS, USER, Place
@@ -116,7 +121,6 @@ def test_a_watcher_says_once_that_it_waits_and_ends_where_it_is_not_let_in_any_m
     harms = {harm.name: harm for harm in HARMS}
     with managing(tmp_path, caches_at(used.url)) as manage:
         process = manage.start(*words, stderr=stderr)
-        # It has begun: where Redis is gone before that, it ends.
         wait_until(lambda: any(client["cmd"].startswith("xread") for client in used.client.client_list()))
         with harms["refused"].do(used):
             wait_until(lambda: "Connection refused. Trying again until it answers" in stderr.read_text())
@@ -127,3 +131,86 @@ def test_a_watcher_says_once_that_it_waits_and_ends_where_it_is_not_let_in_any_m
             assert process.wait(60) == 1
     assert "CommandError: The quota store is unavailable: AuthenticationError" in stderr.read_text()
     assert "Traceback" not in stderr.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "unbuffered"),
+    [*((name, "") for name in COMMANDS), ("status", "1"), ("events", "1"), ("help", ""), ("help", "1")],
+)
+def test_a_command_whose_reader_leaves_ends_without_a_word(
+    name: str, unbuffered: str, used: Place, tmp_path: Path
+) -> None:
+    words = COMMANDS.get(name, ("quota_status", "--help"))
+    database = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "database")}
+    stderr = tmp_path / "said"
+    with managing(tmp_path, caches_at(used.url), {"default": database}) as manage:
+        if words[0] in ("quota_override", "quota_rollup", "quota_sync"):
+            assert manage.start("migrate", "--verbosity", "0").wait(60) == 0
+        manage.environment["PYTHONUNBUFFERED"] = unbuffered
+        process = manage.start(*words, stderr=stderr)
+        assert process.stdout is not None
+        process.stdout.close()
+        prints = words[0] != "quota_events" or ("--exec" not in words and "--dead" not in words)
+        status = process.wait(60)
+        if words[-1] != "--help":  # of which Python itself may have thrown the rest away
+            assert status == (NOBODY_READS if prints else 0)
+    assert "Traceback" not in stderr.read_text()
+    assert "Exception" not in stderr.read_text()
+    assert "BrokenPipe" not in stderr.read_text()
+
+
+def test_every_command_is_one_of_these() -> None:
+    for module in iter_modules(commands.__path__):
+        assert issubclass(import_module(f"{commands.__name__}.{module.name}").Command, PrintingCommand)
+
+
+def test_what_fails_otherwise_while_nobody_reads_is_told_all_the_same(used: Place, tmp_path: Path) -> None:
+    stderr = tmp_path / "said"
+    with managing(tmp_path, caches_at("redis://127.0.0.1:1/0")) as manage:
+        process = manage.start("quota_status", "user:7", stderr=stderr)
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(60) == 1
+    assert "CommandError: The quota store is unavailable" in stderr.read_text()
+    with managing(tmp_path, caches_at(used.url)) as manage, Path("/dev/full").open("w") as full:
+        process = manage.start("quota_status", "user:7", stdout=full, stderr=stderr)
+        assert process.wait(60) not in (0, NOBODY_READS)
+    assert "No space left on device" in stderr.read_text()
+
+
+def test_where_code_has_a_command_print_a_pipe_that_breaks_is_its_own() -> None:
+    class Broken(io.StringIO):
+        def write(self, words: str) -> int:
+            raise BrokenPipeError(words)
+
+    with pytest.raises(BrokenPipeError):
+        call_command("quota_override", "list", stdout=Broken())
+
+
+@pytest.mark.parametrize("words", WATCHERS.values(), ids=WATCHERS.keys())
+def test_a_watcher_that_is_started_while_redis_is_gone_waits_and_says_so_once(
+    words: tuple[str, ...], used: Place, tmp_path: Path
+) -> None:
+    stderr = tmp_path / "said"
+    harms = {harm.name: harm for harm in HARMS}
+    with managing(tmp_path, caches_at(used.url)) as manage:
+        with harms["refused"].do(used):
+            process = manage.start(*words, stderr=stderr)
+            wait_until(lambda: "Trying again until it answers" in stderr.read_text())
+        wait_until(lambda: "answers again" in stderr.read_text())
+        check("1/m", "user:late", name="late", cost=2)
+        if words[1] == "--follow":
+            assert process.stdout is not None
+            while "late" not in process.stdout.readline():
+                pass
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    lines = [line for line in stderr.read_text().splitlines() if "Trying again" in line]
+    assert len(lines) == len(set(lines))
+
+
+@pytest.mark.parametrize("words", WATCHERS.values(), ids=WATCHERS.keys())
+def test_a_watcher_that_is_not_let_in_at_its_start_ends(words: tuple[str, ...], used: Place) -> None:
+    harms = {harm.name: harm for harm in HARMS}
+    with harms["wrong-password"].do(used):
+        assert "AuthenticationError" in said(*words)

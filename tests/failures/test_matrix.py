@@ -12,7 +12,7 @@ from django_quota.testing import server_programs
 from tests.conftest import _named
 from tests.failures.calls import CALLS, WAYS
 from tests.failures.harms import HARMS, PASSWORD, Harm, Place
-from tests.failures.places import Clock, caches_at, goes_on, with_site, wrongs_without_redis
+from tests.failures.places import Clock, caches_at, goes_on, prepared, with_site, wrongs_without_redis
 
 READS = {
     "peek", "reset", "settle", "cancel", "counter.get", "counter.series", "counter.take", "counter.unique_count",
@@ -50,7 +50,7 @@ def test_every_call_keeps_its_promise_and_goes_on_by_itself(
     settings.CACHES = caches_at(place.anonymous_url if harm.is_anonymous else place.url, harm.patience)
     with_site(settings)
     clock = Clock()
-    states = [call.before() for call in CALLS]
+    states = [prepared(call) for call in CALLS]
     with harm.do(place):
         found = wrongs_without_redis(way, states, clock)
     said = found.pop("said")

@@ -20,13 +20,14 @@ from django_quota.stores.aliases import alias_problem
 from django_quota.stores.breaker import FAILURES
 from django_quota.stores.locations import without_password
 from django_quota.testing import RedisServer, server_programs
-from tests.clusters import free_ports, running_server
+from tests.clusters import running_server
 from tests.commands import wait_until
 from tests.conftest import caches, cluster_program
 from tests.failures.calls import CALLS, WAYS, do, is_well
 from tests.failures.harms import PASSWORD, Place
 from tests.failures.places import caches_at, store, with_site, wrongs_with_redis
 from tests.failures.sockets import Listener
+from tests.ports import free_ports
 
 # --- keys of ours -----------------------------------------------------------------------------------------------------
 

@@ -261,7 +261,7 @@ def served(folder: Path, kind: str, proxies: str) -> Iterator[Callable[[bytes], 
         )
 
     def ask(headers: bytes) -> bytes:
-        with socket.create_connection(address, timeout=30) as connection:
+        with socket.create_connection(address, timeout=60) as connection:
             connection.sendall(b"GET / HTTP/1.0\r\nHost: a\r\n" + headers + b"\r\n")
             reply = b""
             while part := connection.recv(65_536):
@@ -273,7 +273,7 @@ def served(folder: Path, kind: str, proxies: str) -> Iterator[Callable[[bytes], 
         yield ask
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
 
 
 LINES = [

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from django_quota.stores.breaker import FREELY, LONGEST_TRY, Breaker
+from django_quota.stores.breaker import FREELY, LONGEST_TRY, Breaker, holding
 
 
 class Clock:
@@ -210,7 +210,7 @@ def test_a_forked_process_waits_for_nobody_who_is_not_in_it(breaker: Breaker, cl
     with breaker._guard:  # as another thread may at the moment of the fork
         child = os.fork()
         if child == 0:
-            signal.alarm(20)  # where the lock never came free
+            signal.alarm(60)  # where the lock never came free
             os._exit(0 if breaker.ask() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert breaker.ask() is None
@@ -287,3 +287,60 @@ class Life(RuleBasedStateMachine):
 
 TestLife = Life.TestCase
 TestLife.settings = settings(max_examples=200, stateful_step_count=50)
+
+
+class TestABlockThatHoldsATurn:
+    def test_calls_within_it_belong_to_its_turn_and_others_wait(self, breaker: Breaker, clock: Clock) -> None:
+        fail(breaker, 3)
+        clock.now += 1
+        turn = turn_of(breaker)
+        others: list[object] = []
+        with holding(turn):
+            assert (breaker.ask(), breaker.is_shut()) == (turn, False)
+            other = threading.Thread(target=lambda: others.extend((breaker.ask(), breaker.is_shut())))
+            other.start()
+            other.join()
+        assert others == [None, True]
+        assert (breaker.ask(), breaker.is_shut()) == (None, True)
+
+    @pytest.mark.parametrize("how", ["failed", "left"])
+    def test_the_first_of_them_ends_it(self, how: str, breaker: Breaker, clock: Clock) -> None:
+        fail(breaker, 3)
+        clock.now += 1
+        turn = turn_of(breaker)
+        with holding(turn):
+            getattr(breaker, how)(turn)
+            asked = breaker.ask()
+        assert asked != turn
+        assert (asked is None) == (how == "failed")  # or it is anybody's
+
+    def test_one_that_counts_as_lost_lets_nobody_in(self, breaker: Breaker, clock: Clock) -> None:
+        fail(breaker, 3)
+        clock.now += 1
+        turn = turn_of(breaker)
+        with holding(turn):
+            clock.now += LONGEST_TRY
+            next_turn = threading.Thread(target=breaker.ask)
+            next_turn.start()
+            next_turn.join()
+            assert breaker.ask() is None
+
+    def test_the_turn_of_one_breaker_is_none_of_another(self, breaker: Breaker, clock: Clock) -> None:
+        other = Breaker(failures=3, clock=clock)
+        fail(breaker, 3)
+        fail(other, 3)
+        with holding(FREELY):
+            assert other.ask() is None
+        clock.now += 1
+        turn = turn_of(breaker)
+        with holding(turn):
+            assert turn_of(other) != turn
+
+    def test_blocks_may_lie_in_each_other(self, breaker: Breaker, clock: Clock) -> None:
+        fail(breaker, 3)
+        clock.now += 1
+        turn = turn_of(breaker)
+        with holding(turn):
+            with holding(FREELY):
+                assert breaker.ask() == turn
+            assert breaker.ask() == turn

@@ -202,7 +202,7 @@ class TestMakingTheClient:
     @pytest.fixture
     def wanted(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], list[Any]]:
         """Let four threads want one at once, of two places; making one goes on once all four are at it."""
-        all_at_it = threading.Barrier(len(self.PLACES), timeout=10)
+        all_at_it = threading.Barrier(len(self.PLACES), timeout=60)
         factory: Any = ClusterConnectionFactory({})
         monkeypatch.setattr(ClusterConnectionFactory, "_clusters", {})
 

@@ -43,7 +43,7 @@ def moving(request: pytest.FixtureRequest, settings: Any) -> Iterator[Cluster]:
 def replicated(settings: Any) -> Iterator[Cluster]:
     """A cluster of its own, each primary with a replica."""
     with running_cluster(cluster_program(), replicas=1) as cluster:
-        settings.CACHES = cluster_caches(cluster, socket_timeout=0.5, socket_connect_timeout=0.5)
+        settings.CACHES = cluster_caches(cluster)
         yield cluster
 
 

@@ -23,7 +23,7 @@ from tests.conftest import cluster_caches, cluster_program
 from tests.test_outages import Clock, heard
 
 SUBJECTS = [f"ip:192.0.2.{number}" for number in range(30)]
-SHORT = {"socket_timeout": 0.1, "socket_connect_timeout": 0.1}
+SHORT = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0}
 both = pytest.mark.parametrize("kind", ["sync", "async"])
 
 
@@ -92,8 +92,8 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_one_server_of_three_that_hangs_is_told_once_and_is_back_when_it_is(
     kind: str, own: Cluster, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
+    wait_until(lambda: not any(decision.degraded for decision in ask(kind, SUBJECTS)))  # a busy machine may take long
     with heard() as told:
-        assert not any(decision.degraded for decision in ask(kind, SUBJECTS))
         gone = own.owner(f"quota:1:{{{SUBJECTS[0]}}}:s")
         stop(gone)
         for _ in range(5):

@@ -23,7 +23,8 @@ from django_quota.clock import SECOND
 from django_quota.exceptions import ConfigurationError, CounterError, StoreUnavailable
 from django_quota.limiter import get_limiter
 from django_quota.operations.base import Operation
-from django_quota.operations.counters import MOST, Passage, Transfer
+from django_quota.operations.counters import Passage, Transfer
+from django_quota.operations.shapes import MOST
 from django_quota.operations.transfers import LEASE, MARGIN, OVERDUE, Close, Receive, Send, Settle
 from django_quota.stores.cluster_store import ClusterStore
 from django_quota.stores.slots import slot_of
@@ -32,7 +33,7 @@ from django_quota.testing import freeze
 from tests.clusters import Cluster, running_cluster
 from tests.commands import wait_until
 from tests.conftest import cluster_caches, cluster_program
-from tests.processes import ended, forks, processes, started, threads_ran
+from tests.processes import ended, forks, heard, processes, started, threads_ran
 
 COINS = counter("coins")
 ACCOUNTS = [f"user:{number}" for number in range(20)]
@@ -385,7 +386,7 @@ class TestMany:
             for seed in range(60):
                 children.append(started(partial(work, seed)))
                 if len(children) == 3:
-                    os.read(told, 50)
+                    heard(told, 50)
                     os.kill(children[0], signal.SIGKILL)
                     assert ended([children.pop(0)]) == [-signal.SIGKILL]
         os.close(report)
@@ -395,7 +396,7 @@ class TestMany:
 
 def test_a_taker_that_hangs_gets_the_amount_once_though_it_hears_of_it_when_it_wakes(settings: Any) -> None:
     with running_cluster(cluster_program()) as own:
-        settings.CACHES = cluster_caches(own, socket_timeout=0.3, socket_connect_timeout=0.3)
+        settings.CACHES = cluster_caches(own, socket_timeout=1.5, socket_connect_timeout=1.5)
         one, two = pair(own)
         COINS.set(one, 9)
         assert COINS.transfer(one, two, 1)

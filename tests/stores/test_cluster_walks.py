@@ -19,6 +19,7 @@ from django_quota.rollup import roll_up
 from django_quota.sizes import sizes
 from django_quota.stores.cluster_store import ClusterStore
 from django_quota.stores.slots import slot_of
+from django_quota.stores.walking import Walk
 from django_quota.sweeping import Sweeper
 from django_quota.testing import freeze
 from tests.clusters import Cluster, Server, running_cluster
@@ -196,3 +197,20 @@ class TestHealth:
             bound.config_set("maxmemory-policy", "noeviction")
         assert (found.used or 0) > used
         assert found.events == 0
+
+
+@pytest.mark.parametrize("not_permitted", [False, True])
+def test_the_end_of_a_walk_says_whether_what_was_missed_is_not_permitted(
+    not_permitted: bool, memory_store: None
+) -> None:
+    def fail(error: StoreUnavailable) -> None:
+        raise error
+
+    walk = Walk(get_limiter().store)
+    walk.servers = [1, 2]
+    for error in (StoreUnavailable("the first", not_permitted=not_permitted), StoreUnavailable("the second")):
+        with walk.past():
+            fail(error)
+    with pytest.raises(StoreUnavailable, match="the first") as caught:
+        walk.end()
+    assert caught.value.not_permitted is not_permitted

@@ -14,12 +14,14 @@ from django_redis import get_redis_connection
 
 from django_quota.exceptions import StoreUnavailable
 from django_quota.limiter import get_limiter
-from django_quota.stores.breaker import FAILURES, Breaker
+from django_quota.operations.once import Once
+from django_quota.stores.breaker import FAILURES, PAUSE, Breaker
 from django_quota.stores.plain import PLAIN_WITHIN, plain_client
 from django_quota.stores.redis import RedisStore
 from django_quota.testing import RedisServer
 from tests.clusters import Cluster
 from tests.conftest import caches
+from tests.failures.places import Clock
 from tests.failures.sockets import saying
 from tests.stores.test_sentinel import behind, sentinel_port
 
@@ -151,3 +153,54 @@ def test_what_redis_py_stumbles_over_is_ours(words: bytes, settings: Any) -> Non
 def test_what_the_caller_stumbles_over_is_its_own(redis_cache: RedisServer) -> None:
     with pytest.raises(ValueError, match="abc"), store().commands() as client:
         int(f"abc{client.ping()}")
+
+
+def opened(clock: Clock) -> Breaker:
+    """Return a breaker that has been open for as long as a pause is."""
+    breaker = Breaker(clock=clock)
+    for _ in range(FAILURES):
+        breaker.failed()
+    clock.now += PAUSE
+    return breaker
+
+
+def asks_within(kind: str) -> None:
+    """Make a call within a block of plain commands."""
+    with store().commands() as client:
+        if kind == "run":
+            assert store().run(Once("quota:1:{!}:told:x", 60_000_000)) == 1
+        else:
+            with store().commands() as inner:
+                assert inner.time()
+        assert client.time()
+
+
+@pytest.mark.parametrize("kind", ["run", "commands"])
+def test_a_call_in_the_block_that_finds_out_whether_it_is_back_is_made(kind: str, redis_cache: RedisServer) -> None:
+    store().breaker = opened(Clock())
+    asks_within(kind)
+    assert not store().breaker.is_open
+
+
+@pytest.mark.parametrize("kind", ["run", "commands"])
+def test_a_call_in_the_block_of_a_server_of_a_cluster_is_made(kind: str, cluster: Cluster) -> None:
+    found: Any = store()
+    node = found._nodes[found.server_of("quota:1:{!}:told:x")]
+    node.breaker = opened(Clock())
+    asks_within(kind)
+    assert not node.breaker.is_open
+
+
+def test_where_it_is_not_back_the_block_is_the_only_one_that_finds_out(settings: Any) -> None:
+    settings.CACHES = caches(RedisServer("redis://127.0.0.1:1/0", 0, Path()))
+    clock, store_ = Clock(), store()
+    store_.breaker = opened(clock)
+
+    def twice() -> None:
+        with store_.commands():
+            with pytest.raises(StoreUnavailable, match="refused"):
+                store_.run(Once("quota:1:{!}:told:x", 60_000_000))
+            store_.run(Once("quota:1:{!}:told:x", 60_000_000))
+
+    with pytest.raises(StoreUnavailable, match="several times in a row"):
+        twice()

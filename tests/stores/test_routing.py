@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from redis.crc import key_slot
 from redis.exceptions import (
     AskError,
@@ -26,6 +29,7 @@ from django_quota.stores.breaker import Breaker
 from django_quota.stores.nodes import SPARE, Nodes
 from django_quota.stores.routing import LOOK_EVERY, Asked, NotSentError, Pause, Router, Trip
 from django_quota.stores.slots import Address, SlotTable, slot_of
+from django_quota.stores.wire import GarbledError
 
 A, B, C = (Address("10.0.0.1", port) for port in (1, 2, 3))
 HALVES = [[0, 8191, [b"10.0.0.1", 1, b"id"]], [8192, 16383, ["10.0.0.1", 2, "id"], ["10.0.0.1", 3, "id"]]]
@@ -488,3 +492,45 @@ class TestNodes:
         assert not nodes.are_shut([A, B])
         nodes[B].breaker.failed()
         assert nodes.are_shut([A, B])
+
+
+TABLES: list[Any] = [
+    7, [7], [[]], [[0]], [[0, 1]], [[0, 1, None]], [[0, 1, []]], [[0, 1, [b"10.0.0.1"]]], [["x", 1, [b"10.0.0.1", 7]]],
+    [[0, 16_384, [b"10.0.0.1", 7]]], [[-1, 5, [b"10.0.0.1", 7]]], [[9, 5, [b"10.0.0.1", 7]]],
+    [[0, 10**15, [b"10.0.0.1", 7]]], [[0, 1, [7, 7]]], [[0, 1, [b"\xff", 7]]], [[0, 1, [b"10.0.0.1", None]]],
+    [[0, 1, [b"10.0.0.1", 7]], None],
+]  # fmt: skip
+
+
+NUMBERS = st.integers(-1, 20_000)
+
+
+class TestATableThatMakesNoSense:
+    @pytest.mark.parametrize("told", TABLES)
+    def test_what_is_known_still_holds(self, told: Any) -> None:
+        servers = Servers(1, 2)
+        assert servers(servers.router.reach(ASKED)) == 1
+        servers.now += 1
+        servers.slots = told
+        servers.table.doubt()
+        assert servers(servers.router.reach(ASKED)) == 2
+        assert servers.table.primaries == [A, B]
+        assert servers.sent.count((A, "CLUSTER")) + servers.sent.count((B, "CLUSTER")) == 3  # the other one, too
+
+    @pytest.mark.parametrize("told", TABLES)
+    def test_where_nothing_is_known_it_is_as_no_answer(self, told: Any) -> None:
+        servers = Servers(slots=told)
+        with pytest.raises(RedisConnectionError):
+            servers(servers.router.reach(ASKED))
+
+    @given(
+        st.recursive(
+            st.none() | st.integers() | st.binary(max_size=4) | st.text(max_size=4),
+            lambda parts: st.lists(parts, max_size=5) | st.tuples(NUMBERS, NUMBERS, parts).map(list),
+        )
+    )
+    def test_whatever_is_told_the_table_keeps_its_size(self, told: Any) -> None:
+        table = SlotTable([A])
+        with suppress(GarbledError):
+            table.learn(told, A)
+        assert len(table._owners) == 16_384

@@ -7,7 +7,6 @@ import itertools
 import socket
 import subprocess
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,12 +24,7 @@ from django_quota.stores.timeouts import ANSWER_WITHIN
 from django_quota.testing import RedisServer
 from tests.commands import wait_until
 from tests.conftest import PATIENT
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from tests.ports import free_port
 
 
 def answers_ping(port: int) -> bool:
@@ -55,9 +49,7 @@ def sentinel_port(redis_server: RedisServer, tmp_path: Path) -> Iterator[int]:
         subprocess.Popen([program, str(config), "--sentinel"], stdout=subprocess.DEVNULL),
     ]
     try:
-        deadline = time.monotonic() + 20
-        while not (answers_ping(primary) and answers_ping(watcher)):
-            assert time.monotonic() < deadline, "the sentinel did not start"
+        wait_until(lambda: answers_ping(primary) and answers_ping(watcher))
         yield watcher
     finally:
         for process in processes:

@@ -23,9 +23,10 @@ from django_redis.pool import ConnectionFactory
 from django_quota import acheck, aonce, check, once
 from django_quota.exceptions import StoreUnavailable
 from django_quota.testing import server_programs
-from tests.chaos.servers import Process, free_port, until
-from tests.clusters import SLOTS, can_cluster, free_ports
+from tests.chaos.servers import Process, until
+from tests.clusters import SLOTS, can_cluster
 from tests.conftest import CLUSTER_CLIENT, PATIENT, _named
+from tests.ports import free_port
 
 PASSWORD = "ge/heim:7"
 IN_A_URL = "ge%2Fheim%3A7"
@@ -60,7 +61,7 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
 @cache
 def can_encrypt(program: Path) -> bool:
     """Say whether a server program was built with TLS: else it does not know the option."""
-    words = subprocess.run([program, "--tls-port", "none"], capture_output=True, text=True, check=False, timeout=20)
+    words = subprocess.run([program, "--tls-port", "none"], capture_output=True, text=True, check=False, timeout=60)
     return "Bad directive" not in words.stdout + words.stderr
 
 
@@ -189,7 +190,7 @@ def test_behind_sentinel(program: Path, papers: Papers, tmp_path: Path, settings
 def test_a_cluster(program: Path, papers: Papers, tmp_path: Path, settings: Any) -> None:
     if not can_cluster(program):
         pytest.skip(f"{program} was built without Cluster")
-    (port,) = free_ports(1)
+    port = free_port()
     options = ["--cluster-enabled", "yes", "--tls-cluster", "yes", "--requirepass", PASSWORD]
     with (
         serving(program, tmp_path, port, "--bind", "127.0.0.1", *options, *papers.of_a_server),

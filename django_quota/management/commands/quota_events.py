@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
+from django.core.management.base import CommandError, CommandParser, DjangoHelpFormatter
 from django.utils.dateparse import parse_datetime
 from django.utils.timezone import is_naive, make_aware
 
@@ -28,7 +28,7 @@ from django_quota.clock import SECOND, in_words
 from django_quota.conf import current
 from django_quota.events import BEGINNING, KINDS, Event, EventGroup, EventStream, Taken, iso, moment_of
 from django_quota.exceptions import QuotaError, StoreUnavailable
-from django_quota.management.console import printable, redis_store, stopping
+from django_quota.management.console import PrintingCommand, printable, redis_store, stopping
 from django_quota.management.programs import PLACEHOLDERS, Program, UnfitError
 
 LONGEST_WAIT = 60.0
@@ -49,7 +49,7 @@ class _HelpFormatter(RawDescriptionHelpFormatter, DjangoHelpFormatter):
     """Keeps the lines of the epilog."""
 
 
-class Command(BaseCommand):
+class Command(PrintingCommand):
     """The command; see the module."""
 
     help = "Print what was refused, banned or came near a limit; follow it; or run a program for each event."
@@ -117,11 +117,15 @@ class Command(BaseCommand):
         wanted = _wanted(options)
         if options["dead"]:
             stream = EventGroup(stream, options["group"], "", 0).dead
-        after = stream.last_id()
-        shown = stream.last(options["last"], wanted)
-        self._print(shown, options)
-        if shown:
-            after = shown[-1].id
+        after = ""
+
+        def begin() -> bool:
+            nonlocal after
+            last = stream.last_id()
+            shown = stream.last(options["last"], wanted)
+            self._print(shown, options)
+            after = shown[-1].id if shown else last
+            return True
 
         def follow() -> bool:
             nonlocal after
@@ -131,7 +135,9 @@ class Command(BaseCommand):
             return True
 
         if options["follow"]:
-            self._steadily(follow, stop)
+            self._steadily(lambda: follow() if after else begin(), stop)
+        else:
+            begin()
 
     def _print(self, events: Sequence[Event], options: dict[str, Any]) -> None:
         for event in events:

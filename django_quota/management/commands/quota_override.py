@@ -9,7 +9,7 @@ from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError, transaction
 from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
@@ -17,7 +17,7 @@ from django.utils.dateparse import parse_date, parse_datetime
 from django_quota.conf import current
 from django_quota.exceptions import QuotaError, RateError, did_you_mean
 from django_quota.hints import is_address, meant_subject
-from django_quota.management.console import explained, printable, subject_note
+from django_quota.management.console import PrintingCommand, explained, printable, subject_note
 from django_quota.models import QuotaOverride
 from django_quota.overrides import ALL_RULES
 from django_quota.publishing import is_pending, write_database
@@ -25,7 +25,7 @@ from django_quota.rates import parse_span
 from django_quota.subjects import named_subject
 
 
-class Command(BaseCommand):
+class Command(PrintingCommand):
     """The command; see the module."""
 
     help = "List, set and clear overrides: another rate for a subject, none at all, or nothing allowed."

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from django_quota.exceptions import QuotaError
-from django_quota.management.console import printable, rule_notes, subject_note
+from django_quota.management.console import PrintingCommand, printable, rule_notes, subject_note
 from django_quota.status import counted, forget
 from django_quota.subjects import named_subject
 
 
-class Command(BaseCommand):
+class Command(PrintingCommand):
     """The command; see the module."""
 
     help = "Forget what rules have counted for a subject, and lift its bans. Overrides stay."

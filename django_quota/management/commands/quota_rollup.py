@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, close_old_connections
 
 from django_quota.exceptions import QuotaError, StoreUnavailable
-from django_quota.management.console import explained, redis_store, stopping
+from django_quota.management.console import PrintingCommand, explained, redis_store, stopping
 from django_quota.management.progress import progress
 from django_quota.rollup import BATCH, Carried, roll_up
 from django_quota.stores.redis import RedisStore
@@ -25,7 +25,7 @@ MOST = 5_000
 """The largest batch: its rows stay locked until it is committed."""
 
 
-class Command(BaseCommand):
+class Command(PrintingCommand):
     """The command; see the module."""
 
     help = "Carry the usage of each day from Redis to the database; exact, however often it is run, stopped or killed."

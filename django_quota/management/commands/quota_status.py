@@ -8,20 +8,20 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from django_quota.clock import SECOND, in_words
 from django_quota.conf import current
 from django_quota.events import Event, iso
 from django_quota.exceptions import QuotaError
-from django_quota.management.console import printable, redis_store, subject_note
+from django_quota.management.console import PrintingCommand, printable, redis_store, subject_note
 from django_quota.overrides import Override
 from django_quota.refusals import refused_lately
 from django_quota.status import UNNAMED, Held, LimitStatus, SubjectStatus, status_of
 from django_quota.subjects import named_subject
 
 
-class Command(BaseCommand):
+class Command(PrintingCommand):
     """The command; see the module."""
 
     help = "Say how a subject stands: limits, overrides, bans, leases, and where each figure comes from."

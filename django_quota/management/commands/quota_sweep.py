@@ -10,11 +10,11 @@ import json
 import threading
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from django_quota.conf import current
 from django_quota.exceptions import QuotaError, StoreUnavailable
-from django_quota.management.console import redis_store, rule_notes, stopping
+from django_quota.management.console import PrintingCommand, redis_store, rule_notes, stopping
 from django_quota.management.progress import progress
 from django_quota.sweeping import Report, Sweeper
 
@@ -25,7 +25,7 @@ LONGEST_PAUSE = 86_400.0
 """The most seconds between two sweeps."""
 
 
-class Command(BaseCommand):
+class Command(PrintingCommand):
     """The command; see the module."""
 
     help = "Drop what has expired from the sorted sets in Redis, and give a TTL to keys that have none."

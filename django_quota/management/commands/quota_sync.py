@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
 from django_quota.exceptions import QuotaError
-from django_quota.management.console import explained, redis_store
+from django_quota.management.console import PrintingCommand, explained, redis_store
 from django_quota.management.progress import progress
 from django_quota.publishing import count_subjects, republish, write_database
 
 
-class Command(BaseCommand):
+class Command(PrintingCommand):
     """The command; see the module."""
 
     help = "Publish all overrides to Redis, the blocking ones first, and withdraw those that have no row any more."

@@ -1,0 +1,102 @@
+"""A refusal stands on a Redis that takes no writes: it is read, whether or not it can be counted and told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import redis
+
+from django_quota import Decision, check, reserve
+from django_quota.algorithms import ALGORITHMS
+from django_quota.clock import SECOND
+from django_quota.limiter import get_limiter
+from django_quota.testing import RedisServer, freeze, server_programs
+from tests.conftest import _named, caches
+from tests.failures.harms import HARMS, Harm, Place
+from tests.failures.places import caches_at
+from tests.published import publish
+from tests.steps import START
+
+TAKES_NO_WRITES = [harm for harm in HARMS if harm.name in ("read-only", "cannot-save", "full")]
+
+USER = "user:7"
+BAN = {"after": "2/m", "for": ["10m"]}
+
+
+@pytest.fixture(scope="module", params=server_programs(), ids=_named)
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    made = Place(request.param, tmp_path_factory.mktemp("place"))
+    made.start()
+    yield made
+    made.server.end()
+
+
+@pytest.fixture(params=TAKES_NO_WRITES, ids=lambda harm: harm.name)
+def harm(request: pytest.FixtureRequest, place: Place, settings: Any) -> Harm:
+    place.client.flushall()
+    settings.CACHES = caches_at(place.url)
+    chosen: Harm = request.param
+    return chosen
+
+
+def until_refused(rate: str = "2/day", why: str = "", cost: int = 1, **options: Any) -> Callable[[], Decision]:
+    """Ask until a rule refuses for this reason; return what asks it once more."""
+
+    def ask() -> Decision:
+        return check(rate, USER, cost, name="login", **options)
+
+    for _ in range(20):
+        decision = ask()
+        if not decision and decision.binding is not None and decision.binding.why == why:
+            return ask
+    raise AssertionError(decision)
+
+
+def blocked() -> Callable[[], Decision]:
+    get_limiter().store.run(publish(USER, "login", "b 0 0 "))
+    return until_refused(why="blocked")
+
+
+def over_its_limit_with_holds_that_are_due() -> Callable[[], Decision]:
+    """What they held comes back, and is not enough."""
+    check("9/h", USER, 8, name="login")
+    reserve("9/h", USER, 1, ttl=3, name="login")
+    return until_refused("9/h", cost=2)
+
+
+REFUSED: dict[str, Callable[[], Callable[[], Decision]]] = {
+    **{name: partial(until_refused, algorithm=name) for name in ALGORITHMS},
+    "refusals counted": partial(until_refused, count_refused=True),
+    "the next refusal bans": partial(until_refused, ban={"after": "9/m", "for": ["10m"]}),
+    "banned": partial(until_refused, ban=BAN, why="banned"),
+    "blocked": blocked,
+    "holds that are due": over_its_limit_with_holds_that_are_due,
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_who_is_refused_stays_so(case: str, harm: Harm, place: Place) -> None:
+    """Each refusal is one to be counted, and to be told of again."""
+    with freeze(START):
+        ask = REFUSED[case]()
+    with freeze(START + 5 * SECOND), harm.do(place):
+        decision = ask()
+    with freeze(START + 6 * SECOND):
+        before = ask()
+    assert (decision.allowed, decision.degraded) == (False, False)
+    assert (decision.remaining, decision.limit) == (before.remaining, before.limit)
+
+
+def test_what_else_goes_wrong_behind_a_refusal_is_not_hidden(
+    redis_server: RedisServer, raw: redis.Redis, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.CACHES = caches(redis_server)
+    ask = until_refused()
+    (day,) = raw.scan_iter(match="*:day:*")
+    raw.delete(day)
+    raw.set(day, "somebody else's")
+    assert ask().degraded
+    assert "WRONGTYPE" in caplog.text
