@@ -128,6 +128,11 @@ def test_options_that_do_have_no_findings(options: dict[str, Any]) -> None:
     assert found_in(**options) == []
 
 
+def test_a_cluster_has_its_own_factory_whatever_the_other_aliases_take(settings: Any) -> None:
+    settings.DJANGO_REDIS_CONNECTION_FACTORY = SENTINEL["CONNECTION_FACTORY"]
+    assert found_in(CLIENT_CLASS=CLUSTER_CLIENT) == []
+
+
 def test_a_check_leaves_nothing_behind_in_the_pools_or_settings_of_others() -> None:
     caches = of("redis://127.0.0.1:1/0", **SENTINEL)
     known = dict(ConnectionFactory._pools)

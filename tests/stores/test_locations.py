@@ -65,7 +65,7 @@ def test_urls_that_lead_where_they_seem_to_are_fine(url: str) -> None:
 @pytest.mark.parametrize(
     "location",
     [
-        f"redis://:12,wort@{HOST}/0", f"redis://:12,wort,x@{HOST}/0", ["redis://a/0", f"redis://:1#wort@{HOST}"],
+        "redis://:p@wort#x", f"redis://:12,wort@{HOST}/0", f"redis://:12,wort,x@{HOST}/0", ["redis://a/0", f"redis://:1#wort@{HOST}"],
         "redis://a,b",
     ],
 )  # fmt: skip

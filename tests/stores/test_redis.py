@@ -26,6 +26,7 @@ from django_quota.operations.forget import Forget, Place
 from django_quota.operations.hits import Hit
 from django_quota.rules import Rule
 from django_quota.stores.aliases import alias_problem
+from django_quota.stores.connections import ASYNC_CONNECTIONS, async_client
 from django_quota.stores.errands import Errands, Watch
 from django_quota.stores.redis import RedisStore
 from django_quota.stores.wire import InParts, packed
@@ -370,6 +371,17 @@ def test_idle_connections_of_a_server_that_was_restarted_are_noticed_before_they
 
         asyncio.run(go())
         store.close()
+
+
+def test_no_bound_of_connections_is_as_many_as_there_are_by_default(redis_server: RedisServer, settings: Any) -> None:
+    settings.CACHES = caches(redis_server, max_connections=None)
+
+    async def go() -> None:
+        client = async_client("default")
+        assert client.client.connection_pool.max_connections == ASYNC_CONNECTIONS
+        await client.aclose()
+
+    asyncio.run(go())
 
 
 def test_no_more_connections_are_opened_than_the_pool_may(
