@@ -81,6 +81,12 @@ def no_connection_is_left_to_the_next_test() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def a_connection_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are more tasks than connections in some tests, and a busy machine lets none come free for a while."""
+    monkeypatch.setattr("django_quota.stores.connections.WAIT_FOR_CONNECTION", float(PATIENT["SOCKET_TIMEOUT"]))
+
+
+@pytest.fixture(autouse=True)
 def overrides_are_not_republished(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most tests have no database, and an emptied Redis; those of the overrides turn it on again."""
     monkeypatch.setattr("django_quota.overrides.on_lost", None)
