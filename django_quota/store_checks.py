@@ -50,7 +50,7 @@ def _check_timeouts(alias: str) -> Iterator[CheckMessage]:
             f'CACHES["{alias}"]{given.place} is {given.value:g}: when Redis hangs, all threads that ask it stand still '
             f"for {given.value:g} s, and one of them every now and then until it answers.",
             hint=f'{ANSWER_WITHIN:g} would do. A cache that needs longer can be another alias than QUOTA["CACHE"].',
-            id="django_quota.W009",
+            id="django_quota.W012",
         )
 
 

@@ -157,7 +157,7 @@ def test_whatever_the_options_hold_the_checks_find_and_never_fail(options: dict[
         assert found.hint
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(2, []), (2.5, ["W009"]), (10, ["W009"]), (10**9, ["W009"])])
+@pytest.mark.parametrize(("seconds", "expected"), [(2, []), (2.5, ["W012"]), (10, ["W012"]), (10**9, ["W012"])])
 def test_w009_a_long_time_out_keeps_threads_waiting_for_a_redis_that_hangs(seconds: float, expected: list[str]) -> None:
     everywhere = [
         of(SOCKET_TIMEOUT=seconds), of(SOCKET_CONNECT_TIMEOUT=seconds),
