@@ -33,9 +33,7 @@ from django_quota.matching import Pattern
 from django_quota.middleware import QuotaMiddleware
 from django_quota.plans import Plan
 from django_quota.rules import Rule
-from django_quota.stores.aliases import alias_problem
-from django_quota.stores.plain import PLAIN_WITHIN
-from django_quota.stores.timeouts import ANSWER_WITHIN, missing_timeouts
+from django_quota.store_checks import check_store
 from django_quota.subjects import GLOBAL, check_keys
 from django_quota.view_kinds import is_dispatch
 from django_quota.views import limited_views, views_under_a_bare_quota
@@ -56,7 +54,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> 
         *_check_values(),
         *_check_rules(),
         *_check_proxies(),
-        *_check_store(),
+        *check_store(),
         *_check_template(),
         *_check_decorators(),
         *_check_middleware(),
@@ -132,27 +130,6 @@ def _check_proxies() -> Iterator[CheckMessage]:
                 hint='The networks of your proxies would do, such as "10.1.2.0/24".',
                 id="django_quota.W008",
             )
-
-
-def _check_store() -> Iterator[CheckMessage]:
-    try:
-        if conf.store == "memory":
-            return
-        problem = alias_problem(conf.cache)
-    except ConfigurationError:
-        return  # said by _check_values
-    if problem is not None:
-        yield Error(problem.message, hint=problem.hint, id=f"django_quota.{problem.code}")
-        return
-    alias: Any = settings.CACHES[conf.cache]
-    missing = missing_timeouts(alias.get("OPTIONS") or {})
-    if missing:
-        yield CheckWarning(
-            f'CACHES["{conf.cache}"] sets no {" and no ".join(missing)}: limits wait {ANSWER_WITHIN:g} s at most all '
-            f"the same, and the admin and the commands {PLAIN_WITHIN:g} s, but the cache's own calls hang with Redis.",
-            hint=f'"OPTIONS": {{{", ".join(f"{name!r}: {ANSWER_WITHIN:g}" for name in missing)}}} would do.',
-            id="django_quota.W007",
-        )
 
 
 def _check_template() -> Iterator[CheckMessage]:

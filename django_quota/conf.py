@@ -212,8 +212,12 @@ class _Current:
     def __init__(self) -> None:
         self._seen: tuple[object, object, QuotaSettings] = (None, None, QuotaSettings(None))
 
-    def __call__(self) -> QuotaSettings:
-        given = getattr(settings, "QUOTA", None)
+    def read(self) -> QuotaSettings:
+        """Return the settings as they stand."""
+        # Where Django keeps what was asked for, until it is set or overridden: asking it costs more than all else here.
+        given = object.__getattribute__(settings, "__dict__").get("QUOTA")
+        if given is None:
+            given = getattr(settings, "QUOTA", None)
         seen, copied, known = self._seen
         if given is seen and given == copied:
             return known
@@ -222,7 +226,7 @@ class _Current:
         return known
 
 
-current = _Current()
+current = _Current().read
 """Return the settings as they stand: `current().prefix`."""
 
 

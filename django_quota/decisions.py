@@ -211,30 +211,32 @@ def outcomes_of(reply: Sequence[int], hits: Sequence[Hit]) -> tuple[Outcome, ...
     """Read the reply of a store into one outcome a limit."""
     outcomes = []
     position = 2  # behind now and the verdict
-    noted_of_all = notes(reply, hits)
-    for index, hit in enumerate(hits):
+    for hit in hits:
         above: Why = "override" if hit.override else ""
-        for noted, what, _ in noted_of_all:
-            if noted == index:
-                above = _NOTED.get(what, above)
-        for step in hit.steps:
+        shadow, blocks = hit.rule.shadow, hit.group == 0
+        for limit in hit.limits:
             ok, remaining, wait, reset = reply[position : position + 4]
             position += 4
             outcomes.append(
                 Outcome(
-                    step.limit,
-                    step.subject,
-                    step.cost,
+                    limit,
+                    hit.subject,
+                    hit.cost,
                     ok == 1,
                     remaining,
                     0.0 if ok else None if wait < 0 else wait / SECOND,
                     reset / SECOND,
                     wait / SECOND if ok else 0.0,
-                    hit.rule.shadow,
-                    hit.group == 0,
+                    shadow,
+                    blocks,
                     above,
                 )
             )
+    for index, what, _ in notes(reply, len(outcomes)):
+        if what in _NOTED:
+            first = sum(len(hit.limits) for hit in hits[:index])
+            for number in range(first, first + len(hits[index].limits)):
+                outcomes[number] = outcomes[number]._replace(why=_NOTED[what])
     return tuple(outcomes)
 
 
@@ -242,16 +244,15 @@ _NOTED: dict[int, Why] = {EXEMPT: "exempt", BLOCKED: "blocked", BANNED: "banned"
 _TOLD: dict[int, Told] = {BAN_BEGAN: "banned", REFUSAL_TOLD: "refused", NEAR_TOLD: "near"}
 
 
-def told(reply: Sequence[int], hits: Sequence[Hit]) -> list[tuple[Told, Hit]]:
-    """Return what the store has told of these hits."""
-    return [(_TOLD[what], hits[index]) for index, what, _ in notes(reply, hits) if what in _TOLD]
+def told(reply: Sequence[int], hits: Sequence[Hit], limits: int) -> Sequence[tuple[Told, Hit]]:
+    """Return what the store has told of these hits, which have so many limits."""
+    found = notes(reply, limits)
+    return [(_TOLD[what], hits[index]) for index, what, _ in found if what in _TOLD] if found else ()
 
 
-def notes(reply: Sequence[int], hits: Sequence[Hit]) -> Sequence[tuple[int, int, int]]:
-    """Return the notes of a reply: hit, what, until."""
-    first = 2
-    for hit in hits:
-        first += 4 * len(hit.steps)
+def notes(reply: Sequence[int], limits: int) -> Sequence[tuple[int, int, int]]:
+    """Return the notes of a reply on so many limits: hit, what, until."""
+    first = 2 + 4 * limits
     if len(reply) == first:
         return ()
     return [(reply[i], reply[i + 1], reply[i + 2]) for i in range(first, len(reply), 3)]

@@ -109,7 +109,7 @@ def health(store: RedisStore, prefix: str) -> Health:
 
 
 def _of_one(store: RedisStore, server: Server, prefix: str, *, has_events: bool) -> Health:
-    marker = store.twin(marker_key(prefix), server) or marker_key(prefix)
+    marker = store.witness(marker_key(prefix), server) or marker_key(prefix)
     with store.commands(server) as client:
         client.ping()  # what a new connection takes is not the latency
         began = time.perf_counter()

@@ -120,15 +120,17 @@ class Limiter:
 
     def _answered(self, plan: Plan, reply: list[int], decision: Decision, mode: str) -> list[Announcement]:
         """Note that the store has answered; return what is to be announced."""
-        wrote = decision.allowed and mode != "peek" and any(hit.cost for hit in plan.hits)
-        announcements = self.outages.answered(wrote=wrote) if self.outages.is_on else []
+        announcements: list[Announcement] = []
+        if self.outages.is_on:
+            wrote = decision.allowed and mode != "peek" and any(hit.cost for hit in plan.hits)
+            announcements = self.outages.answered(wrote=wrote)
         if self.tally is not None and mode.startswith(_COUNTED):
             self.tally.count(reply[0], plan.hits, decision)
         if mode == "check":
             for outcome in decision.outcomes:
                 if outcome.shadow and not outcome.allowed:
                     logger.info("Shadow rule %r would have refused %r.", outcome.rule, outcome.subject)
-        for what, hit in told(reply, plan.hits):
+        for what, hit in told(reply, plan.hits, len(decision.outcomes)):
             announcements.append((SIGNALS[what], {"rule": hit.rule, "subject": hit.subject, "decision": decision}))
         return announcements
 

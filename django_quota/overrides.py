@@ -26,6 +26,9 @@ ALL_RULES = "*"
 MARKED_FOR = 7 * 86_400
 """Seconds after which all overrides are published again, though Redis may still have them."""
 
+BEGUN_FOR = 3_600
+"""Seconds that publishing all of them may take."""
+
 LOCKED_FOR = 60
 """Seconds that a process which publishes all of them keeps others from doing the same, unless it says so again."""
 
@@ -141,35 +144,39 @@ def marker_key(prefix: str) -> str:
 def is_marked(store: RedisStore, prefix: str) -> bool:
     """Say whether Redis still shows that it holds all overrides."""
     walk = Walk(store)
-    for server, marker in _markers(store, prefix):
-        with walk.past(), store.commands(server) as client:
-            if not client.exists(marker):
+    for markers in _markers(store, prefix).values():
+        with walk.past():
+            if not all(store.of_each(("EXISTS",), markers)):  # wherever they are by now
                 return False
     walk.end()
     return True
 
 
-def _markers(store: RedisStore, prefix: str) -> list[tuple[Server, str]]:
-    """Return all servers, each with the key by which it shows that it has not lost its memory."""
-    found = [(server, store.twin(marker_key(prefix), server)) for server in store.servers()]
-    return [(server, marker) for server, marker in found if marker]
+def _markers(store: RedisStore, prefix: str) -> dict[Server, list[str]]:
+    """Return the keys by which each server shows that it has not lost its memory."""
+    return store.by_server(store.witnesses(marker_key(prefix)))
 
 
 def begin_marking(store: RedisStore, prefix: str) -> str:
     """Note that all overrides are about to be published; returns what `finish_marking` takes."""
     begun = secrets.token_hex(8)
-    for server, marker in _markers(store, prefix):
-        with store.commands(server) as client:
-            client.set(f"{marker}:{begun}", "1", ex=MARKED_FOR)
+    for server, markers in _markers(store, prefix).items():
+        with store.commands(server) as client, client.pipeline(transaction=False) as pipeline:
+            for marker in markers:
+                pipeline.set(f"{marker}:{begun}", "1", ex=BEGUN_FOR)
+            pipeline.execute()
     return begun
 
 
 def finish_marking(store: RedisStore, prefix: str, begun: str) -> bool:
     """Note that all overrides have been published; False where Redis has lost its memory since `begin_marking`."""
-    for server, marker in _markers(store, prefix):
-        with store.commands(server) as client:
+    for server, markers in _markers(store, prefix).items():
+        with store.commands(server) as client, client.pipeline(transaction=False) as pipeline:
+            for marker in markers:
+                pipeline.expire(f"{marker}:{begun}", MARKED_FOR)
+                pipeline.rename(f"{marker}:{begun}", marker)
             try:
-                client.rename(f"{marker}:{begun}", marker)
+                pipeline.execute()
             except ResponseError as error:
                 if "no such key" not in str(error):
                     raise

@@ -9,7 +9,7 @@ import logging
 import reprlib
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from django.http import HttpRequest
 
@@ -19,8 +19,19 @@ from django_quota.decisions import Decision
 from django_quota.exceptions import RateError, RuleError, did_you_mean
 from django_quota.exemptions import Exemption
 from django_quota.plans import Plan
-from django_quota.rules import Rule, check_cost, path_of
-from django_quota.subjects import Flow, call, digest, is_user, named_subject, subject_flow, user_flow, user_subject
+from django_quota.rates import check_cost
+from django_quota.rules import Rule, path_of
+from django_quota.subjects import (
+    Flow,
+    call,
+    digest,
+    ip_subject,
+    is_user,
+    named_subject,
+    subject_flow,
+    user_flow,
+    user_subject,
+)
 from django_quota.tiers import ANONYMOUS, AUTHENTICATED
 
 logger = logging.getLogger("django_quota")
@@ -39,20 +50,31 @@ def request_plan(rules: Iterable[Rule], request: HttpRequest) -> Flow:
     key: object = None
     subject: str | None = None
     for rule in rules:
-        if rule.methods is not None and request.method not in rule.methods:
-            continue
-        if rule.skip is not None and (yield from call(rule.skip, request)):
-            continue
-        if rule.exempt is not None and (yield from _is_exempt(rule.exempt, request)):
+        is_plain = rule.is_plain  # as most are: then none of these questions matters
+        if not is_plain and (yield from _is_left_out(rule, request)):
             continue
         if subject is None or rule.key != key:  # stacked rules mostly share their key
-            key, subject = rule.key, (yield from subject_flow(rule.key, request))
+            key = rule.key
+            # The address, by which most are told apart, needs no flow.
+            subject = ip_subject(request) if key == "ip" else (yield from subject_flow(key, request))
+        if is_plain:
+            plan.add(rule, subject, cast("int", rule.cost))
+            continue
         if rule.match is not None and _is_applied(rule, subject, request):
             continue
         cost = check_cost((yield from call(rule.cost, request)), rule.name) if callable(rule.cost) else rule.cost
         value = "" if rule.distinct is None else (yield from _value_flow(rule, request))
         plan.add((yield from _with_rates(rule, request)) if rule.dynamic else rule, subject, cost, value)
     return plan
+
+
+def _is_left_out(rule: Rule, request: HttpRequest) -> Flow:
+    """Return (as the flow's result) whether a rule does not hold for a request, whoever it comes from."""
+    if rule.methods is not None and request.method not in rule.methods:
+        return True
+    if rule.skip is not None and (yield from call(rule.skip, request)):
+        return True
+    return rule.exempt is not None and (yield from _is_exempt(rule.exempt, request))
 
 
 APPLIED = "_django_quota_applied"

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
-from django_quota.algorithms import Step
+from django_quota.algorithms import Limit, Step
 from django_quota.days import day_of
 from django_quota.decisions import Decision, notes, outcomes_of
 from django_quota.exceptions import RuleError
@@ -19,7 +19,7 @@ from django_quota.keys import field, key_of, state_key, subject_base, system_key
 from django_quota.operations.base import text
 from django_quota.operations.decide import STALE, Decide, Log
 from django_quota.operations.forget import Forget, Place
-from django_quota.operations.hits import DayKey, Hit
+from django_quota.operations.hits import DayKey, Form, Hit, arguments_of
 from django_quota.operations.standing import BANNED, BLOCKED, EXEMPT, HOLDS_DUE
 from django_quota.rules import Rule, shared_name
 
@@ -42,6 +42,7 @@ class Plan:
         "_base",
         "_groups",
         "_hits",
+        "_is_of_user",
         "_log",
         "_prefix",
         "_remembers",
@@ -64,6 +65,7 @@ class Plan:
         self._subject: str | None = None
         self._base = ""
         """What the keys of that subject begin with, which was added last."""
+        self._is_of_user = False
         self.hits: list[Hit] = []
         self.rules: list[Rule] = []
         self.subjects: list[str] = []
@@ -83,15 +85,23 @@ class Plan:
             raise RuleError(f"Rule {rule.name!r} counts different values: a hit costs 1, not {cost}.")
         if subject != self._subject:  # mostly, all rules of a request have one
             self._subject, self._base = subject, subject_base(self._prefix, subject)
-        base, name = self._base, _field(rule.name)
+            self._is_of_user = subject.startswith("user:") and "+" not in subject
+        base = self._base
+        form = _form(rule.name, rule.wire, rule.limits, cost)
+        name = form.field if form else _field(rule.name)
         hit = self._hits.get((base, name))
         if hit is not None:
             self._extend(hit, rule, base, cost, value)
             return
-        hit = Hit(rule, name, f"{base}}}:s", [], 0)
-        published = _known.get((hit.standing, name)) if _known and self._remembers else None
-        hit.steps = self._steps_of(_overridden(hit, published) if published else rule, base, subject, cost, value)
-        if not hit.steps:
+        standing = f"{base}}}:s"
+        published = _known.get((standing, name)) if _known and self._remembers else None
+        if form is None or published or value:
+            hit = Hit(rule, name, standing, subject, cost)
+            own = _overridden(hit, published) if published else rule
+            hit.steps = self._steps_of(own, base, subject, cost, value)
+        else:
+            hit = Hit(rule, name, standing, subject, cost, form, base)
+        if not hit.limits:
             return
         self._hits[base, name] = hit
         self.hits.append(hit)
@@ -100,7 +110,7 @@ class Plan:
             hit.group = self._groups
         if rule.ban is not None and not rule.shadow:
             hit.tally = key_of(base, "b", rule.name)
-        if rule.daily or (rule.daily is None and _is_user(subject)):
+        if rule.daily or (self._is_of_user and rule.daily is None):
             hit.day = _NO_DAY
             self.timeless = False
 
@@ -113,7 +123,7 @@ class Plan:
         for step in self._steps_of(rule, base, hit.subject, cost, value):
             twin = next((other for other in hit.steps if other.key == step.key), None)
             if twin is None:
-                hit.steps.append(step)
+                hit.steps = [*hit.steps, step]
             elif twin.limit is not step.limit:
                 raise shared_name(rule, hit.rule)
 
@@ -143,7 +153,8 @@ class Plan:
     def _aim(self, now: int) -> None:
         day = day_of(now)
         for hit in self.hits:
-            hit.steps = [step.aimed(now) for step in hit.steps]
+            if hit.form is None:  # else they are the same at any time
+                hit.steps = [step.aimed(now) for step in hit.steps]
             if hit.day is not None:
                 hit.day = DayKey(_beside(hit, f"day:{day.date}"), day.begins, day.ends)
 
@@ -157,7 +168,8 @@ class Plan:
         reply, hits = self._reply, self.hits
         if reply is None or not hits or not hits[0].cost:
             return ""
-        stands_above = any(what in (EXEMPT, BLOCKED, BANNED) for _, what, _ in notes(reply, hits))
+        found = notes(reply, sum(len(hit.limits) for hit in hits))
+        stands_above = any(what in (EXEMPT, BLOCKED, BANNED) for _, what, _ in found)
         if stands_above or not all(reply[2 : 2 + 4 * len(hits[0].steps) : 4]):
             return ""
         return f"{reply[0] + ttl} {token}"
@@ -249,10 +261,6 @@ def _beside(hit: Hit, what: str) -> str:
     return hit.standing.removesuffix("s") + what
 
 
-def _is_user(subject: str) -> bool:
-    return subject.startswith("user:") and "+" not in subject
-
-
 def _remember(hit: Hit, published: str) -> None:
     place = (hit.standing, hit.field)
     if not published:
@@ -285,6 +293,16 @@ def _complain(rule: str, rates: str, why: str) -> None:
 @lru_cache(maxsize=4096)
 def _field(name: str) -> str:
     return field(name)
+
+
+@lru_cache(maxsize=4096)
+def _form(name: str, wire: str, limits: tuple[Limit, ...], cost: int) -> Form | None:
+    """Return the form of the hits of a rule; None where its limits depend on the time."""
+    if any(limit.fixed is None for limit in limits):
+        return None
+    ends = tuple(state_key("", limit) for limit in limits)
+    arguments = arguments_of(_field(name), 0, wire, "", 0, 0, False, cost, *[limit.wire for limit in limits])
+    return Form(_field(name), limits, ends, arguments)
 
 
 @lru_cache(maxsize=16)

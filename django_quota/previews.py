@@ -126,8 +126,8 @@ def _as_if(subject: str, rules: Sequence[Rule], now: int) -> Iterator[Outcome]:
     nowhere = key_of(base, "s", "preview")  # a hash that nobody writes: no override is in it
     hits = []
     for rule in rules:
-        steps = [Step.of(state_key(base, limit), limit, subject, 1, now, "") for limit in rule.limits]
-        hit = Hit(rule, field_named(rule.name), nowhere, steps, 0)
+        hit = Hit(rule, field_named(rule.name), nowhere, subject, 1)
+        hit.steps = [Step.of(state_key(base, limit), limit, subject, 1, now, "") for limit in rule.limits]
         hit.holds = key_of(base, "h", rule.name)
         hits.append(hit)
     for first in range(0, len(hits), AT_ONCE):

@@ -218,3 +218,10 @@ def span_of(option: str, seconds: object, example: int) -> int:
 
 def _article(noun: str) -> str:
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
+def check_cost(cost: object, rule: str) -> int:
+    """Return the cost of a hit under a rule, or raise `RuleError`: it must be a whole number from 0 to 10^12."""
+    if not isinstance(cost, int) or isinstance(cost, bool) or not 0 <= cost <= MAX_COUNT:
+        raise RuleError(f"cost={cost!r} of rule {rule!r} is not a whole number from 0 to {MAX_COUNT}; 1 would do.")
+    return cost

@@ -18,8 +18,7 @@ from django_quota.limiter import adecide_plan, decide_plan
 from django_quota.operations.decide import reserving, settling
 from django_quota.planning import RuleOrRate, Subject, plan_of
 from django_quota.plans import Plan
-from django_quota.rates import span_of
-from django_quota.rules import check_cost
+from django_quota.rates import check_cost, span_of
 from django_quota.subjects import aanswer, answer
 
 

@@ -59,7 +59,7 @@ def write_headers(response: HttpResponseBase, decision: Decision) -> None:
     settings = current()
     kept = getattr(response, _KEPT, ())
     if settings.headers and not ("ratelimit" in kept or "ratelimit-policy" in kept):
-        names, policy = _policies(tuple(outcome.of for outcome in outcomes))
+        names, policy = _policies(tuple([outcome.of for outcome in outcomes]))
         response.headers["RateLimit-Policy"] = policy
         response.headers["RateLimit"] = ", ".join(map(_state, names, outcomes))
     if settings.legacy_headers and decision.binding is not None:

@@ -18,7 +18,7 @@ from django_quota.exemptions import Exemption
 from django_quota.matching import Match
 from django_quota.methods import read_methods
 from django_quota.names import is_name
-from django_quota.rates import MAX_COUNT, Rate, parse_rates
+from django_quota.rates import Rate, check_cost, parse_rates
 from django_quota.tiers import DEFAULT_TIERS, Tiers
 
 OnUnavailable = Literal["allow", "deny", "local"]
@@ -110,6 +110,8 @@ class Rule:
     """Whether a rate depends on the request: then `limits` is empty, and `with_rates` or `tiers` has the real rule."""
     tiers: Mapping[str, Rule] = field(init=False, repr=False, compare=False)
     """The rule of each tier, by the tier's name; empty where the rates are not by tier."""
+    is_plain: bool = field(init=False, repr=False, compare=False)
+    """Whether nothing of a request matters to it but its key."""
     wire: str = field(init=False, repr=False, compare=False)
     """What `lua/decide.lua` is told of the rule besides its limits: near from, ban, whether its events are told."""
 
@@ -120,6 +122,9 @@ class Rule:
         object.__setattr__(self, "dynamic", dynamic)
         object.__setattr__(self, "limits", () if dynamic else _limits(self))
         object.__setattr__(self, "tiers", _rules_of_tiers(self))
+        asking = (self.methods, self.skip, self.exempt, self.match, self.distinct)
+        is_plain = not dynamic and not callable(self.cost) and all(option is None for option in asking)
+        object.__setattr__(self, "is_plain", is_plain)
         ban = "-" if self.ban is None or self.shadow else self.ban.wire
         object.__setattr__(self, "wire", f"{int((self.warn_at or 0) * 1000)} {ban} {not self.shadow:d}")
 
@@ -201,13 +206,6 @@ def _with_rates(rule: Rule, rates: tuple[Rate, ...]) -> Rule:
 def option_names() -> frozenset[str]:
     """Return the names of the options that a rule takes besides its name and rates."""
     return frozenset(f.name for f in fields(Rule) if f.init) - {"name", "rates"}
-
-
-def check_cost(cost: object, rule: str) -> int:
-    """Return the cost of a hit under a rule, or raise `RuleError`: it must be a whole number from 0 to 10^12."""
-    if not isinstance(cost, int) or isinstance(cost, bool) or not 0 <= cost <= MAX_COUNT:
-        raise RuleError(f"cost={cost!r} of rule {rule!r} is not a whole number from 0 to {MAX_COUNT}; 1 would do.")
-    return cost
 
 
 def shared_name(rule: Rule, other: Rule) -> RuleError:

@@ -137,9 +137,10 @@ class Tally:
         with self._lock:
             if not self._begins <= now < self._ends:
                 self._turn(now)
-            if not decision.allowed or not all([each.allowed for each in decision.outcomes]):  # noqa: C419 — quicker
-                self._add_all(hits, decision)
-                return
+            for outcome in decision.outcomes:
+                if not outcome.allowed:
+                    self._add_all(hits, decision)
+                    return
             page = self._pages[-1]
             for hit in hits:
                 if hit.cost:

@@ -28,6 +28,7 @@ def serve_asgi(listener: socket.socket) -> None:
         log_level="warning",
         lifespan="off",  # Django has none
         proxy_headers=False,  # who is behind a proxy is QUOTA["TRUSTED_PROXIES"]' business
+        timeout_keep_alive=120,  # a visitor may look at something else for a while
         timeout_graceful_shutdown=2,
     )
     uvicorn.Server(config).run(sockets=[listener])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
@@ -12,6 +13,9 @@ from typing import Any
 
 import pytest
 import redis
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
+from django.db.backends.sqlite3.base import DatabaseWrapper as SqliteWrapper
 from hypothesis import settings as hypothesis_settings
 
 from django_quota import carrying, plans
@@ -78,6 +82,30 @@ def no_connection_is_left_to_the_next_test() -> Iterator[None]:
             sentinel.close()
     ConnectionFactory._pools.clear()
     ClusterConnectionFactory.forget()
+
+
+@pytest.fixture(autouse=True)
+def no_thread_leaves_a_database_to_the_collector() -> Iterator[None]:
+    """Django never closes SQLite in memory; what a thread has opened there would go with the thread, some time."""
+    opened: list[BaseDatabaseWrapper] = []
+
+    def note(connection: BaseDatabaseWrapper, **_: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            opened.append(connection)
+
+    connection_created.connect(note)
+    yield
+    connection_created.disconnect(note)
+    for each in opened:
+        if isinstance(each, SqliteWrapper) and each.is_in_memory_db() and each.connection is not None:
+            each.connection.close()
+            each.connection = None
+
+
+@pytest.fixture(autouse=True)
+def a_connection_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are more tasks than connections in some tests, and a busy machine lets none come free for a while."""
+    monkeypatch.setattr("django_quota.stores.connections.WAIT_FOR_CONNECTION", float(PATIENT["SOCKET_TIMEOUT"]))
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
@@ -17,6 +19,7 @@ from django.views import View
 from hypothesis import given
 from hypothesis import strategies as st
 
+import django_quota
 from django_quota import quota
 from django_quota.conf import KNOWN_SETTINGS
 from django_quota.middleware import QuotaMiddleware
@@ -441,6 +444,17 @@ def test_w007_a_cache_without_timeouts_is_warned_of(options: dict[str, Any], mis
     found = findings(caches={"default": {**REDIS, "OPTIONS": options}})
     assert [each.id for each in found] == (["django_quota.W007"] if missing else [])
     assert all(f"sets {missing}:" in each.msg for each in found)
+
+
+def test_an_id_stands_for_one_kind_of_finding() -> None:
+    """Where one is named twice, both say it of the same thing."""
+    named: dict[str, list[str]] = {}
+    for source in Path(django_quota.__file__).parent.rglob("*.py"):
+        for name in re.findall(r"\b[EW]0\d\d\b", source.read_text()):
+            named.setdefault(name, []).append(source.name)
+    assert len(named) > 20
+    assert {name: where for name, where in named.items() if len(where) > 1 and name not in ("E004", "E014")} == {}
+    assert (set(named["E004"]), set(named["E014"])) == ({"aliases.py"}, {"options.py"})
 
 
 def test_manage_check_fails_with_the_findings() -> None:

@@ -9,13 +9,14 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from django.conf import settings as live
 from django.test import RequestFactory, override_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota import RateError, Rule, check
 from django_quota.addresses import client_ip
-from django_quota.conf import KNOWN_SETTINGS, QuotaSettings, conf, rule_of
+from django_quota.conf import KNOWN_SETTINGS, QuotaSettings, conf, current, rule_of
 from django_quota.exceptions import ConfigurationError, QuotaError, RuleError
 
 PEER = "192.0.2.1"
@@ -51,6 +52,20 @@ class TestSettings:
         with override_settings(QUOTA={"PREFIX": "other"}):
             assert conf.prefix == "other"
         assert conf.prefix == "quota"
+
+    def test_what_is_assigned_deleted_or_put_back_is_seen_at_once(self) -> None:
+        with override_settings(QUOTA={"PREFIX": "first"}):
+            assert current().prefix == conf.prefix == "first"
+            live.QUOTA = {"PREFIX": "second"}  # as a project's own code may, without a signal
+            assert current().prefix == "second"
+            live.QUOTA["PREFIX"] = "third"
+            assert current().prefix == "third"
+            with override_settings(QUOTA={"PREFIX": "inner"}):
+                assert current().prefix == "inner"
+            assert current().prefix == "third"
+            del live.QUOTA
+            assert current().prefix == "quota"
+        assert current().prefix == "quota"
 
     def test_any_mapping_will_do(self, settings: Any) -> None:
         settings.QUOTA = MappingProxyType({"PREFIX": "p", "RULES": MappingProxyType({"a": "1/s"})})

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from django_quota import QuotaExceeded, Rule
 from django_quota.algorithms import Limit
-from django_quota.decisions import Decision, Outcome
+from django_quota.clock import SECOND
+from django_quota.decisions import Decision, Outcome, outcomes_of, told
+from django_quota.operations.standing import BAN_BEGAN, BANNED, NEAR_TOLD
+from tests.steps import START, hits_of
 
 
 def limit(rule: str = "r", rate: str = "10/m", **options: object) -> Limit:
@@ -37,6 +40,16 @@ def outcome(
         of=limit(rule), subject="user:1", cost=cost, allowed=ok, remaining=remaining,
         retry_after=0.0 if ok else wait, reset_after=9.0, delay=delay, shadow=shadow, blocks=blocks and not shadow,
     )  # fmt: skip
+
+
+def test_a_note_of_a_reply_is_about_all_limits_of_its_hit_and_no_others() -> None:
+    hits = hits_of(Rule.make("a", "5/m"), Rule.make("b", "5/m; 70/h"), Rule.make("c", "9/m"))
+    answers = [1, 4, 0, 60 * SECOND] * 4
+    assert [each.why for each in outcomes_of([START, 1, *answers], hits)] == ["", "", "", ""]
+    assert told([START, 1, *answers], hits, 4) == ()
+    reply = [START, 0, *answers, 1, BANNED, START + SECOND, 1, BAN_BEGAN, START + SECOND, 2, NEAR_TOLD, 0]
+    assert [each.why for each in outcomes_of(reply, hits)] == ["", "banned", "banned", ""]
+    assert told(reply, hits, 4) == [("banned", hits[1]), ("near", hits[2])]
 
 
 def test_where_all_have_room_the_one_with_the_fewest_hits_left_is_on_top() -> None:

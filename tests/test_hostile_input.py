@@ -204,7 +204,7 @@ class TestRequests:
         with override_settings(QUOTA={"STORE": "memory"}):
             for number in range(3_000):
                 check("1/m", f"header.x:{number}")
-        for cached in (subjects._compile, plans._field, workers._part_of):
+        for cached in (subjects._compile, plans._field, plans._form, workers._part_of):
             info = cached.cache_info()
             assert info.maxsize is not None
             assert info.currsize <= info.maxsize

@@ -62,7 +62,19 @@ LAYERS = (
         "sizes",
     },
     # L4 the Django edge
-    {"edge", "decorators", "middleware", "responses", "checks", "apps", "testing", "models", "migrations", "management"}
+    {
+        "edge",
+        "decorators",
+        "middleware",
+        "responses",
+        "checks",
+        "store_checks",
+        "apps",
+        "testing",
+        "models",
+        "migrations",
+        "management",
+    }
     | {
         "background",
         "account",

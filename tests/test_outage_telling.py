@@ -17,8 +17,11 @@ from django_quota.exceptions import StoreFull, StoreUnavailable
 from django_quota.limiter import get_limiter, note_failure
 from django_quota.outages import SETTLED, Outages, _complain, ongoing
 from django_quota.signals import store_back, store_lost
+from django_quota.stores.breaker import FAILURES
 from django_quota.testing import RedisServer
+from django_quota.usage import ausage, usage
 from tests.calls import get, run
+from tests.conftest import caches
 from tests.steps import START
 
 GONE = StoreUnavailable("gone")
@@ -228,3 +231,19 @@ def test_a_full_memory_store_is_no_outage(memory_store: None, monkeypatch: pytes
         counter("hits").incr("user:1")
     note_failure(StoreFull())
     assert not get_limiter().outages.is_on
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_reply_that_a_spoilt_key_makes_misfit_opens_no_breaker_and_is_told_once(
+    kind: str, redis_server: RedisServer, raw: Any, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.CACHES = caches(redis_server)
+    with freeze(START):
+        raw.hset(f"quota:1:{{user:1}}:day:{day_of(START).date}", b"\xff", 1)
+        for _ in range(3 * FAILURES):
+            with pytest.raises(StoreUnavailable, match="is none to what was asked"):
+                asyncio.run(ausage("user:1")) if kind == "async" else usage("user:1")
+        assert not check("9/m", "user:2").degraded
+    assert not get_limiter().outages.is_on
+    (line,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "holds for 'user:1'" in line.getMessage()

@@ -553,7 +553,7 @@ class TestSync:
         assert synced() == {"subjects": 4, "withdrawn": 0}
         for row in QuotaOverride.objects.all():
             assert held(row.subject) == {"search": BLOCKED}
-        assert 0 < raw.ttl(marker_key(PREFIX)) <= overrides.MARKED_FOR
+        assert overrides.BEGUN_FOR < raw.ttl(marker_key(PREFIX)) <= overrides.MARKED_FOR
         assert all(raw.ttl(key) > 0 for key in raw.scan_iter())
 
     def test_what_no_row_stands_for_is_withdrawn_and_nothing_else(self, raw: redis.Redis) -> None:

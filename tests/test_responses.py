@@ -76,7 +76,7 @@ class TestHeaders:
         response: Any = quota("5/month", algorithm="calendar", name="m")(view)(get())
         assert parsed(response, "RateLimit-Policy") == [("m", {"q": 5})]
 
-    @given(st.lists(st.text(st.characters(), min_size=1), min_size=1, max_size=4))
+    @given(st.lists(st.text(min_size=1), min_size=1, max_size=4))
     def test_rules_of_any_name_give_headers_that_parse_with_names_all_different(self, rules: list[str]) -> None:
         limits = [Rule.make(name, "10/m").limits[0] for name in rules]
         outcomes = [check(Rule.make(name, "10/m"), "global").outcomes[0] for name in rules]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from django_quota import RateError, Rule
 from django_quota.exceptions import RuleError
-from django_quota.rates import MAX_COUNT, Rate
-from django_quota.rules import check_cost, option_names
+from django_quota.rates import MAX_COUNT, Rate, check_cost
+from django_quota.rules import option_names
 
 
 def test_a_rule_has_one_limit_a_rate_in_the_order_they_were_given() -> None:
@@ -103,6 +103,36 @@ def test_methods_are_one_text_or_several_and_case_does_not_matter() -> None:
     assert Rule.make("r", "1/s", methods="post").methods == frozenset({"POST"})
     assert Rule.make("r", "1/s", methods=("get", "PUT")).methods == frozenset({"GET", "HEAD", "PUT"})
     assert Rule.make("r", "1/s", methods=iter(["get"])).methods == frozenset({"GET", "HEAD"})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"methods": ["POST"]},
+        {"skip": lambda request: False},
+        {"exempt": "staff"},
+        {"cost": lambda request: 1},
+        {"distinct": "header:X-Device"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_a_rule_is_plain_where_nothing_of_a_request_matters_but_its_key(options: dict[str, Any]) -> None:
+    assert Rule.make("r", "1/s", key="user", cost=2, shadow=True).is_plain
+    assert not Rule.make("r", "1/s", **options).is_plain
+    assert not Rule.make("r", "1/s", **options).with_rates("2/s").named("other").is_plain
+
+
+@pytest.mark.parametrize(
+    "rate", [lambda request: "1/s", {"anonymous": "1/s", "authenticated": "2/s"}], ids=["function", "tiers"]
+)
+def test_a_rule_whose_rate_depends_on_the_request_is_not_plain_until_it_has_one(rate: Any) -> None:
+    assert not Rule.make("r", rate).is_plain
+    assert Rule.make("r", rate).with_rates("2/s").is_plain
+
+
+def test_a_rule_that_holds_by_itself_is_not_plain() -> None:
+    assert Rule.from_setting("r", "1/s").is_plain
+    assert not Rule.from_setting("r", {"rate": "1/s", "match": "/"}).is_plain
 
 
 def test_a_list_as_key_is_a_tuple() -> None:

@@ -85,6 +85,18 @@ class DictStates:
         return self.kept.pop(key, None) is not None
 
 
+class Repeated:
+    """Arguments that come again in other operations, side by side: so a store packs them but once."""
+
+    __slots__ = ("arguments", "number", "packed")
+
+    def __init__(self, *arguments: str | int) -> None:
+        self.arguments = arguments
+        self.number = len(arguments)
+        self.packed = b""
+        """As the store sends them; empty until it has first."""
+
+
 class Operation(ABC):
     """One thing that a store is asked to do, at once and undivided.
 
@@ -102,6 +114,10 @@ class Operation(ABC):
     @abstractmethod
     def arguments(self) -> Sequence[str | int]:
         """Return the arguments of the script, behind the time."""
+
+    def parts(self) -> Sequence[Repeated]:
+        """Return the same arguments in parts, where those come again; else nothing."""
+        return ()
 
     def fits(self, reply: Any) -> bool:
         """Say whether a reply can be the one to this: who reads it need not mind then what a server may say."""

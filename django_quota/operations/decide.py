@@ -7,10 +7,11 @@ it says so: the algorithm files in the order of `EVERY`, then `PARTS`; a file ma
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 from django_quota.algorithms import EVERY, Step, Verdict, is_stale
-from django_quota.operations.base import Operation, Script, States, lua_source, text
+from django_quota.operations.base import Operation, Repeated, Script, States, lua_source, text
 from django_quota.operations.hits import Hit
 from django_quota.operations.holds import give_back_due, hold, replace, settle, states_after_due
 from django_quota.operations.shapes import are_whole, is_rows, moment, whole, words
@@ -73,18 +74,19 @@ class Decide(Operation):
         self.hits = hits
         self.mode = mode
         self.log = log
-        self.keys = [key for hit in hits for key in hit.keys] if len(hits) > 1 else hits[0].keys
+        self.keys = list[str]()
+        for hit in hits:
+            self.keys += hit.keys
         if log is not None:
             self.keys += log.keys
 
     def arguments(self) -> list[str | int]:
         """Return the arguments as `lua/decide.lua` lists them."""
-        arguments: list[str | int] = [self.mode, 0 if self.log is None else self.log.length]
-        for hit in self.hits:
-            arguments += (hit.head, hit.override)
-            for step in hit.steps:
-                arguments += (step.wire, step.cost)
-        return arguments
+        return [argument for part in self.parts() for argument in part.arguments]
+
+    def parts(self) -> list[Repeated]:
+        """Return the arguments in parts: how to decide, then each hit."""
+        return [_how(self.mode, 0 if self.log is None else self.log.length), *[hit.arguments for hit in self.hits]]
 
     def fits(self, reply: Any) -> bool:
         """Say whether a reply can be the one to this."""
@@ -94,7 +96,7 @@ class Decide(Operation):
             return not self.mode.startswith("undo") and is_rows(reply[2:], self._is_index, whole, _is_override)
         end = 2
         for hit in self.hits:
-            end += 4 * len(hit.steps)
+            end += 4 * len(hit.limits)
         if len(reply) < end or (len(reply) - end) % 3 or not are_whole(reply):
             return False
         return len(reply) == end or all(map(self._is_index, reply[end::3]))
@@ -163,6 +165,11 @@ def _numbers(cases: Sequence[Case]) -> Iterator[int]:
 def reserving(token: str, ttl: int) -> str:
     """Return the mode that checks, and notes what was spent as a hold of so many microseconds."""
     return f"reserve {token} {ttl}"
+
+
+@lru_cache(maxsize=64)
+def _how(mode: str, events: int) -> Repeated:
+    return Repeated(mode, events)
 
 
 def settling(held: str, actual: int) -> str:

@@ -5,7 +5,7 @@ What is said of an alias holds no password: a LOCATION often does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 from django.conf import settings
@@ -19,7 +19,7 @@ from redis import Redis
 
 from django_quota.exceptions import ConfigurationError, did_you_mean
 from django_quota.stores.cluster import CLUSTER_HINT, ClusterClient, location_problem
-from django_quota.stores.locations import QUOTE_HINT, parts_of, without_password
+from django_quota.stores.locations import QUOTE_HINT, misread, parts_of, without_password
 
 
 class AliasProblem(NamedTuple):
@@ -47,16 +47,27 @@ def alias_problem(alias: str) -> AliasProblem | None:
         return AliasProblem("E004", f"{place} cannot be imported: {error}.", _USE_DJANGO_REDIS)
     if not issubclass(backend, RedisCache):
         return AliasProblem("E004", f"{place} is {path}, which cannot run scripts in Redis.", _USE_DJANGO_REDIS)
-    url = primary_location(config.get("LOCATION") or "")
-    if not url.startswith(_SCHEMES):
-        words = f"The LOCATION of {place} is {without_password(url)!r}, which is no Redis URL."
-        return AliasProblem("E004", words, _USE_DJANGO_REDIS)
-    try:
-        parts_of(url)
-    except ValueError as error:
-        return AliasProblem("E004", f"The LOCATION of {place} is no Redis URL: {error}.", QUOTE_HINT)
+    problem = _location_problem(place, config.get("LOCATION") or "")
     options = config.get("OPTIONS") or {}
-    return _client_problem(place, options, config["LOCATION"])
+    return problem or _client_problem(place, options, config["LOCATION"])
+
+
+def _location_problem(place: str, location: object) -> AliasProblem | None:
+    """Say what is wrong with any of the URLs: writes go to the first, and a comma in a password makes two of one."""
+    for url in locations(location):
+        if not url.startswith(_SCHEMES):
+            may_be_cut = "@" in str(location)  # and this be a part of the password
+            shown = "..." if may_be_cut and "@" not in url else without_password(url)
+            words = f"The LOCATION of {place} is {shown!r}, which is no Redis URL."
+            return AliasProblem("E004", words, QUOTE_HINT if may_be_cut else _USE_DJANGO_REDIS)
+        if why := misread(url):
+            words = f"The LOCATION of {place} does not lead where it seems to: {why}."
+            return AliasProblem("E004", words, QUOTE_HINT)
+        try:
+            parts_of(url)
+        except ValueError as error:
+            return AliasProblem("E004", f"The LOCATION of {place} is no Redis URL: {error}.", QUOTE_HINT)
+    return None
 
 
 _SCHEMES = ("redis://", "rediss://", "unix://")
@@ -113,12 +124,19 @@ def sync_client(alias: str) -> Redis:
         raise ConfigurationError(problem.message, problem.hint)
     try:
         return cast("Redis", get_redis_connection(alias, write=True))
-    except (NotImplementedError, InvalidCacheBackendError, ImproperlyConfigured) as error:
+    except ImproperlyConfigured as error:
+        hint = "`manage.py check` says which of its OPTIONS, and what would do."
+        raise ConfigurationError(f'CACHES["{alias}"] cannot be used: {error}.', hint) from error
+    except (NotImplementedError, InvalidCacheBackendError) as error:
         raise ConfigurationError(f'CACHES["{alias}"] cannot be used: {error}.', _USE_DJANGO_REDIS) from error
 
 
 def primary_location(location: object) -> str:
     """Return the URL that writes go to: the first, as django-redis takes it."""
-    if isinstance(location, str):
-        return location.split(",")[0].strip()
-    return str(next(iter(cast("list[str]", location))))
+    return locations(location)[0]
+
+
+def locations(location: object) -> list[str]:
+    """Return the URLs of a LOCATION, at least one, as django-redis takes them apart."""
+    given = location.split(",") if isinstance(location, str) else map(str, cast("Iterable[object]", location))
+    return [url.strip() for url in given] or [""]

@@ -1,18 +1,19 @@
 """Errands over a Redis Cluster: each goes along with a call to the server that has its keys.
 
 Those about the system's keys wait for a call that goes that way, though not for long. A watch has a twin on every
-other server: any of them may lose its memory. It must not know connections.
+other server: any of them may lose its memory. Its key has one in each region of the slots, and those go with their
+slots: so a server that has got or given some has the ones that it should have. It must not know connections.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from django_quota.stores.errands import Errand, Errands, Taken, Watch
-from django_quota.stores.slots import Address, SlotTable, slot_of
+from django_quota.stores.slots import SLOTS, Address, SlotTable, slot_of
 
 SYSTEM_TAG = "{!}"
 SYSTEM_SLOT = slot_of(SYSTEM_TAG)
@@ -24,8 +25,31 @@ LONGEST_WAIT = 5.0
 MOST_KNOWN = 1_000
 """Servers of which something is remembered: a process lives for months, and addresses change."""
 
+REGIONS = 256
+"""Parts of the slots, as large as each other, each with a twin of the key that is watched. A server that has not a
+single whole one may have none: it is not watched, and what it loses comes back when all are published again."""
+
 _TAGS = tuple(f"{{!{number}}}" for number in range(16_384))
 """What system keys that each server has one of are named by: enough to find one for any server."""
+
+
+@cache
+def _tags_of_regions() -> tuple[str, ...]:
+    first: dict[int, str] = {}
+    for tag in _TAGS:
+        first.setdefault(slot_of(tag) * REGIONS // SLOTS, tag)
+        if len(first) == REGIONS:
+            break
+    return tuple(first.values())
+
+
+def in_each_region(key: str) -> list[str]:
+    """Return a system key, and its twin in each region of the slots."""
+    return [key, *(_twin(key, tag) for tag in _tags_of_regions())]
+
+
+def _twin(key: str, tag: str) -> str:
+    return key.replace(SYSTEM_TAG, tag, 1)
 
 
 class Twins:
@@ -34,22 +58,30 @@ class Twins:
     def __init__(self, table: Callable[[], SlotTable]) -> None:
         self._table = table
         self._tags: dict[Address, str] = {}
+        self._tags_of_regions: dict[Address, str] = {}
 
     def name(self, key: str, server: Address) -> str:
         """Return the name under which a server keeps a system key: in a slot that it has; empty where it has none."""
+        return self._name(key, server, self._tags, lambda: _TAGS)
+
+    def in_a_region(self, key: str, server: Address) -> str:
+        """Return the name of one of `in_each_region` in a slot that a server has; empty where there is none."""
+        return self._name(key, server, self._tags_of_regions, _tags_of_regions)
+
+    def _name(self, key: str, server: Address, known: dict[Address, str], tags: Callable[[], Sequence[str]]) -> str:
         owner = self._table().owner
         if owner(SYSTEM_SLOT) == server:
             return key
-        tag = self._tags.get(server)
+        tag = known.get(server)
         if tag is None or owner(slot_of(tag)) != server:
             # No subject is called so: keys escape the sign.
-            tag = next((tag for tag in _TAGS if owner(slot_of(tag)) == server), None)
+            tag = next((tag for tag in tags() if owner(slot_of(tag)) == server), None)
             if tag is None:
                 return ""
-            if len(self._tags) >= MOST_KNOWN:
-                self._tags.clear()
-            self._tags[server] = tag
-        return key.replace(SYSTEM_TAG, tag, 1)
+            if len(known) >= MOST_KNOWN:
+                known.clear()
+            known[server] = tag
+        return _twin(key, tag)
 
 
 class ClusterErrands:
@@ -99,7 +131,7 @@ class ClusterErrands:
         if found is None:
             if len(self._by_server) >= MOST_KNOWN:
                 self._by_server.clear()  # those that are left are asked a moment sooner
-            twins = [_WatchOfTwin(watch, partial(self._twins.name, server=server)) for watch in self._watches]
+            twins = [_WatchOfTwin(watch, partial(self._twins.in_a_region, server=server)) for watch in self._watches]
             found = self._by_server.setdefault(server, Errands(twins, self._clock))
         return found
 

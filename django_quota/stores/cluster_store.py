@@ -21,7 +21,7 @@ from django_quota.operations.spread import spread
 from django_quota.stores.aliases import alias_problem
 from django_quota.stores.breaker import FREELY
 from django_quota.stores.cluster import is_cluster, remap_of, seeds
-from django_quota.stores.cluster_errands import SYSTEM_SLOT, SYSTEM_TAG, ClusterErrands, Twins
+from django_quota.stores.cluster_errands import SYSTEM_SLOT, SYSTEM_TAG, ClusterErrands, Twins, in_each_region
 from django_quota.stores.cluster_errors import translated, translated_around_caller
 from django_quota.stores.connections import AllInUseError
 from django_quota.stores.errands import Errand, Taken, aanswer_on, ahear, along, answer_on, hear
@@ -309,6 +309,14 @@ class ClusterStore(RedisStore):
     def twin(self, key: str, server: Server) -> str:
         """Return the name under which a server keeps a system key: in a slot that it has."""
         return self._twins.name(key, server)
+
+    def witnesses(self, key: str) -> list[str]:
+        """Return the names of a system key by which all servers show what they have kept; see `in_each_region`."""
+        return in_each_region(key)
+
+    def witness(self, key: str, server: Server) -> str:
+        """Return one of these that a server has; empty where it has none."""
+        return self._twins.in_a_region(key, server)
 
     def of_each(self, command: Sequence[str], keys: Sequence[str]) -> list[Any]:
         """Return the reply to a command on each of these keys, wherever it is by now; see `RedisStore.of_each`."""

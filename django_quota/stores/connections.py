@@ -85,15 +85,17 @@ class SyncConnections:
         if pool is None:
             pool = self._pool = self._pool_of(self._alias)
             ask_in_time(pool, config_of(self._alias).get("OPTIONS") or {})
+        is_new = False
         try:
             connection = self._idle.pop()
         except IndexError:
-            connection = self._make_or_wait(pool, seconds)
+            connection, is_new = self._make_or_wait(pool, seconds), True
             if in_vain is not None and in_vain():
                 self.drop(connection)
                 raise AllInUseError("it has not answered those who had the connections") from None
         try:
-            connection.connect()
+            if is_new:  # the others are connected: what was dropped is not kept
+                connection.connect()
             if _is_spoilt(connection):
                 connection.disconnect()
                 note_end(connection)
@@ -278,7 +280,7 @@ def async_client(alias: str, at: tuple[str, int] | None = None) -> AsyncClient:
     url = primary_location(config.get("LOCATION", ""))
     factory = get_connection_factory(options=options)  # before django-redis 7 it is not the first argument
     given = {**factory.make_connection_params(url), **options.get("CONNECTION_POOL_KWARGS", {})}
-    max_connections = int(given.pop("max_connections", ASYNC_CONNECTIONS))
+    max_connections = int(given.pop("max_connections", None) or ASYNC_CONNECTIONS)  # None, as redis-py takes it
     kwargs: dict[str, Any] = {name: value for name, value in given.items() if name not in _SYNC_ONLY}
     slots = asyncio.Semaphore(max_connections)
     patience = float(given.get("timeout") or WAIT_FOR_CONNECTION)

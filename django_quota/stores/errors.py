@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from traceback import walk_tb
 from typing import Any
 
+from redis.asyncio.sentinel import MasterNotFoundError as AsyncMasterNotFoundError
 from redis.exceptions import (
     AskError,
     AuthenticationError,
@@ -21,11 +22,12 @@ from redis.exceptions import (
     ResponseError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.sentinel import MasterNotFoundError
 
 from django_quota.exceptions import ConfigurationError, QuotaError, StoreUnavailable, without_secrets
 from django_quota.operations.base import Operation
 from django_quota.stores.connections import AllInUseError
-from django_quota.stores.wire import CutAtOnceError, has_answered, is_of_caller, out_of_step
+from django_quota.stores.wire import CutAtOnceError, MisfitError, has_answered, is_of_caller, out_of_step
 
 _OF_A_CLUSTER = (ClusterCrossSlotError, AskError)  # MOVED is an AskError of redis-py
 """What a server of a Cluster says to a client that knows of none; by their names before redis-py 6."""
@@ -52,14 +54,18 @@ def is_silence(error: BaseException) -> bool:
     An error reply is an answer, and none had to wait for it. A connection that was cut says nothing of the next one:
     where the server is gone, connecting fails, or, where a proxy takes the connection, it is cut before it answers.
     """
-    return not (isinstance(error, (ResponseError, AllInUseError)) or is_cut(error))
+    return not (isinstance(error, (ResponseError, AllInUseError, MisfitError)) or is_cut(error))
+
+
+_OF_NO_CONNECTION = (CutAtOnceError, MasterNotFoundError, AsyncMasterNotFoundError)
+"""What may repeat such words of another connection than that to Redis."""
 
 
 def is_cut(error: BaseException) -> bool:
     """Say whether a connection was cut that there was."""
     if isinstance(error, (ConnectionResetError, BrokenPipeError)):
         return True
-    is_of_a_connection = isinstance(error, RedisConnectionError) and not isinstance(error, CutAtOnceError)
+    is_of_a_connection = isinstance(error, RedisConnectionError) and not isinstance(error, _OF_NO_CONNECTION)
     return is_of_a_connection and any(word in str(error).lower() for word in _CUT)
 
 
@@ -104,7 +110,8 @@ _OF_A_KEY = (
 
 
 def _is_of_a_key(error: BaseException) -> bool:
-    return isinstance(error, ResponseError) and any(word in str(error) for word in _OF_A_KEY)
+    by_word = isinstance(error, ResponseError) and any(word in str(error) for word in _OF_A_KEY)
+    return by_word or isinstance(error, MisfitError)
 
 
 @contextmanager
@@ -127,7 +134,7 @@ def check_replies(operations: Sequence[Operation], replies: Sequence[Any]) -> No
     """Raise redis-py's `ConnectionError` where a reply cannot be that of its operation."""
     for operation, reply in zip(operations, replies, strict=True):
         if not operation.fits(reply):
-            raise out_of_step(reply)
+            raise out_of_step(reply, operation.replies)
 
 
 def _without_frames(error: BaseException) -> None:

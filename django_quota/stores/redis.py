@@ -6,8 +6,9 @@ and a hit must not count twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 from redis import Redis, RedisError
@@ -15,7 +16,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from django_quota.clock import SECOND
 from django_quota.exceptions import StoreUnavailable
-from django_quota.operations.base import Operation
+from django_quota.operations.base import Operation, Repeated
 from django_quota.operations.leases import Ring
 from django_quota.stores.aliases import config_of, sync_client
 from django_quota.stores.breaker import FREELY, Breaker, holding
@@ -35,7 +36,7 @@ from django_quota.stores.listening import Listener
 from django_quota.stores.loops import reply_on
 from django_quota.stores.plain import plain_client
 from django_quota.stores.sentinel import ask_in_time
-from django_quota.stores.wire import Cancellation, is_of_caller, note_answer, note_end, out_of_step, packed
+from django_quota.stores.wire import Cancellation, InParts, is_of_caller, note_answer, note_end, out_of_step, packed
 
 Server = Any
 """One of the servers of a store; None where there is but one."""
@@ -67,10 +68,10 @@ class RedisStore:
         turn = self._enter()
         try:
             try:
-                reply = self._exchange(wire, operation.fits, turn)
+                reply = self._exchange(wire, operation, turn)
             except NoScriptError:
                 self._errands.hurry()  # a server that does not know our script may be a new one
-                reply = self._exchange(packed(_in_full(operation, now)), operation.fits, turn)
+                reply = self._exchange(packed(_in_full(operation, now)), operation, turn)
         except BaseException as error:
             self._note(error, turn)
             if is_of_caller(error):
@@ -112,6 +113,14 @@ class RedisStore:
         """Return the name under which a server keeps a system key that each has one of."""
         return key
 
+    def witnesses(self, key: str) -> list[str]:
+        """Return the names of a system key by which all servers show that they have kept their memory."""
+        return [key]
+
+    def witness(self, key: str, server: Server) -> str:  # noqa: ARG002 — there is but one
+        """Return one of `witnesses` that a server has; empty where it has none."""
+        return key
+
     def by_server(self, keys: Iterable[str]) -> dict[Server, list[str]]:
         """Return keys by the server that has them: those of one go in one pipeline."""
         found = list(keys)
@@ -149,7 +158,7 @@ class RedisStore:
         """Ring a bell; see `Store.ring`."""
         self.run(Ring(bell))
 
-    def _exchange(self, wire: bytes, fits: Callable[[Any], bool], turn: int = FREELY) -> Any:
+    def _exchange(self, wire: bytes, operation: Operation, turn: int = FREELY) -> Any:
         """Send one command and read its reply, which must fit: one round trip, never repeated."""
         connection = self._connection(turn)
         taken: Sequence[Taken] = ()
@@ -159,8 +168,8 @@ class RedisStore:
             if taken:
                 hear(taken, connection)
             reply = connection.read_response()
-            if not fits(reply):
-                raise out_of_step(reply)  # noqa: TRY301 — the connection is of no use any more
+            if not operation.fits(reply):
+                raise out_of_step(reply, operation.replies)  # noqa: TRY301 — the connection is of no use any more
         except ResponseError as error:
             self.breaker.succeeded()
             if is_read_only(error):
@@ -200,10 +209,10 @@ class RedisStore:
                 client = await self._async_clients.get()
                 told = (client, turn, cancellation)
                 try:
-                    reply = await self._aexchange(told, wire, operation.fits)
+                    reply = await self._aexchange(told, wire, operation)
                 except NoScriptError:
                     self._errands.hurry()  # a server that does not know our script may be a new one
-                    reply = await self._aexchange(told, packed(_in_full(operation, now)), operation.fits)
+                    reply = await self._aexchange(told, packed(_in_full(operation, now)), operation)
             except BaseException as error:
                 self._note(error, turn)
                 if is_of_caller(error):
@@ -220,9 +229,7 @@ class RedisStore:
         """Ring a bell; see `Store.ring`."""
         await self.arun(Ring(bell))
 
-    async def _aexchange(
-        self, told: tuple[AsyncClient, int, Cancellation], wire: bytes, fits: Callable[[Any], bool]
-    ) -> Any:
+    async def _aexchange(self, told: tuple[AsyncClient, int, Cancellation], wire: bytes, operation: Operation) -> Any:
         """Send one command and read its reply; see `_exchange`."""
         client, turn, cancellation = told
         pool: Any = client.client.connection_pool
@@ -243,8 +250,8 @@ class RedisStore:
                 if taken:
                     await ahear(taken, connection)
                 reply = await reply_on(connection)
-                if not fits(reply):
-                    raise out_of_step(reply)  # noqa: TRY301 — the connection is of no use any more
+                if not operation.fits(reply):
+                    raise out_of_step(reply, operation.replies)  # noqa: TRY301 — the connection is of no use any more
             except ResponseError as error:
                 self.breaker.succeeded()
                 if is_read_only(error):
@@ -299,12 +306,16 @@ class RedisStore:
         self._client = None
 
 
-def command_of(operation: Operation, now: int | None) -> list[str | int]:
+def command_of(operation: Operation, now: int | None) -> Sequence[str | int]:
     """Return the EVALSHA that does an operation."""
-    keys = operation.keys
-    return [
-        "EVALSHA", operation.script.sha, len(keys), *keys, "" if now is None else now, *operation.arguments()
-    ]  # fmt: skip
+    keys, parts = operation.keys, operation.parts()
+    script, own = _evalsha(operation.script.sha, len(keys)), [*keys, "" if now is None else now]
+    return InParts(script, own, parts) if parts else [*script.arguments, *own, *operation.arguments()]
+
+
+@lru_cache(maxsize=256)
+def _evalsha(sha: str, keys: int) -> Repeated:
+    return Repeated("EVALSHA", sha, keys)
 
 
 def _in_full(operation: Operation, now: int | None) -> list[str | int]:

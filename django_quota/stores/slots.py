@@ -18,6 +18,8 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from django_quota.forks import begins_anew_in_children
 from django_quota.stores.wire import out_of_step
 
+SLOTS = int(REDIS_CLUSTER_HASH_SLOTS)
+
 REFRESH_EVERY = 0.1
 """Seconds between two readings of the table, at least, however much speaks for another one."""
 
@@ -73,7 +75,7 @@ class SlotTable:
         self._seeds = list(seeds)
         self._remap = remap
         self._clock = clock
-        self._owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        self._owners: list[Address | None] = [None] * SLOTS
         self.forget_parent()
         begins_anew_in_children(self)
         self._primaries: list[Address] = []
@@ -136,7 +138,7 @@ class SlotTable:
 
     def learn(self, reply: Sequence[Any], asked: Address) -> None:
         """Take over the reply to CLUSTER SLOTS, raw, from the server that was asked. Raises `GarbledError`."""
-        owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        owners: list[Address | None] = [None] * SLOTS
         for first, last, named in _told(reply, asked):
             owners[first : last + 1] = [self._reached(named)] * (last - first + 1)
         with self._guard:
@@ -157,7 +159,7 @@ def _told(reply: Sequence[Any], asked: Address) -> list[tuple[int, int, Address]
     told = []
     try:
         for first, last, primary, *_ in reply:
-            if not 0 <= int(first) <= int(last) < REDIS_CLUSTER_HASH_SLOTS:
+            if not 0 <= int(first) <= int(last) < SLOTS:
                 raise out_of_step(reply)
             told.append((int(first), int(last), Address(_host(primary) or asked.host, int(primary[1]))))
     except (TypeError, ValueError, IndexError) as error:

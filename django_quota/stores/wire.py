@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import redis.asyncio as aioredis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from django_quota.exceptions import QuotaError
+from django_quota.operations.base import Repeated
 
 # redis-py up to 5.2 wants the name of the command that the connection is for; later ones warn when they get it.
 _WANTS_COMMAND = inspect.signature(aioredis.ConnectionPool.get_connection).parameters["command_name"].default is (
@@ -41,10 +42,15 @@ class GarbledError(RedisConnectionError):
     """What came over a connection makes no sense to redis-py."""
 
 
-def out_of_step(reply: object) -> GarbledError:
-    """Return the error to raise where a reply cannot be the one to what was asked."""
+class MisfitError(GarbledError):
+    """A reply is of the kind that was asked for, and does not fit: what lies in Redis is spoilt, as a rule."""
+
+
+def out_of_step(reply: object, kind: type | None = None) -> GarbledError:
+    """Return the error to raise where a reply cannot be the one to what was asked, which is of this kind."""
     what = f"a list of {len(reply)}" if isinstance(reply, list) else f"of the type {type(reply).__name__}"
-    return GarbledError(f"a reply that is {what} is none to what was asked")
+    made = MisfitError if kind is not None and isinstance(reply, kind) else GarbledError
+    return made(f"a reply that is {what} is none to what was asked")
 
 
 def paired(reply: Any) -> Any:
@@ -112,13 +118,59 @@ class Cancellation:
             self.pass_on()
 
 
+class InParts(Sequence[str | int]):
+    """A command whose arguments come again in other commands, but for the keys and the moment."""
+
+    __slots__ = ("own", "parts", "script")
+
+    def __init__(self, script: Repeated, own: Sequence[str | int], parts: Sequence[Repeated]) -> None:
+        self.script = script
+        self.own = own
+        self.parts = parts
+
+    @overload
+    def __getitem__(self, index: int) -> str | int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str | int]: ...
+
+    def __getitem__(self, index: int | slice) -> str | int | Sequence[str | int]:
+        return list(self)[index]
+
+    def __iter__(self) -> Iterator[str | int]:
+        yield from self.script.arguments
+        yield from self.own
+        for part in self.parts:
+            yield from part.arguments
+
+    def __len__(self) -> int:
+        return self.script.number + len(self.own) + sum(part.number for part in self.parts)
+
+
 def packed(command: Sequence[str | int]) -> bytes:
     """Return a command as the Redis protocol sends it: an array of bulk strings.
 
     redis-py packs any type in any encoding; our texts and whole numbers take a third of its time.
     """
-    parts = [b"*%d\r\n" % len(command)]
-    for argument in command:
-        data = argument.encode() if isinstance(argument, str) else b"%d" % argument
-        parts.append(b"$%d\r\n%s\r\n" % (len(data), data))
-    return b"".join(parts)
+    if not isinstance(command, InParts):
+        return b"*%d\r\n%s" % (len(command), _bulks(command))
+    script = command.script
+    number, bulks = script.number + len(command.own), [script.packed or _pack(script), _bulks(command.own)]
+    for part in command.parts:
+        number += part.number
+        bulks.append(part.packed or _pack(part))
+    return b"*%d\r\n%s" % (number, b"".join(bulks))
+
+
+def _pack(part: Repeated) -> bytes:
+    part.packed = _bulks(part.arguments)
+    return part.packed
+
+
+def _bulks(arguments: Iterable[str | int]) -> bytes:
+    """Return arguments as bulk strings, which begin with how many bytes they have."""
+    text = "".join([f"${len(argument)}\r\n{argument}\r\n" for argument in map(str, arguments)])
+    if text.isascii():  # and so nearly always: there, each character is a byte
+        return text.encode()
+    encoded = [str(argument).encode() for argument in arguments]
+    return b"".join([b"$%d\r\n%s\r\n" % (len(data), data) for data in encoded])

@@ -210,9 +210,10 @@ def own_usage() -> None:
 def overrides_that_were_lost() -> None:
     override, _ = QuotaOverride.objects.get_or_create(subject=WHO, rule="*", mode="blocked")
     store = redis_store()
-    for server, marker in overrides._markers(store, "quota"):
+    for server, markers in overrides._markers(store, "quota").items():
         with store.commands(server) as client:
-            client.delete(marker)
+            for marker in markers:
+                client.delete(marker)
     republishing._republish_if_lost()
     assert overrides.is_marked(store, "quota")
     override.delete()

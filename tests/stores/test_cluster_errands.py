@@ -7,9 +7,17 @@ from typing import Any
 import pytest
 from redis.exceptions import ClusterDownError, MovedError, NoPermissionError, TryAgainError
 
-from django_quota.stores.cluster_errands import LONGEST_WAIT, MOST_KNOWN, SYSTEM_SLOT, ClusterErrands, Twins
+from django_quota.stores.cluster_errands import (
+    LONGEST_WAIT,
+    MOST_KNOWN,
+    REGIONS,
+    SYSTEM_SLOT,
+    ClusterErrands,
+    Twins,
+    in_each_region,
+)
 from django_quota.stores.errands import EVERY, Watch
-from django_quota.stores.slots import Address, SlotTable, slot_of
+from django_quota.stores.slots import SLOTS, Address, SlotTable, slot_of
 
 A, B, C = (Address("10.0.0.1", port) for port in (1, 2, 3))
 KEY = "quota:1:{!}:overrides"
@@ -59,7 +67,7 @@ def test_the_server_of_the_systems_keys_gets_all_others_a_watch_of_their_own() -
     other = B if system == A else A
     assert KEY.encode() in setup.wires(system)[0]  # type: ignore[arg-type]
     (wire,) = setup.wires(other)
-    twin = setup.twins.name(KEY, other)
+    twin = setup.twins.in_a_region(KEY, other)
     assert twin.encode() in wire
     assert setup.table.owner(slot_of(twin)) == other
     assert setup.wires(other) == []
@@ -72,15 +80,41 @@ def test_the_server_of_the_systems_keys_gets_all_others_a_watch_of_their_own() -
 def test_a_server_without_slots_is_not_watched() -> None:
     setup = Setup().known()
     assert setup.wires(C) == []
-    assert setup.twins.name(KEY, C) == ""
+    assert (setup.twins.name(KEY, C), setup.twins.in_a_region(KEY, C)) == ("", "")
 
 
 def test_a_twin_moves_with_its_slot() -> None:
     setup = Setup().known()
     other = B if setup.table.owner(SYSTEM_SLOT) == A else A
-    before = setup.twins.name(KEY, other)
-    setup.table.moved(slot_of(before), C)
-    assert setup.twins.name(KEY, other) not in ("", before)
+    for name in (setup.twins.name, setup.twins.in_a_region):
+        before = name(KEY, other)
+        setup.table.moved(slot_of(before), C)
+        assert name(KEY, other) not in ("", before)
+
+
+def test_there_is_a_twin_in_each_region_of_the_slots_and_each_server_of_some_size_has_one() -> None:
+    names = in_each_region(KEY)
+    assert names[0] == KEY
+    assert sorted(slot_of(name) * REGIONS // SLOTS for name in names[1:]) == list(range(REGIONS))
+    setup, least = Setup(), 2 * SLOTS // REGIONS
+    for first in range(0, SLOTS - least, least // 3):
+        setup.table.learn([[0, SLOTS - 1, ["10.0.0.1", 1]], [first, first + least - 1, ["10.0.0.1", 3]]], A)
+        found = setup.twins.in_a_region(KEY, C)
+        assert found in names
+        assert setup.table.owner(slot_of(found)) == C
+
+
+def test_a_server_that_has_no_whole_region_yet_is_watched_from_when_it_has_one() -> None:
+    setup = Setup().known()
+    of_regions = set(map(slot_of, in_each_region(KEY)))
+    other = next(slot for slot in map(slot_of, (f"{{!{number}}}" for number in range(SLOTS))) if slot not in of_regions)
+    setup.table.moved(other, C)
+    assert setup.wires(C) == []
+    assert setup.twins.name(KEY, C) != ""
+    mark = in_each_region(KEY)[7]
+    setup.table.moved(slot_of(mark), C)
+    setup.now += EVERY
+    assert mark.encode() in setup.wires(C)[0]
 
 
 def test_a_watch_of_another_server_tells_of_its_loss() -> None:
@@ -128,5 +162,7 @@ def test_of_servers_that_came_and_went_little_is_remembered() -> None:
         setup.table.learn([[0, 8191, ["10.0.0.1", number]], [8192, 16383, ["10.0.0.2", number]]], A)
         for host in ("10.0.0.1", "10.0.0.2"):
             setup.wires(Address(host, number))
+            setup.twins.name(KEY, Address(host, number))
     assert len(setup.errands._by_server) <= MOST_KNOWN
     assert len(setup.twins._tags) <= MOST_KNOWN
+    assert len(setup.twins._tags_of_regions) <= MOST_KNOWN

@@ -14,18 +14,22 @@ from typing import Any
 import pytest
 import redis
 from django_redis import get_redis_connection
+from hypothesis import given
+from hypothesis import strategies as st
 
 from django_quota import acheck, check, peek
 from django_quota.clock import SECOND
 from django_quota.exceptions import ConfigurationError, StoreUnavailable
+from django_quota.operations.base import Repeated
 from django_quota.operations.decide import Decide
 from django_quota.operations.forget import Forget, Place
 from django_quota.operations.hits import Hit
 from django_quota.rules import Rule
 from django_quota.stores.aliases import alias_problem
+from django_quota.stores.connections import ASYNC_CONNECTIONS, async_client
 from django_quota.stores.errands import Errands, Watch
 from django_quota.stores.redis import RedisStore
-from django_quota.stores.wire import packed
+from django_quota.stores.wire import InParts, packed
 from django_quota.testing import RedisServer, running_redis
 from tests.commands import wait_until
 from tests.conftest import caches
@@ -303,6 +307,20 @@ def test_a_command_is_packed_as_the_protocol_has_it() -> None:
     assert packed(["GET", "ü", 12]) == b"*3\r\n$3\r\nGET\r\n$2\r\n\xc3\xbc\r\n$2\r\n12\r\n"
 
 
+ARGUMENTS = st.lists(st.text(st.characters(exclude_categories=["Cs"])) | st.integers(), max_size=4)
+
+
+@given(ARGUMENTS, ARGUMENTS, st.lists(ARGUMENTS, max_size=3))
+def test_a_command_in_parts_is_the_same_command(first: list[Any], own: list[Any], last: list[list[Any]]) -> None:
+    command = InParts(Repeated("EVALSHA", *first), own, [Repeated(*part) for part in last])
+    flat = ["EVALSHA", *first, *own, *(argument for part in last for argument in part)]
+    connection: Any = redis.Connection
+    expected = b"".join(connection().pack_command(*flat))
+    for _ in range(2):  # the second time its parts are known
+        assert packed(command) == packed(flat) == expected
+    assert (list(command), command[1:], len(command)) == (flat, flat[1:], len(flat))
+
+
 def test_django_redis_own_pool_is_left_to_others(raw: redis.Redis, store: RedisStore) -> None:
     decided(store, hits_of(RULE), "check", None)
     pool: Any = get_redis_connection("default").connection_pool
@@ -355,6 +373,17 @@ def test_idle_connections_of_a_server_that_was_restarted_are_noticed_before_they
         store.close()
 
 
+def test_no_bound_of_connections_is_as_many_as_there_are_by_default(redis_server: RedisServer, settings: Any) -> None:
+    settings.CACHES = caches(redis_server, max_connections=None)
+
+    async def go() -> None:
+        client = async_client("default")
+        assert client.client.connection_pool.max_connections == ASYNC_CONNECTIONS
+        await client.aclose()
+
+    asyncio.run(go())
+
+
 def test_no_more_connections_are_opened_than_the_pool_may(
     redis_server: RedisServer, raw: redis.Redis, settings: Any
 ) -> None:
@@ -391,6 +420,15 @@ def test_a_loop_that_was_closed_without_its_generators_is_let_go(store: RedisSto
     assert len(store._async_clients) == 0
 
 
+class Loaded(Forget):
+    """What answers a SCRIPT LOAD: any reply will do."""
+
+    replies = object
+
+    def __init__(self) -> None:
+        super().__init__([])
+
+
 class TestTheWatch:
     """The key that shows whether Redis has kept its memory is looked at in trips that are made anyway."""
 
@@ -416,9 +454,7 @@ class TestTheWatch:
         self, watching: RedisStore, losses: list[int], way: str
     ) -> None:
         watching._errands._clock = iter([100.0, 100.5, 100.9, 101.0]).__next__
-        watching._exchange(
-            packed(("SCRIPT", "LOAD", Decide.script.text)), lambda reply: reply is not None
-        )  # the first moment is this one's
+        watching._exchange(packed(("SCRIPT", "LOAD", Decide.script.text)), Loaded())  # the first moment is this one's
         assert losses == [1]
         for _ in range(3):
             self.ask(watching, way)
@@ -444,7 +480,7 @@ class TestTheWatch:
         assert losses == [1]
 
     def test_it_takes_no_trip_of_its_own(self, watching: RedisStore, raw: redis.Redis) -> None:
-        watching._exchange(packed(("SCRIPT", "LOAD", Decide.script.text)), lambda reply: reply is not None)
+        watching._exchange(packed(("SCRIPT", "LOAD", Decide.script.text)), Loaded())
         before = reads(raw)
         watching._errands.hurry()
         decided(watching, hits_of(RULE), "check", None)

@@ -6,14 +6,19 @@ import asyncio
 import itertools
 import socket
 import subprocess
-from collections.abc import Iterator
+import threading
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
+from django.test import override_settings
+from django_redis.pool import ConnectionFactory
 
-from django_quota import acheck, check
+from django_quota import acheck, aonce, check, once
+from django_quota.exceptions import StoreUnavailable
 from django_quota.limiter import get_limiter
 from django_quota.stores.timeouts import ANSWER_WITHIN
 from django_quota.testing import RedisServer
@@ -98,6 +103,77 @@ def behind(*sentinel_ports: int, **options: Any) -> dict[str, Any]:
             **options,
         },
     }
+
+
+def refused(*sentinel_ports: int, **options: Any) -> list[str]:
+    """Return why there is no Redis: by a sync and by an async call."""
+    with override_settings(CACHES={"default": behind(*sentinel_ports, **options)}):
+        ConnectionFactory._pools.clear()  # by LOCATION, which is the same each time
+        said = []
+        ways: list[Callable[[], Any]] = [lambda: once("a", "b"), lambda: asyncio.run(aonce("a", "b"))]
+        for ask in ways:
+            with pytest.raises(StoreUnavailable) as caught:
+                ask()
+            assert GUARD not in "".join(traceback.format_exception(caught.value))
+            said.append(caught.value.reason)
+        return said
+
+
+GUARD = "geheim<redis. - &'"
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({}, "AuthenticationError: "), ({"password": f"x{GUARD}"}, "AuthenticationError: "),
+        ({"password": GUARD, "ssl": True}, "TimeoutError: "),
+        ({"password": GUARD}, "know none of that name that is up (1 asked)"),
+    ],
+    ids=["no password", "wrong password", "no TLS", "unknown name"],
+)  # fmt: skip
+def test_why_no_sentinel_names_a_primary_is_said(
+    given: dict[str, Any], why: str, sentinel_port: int, settings: Any
+) -> None:
+    operator = cast("Any", redis.Redis)(port=sentinel_port)  # redis-py leaves it untyped
+    with operator as sentinel:
+        if "none of that name" in why:
+            sentinel.execute_command("SENTINEL REMOVE", "quotas")
+        sentinel.execute_command("ACL", "SETUSER", "default", "resetpass", f">{GUARD}")
+    for said in refused(sentinel_port, **PATIENT, SENTINEL_KWARGS=given):
+        assert said.startswith("MasterNotFoundError: No sentinel names a primary 'quotas': ")
+        assert why in said
+
+
+def test_the_last_of_several_sentinels_that_failed_is_named(sentinel_port: int) -> None:
+    closed, another = free_port(), free_port()
+    for said in refused(closed, another, **PATIENT):
+        assert f"2 of 2 failed, the last, 127.0.0.1:{another}, by ConnectionError: " in said
+        assert "Error 111 connecting" in said
+    operator = cast("Any", redis.Redis)(port=sentinel_port)  # redis-py leaves it untyped
+    with operator as sentinel:
+        sentinel.execute_command("SENTINEL REMOVE", "quotas")
+    for said in refused(closed, sentinel_port, **PATIENT):
+        assert f"1 of 2 failed, the last, 127.0.0.1:{closed}, by ConnectionError: " in said
+        assert said.endswith("; the others know none of that name that is up")
+
+
+def test_what_a_server_in_place_of_a_sentinel_repeats_of_a_password_is_left_out() -> None:
+    """It repeats what it was sent, AUTH with its password first."""
+    with socket.create_server(("127.0.0.1", 0)) as parrot:
+
+        def repeat() -> None:
+            for _ in range(2):
+                caller = parrot.accept()[0]
+                with caller:
+                    caller.sendall(
+                        b"-WRONGPASS no such thing: " + caller.recv(1 << 16).replace(b"\r\n", b" ") + b"\r\n"
+                    )
+
+        talking = threading.Thread(target=repeat)
+        talking.start()
+        said = refused(parrot.getsockname()[1], **PATIENT, SENTINEL_KWARGS={"password": GUARD, "protocol": 2})
+        talking.join()
+    assert all("AUTH" in each and "***" in each for each in said)
 
 
 def times_called(listener: socket.socket) -> int:

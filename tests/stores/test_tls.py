@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -14,8 +16,12 @@ from typing import Any
 import pytest
 import redis
 import trustme
+from django.conf import settings
+from django.test import override_settings
+from django_redis.pool import ConnectionFactory
 
-from django_quota import acheck, check
+from django_quota import acheck, aonce, check, once
+from django_quota.exceptions import StoreUnavailable
 from django_quota.testing import server_programs
 from tests.chaos.servers import Process, until
 from tests.clusters import SLOTS, can_cluster
@@ -108,6 +114,18 @@ async def _asked() -> Any:
     return await acheck("5/m", SUBJECT)
 
 
+def reasons_both_ways() -> list[str]:
+    """Return why a new sync and a new async client find no Redis."""
+    ConnectionFactory._pools.clear()
+    ways: list[Callable[[], Any]] = [lambda: once("a", "b"), lambda: asyncio.run(aonce("a", "b"))]
+    reasons = []
+    for ask in ways:
+        with override_settings(CACHES=copy.deepcopy(settings.CACHES)), pytest.raises(StoreUnavailable) as caught:
+            ask()
+        reasons.append(caught.value.reason)
+    return reasons
+
+
 def test_one_server(program: Path, papers: Papers, tmp_path: Path, settings: Any) -> None:
     port = free_port()
     with (
@@ -159,6 +177,12 @@ def test_behind_sentinel(program: Path, papers: Papers, tmp_path: Path, settings
             )
             assert remaining_both_ways() == [4, 3]
             assert set(client.info("keyspace")) == {"db3"}
+            plain = {"password": "watcher"}
+            for given, why in (plain, "closed|reset|lost"), ({**plain, "ssl": True}, "CERTIFICATE_VERIFY_FAILED"):
+                settings.CACHES["default"]["OPTIONS"]["SENTINEL_KWARGS"] = given
+                reasons = reasons_both_ways()
+                assert all(said.startswith("MasterNotFoundError: ") for said in reasons)
+                assert all(re.search(why, said) for said in reasons), given
         finally:
             watcher.kill()
 

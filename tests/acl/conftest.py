@@ -1,0 +1,12 @@
+"""What is not permitted is not tried again later, by a thread that outlives its test."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_quota import publishing
+
+
+@pytest.fixture(autouse=True)
+def nobody_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "in_background", lambda *_: None)

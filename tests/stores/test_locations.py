@@ -1,0 +1,92 @@
+"""URLs of cache aliases: what a sign in a password does to them is found before somebody connects elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+from urllib.parse import quote
+
+import pytest
+from django.test import override_settings
+from hypothesis import example, given
+from hypothesis import strategies as st
+from redis.connection import parse_url
+
+from django_quota.stores.aliases import alias_problem
+from django_quota.stores.locations import misread
+
+HOST = "redis.example"
+
+
+def problem_of(location: object) -> Any:
+    with override_settings(CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location}}):
+        return alias_problem("default")
+
+
+def read(url: str) -> dict[str, Any]:
+    parse: Any = parse_url
+    return cast("dict[str, Any]", parse(url))
+
+
+@pytest.mark.parametrize(
+    ("url", "sign"),
+    [
+        (f"redis://:p@ss#w@{HOST}", "#"), (f"redis://:12#w@{HOST}/0", "#"), ("redis://:12#w", "#"),
+        (f"redis://{HOST}/0#first", "#"), (f"redis://:12/w@{HOST}/0", "/"), (f"rediss://:p@ss/w@{HOST}", "/"),
+        (f"redis://:12?w@{HOST}", "?"), (f"redis://u:12?a=b@{HOST}/0", "?"), (f"redis://:1?a&b=c@{HOST}", "?"),
+    ],
+)  # fmt: skip
+def test_e004_a_sign_that_ends_the_servers_name_early_is_named_and_nothing_of_the_password(url: str, sign: str) -> None:
+    problem = problem_of(url)
+    assert problem.code == "E004"
+    assert f"a {sign} that is not percent-encoded" in problem.message
+    assert "%23" in problem.hint
+    shown = problem.message.rpartition(" in ")[2]
+    assert shown.strip("'.") in (
+        "redis://***@redis.example",
+        "rediss://***@redis.example",
+        "redis://***@redis.example/0",
+        "redis://",
+    )
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:6379/0", "redis:///3", "redis://h", "redis://:p@ss@h/0", "redis://h/0?password=a@b&username=c@d",
+        "rediss://h/0?ssl_ca_certs=/etc/a@b.pem", "unix://:p@/run/a@b.sock?db=1", "redis://u:%23%2F%3F%40@h:1/0",
+        "redis://[::1]:6379/0",
+    ],
+)  # fmt: skip
+def test_urls_that_lead_where_they_seem_to_are_fine(url: str) -> None:
+    assert misread(url) is None
+    assert problem_of(url) is None
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "redis://:p@wort#x", f"redis://:12,wort@{HOST}/0", f"redis://:12,wort,x@{HOST}/0", ["redis://a/0", f"redis://:1#wort@{HOST}"],
+        "redis://a,b",
+    ],
+)  # fmt: skip
+def test_all_urls_of_a_location_are_read_and_a_comma_makes_two_of_one(location: object) -> None:
+    problem = problem_of(location)
+    assert problem.code == "E004"
+    assert "wort" not in problem.message
+    assert problem_of("redis://a/0, redis://b/0") is None
+
+
+@given(st.text("a1:/?#@[]=&,;+. ", min_size=1, max_size=12), st.sampled_from(["", "u"]))
+@example("p@ss#w", "").via("found by a stranger")
+@example("1?a=a", "u")
+def test_a_password_as_it_stands_is_read_as_it_stands_or_said_to_be_quoted(password: str, user: str) -> None:
+    url = f"redis://{user}:{password}@{HOST}:7/0"
+    problem = problem_of(url)
+    if problem is None:
+        found = read(url)
+        assert (found["host"], found["port"], found["password"]) == (HOST, 7, password)
+    else:
+        assert "%23" in problem.hint
+    quoted = f"redis://{user}:{quote(password, safe='')}@{HOST}:7/0"
+    assert problem_of(quoted) is None
+    assert read(quoted)["password"] == password
