@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from django_quota import publishing
+from django_quota import republishing
 
 
 @pytest.fixture(autouse=True)
 def nobody_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing, "in_background", lambda *_: None)
+    monkeypatch.setattr(republishing, "in_background", lambda *_: None)

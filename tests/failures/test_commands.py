@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_quota import check, publishing
+from django_quota import check, republishing
 from django_quota.management import commands
 from django_quota.management.console import NOBODY_READS, PrintingCommand
 from django_quota.testing import server_programs
@@ -61,7 +61,7 @@ def used(place: Place, settings: Any) -> Place:
 @pytest.fixture(autouse=True)
 def nobody_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """What could not be published would be, by a thread that outlives its test."""
-    monkeypatch.setattr(publishing, "in_background", lambda *_: None)
+    monkeypatch.setattr(republishing, "in_background", lambda *_: None)
 
 
 def said(*words: str) -> str:
