@@ -20,6 +20,7 @@ from django_quota.algorithms import ALGORITHMS
 from django_quota.clock import SECOND, frozen_now
 from django_quota.conf import current, rule_of
 from django_quota.exceptions import RuleError, StoreUnavailable
+from django_quota.health import refused_change
 from django_quota.keys import escape, key_of, named, subject_base, system_key
 from django_quota.keys import field as field_named
 from django_quota.limiter import get_limiter
@@ -78,6 +79,8 @@ class Account:
     days: dict[date, dict[str, Count]] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
     """Why a rule could not be asked, by its name."""
+    refuses: str = ""
+    """What the store says to a change, where it takes none; nothing is counted then."""
 
     def in_force(self, rule: str) -> tuple[str, Override] | None:
         """Return the override that holds for a rule now, and what it is for: the rule itself, or `"*"`."""
@@ -107,7 +110,7 @@ class _Found:
 def account_of(subject: str, rules: Mapping[str, Rule | str] | None = None) -> Account:
     """Return how a subject stands, under these rules (None: under all that are known).
 
-    Four trips to Redis, and one more for each further hundred rules, for each tier, and for what only the subject's own
+    Five trips to Redis, and one more for each further hundred rules, for each tier, and for what only the subject's own
     hash names. Raises `StoreUnavailable`.
     """
     asked: dict[str, Asked] = dict(known_rules() if rules is None else rules)
@@ -115,6 +118,9 @@ def account_of(subject: str, rules: Mapping[str, Rule | str] | None = None) -> A
     leases = {_key(subject, "l", name): name for name in (_slots_of(subject) if rules is None else ())}
     found = _look(subject, {**holds, **leases})
     account = Account(subject, found.now)
+    store = get_limiter().store
+    if isinstance(store, RedisStore):
+        account.refuses = refused_change(store, standing_key(current().prefix, subject))
     if rules is None:
         account.days = usage(subject)
         counted = {name for day in account.days.values() for name in day}
@@ -220,19 +226,20 @@ def _ask(account: Account, asked: Mapping[str, Asked]) -> None:
     # Two tiers of a rule share its name, and cannot be asked in one plan.
     batches += [[tier for tier in tiers if tier is not None] for tiers in zip_longest(*by_tier)]
     for batch in batches:
-        account.limits += _asked(account.subject, batch)
+        account.limits += _asked(account, batch)
     order = {name: number for number, name in enumerate(asked)}
     account.limits.sort(key=lambda limit: order[limit.rule])  # a stable sort: tiers stay in their order
 
 
-def _asked(subject: str, batch: Sequence[tuple[str, list[Rule]]]) -> Iterator[LimitStatus]:
-    plan = _plan([rule for _, rules in batch for rule in rules], subject)
+def _asked(account: Account, batch: Sequence[tuple[str, list[Rule]]]) -> Iterator[LimitStatus]:
+    plan = _plan([rule for _, rules in batch for rule in rules], account.subject)
+    by_name = {rules[0].name: rules[0] for _, rules in batch}
     tiers = {rules[0].name: tier for tier, rules in batch}
     guessed = {rules[0].name for _, rules in batch if len(rules) > 1}
     for outcome, key in zip(_peek(plan), [step.key for step in plan.steps], strict=True):
         limit = LimitStatus.of(outcome, key, tiers[outcome.rule])
         if limit.used or outcome.rule not in guessed:
-            yield limit
+            yield limit.while_store(account.refuses, by_name[outcome.rule])
 
 
 def _plan(rules: Iterable[Rule], subject: str) -> Plan:

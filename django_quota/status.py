@@ -75,6 +75,20 @@ class LimitStatus:
             tier,
         )
 
+    def while_store(self, refuses: str, rule: Rule) -> LimitStatus:
+        """Return it as a limit of a rule while the store refuses changes by these words; empty: it takes them."""
+        if not refuses or self.retry_after != 0 or self.why == "exempt" or rule.shadow:
+            return self
+        return replace(self, instead=rule.on_unavailable or conf.on_unavailable)
+
+
+INSTEAD = {
+    "allow": gettext_lazy("the next hit is admitted, and not counted"),
+    "deny": gettext_lazy("no hit is admitted while Redis takes no changes"),
+    "local": gettext_lazy("each process decides by itself while Redis takes no changes"),
+}
+"""What happens to a hit by each `on_unavailable`, while the store takes no changes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -200,9 +214,7 @@ def _ask(status: SubjectStatus, rule: Rule, tier: str = "") -> None:
         status.unread[rule.name] = gettext("the store does not answer")
     for outcome, step in zip(decision.outcomes, plan.steps, strict=False):
         limit = LimitStatus.of(outcome, step.key, tier)
-        if status.refuses and limit.retry_after == 0 and limit.why != "exempt" and not rule.shadow:
-            limit = replace(limit, instead=rule.on_unavailable or conf.on_unavailable)
-        status.limits.append(limit)
+        status.limits.append(limit.while_store(status.refuses, rule))
         if outcome.why == "banned" and outcome.retry_after is not None:
             status.bans[rule.name] = outcome.retry_after
 

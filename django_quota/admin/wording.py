@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_quota.clock import SECOND
 from django_quota.models import QuotaOverride
 from django_quota.overrides import ALL_RULES
-from django_quota.status import LimitStatus
+from django_quota.status import INSTEAD, LimitStatus
 from django_quota.wording import wait_in_words
 
 ALGORITHM_NAMES: dict[str, str | Promise] = {
@@ -112,6 +112,8 @@ class LimitRow:
     @property
     def next(self) -> str:
         """When one more hit is admitted."""
+        if self.status.instead:
+            return str(INSTEAD[self.status.instead])
         return next_in_words(self.status.retry_after)
 
     @property

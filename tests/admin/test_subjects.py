@@ -205,6 +205,23 @@ class TestPage:
         assert stats["evalsha"] <= 5
         assert len(queries) <= 7
 
+    def test_on_a_redis_that_takes_no_changes_it_says_what_happens_to_a_hit(
+        self, raw: redis.Redis, settings: Any
+    ) -> None:
+        settings.QUOTA["RULES"] |= {
+            "open": {"rate": "3/m", "on_unavailable": "allow"}, "shut": {"rate": "3/m", "on_unavailable": "deny"},
+        }  # fmt: skip
+        client = superuser()
+        assert "no changes" not in page(client)
+        raw.replicaof("127.0.0.1", 1)
+        try:
+            shown = page(client)
+        finally:
+            raw.replicaof("NO", "ONE")
+        assert "no hit is admitted while Redis takes no changes" in shown
+        assert "the next hit is admitted, and not counted" in shown
+        assert list(raw.scan_iter("*probe*")) == []
+
     def test_it_has_no_inline_style_or_script(self) -> None:
         client = superuser()
         check("search", SUBJECT, 4)

@@ -1,4 +1,4 @@
-"""A refusal stands on a Redis that takes no writes: it is read, whether or not it can be counted and told."""
+"""Refusals and exemptions stand on a Redis that takes no writes, whether or not they can be counted and told."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from django_quota import Decision, check, reserve
 from django_quota.algorithms import ALGORITHMS
 from django_quota.clock import SECOND
 from django_quota.limiter import get_limiter
+from django_quota.outages import SETTLED
 from django_quota.testing import RedisServer, freeze, server_programs
 from tests.conftest import _named, caches
 from tests.failures.harms import HARMS, Harm, Place
@@ -88,6 +89,22 @@ def test_who_is_refused_stays_so(case: str, harm: Harm, place: Place) -> None:
         before = ask()
     assert (decision.allowed, decision.degraded) == (False, False)
     assert (decision.remaining, decision.limit) == (before.remaining, before.limit)
+
+
+def test_who_is_exempt_stays_so_and_ends_no_outage(harm: Harm, place: Place) -> None:
+    """It is counted by day, for a user: but no longer than it can be."""
+    with freeze(START):
+        get_limiter().store.run(publish(USER, "login", "x 0 0 "))
+        assert check("2/day", USER, name="login").outcomes[0].why == "exempt"
+    with freeze(START + 5 * SECOND), harm.do(place):
+        assert check("2/day", "user:8", name="login").degraded
+        get_limiter().outages._failed -= 2 * SETTLED
+        decision = check("2/day", USER, name="login", on_unavailable="deny")
+        assert (decision.allowed, decision.degraded) == (True, False)
+        assert get_limiter().outages.is_on
+    with freeze(START + 6 * SECOND):
+        assert not check("2/day", "user:8", name="login").degraded
+        assert not get_limiter().outages.is_on
 
 
 def test_what_else_goes_wrong_behind_a_refusal_is_not_hidden(

@@ -18,7 +18,7 @@ from django_quota.management.console import PrintingCommand, printable, redis_st
 from django_quota.management.waiting import what_waits
 from django_quota.overrides import Override
 from django_quota.refusals import refused_lately
-from django_quota.status import UNNAMED, Held, LimitStatus, SubjectStatus, status_of
+from django_quota.status import INSTEAD, UNNAMED, Held, LimitStatus, SubjectStatus, status_of
 from django_quota.subjects import named_subject
 
 
@@ -138,18 +138,10 @@ def _limit_lines(limit: LimitStatus) -> Iterator[str]:
     yield f"    from {limit.source}"
 
 
-_INSTEAD = {
-    "allow": "the next hit is admitted, and not counted",
-    "deny": "no hit is admitted while Redis takes no changes",
-    "local": "each process decides by itself while Redis takes no changes",
-}
-"""What happens to a hit by each `on_unavailable`."""
-
-
 def _next(limit: LimitStatus) -> str:
     above = {"": "", "override": " (by an override)", "exempt": " (exempt)"}.get(limit.why, f" ({limit.why})")
     if limit.instead:
-        return _INSTEAD[limit.instead]
+        return str(INSTEAD[limit.instead])
     if limit.retry_after == 0:
         return f"the next hit is admitted{above}"
     if limit.retry_after is None:
