@@ -122,8 +122,7 @@ class Limiter:
         """Note that the store has answered; return what is to be announced."""
         announcements: list[Announcement] = []
         if self.outages.is_on:
-            wrote = decision.allowed and mode != "peek" and any(hit.cost for hit in plan.hits)
-            announcements = self.outages.answered(wrote=wrote)
+            announcements = self.outages.answered(wrote=mode.startswith(_COUNTED) and plan.has_spent)
         if self.tally is not None and mode.startswith(_COUNTED):
             self.tally.count(reply[0], plan.hits, decision)
         if mode == "check":
