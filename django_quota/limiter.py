@@ -122,7 +122,7 @@ class Limiter:
         """Note that the store has answered; return what is to be announced."""
         announcements: list[Announcement] = []
         if self.outages.is_on:
-            announcements = self.outages.answered(wrote=mode != "peek" and _has_spent(decision))
+            announcements = self.outages.answered(wrote=mode.startswith(_COUNTED) and plan.has_spent)
         if self.tally is not None and mode.startswith(_COUNTED):
             self.tally.count(reply[0], plan.hits, decision)
         if mode == "check":
@@ -170,12 +170,6 @@ _limiters: dict[tuple[str, str], Limiter] = {}
 def get_limiter() -> Limiter:
     """Return the limiter of the settings, made when it is first needed."""
     return limiter_of(current())
-
-
-def _has_spent(decision: Decision) -> bool:
-    """Say whether a decision shows that the store takes changes: who is refused or exempt needs none."""
-    outcomes = decision.outcomes if decision.allowed else ()
-    return any(outcome.cost and outcome.allowed and outcome.why != "exempt" for outcome in outcomes)
 
 
 def limiter_of(settings: QuotaSettings) -> Limiter:

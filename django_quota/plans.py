@@ -17,7 +17,7 @@ from django_quota.decisions import Decision, notes, outcomes_of
 from django_quota.exceptions import RuleError
 from django_quota.keys import field, key_of, state_key, subject_base, system_key
 from django_quota.operations.base import text
-from django_quota.operations.decide import STALE, Decide, Log
+from django_quota.operations.decide import ALLOWED, STALE, Decide, Log
 from django_quota.operations.forget import Forget, Place
 from django_quota.operations.hits import DayKey, Form, Hit, arguments_of
 from django_quota.operations.standing import BANNED, BLOCKED, EXEMPT, HOLDS_DUE
@@ -165,14 +165,23 @@ class Plan:
 
     def held(self, token: str, ttl: int) -> str:
         """Return how the hold is named that has just been taken under a token; empty where nothing was spent."""
-        reply, hits = self._reply, self.hits
-        if reply is None or not hits or not hits[0].cost:
-            return ""
-        found = notes(reply, sum(len(hit.limits) for hit in hits))
-        stands_above = any(what in (EXEMPT, BLOCKED, BANNED) for _, what, _ in found)
-        if stands_above or not all(reply[2 : 2 + 4 * len(hits[0].steps) : 4]):
-            return ""
-        return f"{reply[0] + ttl} {token}"
+        return f"{self._reply[0] + ttl} {token}" if self._reply and self.has_spent else ""
+
+    @property
+    def has_spent(self) -> bool:
+        """Whether any hit was spent, by the last reply, where that is one to a mode which spends."""
+        reply = self._reply
+        if reply is None or reply[1] != ALLOWED:
+            return False
+        found = notes(reply, sum(len(hit.limits) for hit in self.hits))
+        stands_above = {index for index, what, _ in found if what in (EXEMPT, BLOCKED, BANNED)}
+        position = 2  # behind now and the verdict
+        for index, hit in enumerate(self.hits):
+            end = position + 4 * len(hit.limits)
+            if hit.cost and index not in stands_above and all(reply[position:end:4]):
+                return True
+            position = end
+        return False
 
     def forgetting(self) -> Forget:
         """Return the operation that forgets all that it counted, and lifts bans."""

@@ -173,8 +173,8 @@ end
 if mode == 'check' or mode == 'reserve' or mode == 'take' or mode == 'late' then
   for _, hit in ipairs(hits) do
     if hit[1].cost > 0 then
-      if refused[0] or hit.standing == EXEMPT then
-        where_it_may_write(leave_traces, hit) -- it stands, whether or not it can be counted and told
+      if hit.standing or refused[0] or refused[hit.group] then
+        where_it_may_write(leave_traces, hit) -- what is not spent is decided, whether or not it can be counted and told
       else
         leave_traces(hit)
       end

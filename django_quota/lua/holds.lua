@@ -62,8 +62,9 @@ local function units_of(member) return tonumber(string.match(member, '^%S+ (%d+)
 local function give_back_due(hit)
   local due = due_of(hit)
   for _, member in ipairs(due) do
-    give_back(hit, member, units_of(member))
+    -- Dropping comes first: a full server lets a script drop, and then write. So nothing is given back by half.
     redis.call('ZREM', hit.holds_key, member)
+    give_back(hit, member, units_of(member))
   end
   -- The holds may be gone by their own TTL, before anybody noticed that they were due.
   if due[1] or (hit.due and hit.due <= now) then note_first_due(hit) end

@@ -81,6 +81,8 @@ class PrintingCommand(BaseCommand):
         """Drop what nobody reads: Python would complain of it at exit. Say whether there was any."""
         dropped = False
         for stream in (sys.stdout, sys.stderr):
+            if stream is None:  # a process that was started with it closed has none
+                continue
             try:
                 stream.flush()
             except BrokenPipeError:

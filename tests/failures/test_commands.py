@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -182,6 +184,16 @@ def test_what_fails_otherwise_while_nobody_reads_is_told_all_the_same(used: Plac
         process = manage.start("quota_status", "user:7", stdout=full, stderr=stderr)
         assert process.wait(60) not in (0, NOBODY_READS)
     assert "No space left on device" in stderr.read_text()
+
+
+@pytest.mark.parametrize(("word", "status"), [("--nonsense", 2), ("user:7", 1), ("--help", 0)])
+def test_a_command_that_was_started_with_its_stdout_closed_ends_as_ever(word: str, status: int, tmp_path: Path) -> None:
+    without_stdout = ("sh", "-c", 'exec "$@" >&-', "sh")
+    with managing(tmp_path, caches_at("redis://127.0.0.1:1/0")) as manage:
+        command = (*without_stdout, sys.executable, "-m", "django", "quota_status", word)
+        ended = subprocess.run(command, env=manage.environment, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == status
+    assert "Traceback" not in ended.stderr
 
 
 def test_where_code_has_a_command_print_a_pipe_that_breaks_is_its_own() -> None:

@@ -1,4 +1,4 @@
-"""Refusals and exemptions stand on a Redis that takes no writes, whether or not they can be counted and told."""
+"""What spends nothing stands on a Redis that takes no writes: it is read, whether or not it can be counted and told."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import redis
 
-from django_quota import Decision, check, reserve
+from django_quota import Decision, check, peek, refund, reserve
 from django_quota.algorithms import ALGORITHMS
 from django_quota.clock import SECOND
 from django_quota.limiter import get_limiter
-from django_quota.outages import SETTLED
+from django_quota.outages import SETTLED, Outages
+from django_quota.plans import Plan
+from django_quota.rules import Rule
 from django_quota.testing import RedisServer, freeze, server_programs
 from tests.conftest import _named, caches
 from tests.failures.harms import HARMS, Harm, Place
@@ -25,6 +27,15 @@ TAKES_NO_WRITES = [harm for harm in HARMS if harm.name in ("read-only", "cannot-
 
 USER = "user:7"
 BAN = {"after": "2/m", "for": ["10m"]}
+
+
+class Later:
+    """A clock that goes when it is told to."""
+
+    now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 @pytest.fixture(scope="module", params=server_programs(), ids=_named)
@@ -72,6 +83,7 @@ REFUSED: dict[str, Callable[[], Callable[[], Decision]]] = {
     **{name: partial(until_refused, algorithm=name) for name in ALGORITHMS},
     "refusals counted": partial(until_refused, count_refused=True),
     "the next refusal bans": partial(until_refused, ban={"after": "9/m", "for": ["10m"]}),
+    "refused by a rule that does not block": partial(until_refused, block=False),
     "banned": partial(until_refused, ban=BAN, why="banned"),
     "blocked": blocked,
     "holds that are due": over_its_limit_with_holds_that_are_due,
@@ -91,20 +103,45 @@ def test_who_is_refused_stays_so(case: str, harm: Harm, place: Place) -> None:
     assert (decision.remaining, decision.limit) == (before.remaining, before.limit)
 
 
-def test_who_is_exempt_stays_so_and_ends_no_outage(harm: Harm, place: Place) -> None:
-    """It is counted by day, for a user: but no longer than it can be."""
-    with freeze(START):
-        get_limiter().store.run(publish(USER, "login", "x 0 0 "))
-        assert check("2/day", USER, name="login").outcomes[0].why == "exempt"
-    with freeze(START + 5 * SECOND), harm.do(place):
-        assert check("2/day", "user:8", name="login").degraded
-        get_limiter().outages._failed -= 2 * SETTLED
-        decision = check("2/day", USER, name="login", on_unavailable="deny")
+@pytest.mark.parametrize("on_unavailable", ["allow", "deny"])
+def test_who_is_exempt_stays_so_and_that_ends_no_outage(on_unavailable: Any, harm: Harm, place: Place) -> None:
+    """Nothing was written, so the server may still take no writes; nor was it by what a shadow refuses."""
+    store = get_limiter().store
+    store.run(publish(USER, "login", "x 0 0 "))
+    outages = get_limiter().outages = Outages(later := Later())
+    with harm.do(place):
+        assert check("9/m", "ip:192.0.2.1").degraded
+        assert outages.is_on
+        later.now += SETTLED
+        decision = check("0/m", USER, name="login", on_unavailable=on_unavailable, ban=BAN)
         assert (decision.allowed, decision.degraded) == (True, False)
-        assert get_limiter().outages.is_on
-    with freeze(START + 6 * SECOND):
-        assert not check("2/day", "user:8", name="login").degraded
-        assert not get_limiter().outages.is_on
+        shadow = check("0/m", "ip:192.0.2.1", shadow=True, on_unavailable=on_unavailable)
+        assert (shadow.allowed, shadow.degraded) == (True, False)
+        refund("9/m", "ip:192.0.2.1")
+        assert outages.is_on
+    later.now += SETTLED
+    assert check("9/m", "ip:192.0.2.1").allowed
+    assert not outages.is_on
+
+
+@pytest.mark.parametrize("algorithm", ["fixed_window", "token_bucket", "sliding_window"])
+def test_a_hold_is_given_back_once_though_the_server_is_full(algorithm: Any, place: Place, settings: Any) -> None:
+    """Of two rules: what is given back of the one takes memory, of the other it frees some. Then a script may write."""
+    place.client.flushall()
+    settings.CACHES = caches_at(place.url)
+    full = next(harm for harm in HARMS if harm.name == "full")
+    rules = [Rule.make(name, "10/h", algorithm=algorithm) for name in ("used", "held")]
+    plan = Plan("quota")
+    with freeze(START):
+        check(rules[0], "ip:192.0.2.1", 3)
+        for rule in rules:
+            reserve(rule, "ip:192.0.2.1", 5, ttl=3)
+            plan.add(rule, "ip:192.0.2.1", 1)
+    with freeze(START + 5 * SECOND), full.do(place):
+        decision = get_limiter().decide(plan, "check")
+    assert (decision.degraded, [outcome.remaining for outcome in decision.outcomes]) == (False, [6, 9])
+    with freeze(START + 5 * SECOND):
+        assert [peek(rule, "ip:192.0.2.1").remaining for rule in rules] == [6, 9]
 
 
 def test_what_else_goes_wrong_behind_a_refusal_is_not_hidden(
