@@ -68,8 +68,9 @@ class StoreUnavailable(QuotaError):  # noqa: N818 — a public name of the desig
     """The store could not decide: no connection, no answer in time, or an error reply.
 
     `reason` is a short text without secrets, on one line; the cause is the store's own error. `only_writes`: the store
-    answers, but changes nothing: it is read-only or full. `only_here`: it is well, but what lies under a key of ours is
-    not ours. `not_permitted`: it does not let us in, or do what was asked, which does not pass by itself.
+    answers, but changes nothing: it is read-only or full. `not_permitted`: it does not let us in, or do what was asked,
+    which does not pass by itself. `only_here`: it is well, but what lies under a key of ours is not ours, or a script
+    may not use one of its commands; that is `not_permitted`, too.
     """
 
     def __init__(

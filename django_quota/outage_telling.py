@@ -44,7 +44,7 @@ class TellingStore:
         except StoreFull:  # the memory store tells of it itself
             raise
         except StoreUnavailable as error:
-            send(of.outages.failed(error, _subjects(operation)), type(of))
+            send(of.outages.failed(error, _subjects(operation), is_decision=False), type(of))
             raise
         if of.outages.is_on:
             send(of.outages.answered(wrote=operation.has_written(reply)), type(of))
@@ -58,7 +58,7 @@ class TellingStore:
         except StoreFull:
             raise
         except StoreUnavailable as error:
-            await asend(of.outages.failed(error, _subjects(operation)), type(of))
+            await asend(of.outages.failed(error, _subjects(operation), is_decision=False), type(of))
             raise
         if of.outages.is_on:
             await asend(of.outages.answered(wrote=operation.has_written(reply)), type(of))

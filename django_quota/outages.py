@@ -48,10 +48,18 @@ class Outages:
         """Go on in a forked process: a lock that another thread held at the fork would never come free."""
         self._changing = threading.Lock()
 
-    def failed(self, error: StoreUnavailable, subjects: Sequence[str]) -> list[Announcement]:
-        """Note a failure for these subjects; log what is new of it, and return what is to be announced."""
-        if error.only_here:
+    def failed(
+        self, error: StoreUnavailable, subjects: Sequence[str], *, is_decision: bool = True
+    ) -> list[Announcement]:
+        """Note a failure for these subjects; log what is new of it, and return what is to be announced.
+
+        `is_decision`: whether a rule was to be decided. A command that all else may not use says nothing of those.
+        """
+        if error.only_here and not error.not_permitted:
             _complain(tuple(dict.fromkeys(subjects)), error.reason)
+            return []
+        if error.only_here and not is_decision:
+            _complain_of_permission(error.reason)
             return []
         with self._changing:
             self._failed = self._clock()
@@ -94,3 +102,9 @@ def _complain(subjects: tuple[str, ...], reason: str) -> None:
         " and ".join(map(repr, subjects)),
         reason.rstrip("."),
     )
+
+
+@lru_cache(maxsize=256)
+def _complain_of_permission(reason: str) -> None:
+    """Say once that the user of Redis lacks a command."""
+    logger.error("Redis does not permit all that is asked of it, and rules are decided: %s.", reason.rstrip("."))

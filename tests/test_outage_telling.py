@@ -15,7 +15,7 @@ from django_quota.clock import freeze
 from django_quota.days import day_of
 from django_quota.exceptions import StoreFull, StoreUnavailable
 from django_quota.limiter import get_limiter, note_failure
-from django_quota.outages import SETTLED, Outages, _complain, ongoing
+from django_quota.outages import SETTLED, Outages, _complain, _complain_of_permission, ongoing
 from django_quota.signals import store_back, store_lost
 from django_quota.stores.breaker import FAILURES
 from django_quota.testing import RedisServer
@@ -38,6 +38,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def nothing_told() -> None:
     _complain.cache_clear()
+    _complain_of_permission.cache_clear()
 
 
 def told(announcements: list[Any]) -> list[str]:
@@ -202,6 +203,7 @@ def test_an_outage_that_only_a_service_meets_is_told_once_each_way(
                 written(kind, what, number + 1)
             clock.now += 10
             assert counter("stock").get("sku:1") > 0  # which says nothing of writing
+            assert counter("stock").transfer("sku:1", "sku:1", 1)  # nor does this
             assert limiter.outages.is_on
     finally:
         raw.config_set("maxmemory", 0)
@@ -220,6 +222,30 @@ def test_a_spoilt_key_that_a_service_meets_is_told_once_by_its_subject(
     assert not get_limiter().outages.is_on
     (line,) = caplog.records
     assert "holds for 'global'" in line.getMessage()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_command_that_a_service_may_not_use_is_told_once_and_is_no_outage_while_rules_are_decided(
+    kind: str, redis_cache: RedisServer, raw: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    limiter, clock = get_limiter(), Clock()
+    limiter.outages = Outages(clock)
+    raw.execute_command("ACL", "SETUSER", "default", "-pfadd")
+    try:
+        for number in range(3):
+            with pytest.raises(StoreUnavailable) as raised:
+                written(kind, "unique", number)
+            note_failure(raised.value)
+            assert not limiter.outages.is_on
+            assert not check("9/m", "user:1").degraded
+            clock.now += 10
+        (line,) = caplog.records
+        assert "does not permit all that is asked of it" in line.getMessage()
+        raw.execute_command("ACL", "SETUSER", "default", "-zadd")
+        assert check("9/m", "user:1").degraded
+        assert limiter.outages.is_on
+    finally:
+        raw.execute_command("ACL", "SETUSER", "default", "+@all")
 
 
 def test_a_full_memory_store_is_no_outage(memory_store: None, monkeypatch: pytest.MonkeyPatch) -> None:

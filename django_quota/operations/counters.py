@@ -181,6 +181,10 @@ class Transfer(_Changing):
         super().__init__(keys, amount, ttl)
         self.passage = passage
 
+    def has_written(self, reply: Any) -> bool:
+        """Say whether it was done, and there was anything to do."""
+        return self.keys[0] != self.keys[1] and super().has_written(reply)
+
     def apply(self, states: States, now: int) -> list[Any]:
         """Move all of it or nothing."""
         giver, taker = self.read(states, now, 1, 0), self.read(states, now, 2, 0)

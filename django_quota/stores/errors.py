@@ -97,7 +97,7 @@ def ours(error: BaseException) -> QuotaError:
     return StoreUnavailable(
         _in_short(error),
         only_writes=_is_of_writes(error),
-        only_here=_is_of_a_key(error),
+        only_here=_is_of_a_key(error) or _lacks_a_command(error),
         not_permitted=_is_not_permitted(error),
     )
 
@@ -176,8 +176,11 @@ def _is_of_the_caller(error: BaseException) -> bool:
 
 
 def _is_not_permitted(error: BaseException) -> bool:
-    by_a_script = isinstance(error, ResponseError) and "can't run this command" in str(error)
-    return by_a_script or isinstance(error, (AuthenticationError, NoPermissionError))
+    return _lacks_a_command(error) or isinstance(error, (AuthenticationError, NoPermissionError))
+
+
+def _lacks_a_command(error: BaseException) -> bool:
+    return isinstance(error, ResponseError) and "can't run this command" in str(error)
 
 
 LONGEST_REASON = 400
