@@ -299,7 +299,7 @@ class Counter:
             raise CounterError(self.name, name, f"a number of {value.bit_length() + 1} bits does not fit into 64")
         if value < least:
             raise CounterError(self.name, name, f"{value} is less than {least}, the least that would do")
-        return value
+        return int(value)  # a member of an enumeration writes itself by its name
 
     def _check_day(self, name: str, day: object) -> date:
         if not isinstance(day, date) or isinstance(day, datetime):

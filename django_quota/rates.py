@@ -224,4 +224,4 @@ def check_cost(cost: object, rule: str) -> int:
     """Return the cost of a hit under a rule, or raise `RuleError`: it must be a whole number from 0 to 10^12."""
     if not isinstance(cost, int) or isinstance(cost, bool) or not 0 <= cost <= MAX_COUNT:
         raise RuleError(f"cost={cost!r} of rule {rule!r} is not a whole number from 0 to {MAX_COUNT}; 1 would do.")
-    return cost
+    return int(cost)  # a member of an enumeration writes itself by its name

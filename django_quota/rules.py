@@ -283,7 +283,7 @@ def _check_behaviour(rule: Rule) -> None:
     if rule.on_unavailable not in (None, *get_args(OnUnavailable)):
         raise RuleError(f"on_unavailable={rule.on_unavailable!r} is not 'allow', 'deny' or 'local'.")
     if not callable(rule.cost):
-        check_cost(rule.cost, rule.name)
+        object.__setattr__(rule, "cost", check_cost(rule.cost, rule.name))
     if rule.daily not in (None, True, False):
         raise RuleError(f"daily={rule.daily!r} is not True, False or None.")
     _check_share(rule.warn_at)

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -50,6 +51,19 @@ def _async(of: Counter, verb: str, *arguments: Any) -> Any:
 @pytest.fixture(params=[_sync, _async], ids=["sync", "async"])
 def do(request: pytest.FixtureRequest) -> Do:
     return request.param  # type: ignore[no-any-return]
+
+
+class Weight(int, Enum):
+    """Writes itself by its name."""
+
+    HEAVY = 3
+
+
+@REDIS
+def test_an_amount_may_be_of_a_class_of_whole_numbers(do: Do) -> None:
+    assert do(counter("weighed"), "incr", "user:1", Weight.HEAVY) == 3
+    assert do(counter("weighed"), "take", "user:1", Weight.HEAVY)
+    assert do(counter("weighed"), "get", "user:1") == 0
 
 
 def dump(raw: redis.Redis) -> dict[bytes, bytes | None]:

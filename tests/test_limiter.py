@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 from django.contrib.auth.models import AnonymousUser, User
+from django.http import HttpResponse
 from django.test import RequestFactory
 
 from django_quota import (
@@ -24,7 +26,9 @@ from django_quota import (
     areset,
     check,
     peek,
+    quota,
     refund,
+    reserve,
     reset,
 )
 from django_quota.clock import SECOND
@@ -160,6 +164,26 @@ def test_an_anonymous_user_alone_is_nobody_to_limit(memory_store: None) -> None:
 def test_anything_else_is_no_subject(subject: object, memory_store: None) -> None:
     with pytest.raises(RuleError, match="no subject"):
         check("2/m", subject)
+
+
+class Weight(int, Enum):
+    """Writes itself by its name."""
+
+    HEAVY = 3
+
+
+@REDIS
+def test_a_cost_may_be_of_a_class_of_whole_numbers_and_spoils_no_other_hits() -> None:
+    for number, cost in enumerate((Weight.HEAVY, 3)):
+        assert [check("10/m", f"ip:192.0.2.{number}", cost).remaining for _ in range(2)] == [7, 4]
+    with reserve("10/m", SUBJECT, Weight.HEAVY) as hold:
+        hold.settle(Weight.HEAVY)
+    assert check(Rule.make("weighed", "10/m", cost=Weight.HEAVY), SUBJECT).remaining == 7
+    assert check(Rule.make("weighed", "10/m", cost=3), SUBJECT).remaining == 4
+    assert peek("10/m", SUBJECT).remaining == 7
+    request: Any = RequestFactory().get("/")
+    assert quota("10/m", key="ip", cost=Weight.HEAVY)(lambda request: HttpResponse())(request).status_code == 200
+    assert request.quota.remaining == 7
 
 
 @pytest.mark.parametrize("cost", [-1, 1.5, "1", True, 10**13])
