@@ -10,13 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from django_quota.forks import begins_anew_in_children
-from django_quota.stores.wire import out_of_step
+from django_quota.stores.wire import out_of_step, paired
 
 SLOTS = int(REDIS_CLUSTER_HASH_SLOTS)
 
@@ -172,8 +171,9 @@ def _host(server: Sequence[Any]) -> str:
     name = _text(server[0])
     if name != UNKNOWN:
         return name
-    told = list(server[3]) if len(server) > _WITH_METADATA else []  # where it is to be reached by a name that it lacks
-    return next((_text(value) for word, value in pairwise(told) if _text(word) == "ip"), "")
+    # Where it is to be reached by a name that it lacks.
+    told = paired(server[3]) if len(server) > _WITH_METADATA else {}
+    return next((_text(value) for word, value in told.items() if _text(word) == "ip"), "")
 
 
 def _text(name: Any) -> str:

@@ -294,6 +294,8 @@ class TestOddServers:
         table = SlotTable([A])
         table.learn([[0, 16383, [b"?", 7, b"id", [b"ip", b"10.0.0.9", b"x", b"y"]]]], A)
         assert table.owner(0) == Address("10.0.0.9", 7)
+        table.learn([[0, 16383, [b"?", 8, b"id", {b"x": b"y", b"ip": b"10.0.0.8"}]]], A)  # as RESP3 has it
+        assert table.owner(0) == Address("10.0.0.8", 8)
         table.learn([[0, 16383, ["?", 7, "id"]]], A)
         assert table.owner(0) == Address("10.0.0.1", 7)
         table.learn([[0, 16383, [None, 7, "id", []]]], A)
