@@ -107,4 +107,8 @@ def _complain(subjects: tuple[str, ...], reason: str) -> None:
 @lru_cache(maxsize=256)
 def _complain_of_permission(reason: str) -> None:
     """Say once that the user of Redis lacks a command."""
-    logger.error("Redis does not permit all that is asked of it: %s. Rules are decided as ever.", reason.rstrip("."))
+    logger.error(
+        "Redis does not permit all that is asked of it: %s. What needs that fails, or goes by on_unavailable; "
+        "all else is decided as ever.",
+        reason.rstrip("."),
+    )
