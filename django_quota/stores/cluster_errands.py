@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 from django_quota.stores.errands import Errand, Errands, Taken, Watch
@@ -33,7 +33,7 @@ _TAGS = tuple(f"{{!{number}}}" for number in range(16_384))
 """What system keys that each server has one of are named by: enough to find one for any server."""
 
 
-@cache
+@lru_cache(maxsize=1)
 def _tags_of_regions() -> tuple[str, ...]:
     first: dict[int, str] = {}
     for tag in _TAGS:

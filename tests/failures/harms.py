@@ -74,6 +74,17 @@ class Place:
 
 
 @contextmanager
+def placed(program: Path, folder: Path) -> Iterator[Place]:
+    """Start a server for as long as the block lasts."""
+    made = Place(program, folder)
+    made.start()
+    try:
+        yield made
+    finally:
+        made.server.end()
+
+
+@contextmanager
 def _refused(place: Place) -> Iterator[None]:
     place.server.process.kill()
     try:

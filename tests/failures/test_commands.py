@@ -20,7 +20,7 @@ from django_quota.management import commands
 from django_quota.management.console import NOBODY_READS, PrintingCommand
 from django_quota.testing import server_programs
 from tests.commands import managing, wait_until
-from tests.failures.harms import HARMS, USER, Place
+from tests.failures.harms import HARMS, USER, Place, placed
 from tests.failures.places import caches_at
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -44,10 +44,8 @@ WATCHERS: dict[str, tuple[str, ...]] = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    made = Place(server_programs()[0], tmp_path_factory.mktemp("place"))
-    made.start()
-    yield made
-    made.server.end()
+    with placed(server_programs()[0], tmp_path_factory.mktemp("place")) as made:
+        yield made
 
 
 @pytest.fixture

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from django_quota.testing import server_programs
-from tests.conftest import _named
 from tests.failures.calls import CALLS, WAYS
 from tests.failures.harms import HARMS, PASSWORD, Harm, Place
 from tests.failures.places import Clock, caches_at, goes_on, prepared, with_site, wrongs_without_redis
@@ -29,14 +26,6 @@ ANSWERED = {
     "no-replicas": READS - {"reset"},
     "full": READS | FREES,
 }
-
-
-@pytest.fixture(scope="module", params=server_programs(), ids=_named)
-def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    made = Place(request.param, tmp_path_factory.mktemp("place"))
-    made.start()
-    yield made
-    made.server.end()
 
 
 @pytest.mark.parametrize("way", WAYS)

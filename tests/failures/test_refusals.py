@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,8 @@ from django_quota.limiter import get_limiter
 from django_quota.outages import SETTLED, Outages
 from django_quota.plans import Plan
 from django_quota.rules import Rule
-from django_quota.testing import RedisServer, freeze, server_programs
-from tests.conftest import _named, caches
+from django_quota.testing import RedisServer, freeze
+from tests.conftest import caches
 from tests.failures.harms import HARMS, Harm, Place
 from tests.failures.places import caches_at
 from tests.published import publish
@@ -36,14 +36,6 @@ class Later:
 
     def __call__(self) -> float:
         return self.now
-
-
-@pytest.fixture(scope="module", params=server_programs(), ids=_named)
-def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    made = Place(request.param, tmp_path_factory.mktemp("place"))
-    made.start()
-    yield made
-    made.server.end()
 
 
 @pytest.fixture(params=TAKES_NO_WRITES, ids=lambda harm: harm.name)

@@ -12,7 +12,7 @@ from django_quota import Decision, acheck, check
 from django_quota.stores.breaker import Breaker
 from django_quota.testing import server_programs
 from tests.failures.calls import CALLS, WAYS, do
-from tests.failures.harms import PASSWORD, USER, Place
+from tests.failures.harms import PASSWORD, USER, Place, placed
 from tests.failures.places import Clock, are_told_apart, caches_at, goes_on, store, with_site, wrongs_without_redis
 from tests.failures.sockets import Fault, Proxy, saying
 
@@ -69,10 +69,8 @@ def test_every_call_takes_a_server_of_http_for_one_that_does_not_answer(way: str
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    made = Place(server_programs()[0], tmp_path_factory.mktemp("place"))
-    made.start()
-    yield made
-    made.server.end()
+    with placed(server_programs()[0], tmp_path_factory.mktemp("place")) as made:
+        yield made
 
 
 @pytest.fixture

@@ -238,6 +238,7 @@ BOUNDS = {
     "stores/cluster.py _clusters": "aliases of the settings",
     "stores/cluster_errands.py _by_server": "MOST_KNOWN",
     "stores/cluster_errands.py _tags": "MOST_KNOWN",
+    "stores/cluster_errands.py _tags_of_regions": "MOST_KNOWN",
     "stores/connections.py _clients": "weak; one an event loop",
     "stores/connections.py _closers": "weak; one an event loop",
     "stores/connections.py _idle": "KEPT_CONNECTIONS",
