@@ -191,15 +191,15 @@ class AsyncClient(NamedTuple):
         if not self.slots.locked():
             await self.slots.acquire()
             return False
-        await unless_held_up(self._wait)
+        try:
+            await unless_held_up(self._wait)
+        except TimeoutError:
+            raise AllInUseError(f"all connections of the event loop were in use for {self.patience:g} s") from None
         return True
 
     async def _wait(self) -> None:
-        try:
-            async with asyncio.timeout(self.patience):
-                await self.slots.acquire()
-        except TimeoutError:
-            raise AllInUseError(f"all connections of the event loop were in use for {self.patience:g} s") from None
+        async with asyncio.timeout(self.patience):
+            await self.slots.acquire()
 
     async def take(self) -> Any:
         """Return a connection that is ready to send, to be released to the client's pool."""

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Self, TypeVar
 
-from redis import RedisError
+from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 Result = TypeVar("Result")
@@ -23,6 +23,10 @@ EVERY = 0.05
 
 LATE = 0.05
 """Seconds by which a beat must come late for its loop to have been held up."""
+
+
+_LATE_ERRORS = (TimeoutError, RedisTimeoutError, MasterNotFoundError)
+"""What a late loop may end in: no sentinel names a primary where none has answered in time."""
 
 
 async def reply_on(connection: Any) -> Any:
@@ -45,7 +49,7 @@ async def unless_held_up(attempt: Callable[[], Awaitable[Result]]) -> Result:
     with Beat() as beat:
         try:
             return await attempt()
-        except (RedisError, OSError):
+        except _LATE_ERRORS:
             if not beat.was_late():
                 raise
     return await attempt()

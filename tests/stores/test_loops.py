@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio as aioredis
+from redis.asyncio.sentinel import MasterNotFoundError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -19,7 +20,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_quota import acheck
 from django_quota.limiter import get_limiter
 from django_quota.stores import loops
-from django_quota.stores.connections import AllInUseError, AsyncClient
+from django_quota.stores.connections import AsyncClient
 from django_quota.stores.loops import LATE, reply_on, unless_held_up
 from django_quota.stores.wire import packed
 from django_quota.testing import RedisServer
@@ -140,7 +141,7 @@ class Attempt:
         return "done"
 
 
-ERRORS = [RedisTimeoutError("late"), RedisConnectionError("no master"), AllInUseError("all in use"), OSError("late")]
+ERRORS = [RedisTimeoutError("late"), MasterNotFoundError("none in time"), TimeoutError("late")]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
@@ -167,10 +168,13 @@ def test_where_the_loop_runs_freely_a_failure_is_one_at_once(monkeypatch: pytest
     assert attempt.times == 1
 
 
-def test_errors_of_the_caller_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error", [RedisConnectionError("cut"), OSError("refused"), KeyError("of the caller")], ids=repr
+)
+def test_what_no_time_has_ended_is_not_tried_again(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loops, "LATE", 0.0)
-    attempt = Attempt(1, KeyError("of the caller"))
-    with pytest.raises(KeyError):
+    attempt = Attempt(1, error)
+    with pytest.raises(type(error)):
         asyncio.run(unless_held_up(attempt))
     assert attempt.times == 1
 
