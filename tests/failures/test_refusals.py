@@ -23,7 +23,7 @@ from tests.failures.places import caches_at
 from tests.published import publish
 from tests.steps import START
 
-TAKES_NO_WRITES = [harm for harm in HARMS if harm.name in ("read-only", "cannot-save", "full")]
+TAKES_NO_WRITES = [harm for harm in HARMS if harm.name in ("read-only", "cannot-save", "full", "no-replicas")]
 
 USER = "user:7"
 BAN = {"after": "2/m", "for": ["10m"]}
