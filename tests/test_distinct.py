@@ -127,7 +127,7 @@ def test_what_is_no_key_is_an_error_at_import_and_a_finding_of_the_checks(key: A
     with pytest.raises(RuleError):
         quota("3/d", distinct=key)
     settings.QUOTA = {"RULES": {"devices": {"rate": "3/d", "distinct": key}}}
-    (finding,) = run_checks(tags=["django_quota"])
+    (finding,) = (found for found in run_checks(tags=["django_quota"]) if found.is_serious())
     assert "devices" in finding.msg
 
 
