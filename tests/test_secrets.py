@@ -342,6 +342,14 @@ def test_a_client_in_the_words_of_an_error_is_left_out_with_its_password(sign: s
     assert str(telling).startswith("No master found for 'quotas' : <redis...")
 
 
+def test_what_a_server_that_is_no_redis_repeats_is_left_out() -> None:
+    telling: Any = redis.exceptions.InvalidResponse(f"Protocol Error: b'AUTH {PASSWORD}'")
+    for error in (raised(telling), raised(failed("gone"), telling)):
+        ours_of_it = ours(error)
+        assert PASSWORD not in f"{ours_of_it}{error!r}{telling!r}"
+    assert "does not speak the protocol of Redis" in str(ours(raised(telling)))
+
+
 def test_an_error_that_the_caller_handles_keeps_its_words() -> None:
     handled = KeyError("someone@example.org", b"password=x")
     ours(raised(failed("gone"), None, handled))

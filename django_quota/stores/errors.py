@@ -5,6 +5,7 @@ It must not know what was asked, nor of whom.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from traceback import walk_tb
@@ -15,6 +16,7 @@ from redis.exceptions import (
     AskError,
     AuthenticationError,
     ClusterCrossSlotError,
+    InvalidResponse,
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -151,11 +153,19 @@ def _without_frames(error: BaseException) -> None:
             continue
         seen.add(id(each))
         each.__traceback__ = None
-        if _is_a_kind_of_redis_py(each):
+        if isinstance(each, InvalidResponse):
+            each.args = (_spoken(each),)
+        elif _is_a_kind_of_redis_py(each):
             each.args = tuple(
                 part if part is None or isinstance(part, int) else without_secrets(str(part)) for part in each.args
             )
         left += [each.__cause__, each.__context__]
+
+
+def _spoken(error: InvalidResponse) -> str:
+    """Return what to say of one who is no Redis, instead of what it has said: that may repeat our password."""
+    spoken = re.search(r"HTTP/\d(\.\d)?", str(error))
+    return f"what answers there does not speak the protocol of Redis{f', but {spoken[0]}' if spoken else ''}"
 
 
 def _is_a_kind_of_redis_py(error: BaseException) -> bool:
