@@ -86,7 +86,9 @@ class Decide(Operation):
 
     def parts(self) -> list[Repeated]:
         """Return the arguments in parts: how to decide, then each hit."""
-        return [_how(self.mode, 0 if self.log is None else self.log.length), *[hit.arguments for hit in self.hits]]
+        # What names a hold, or what is to be undone, does not come again: it must not fill the cache.
+        made = _how.__wrapped__ if " " in self.mode else _how
+        return [made(self.mode, 0 if self.log is None else self.log.length), *[hit.arguments for hit in self.hits]]
 
     def fits(self, reply: Any) -> bool:
         """Say whether a reply can be the one to this."""

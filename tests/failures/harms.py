@@ -243,3 +243,8 @@ HARMS = (
     Harm("keys-not-permitted", "(?i)permission", _ruled("resetkeys", "~other:*")),
     Harm("busy", "BUSY", _busy),
 )
+
+
+def harm_named(name: str) -> Harm:
+    """Return a harm. Raises `KeyError` where there is none of the name."""
+    return {harm.name: harm for harm in HARMS}[name]

@@ -20,7 +20,7 @@ from django_quota.management import commands
 from django_quota.management.console import NOBODY_READS, PrintingCommand
 from django_quota.testing import server_programs
 from tests.commands import managing, wait_until
-from tests.failures.harms import HARMS, USER, Place, placed
+from tests.failures.harms import HARMS, USER, Place, harm_named, placed
 from tests.failures.places import caches_at
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -124,16 +124,15 @@ def test_a_watcher_says_once_that_it_waits_and_ends_where_it_is_not_let_in_any_m
     words: tuple[str, ...], used: Place, tmp_path: Path
 ) -> None:
     stderr = tmp_path / "said"
-    harms = {harm.name: harm for harm in HARMS}
     with managing(tmp_path, caches_at(used.url)) as manage:
         process = manage.start(*words, stderr=stderr)
         wait_until(lambda: any(client["cmd"].startswith("xread") for client in used.client.client_list()))
-        with harms["refused"].do(used):
+        with harm_named("refused").do(used):
             wait_until(lambda: "Connection refused. Trying again until it answers" in stderr.read_text())
         wait_until(lambda: "answers again" in stderr.read_text())
         waits = [line for line in stderr.read_text().splitlines() if "Trying again" in line]
         assert len(waits) == len(set(waits))
-        with harms["wrong-password"].do(used):
+        with harm_named("wrong-password").do(used):
             assert process.wait(60) == 1
     assert "CommandError: The quota store is unavailable: AuthenticationError" in stderr.read_text()
     assert "Traceback" not in stderr.read_text()
@@ -208,9 +207,8 @@ def test_a_watcher_that_is_started_while_redis_is_gone_waits_and_says_so_once(
     words: tuple[str, ...], used: Place, tmp_path: Path
 ) -> None:
     stderr = tmp_path / "said"
-    harms = {harm.name: harm for harm in HARMS}
     with managing(tmp_path, caches_at(used.url)) as manage:
-        with harms["refused"].do(used):
+        with harm_named("refused").do(used):
             process = manage.start(*words, stderr=stderr)
             wait_until(lambda: "Trying again until it answers" in stderr.read_text())
         wait_until(lambda: "answers again" in stderr.read_text())
@@ -227,6 +225,5 @@ def test_a_watcher_that_is_started_while_redis_is_gone_waits_and_says_so_once(
 
 @pytest.mark.parametrize("words", WATCHERS.values(), ids=WATCHERS.keys())
 def test_a_watcher_that_is_not_let_in_at_its_start_ends(words: tuple[str, ...], used: Place) -> None:
-    harms = {harm.name: harm for harm in HARMS}
-    with harms["wrong-password"].do(used):
+    with harm_named("wrong-password").do(used):
         assert "AuthenticationError" in said(*words)

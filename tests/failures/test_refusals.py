@@ -18,7 +18,7 @@ from django_quota.plans import Plan
 from django_quota.rules import Rule
 from django_quota.testing import RedisServer, freeze
 from tests.conftest import caches
-from tests.failures.harms import HARMS, Harm, Place
+from tests.failures.harms import HARMS, Harm, Place, harm_named
 from tests.failures.places import caches_at
 from tests.published import publish
 from tests.steps import START
@@ -121,7 +121,6 @@ def test_a_hold_is_given_back_once_though_the_server_is_full(algorithm: Any, pla
     """Of two rules: what is given back of the one takes memory, of the other it frees some. Then a script may write."""
     place.client.flushall()
     settings.CACHES = caches_at(place.url)
-    full = next(harm for harm in HARMS if harm.name == "full")
     rules = [Rule.make(name, "10/h", algorithm=algorithm) for name in ("used", "held")]
     plan = Plan("quota")
     with freeze(START):
@@ -129,7 +128,7 @@ def test_a_hold_is_given_back_once_though_the_server_is_full(algorithm: Any, pla
         for rule in rules:
             reserve(rule, "ip:192.0.2.1", 5, ttl=3)
             plan.add(rule, "ip:192.0.2.1", 1)
-    with freeze(START + 5 * SECOND), full.do(place):
+    with freeze(START + 5 * SECOND), harm_named("full").do(place):
         decision = get_limiter().decide(plan, "check")
     assert (decision.degraded, [outcome.remaining for outcome in decision.outcomes]) == (False, [6, 9])
     with freeze(START + 5 * SECOND):
