@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo serve test lint bench chaos messages screenshots clean
+.PHONY: help demo serve test fuzz lint bench chaos messages screenshots clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -24,6 +24,9 @@ serve: $(VENV)/.installed-demo ## Leave the example site up at http://127.0.0.1:
 
 test: $(VENV)/.installed-dev ## Run the whole test suite
 	@$(BIN)/python -m pytest $(ARGS)
+
+fuzz: $(VENV)/.installed-dev ## Try every law on many more inputs, new ones each time: FUZZ=10 times as many
+	@FUZZ=$(or $(FUZZ),10) $(BIN)/python -m pytest -m hypothesis $(ARGS)
 
 lint: $(VENV)/.installed-bench ## ruff (format and lint) and mypy strict; of the benchmark too
 	@$(BIN)/ruff format --check .

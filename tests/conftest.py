@@ -16,18 +16,17 @@ import redis
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.backends.sqlite3.base import DatabaseWrapper as SqliteWrapper
-from hypothesis import settings as hypothesis_settings
 
 from django_quota import carrying, plans
 from django_quota.renewing import Renewable, Renewal
 from django_quota.stores.cluster import ClusterConnectionFactory
 from django_quota.testing import RedisServer, running_redis, server_programs
+from tests import inputs
 from tests.clusters import Cluster, can_cluster, running_cluster
 from tests.commands import PATIENCE
 from tests.databases import default_database, empty, migrate, postgres_programs, running_postgres, sqlite_database
 
-hypothesis_settings.register_profile("default", deadline=None, print_blob=True)
-hypothesis_settings.load_profile("default")
+inputs.prepare()
 
 CLIENT = "django_redis.client.DefaultClient"
 CLUSTER_CLIENT = "django_quota.stores.cluster.ClusterClient"

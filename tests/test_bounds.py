@@ -11,10 +11,11 @@ from itertools import accumulate
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, target
+from hypothesis import given, target
 from hypothesis import strategies as st
 
 from django_quota.clock import SECOND
+from tests.inputs import inputs
 from tests.steps import Spec
 
 MINUTE = 60 * SECOND
@@ -61,7 +62,7 @@ GAPS = st.one_of(
 
 
 @pytest.mark.parametrize("case", CASES)
-@settings(max_examples=150)
+@inputs(150)
 @given(data=st.data())
 def test_no_arrivals_get_more_than_the_bound(case: str, data: st.DataObject) -> None:
     options, bound = CASES[case]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings, target
+from hypothesis import example, given, target
 from hypothesis import strategies as st
 
 from django_quota import plans
@@ -21,6 +21,7 @@ from django_quota.operations.decide import ALLOWED, REFUSED, STALE, Decide
 from django_quota.operations.spread import spread
 from django_quota.plans import Plan
 from django_quota.rules import Rule
+from tests.inputs import inputs
 from tests.steps import START
 from tests.test_bounds import CASES, GAPS, MINUTE, most_in_a_window
 from tests.test_spread import home
@@ -174,7 +175,7 @@ def begun(*others: str, cost: int = 1) -> Step:
 
 
 @pytest.mark.parametrize("case", CASES)
-@settings(max_examples=400)
+@inputs(400)
 @given(phase=st.integers(0, MINUTE), off=OFF, steps=STEPS)
 def test_no_plans_under_way_at_once_get_more_than_the_bound(
     case: str, phase: int, off: dict[str, int], steps: list[Step]
@@ -190,7 +191,7 @@ def test_no_plans_under_way_at_once_get_more_than_the_bound(
     assert most <= bound
 
 
-@settings(max_examples=400)
+@inputs(400)
 @given(phase=st.integers(0, MINUTE), off=OFF, steps=STEPS)
 @example(  # a value that is kept is used at the same moment by one that is undone
     phase=0,
@@ -267,7 +268,7 @@ TWO = [(0, "take", 0, 1), (0, "take", 0, 1)]
 
 
 @pytest.mark.parametrize("case", LAWS)
-@settings(max_examples=600)
+@inputs(600)
 @given(acts=ACTS)
 @example(acts=[*TWO, (0, "undo", 0, 1), (MINUTE // 5, "keep", 0, 1), (0, "undo", 0, 1)])  # the second moves up
 @example(acts=[*TWO, (0, "keep", 0, 1), (SECOND, "undo", 0, 1), (0, "undo", 0, 1), (MINUTE, "keep", 0, 1)])
@@ -302,7 +303,7 @@ def test_what_is_undone_within_the_moment_is_all_given_back(case: str, acts: lis
     assert here == without
 
 
-@settings(max_examples=600)
+@inputs(600)
 @given(acts=ACTS)
 def test_no_two_leave_a_leaky_bucket_at_once_whatever_is_undone(acts: list[Any]) -> None:
     twin = Twin(rate="7/m", algorithm="leaky_bucket")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
@@ -30,6 +30,7 @@ from django_quota.operations.transfers import LEASE, MARGIN, OVERDUE, Giver, Not
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis import RedisStore
 from django_quota.testing import RedisServer
+from tests.inputs import inputs
 from tests.processes import ended, forks, heard, processes, started, threads_ran
 from tests.steps import START
 
@@ -277,6 +278,7 @@ class Moving(Places):
         self.something_else(total_of(subject), cleared=cleared)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize("machine", [Counting, Moving])
 def test_lua_and_specification_never_differ(machine: type[Places], raw: redis.Redis, redis_server: RedisServer) -> None:
@@ -285,9 +287,7 @@ def test_lua_and_specification_never_differ(machine: type[Places], raw: redis.Re
     examples, steps = (100, 50) if machine is Moving else (150, 30)
     run_state_machine_as_test(
         machine,
-        settings=settings(
-            max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
+        settings=inputs(examples, stateful_step_count=steps, deadline=None, suppress_health_check=list(HealthCheck)),
     )
     Places.store.close()
 

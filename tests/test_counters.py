@@ -17,7 +17,6 @@ import redis
 from django.contrib.auth.models import AnonymousUser, User
 from django.test import RequestFactory
 from hypothesis import HealthCheck, given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from django_quota import counters
@@ -27,6 +26,7 @@ from django_quota.exceptions import ConfigurationError, CounterError, RuleError,
 from django_quota.operations.counters import STALE
 from django_quota.operations.shapes import LEAST, MOST
 from django_quota.testing import freeze
+from tests.inputs import inputs
 from tests.steps import START
 
 REDIS = pytest.mark.usefixtures("redis_cache")
@@ -609,7 +609,7 @@ _names = itertools.count()
 
 
 @MEMORY
-@examples(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@inputs(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     hits=st.lists(st.tuples(st.integers(0, 40 * 3_600), st.integers(-50, 50)), max_size=30),
     zone=st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Pacific/Apia", "Asia/Kolkata"]),

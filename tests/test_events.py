@@ -17,7 +17,6 @@ import pytest
 import redis
 from django.core.management import CommandError, call_command
 from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_quota import check
@@ -31,6 +30,7 @@ from django_quota.stores.redis import RedisStore
 from django_quota.testing import freeze
 from tests.commands import Manage, managing, wait_until
 from tests.conftest import caches
+from tests.inputs import inputs
 from tests.steps import START
 
 STREAM = "quota:1:{!}:events"
@@ -39,6 +39,7 @@ DEAD = "quota:1:{!}:dead:quota_events"
 # Writes its arguments, in the system's own bytes, as one line; "go" holds it until the file of that name is there.
 RECORD = """
 import os, sys
+from tests.inputs import inputs
 path, *words = sys.argv[1:]
 line = " ".join(os.fsencode(word).hex() or "-" for word in words) + "\\n"
 with open(path, "ab", buffering=0) as file:
@@ -270,7 +271,7 @@ def test_hostile_subjects_reach_the_program_byte_by_byte(raw: redis.Redis, tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ran"]
 
 
-@hypothesis_settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@inputs(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(st.characters(exclude_characters="\0"), min_size=1, max_size=30))
 def test_any_text_is_one_argument_and_one_variable(tmp_path: Path, subject: str) -> None:
     path = tmp_path / "ran"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_quota import plans
@@ -19,6 +19,7 @@ from django_quota.operations.base import DictStates
 from django_quota.operations.decide import reserving, settling
 from django_quota.plans import Plan
 from django_quota.rules import Rule
+from tests.inputs import inputs
 from tests.steps import START, Answer, answers, driven
 from tests.test_bounds import MINUTE, most_in_a_window
 
@@ -155,7 +156,7 @@ def play(bench: Bench, ideal: Ideal, act: tuple[int, str, int, int]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-@settings(max_examples=500)
+@inputs(500)
 @given(acts=ACTS)
 @example(  # the second moves up, and has flowed back when it is cancelled
     acts=[(0, "reserve", 20, 0), (0, "reserve", 20, 0), (0, "settle", 1, 0), (25 * SECOND, "check", 20, 0),
@@ -184,7 +185,7 @@ def test_no_more_is_left_than_if_each_hold_had_asked_for_what_it_used(
 
 
 @pytest.mark.parametrize("case", ["even", "burst", "small"])
-@settings(max_examples=300)
+@inputs(300)
 @given(acts=ACTS)
 def test_what_is_really_used_keeps_to_the_bound(case: str, acts: list[tuple[int, str, int, int]]) -> None:
     """A refund is of a hit of the same moment here: of one that was longer ago nobody knows what has flowed back."""
@@ -215,7 +216,7 @@ def test_within_the_moment_all_that_was_too_much_comes_back_in_any_order(
 
 
 @pytest.mark.parametrize("case", CASES)
-@settings(max_examples=300)
+@inputs(300)
 @given(acts=ACTS)
 def test_holds_that_are_settled_in_their_order_give_back_all_that_has_not_flowed_back(
     case: str, acts: list[tuple[int, str, int, int]]
@@ -257,7 +258,7 @@ LEAKY = st.lists(
 )
 
 
-@settings(max_examples=800)
+@inputs(800)
 @given(acts=LEAKY)
 @example(acts=[(0, "reserve", 1, 0), (0, "check", 1, 0), (0, "settle", 0, 0), (0, "check", 1, 0)])
 @example(acts=[(0, "check", 1, 0), (0, "check", 1, 0), (0, "refund", 1, 0), (0, "check", 1, 0)])

@@ -19,7 +19,7 @@ from django.conf import settings as django_settings
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.test import AsyncClient, Client, override_settings
 from django.urls import path
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from django_quota import Decision, Rule, acheck, check, concurrency, quota
@@ -27,6 +27,7 @@ from django_quota.exceptions import RuleError
 from django_quota.responses import write_headers
 from django_quota.testing import freeze
 from tests.calls import get, run
+from tests.inputs import inputs
 
 NOW = 1_790_000_000_123_457
 SECOND = 1_000_000
@@ -162,7 +163,7 @@ OPTIONS = st.sampled_from(
 NAMES = st.text(min_size=1, max_size=12)
 
 
-@settings(max_examples=120)
+@inputs(120)
 @given(
     name=st.sampled_from(sorted(VIEWS)),
     rule=NAMES,

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
@@ -32,6 +32,7 @@ from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis import RedisStore
 from django_quota.testing import RedisServer
 from tests.commands import wait_until
+from tests.inputs import inputs
 from tests.processes import ended, forks, heard, processes, started, threads_ran
 from tests.steps import START
 
@@ -201,15 +202,14 @@ class Twins(RuleBasedStateMachine):
         assert self.lying()[key] == (self.now + span if until <= self.now else until)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.usefixtures("redis_cache")
 def test_lua_and_specification_never_differ(raw: redis.Redis, redis_server: RedisServer) -> None:
     Twins.store = RedisStore("default")
     Twins.raw = raw
     run_state_machine_as_test(
         Twins,
-        settings=settings(
-            max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
+        settings=inputs(150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)),
     )
     Twins.store.close()
 

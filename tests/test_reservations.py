@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from django_quota import QuotaExceeded, areserve, check, peek, refund, reserve, reset
@@ -14,6 +14,7 @@ from django_quota.clock import SECOND
 from django_quota.exceptions import RuleError
 from django_quota.testing import freeze
 from tests.calls import calls_of
+from tests.inputs import inputs
 from tests.published import override
 from tests.steps import ALGORITHMS, START
 
@@ -195,7 +196,7 @@ class TestBuckets:
         max_size=8,
     )
 )
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@inputs(25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_settling_never_mints(algorithm: str, work: list[tuple[int, int, int, int]]) -> None:
     """What is left is never more than a limiter that had known the real costs beforehand would leave."""
     moments = []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from django_quota.clock import SECOND
@@ -17,6 +17,7 @@ from django_quota.keys import read
 from django_quota.limiter import get_limiter
 from django_quota.seen import aonce, once
 from django_quota.testing import freeze
+from tests.inputs import inputs
 from tests.steps import START
 
 both_stores = pytest.mark.usefixtures("either_store")
@@ -51,7 +52,7 @@ class TestSeen:
         with ThreadPoolExecutor(8) as threads:
             assert sum(threads.map(lambda _: once("event", "e1"), range(200))) == 1
 
-    @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+    @inputs(60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
     @given(values=st.lists(VALUES, max_size=20))
     def test_two_values_are_one_only_where_their_bytes_are(self, values: list[Any]) -> None:
         store = get_limiter().store

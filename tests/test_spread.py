@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota import plans
@@ -19,6 +19,7 @@ from django_quota.operations.decide import REFUSED, Decide
 from django_quota.operations.spread import spread
 from django_quota.plans import Plan
 from django_quota.rules import Rule
+from tests.inputs import inputs
 from tests.published import publish
 from tests.steps import START, driven
 from tests.test_state_machine import COSTS, GAPS, RULES, VALUES
@@ -116,7 +117,7 @@ STEPS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=400)
+@inputs(400)
 @given(phase=st.integers(0, 86_400 * SECOND), steps=STEPS)
 def test_any_plans_are_answered_as_in_one_place(phase: int, steps: list[Any]) -> None:
     together, apart, now = DictStates(), Apart(), START + phase

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
@@ -26,6 +26,7 @@ from django_quota.rules import Rule
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis import RedisStore
 from django_quota.testing import RedisServer
+from tests.inputs import inputs
 from tests.published import publish
 from tests.steps import START, answers, driven
 
@@ -303,7 +304,7 @@ class Pair:
 
 @pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize("its_rule", GIVING_BACK, ids=lambda its_rule: its_rule.name)
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@inputs(100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(phase=st.integers(0, DAY), acts=ACTS)
 def test_lua_and_specification_never_differ_in_what_they_give_back(
     raw: redis.Redis, its_rule: Rule, phase: int, acts: list[tuple[int, str, int, int]]
@@ -328,14 +329,13 @@ def test_lua_and_specification_never_differ_in_what_they_give_back(
         assert all(raw.pttl(key) > 0 for key in raw.scan_iter())
 
 
+@pytest.mark.hypothesis
 @pytest.mark.usefixtures("redis_cache")
 def test_lua_and_specification_never_differ(raw: redis.Redis, redis_server: RedisServer) -> None:
     Twins.store = RedisStore("default")
     Twins.raw = raw
     run_state_machine_as_test(
         Twins,
-        settings=settings(
-            max_examples=200, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
+        settings=inputs(200, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)),
     )
     Twins.store.close()

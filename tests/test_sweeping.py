@@ -14,7 +14,6 @@ import pytest
 import redis
 from django.core.management import CommandError, call_command
 from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_quota import check, peek, sweeping
@@ -27,13 +26,14 @@ from django_quota.sweeping import LONG, SWEPT, Report, Sweeper, Target, target_o
 from django_quota.testing import freeze
 from tests.commands import Manage, managing, wait_until
 from tests.conftest import caches
+from tests.inputs import inputs
 from tests.steps import START
 
 HOUR = 3_600
 BASE = subject_base("quota", "ip:203.0.113.9")
 PLACE = system_key("quota", "sweep")
 
-one_server = hypothesis_settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+one_server = inputs(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture

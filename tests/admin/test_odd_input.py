@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 from django.test import Client
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from django_quota.models import QuotaOverride
 from tests.admin.operators import superuser
+from tests.inputs import inputs
 
 ROOT = "/admin/django_quota/"
 ODD = [
@@ -237,9 +238,7 @@ def answered(answer: Any) -> None:
         b"".join(answer.streaming_content)
 
 
-ODD_INPUT = settings(
-    max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+ODD_INPUT = inputs(100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 class TestOddInput:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import redis
 from hypothesis import HealthCheck, given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from django_quota.clock import SECOND
@@ -25,6 +24,7 @@ from django_quota.stores.base import Store
 from django_quota.stores.memory import MemoryStore
 from django_quota.testing import RedisServer, running_redis, server_programs
 from tests.conftest import _named, caches
+from tests.inputs import inputs
 from tests.steps import START
 
 SUBJECT = "ip:192.0.2.1"
@@ -69,7 +69,7 @@ def decided(store: Store, rules: list[Rule], cost: int, mode: str, now: int) -> 
 
 
 @given(st.randoms(use_true_random=True))  # what Hypothesis would rather try is too seldom a hold that is due
-@examples(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@inputs(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_a_full_redis_decides_is_right_and_what_it_does_not_changes_nothing(
     its_own: RedisServer, settings: Any, chance: Random
 ) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_quota import QuotaError, QuotaExceeded, quota
@@ -27,6 +26,7 @@ from tests.conftest import CLUSTER_CLIENT
 from tests.failures.calls import ALGORITHMS, CALLS, DECIDES, RAISES, SERVES, WAYS, Call, do, plain, plain_async
 from tests.failures.places import caches_at, with_site
 from tests.failures.sockets import Listener
+from tests.inputs import inputs
 
 SLOTS = b"*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$9\r\n127.0.0.1\r\n:%d\r\n$2\r\nid\r\n"
 NOW = 1_763_700_000_000_000
@@ -189,7 +189,7 @@ def ask(odd: Odd, call: Call, way: str, answers: Sequence[Any]) -> Any:
 
 @pytest.mark.parametrize("way", WAYS)
 @given(call=st.sampled_from(ASKED), answers=replies)
-@hypothesis_settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@inputs(400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_is_answered_no_call_stumbles_over_it(way: str, place: Odd, call: Call, answers: list[Any]) -> None:
     try:
         answer = ask(place, call, way, answers)

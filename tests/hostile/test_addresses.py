@@ -30,7 +30,7 @@ from django_quota.planning import request_plan
 from django_quota.status import redis_store
 from django_quota.subjects import answer, named_subject
 from tests.calls import get, run
-from tests.hostile import inputs
+from tests.inputs import inputs
 
 ROOT = Path(__file__).resolve().parents[2]
 PROXIES = ["10.0.0.0/8", "2001:db8::/32"]

@@ -32,7 +32,7 @@ from django_quota.stores import memory
 from django_quota.stores.memory import MemoryStore
 from django_quota.testing import freeze
 from tests.calls import get, run
-from tests.hostile import inputs
+from tests.inputs import inputs
 from tests.steps import ALGORITHMS, START, hits_of
 
 ROOT = Path(django_quota.__file__).parent

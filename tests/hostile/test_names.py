@@ -30,8 +30,8 @@ from django_quota.status import redis_store
 from django_quota.subjects import answer, named_subject, subject_flow
 from tests.admin.operators import superuser
 from tests.calls import get, run
-from tests.hostile import inputs
 from tests.hostile.pages import ROOT, addresses, seen
+from tests.inputs import inputs
 
 MARKUP = "\"'><xss onxss=1 style=xss>&lt;xss&gt;{{xss}}{% xss %}</script></textarea></title><xss>"
 HOSTILE = [

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from django_quota.events import Event
 from django_quota.management.programs import PLACEHOLDERS, Program, UnfitError, values_of
-from tests.hostile import inputs
+from tests.inputs import inputs
 
 EVENT = Event("1763700000000-0", "banned", "login", "ip:203.0.113.9", 1_763_700_060_000_000, 1, 5, 0)
 ODD = [

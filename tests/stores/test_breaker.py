@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from django_quota.stores.breaker import FREELY, LONGEST_TRY, Breaker, holding
+from tests.inputs import inputs
 
 
 class Clock:
@@ -286,7 +286,7 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=200, stateful_step_count=50)
+TestLife.settings = inputs(200, stateful_step_count=50)
 
 
 class TestABlockThatHoldsATurn:

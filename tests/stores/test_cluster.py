@@ -13,7 +13,6 @@ from django.core.cache import cache
 from django.core.management import call_command
 from django.test import RequestFactory
 from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_quota import acheck, areset, check, counter, overrides, peek, plans, refund, reserve, reset
@@ -34,6 +33,7 @@ from django_quota.testing import freeze
 from django_quota.usage import counted_days, finished_before
 from tests.clusters import Cluster, running_cluster
 from tests.conftest import cluster_caches, cluster_program
+from tests.inputs import inputs
 from tests.published import publish
 from tests.steps import START, driven
 from tests.test_bounds import CASES as BOUNDS
@@ -170,7 +170,7 @@ class TestPlansOverSeveralSubjects:
         assert admitted + sum(with_room) == 30  # what was given back is there again
         assert peek(asked[0][0], one).remaining == 10
 
-    @hypothesis_settings(max_examples=60, suppress_health_check=list(HealthCheck))
+    @inputs(60, suppress_health_check=list(HealthCheck))
     @given(phase=st.integers(0, 86_400 * SECOND), steps=STEPS)
     def test_any_plans_are_answered_as_by_the_memory_store(
         self, cluster: Cluster, phase: int, steps: list[Any]
@@ -206,7 +206,7 @@ LAST = {"algorithm": "leaky_bucket"}
 
 
 @pytest.mark.parametrize("case", BOUNDS)
-@hypothesis_settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@inputs(15, suppress_health_check=list(HealthCheck))
 @given(
     phase=st.integers(0, MINUTE),
     hits=st.lists(st.tuples(GAPS, st.integers(1, 3), st.booleans(), st.booleans()), max_size=40),
