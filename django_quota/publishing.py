@@ -77,14 +77,35 @@ def publish(subjects: Collection[str], using: str) -> None:
 
 
 def publish_pending(using: str) -> int:
-    """Publish what the outbox holds; return how many changes that were. Raises `StoreUnavailable`."""
-    outbox = OverrideOutbox.objects.using(using)
-    published = 0
-    while notes := dict(outbox.order_by("pk").values_list("pk", "subject")[:BATCH]):
-        publish(set(notes.values()), using)
-        outbox.filter(pk__in=notes).delete()
-        published += len(notes)
+    """Publish what the outbox holds; return how many changes that were.
+
+    Raises `StoreUnavailable` where Redis does not answer, of a Cluster when all others were told.
+    """
+    walk = Walk(get_limiter().store)
+    published = _publish_pending(using, walk)
+    walk.end()
     return published
+
+
+def _publish_pending(using: str, walk: Walk) -> int:
+    outbox = OverrideOutbox.objects.using(using).order_by("pk")
+    published = last = 0
+    while notes := dict(outbox.filter(pk__gt=last).values_list("pk", "subject")[:BATCH]):
+        last = max(notes)
+        for subjects in _by_server(set(notes.values())):
+            with walk.past():
+                publish(subjects, using)
+                published += outbox.filter(pk__in=[pk for pk in notes if notes[pk] in subjects]).delete()[0]
+    return published
+
+
+def _by_server(subjects: Collection[str]) -> list[set[str]]:
+    """Tell subjects apart by the server that holds what is said of them."""
+    store, prefix = get_limiter().store, current().prefix
+    if not isinstance(store, RedisStore):
+        return [set(subjects)]
+    named = {standing_key(prefix, subject): subject for subject in subjects}
+    return [{named[key] for key in keys} for keys in store.by_server(named).values()]
 
 
 def how_many_wait(using: str, most: int | None = None) -> int:
@@ -169,7 +190,7 @@ def republish(using: str | None = None, report: Report = lambda _: None) -> Repu
         walk, begun = Walk(store), ""
         with walk.past():
             begun = overrides.begin_marking(store, prefix)
-            publish_pending(database)
+            _publish_pending(database, walk)
         subjects = _publish_rows(database, report, walk)
         withdrawn = _withdraw_orphans(store, prefix, database, walk)
         walk.end()  # what a server has not been told is not marked as published

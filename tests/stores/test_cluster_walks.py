@@ -154,6 +154,25 @@ class TestAServerThatIsGone:
             overrides.finish_marking(store(), "quota", overrides.begin_marking(store(), "quota"))
         assert not overrides.is_marked(store(), "quota")
 
+    def test_the_others_are_told_of_what_waited_and_it_waits_for_the_one(
+        self, own: Cluster, database: Any, monkeypatch: pytest.MonkeyPatch, settings: Any
+    ) -> None:
+        from django_quota import publishing
+        from django_quota.models import OverrideOutbox, QuotaOverride
+
+        monkeypatch.setattr(publishing, "BATCH", 5)
+        _, users = lost(own)
+        settings.QUOTA = {"ENABLED": False}  # so what is saved is only noted
+        rows = [QuotaOverride(subject=user, rule=rule, mode="blocked") for rule in ("*", "other") for user in USERS]
+        QuotaOverride.objects.bulk_create(rows[: len(USERS)])
+        QuotaOverride.objects.bulk_create(rows[len(USERS) :])
+        settings.QUOTA = {}
+        with pytest.raises(StoreUnavailable, match="a part of the Cluster did not answer, and the rest was done"):
+            publishing.publish_pending("default")
+        waiting = OverrideOutbox.objects.order_by("pk").values_list("subject", flat=True)
+        assert list(waiting) == 2 * sorted(users)
+        assert not any(check("9/m", user) for user in USERS if user not in users)
+
     def test_health_tells_of_the_others(self, own: Cluster) -> None:
         for user in USERS:
             check("900/m", user, daily=False)
