@@ -39,7 +39,6 @@ DEAD = "quota:1:{!}:dead:quota_events"
 # Writes its arguments, in the system's own bytes, as one line; "go" holds it until the file of that name is there.
 RECORD = """
 import os, sys
-from tests.inputs import inputs
 path, *words = sys.argv[1:]
 line = " ".join(os.fsencode(word).hex() or "-" for word in words) + "\\n"
 with open(path, "ab", buffering=0) as file:

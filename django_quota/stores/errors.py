@@ -189,8 +189,12 @@ def _is_not_permitted(error: BaseException) -> bool:
     return _lacks_a_command(error) or isinstance(error, (AuthenticationError, NoPermissionError))
 
 
+_OF_A_COMMAND = ("can't run this command", "ACL failure in script")
+"""What Redis says of a script whose user lacks a command: up to 7.0, and since 7.2 and in Valkey."""
+
+
 def _lacks_a_command(error: BaseException) -> bool:
-    return isinstance(error, ResponseError) and "can't run this command" in str(error)
+    return isinstance(error, ResponseError) and any(words in str(error) for words in _OF_A_COMMAND)
 
 
 LONGEST_REASON = 400

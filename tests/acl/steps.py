@@ -276,6 +276,10 @@ def events() -> None:
     _manage("quota_events", dead=True)
 
 
+def following_events() -> None:
+    EventStream(redis_store(), "quota").after(BEGINNING)
+
+
 def handling_events() -> None:
     given: dict[str, Any] = {"drain": True, "backoff": 0.0, "retries": 0, "since": "beginning"}
     _manage("quota_events", exec=["true"], group="good", consumer="a", **given)
@@ -323,6 +327,7 @@ OFFICE: tuple[Callable[[], None], ...] = (
     overriding_many,
     status,
     events,
+    following_events,
     taking_events_over,
     watching_events,
     admin_pages,
