@@ -252,6 +252,21 @@ def test_every_failure_is_ours_and_only_silence_opens_the_breaker(error: Any, no
     assert is_silence(error) is no_answer
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "The user executing the script can't run this command or subcommand script: f_1, on @user_script:1.",
+        "ACL failure in script: User quota has no permissions to run the 'pfadd' command script: f_1, on @user_script:1.",
+    ],
+    ids=["up to Redis 7.0", "since Redis 7.2, and Valkey"],
+)
+def test_a_script_whose_user_lacks_a_command_is_not_permitted_and_says_nothing_of_other_calls(words: str) -> None:
+    failure = ours(theirs.ResponseError(words))
+    assert isinstance(failure, StoreUnavailable)
+    assert failure.not_permitted
+    assert failure.only_here
+
+
 def test_a_key_of_the_wrong_type_spoils_its_own_subject_only(redis_cache: RedisServer, raw: Any) -> None:
     raw.set("quota:1:{user:1}:r:9/m:sw.60s", "alien")
     assert all(check("9/m", "user:1").degraded for _ in range(3 * FAILURES))

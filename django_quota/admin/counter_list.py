@@ -99,6 +99,14 @@ def sortable(parameters: QueryDict) -> tuple[str, ...]:
     return ("subject_link",) if order_of(parameters) == BY_SUBJECT else ("day", "subject_link")
 
 
+def _backwards(order: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name.removeprefix("-") if name.startswith("-") else f"-{name}" for name in order)
+
+
+_WHOLE = {order[0]: order for each in (NEWEST, BY_SUBJECT) for order in (each, _backwards(each))}
+"""By its first column, an order that an index holds to the last one: SQLite may sort all rows rather than the rest."""
+
+
 class CounterList(CheckedList):
     """The list; its rows know the names of their users, for those who may see users."""
 
@@ -110,7 +118,8 @@ class CounterList(CheckedList):
             self.filter_params.pop(ORDER_VAR, None)
         else:
             self.params[ORDER_VAR] = asked
-        return super().get_ordering(request, queryset)
+        ordering = super().get_ordering(request, queryset)
+        return list(_WHOLE.get(str(ordering[0]), ordering))
 
     def _is_sortable(self, asked: str) -> bool:
         number = asked.removeprefix("-")
