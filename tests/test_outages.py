@@ -255,8 +255,8 @@ def test_every_failure_is_ours_and_only_silence_opens_the_breaker(error: Any, no
 @pytest.mark.parametrize(
     "words",
     [
-        "The user executing the script can't run this command or subcommand script: f_1, on @user_script:1.",
-        "ACL failure in script: User quota has no permissions to run the 'pfadd' command script: f_1, on @user_script:1.",
+        "The user executing the script can't run this command or subcommand script: f_1.",
+        "ACL failure in script: User quota has no permissions to run the 'pfadd' command script: f_1.",
     ],
     ids=["up to Redis 7.0", "since Redis 7.2, and Valkey"],
 )
