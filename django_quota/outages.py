@@ -20,6 +20,9 @@ logger = logging.getLogger("django_quota")
 SETTLED = 1.0
 """Seconds without a failure after which an answer ends an outage: a store that comes and goes is told of once."""
 
+PERMITTED = 60.0
+"""The same where its user lacks a command that only some decisions need: the others are answered all the while."""
+
 
 class Outages:
     """The outages of one store, as a process sees them. `clock`: returns seconds that never go back.
@@ -27,7 +30,17 @@ class Outages:
     `is_whole`: says whether all of its servers answer, as far as is known: while others do, one may still be gone.
     """
 
-    __slots__ = ("__weakref__", "_began", "_changing", "_clock", "_failed", "_is_whole", "_only_writes", "is_on")
+    __slots__ = (
+        "__weakref__",
+        "_began",
+        "_changing",
+        "_clock",
+        "_failed",
+        "_is_whole",
+        "_only_writes",
+        "_settled",
+        "is_on",
+    )
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, is_whole: Callable[[], bool] = lambda: True
@@ -39,6 +52,8 @@ class Outages:
         self._began = 0.0
         self._failed = 0.0
         """When it failed last."""
+        self._settled = SETTLED
+        """Seconds without a failure after which this outage may end."""
         self._only_writes = False
         """Whether it answered what changes nothing even then: only a change shows that it is back."""
         self.is_on = False
@@ -64,6 +79,7 @@ class Outages:
         with self._changing:
             self._failed = self._clock()
             self._only_writes = self._only_writes or error.only_writes
+            self._settled = max(self._settled, PERMITTED if error.only_here else SETTLED)
             if self.is_on:
                 return []
             self._began = self._failed
@@ -79,11 +95,12 @@ class Outages:
         """
         with self._changing:
             now = self._clock()
-            if not self.is_on or (self._only_writes and not wrote) or now < self._failed + SETTLED:
+            if not self.is_on or (self._only_writes and not wrote) or now < self._failed + self._settled:
                 return []
             if not self._is_whole():
                 return []
             self.is_on = self._only_writes = False
+            self._settled = SETTLED
             ongoing.discard(self)
             seconds = now - self._began
         logger.warning("The quota store answers again, after %.1f s.", seconds)
