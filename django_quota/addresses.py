@@ -153,7 +153,7 @@ def _canonical_part(part: str, ipv6_prefix: int) -> str:
             address = canonical(str(IPv6Network((text, int(prefix)), strict=False).network_address), int(prefix))
         except ValueError:  # an IPv4 network, or no prefix at all: subjects are single addresses there
             address = None
-    if address is None and slash and canonical(text, FULL_IPV6) is not None:
+    if address is None and is_network(value):
         raise RuleError(
             f"{reprlib.repr(part)} is a network, and a subject is one address, such as 'ip:203.0.113.9'; "
             f"IPv6 goes by its /{ipv6_prefix}."
@@ -161,6 +161,12 @@ def _canonical_part(part: str, ipv6_prefix: int) -> str:
     if address is None:
         raise _no_address(part)
     return f"ip:{address}"
+
+
+def is_network(text: str) -> bool:
+    """Say whether a text is meant as a network: an address, a slash, and whatever is behind it."""
+    address, slash, _ = text.partition("/")
+    return bool(slash) and canonical(address, FULL_IPV6) is not None
 
 
 def _no_address(part: str) -> RuleError:

@@ -15,7 +15,7 @@ from django.core.exceptions import FieldDoesNotExist, ValidationError
 from django.db import router
 from django.utils.translation import gettext as _
 
-from django_quota.addresses import FULL_IPV6, canonical
+from django_quota.addresses import FULL_IPV6, canonical, is_network
 from django_quota.conf import current
 from django_quota.exceptions import RuleError
 from django_quota.overrides import ALL_RULES
@@ -33,7 +33,7 @@ LONGEST_NAME = 320
 
 def is_address(text: str) -> bool:
     """Say whether a text is an IP address, or a network, without what makes it a subject."""
-    return canonical(text.partition("/")[0], FULL_IPV6) is not None
+    return is_network(text) or canonical(text, FULL_IPV6) is not None
 
 
 def meant_subject(text: str) -> str:
@@ -47,9 +47,9 @@ def meant_subject(text: str) -> str:
 def network_hint(text: str) -> str:
     """Say why a network is no subject; empty where a text is none, or is what IPv6 addresses go by."""
     bare = text.removeprefix("ip:")
-    address, slash, bits = bare.partition("/")
+    address, _slash, bits = bare.partition("/")
     own = current().ipv6_prefix
-    if not slash or "+" in text or not is_address(address) or (":" in address and bits == str(own) and _is_one(bare)):
+    if not is_network(bare) or "+" in text or (":" in address and bits == str(own) and _is_one(bare)):
         return ""
     words = {"subject": text, "bits": own}
     return _(
