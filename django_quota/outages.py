@@ -20,7 +20,7 @@ logger = logging.getLogger("django_quota")
 SETTLED = 1.0
 """Seconds without a failure after which an answer ends an outage: a store that comes and goes is told of once."""
 
-PERMITTED = 60.0
+PERMITTED_AGAIN = 60.0
 """The same where its user lacks a command that only some decisions need: the others are answered all the while."""
 
 
@@ -79,7 +79,7 @@ class Outages:
         with self._changing:
             self._failed = self._clock()
             self._only_writes = self._only_writes or error.only_writes
-            self._settled = max(self._settled, PERMITTED if error.only_here else SETTLED)
+            self._settled = max(self._settled, PERMITTED_AGAIN if error.only_here else SETTLED)
             if self.is_on:
                 return []
             self._began = self._failed

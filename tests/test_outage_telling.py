@@ -15,7 +15,7 @@ from django_quota.clock import freeze
 from django_quota.days import day_of
 from django_quota.exceptions import StoreFull, StoreUnavailable
 from django_quota.limiter import get_limiter, note_failure
-from django_quota.outages import PERMITTED, SETTLED, Outages, _complain, _complain_of_permission, ongoing
+from django_quota.outages import PERMITTED_AGAIN, SETTLED, Outages, _complain, _complain_of_permission, ongoing
 from django_quota.signals import store_back, store_lost
 from django_quota.stores.breaker import FAILURES
 from django_quota.testing import RedisServer
@@ -256,10 +256,10 @@ def test_a_command_that_only_some_decisions_may_use_is_told_once_and_not_at_ever
     for _ in range(20):
         told += [signal for signal, _ in outages.failed(lacking, ["user:1"])]
         for _ in range(5):
-            clock.now += PERMITTED / 6
+            clock.now += PERMITTED_AGAIN / 6
             told += [signal for signal, _ in outages.answered()]
     assert told == [store_lost]
-    clock.now += PERMITTED
+    clock.now += PERMITTED_AGAIN
     assert [signal for signal, _ in outages.answered()] == [store_back]
     outages.failed(StoreUnavailable("gone"), ["user:1"])
     clock.now += SETTLED
