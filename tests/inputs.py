@@ -7,9 +7,10 @@ did. Everywhere else they are new in each run, and `make fuzz` tries many times 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 TIMES = int(os.environ.get("FUZZ", "1"))
 """How many times as many inputs as usual are tried."""
@@ -22,11 +23,18 @@ def prepare() -> None:
     """Have Hypothesis go by this where a test says nothing."""
     more: dict[str, Any] = {"database": None} if SAME else {}
     settings.register_profile(
-        "django_quota", max_examples=100 * TIMES, deadline=None, print_blob=True, derandomize=SAME, **more
+        "django_quota",
+        max_examples=100 * TIMES,
+        deadline=None,
+        print_blob=True,
+        derandomize=SAME,
+        suppress_health_check=[HealthCheck.too_slow],
+        **more,
     )
     settings.load_profile("django_quota")
 
 
-def inputs(count: int, **more: Any) -> settings:
-    """Return Hypothesis' settings for so many inputs; `more` are settings of its own."""
-    return settings(max_examples=count * TIMES, **more)
+def inputs(count: int, suppress_health_check: Iterable[HealthCheck] = (), **more: Any) -> settings:
+    """Return Hypothesis' settings for so many inputs; `more` are settings of its own. A busy machine fails no test."""
+    suppressed = {HealthCheck.too_slow, *suppress_health_check}
+    return settings(max_examples=count * TIMES, suppress_health_check=sorted(suppressed, key=str), **more)

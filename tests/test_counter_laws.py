@@ -287,7 +287,7 @@ def test_lua_and_specification_never_differ(machine: type[Places], raw: redis.Re
     examples, steps = (100, 50) if machine is Moving else (150, 30)
     run_state_machine_as_test(
         machine,
-        settings=inputs(examples, stateful_step_count=steps, deadline=None, suppress_health_check=list(HealthCheck)),
+        settings=inputs(examples, stateful_step_count=steps, suppress_health_check=list(HealthCheck)),
     )
     Places.store.close()
 

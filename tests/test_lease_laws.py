@@ -209,7 +209,7 @@ def test_lua_and_specification_never_differ(raw: redis.Redis, redis_server: Redi
     Twins.raw = raw
     run_state_machine_as_test(
         Twins,
-        settings=inputs(150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)),
+        settings=inputs(150, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
     )
     Twins.store.close()
 

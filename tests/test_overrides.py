@@ -16,7 +16,7 @@ import redis
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection, connections, transaction
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from django_quota import background, check, overrides, publishing, republishing
@@ -34,6 +34,7 @@ from django_quota.stores.redis import RedisStore
 from django_quota.testing import RedisServer, freeze
 from tests.commands import wait_until
 from tests.databases import default_database, sqlite_database
+from tests.inputs import inputs
 from tests.steps import START
 
 PREFIX = "quota"
@@ -97,7 +98,7 @@ steps = st.lists(st.tuples(st.dictionaries(rules, an_override), st.integers(0, 9
 
 
 @given(steps=steps, others=st.dictionaries(st.sampled_from(["b:x", "e:x", "ox:1", "w:search"]), st.just("1 2 3")))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@inputs(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_lua_and_specification_never_differ(
     redis_cache: RedisServer, raw: redis.Redis, steps: list[tuple[dict[str, Override], int]], others: dict[str, str]
 ) -> None:

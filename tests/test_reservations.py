@@ -196,7 +196,7 @@ class TestBuckets:
         max_size=8,
     )
 )
-@inputs(25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@inputs(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_settling_never_mints(algorithm: str, work: list[tuple[int, int, int, int]]) -> None:
     """What is left is never more than a limiter that had known the real costs beforehand would leave."""
     moments = []

@@ -52,7 +52,7 @@ class TestSeen:
         with ThreadPoolExecutor(8) as threads:
             assert sum(threads.map(lambda _: once("event", "e1"), range(200))) == 1
 
-    @inputs(60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+    @inputs(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(values=st.lists(VALUES, max_size=20))
     def test_two_values_are_one_only_where_their_bytes_are(self, values: list[Any]) -> None:
         store = get_limiter().store

@@ -304,7 +304,7 @@ class Pair:
 
 @pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize("its_rule", GIVING_BACK, ids=lambda its_rule: its_rule.name)
-@inputs(100, deadline=None, suppress_health_check=list(HealthCheck))
+@inputs(100, suppress_health_check=list(HealthCheck))
 @given(phase=st.integers(0, DAY), acts=ACTS)
 def test_lua_and_specification_never_differ_in_what_they_give_back(
     raw: redis.Redis, its_rule: Rule, phase: int, acts: list[tuple[int, str, int, int]]
@@ -336,6 +336,6 @@ def test_lua_and_specification_never_differ(raw: redis.Redis, redis_server: Redi
     Twins.raw = raw
     run_state_machine_as_test(
         Twins,
-        settings=inputs(200, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)),
+        settings=inputs(200, stateful_step_count=30, suppress_health_check=list(HealthCheck)),
     )
     Twins.store.close()

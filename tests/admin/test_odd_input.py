@@ -238,7 +238,7 @@ def answered(answer: Any) -> None:
         b"".join(answer.streaming_content)
 
 
-ODD_INPUT = inputs(100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+ODD_INPUT = inputs(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class TestOddInput:
