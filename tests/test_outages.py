@@ -15,6 +15,7 @@ import redis
 from redis import exceptions as theirs
 
 from django_quota import StoreUnavailable, acheck, check, counter, peek
+from django_quota.exceptions import ConfigurationError
 from django_quota.limiter import get_limiter
 from django_quota.outages import Outages
 from django_quota.signals import store_back, store_lost
@@ -265,6 +266,33 @@ def test_a_script_whose_user_lacks_a_command_is_not_permitted_and_says_nothing_o
     assert isinstance(failure, StoreUnavailable)
     assert failure.not_permitted
     assert failure.only_here
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        ("b'HTTP/1.1 400 Bad Request'", ", but HTTP/1.1"),
+        ('Protocol error, got "H" as reply type byte', ", but perhaps HTTP"),
+        ("b'SSH-2.0-OpenSSH'", ""),
+    ],
+)
+def test_of_a_server_that_is_no_redis_it_is_said_what_it_speaks(words: str, instead: str) -> None:
+    what = "The quota store is unavailable: InvalidResponse: what answers there does not speak the protocol of Redis"
+    assert str(ours(theirs.InvalidResponse(words))) == f"{what}{instead}"
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("MOVED 3999 127.0.0.1:6381", ConfigurationError),
+        ("CROSSSLOT Keys in request don't hash to the same slot", ConfigurationError),
+        ("MOVED nonsense", StoreUnavailable),
+    ],
+)
+def test_what_a_cluster_says_to_a_client_that_knows_of_none_is_a_matter_of_settings(
+    words: str, kind: type[Exception]
+) -> None:
+    assert isinstance(ours(theirs.ResponseError(words)), kind)
 
 
 def test_a_key_of_the_wrong_type_spoils_its_own_subject_only(redis_cache: RedisServer, raw: Any) -> None:

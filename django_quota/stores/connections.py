@@ -22,6 +22,7 @@ from redis import RedisError, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import InvalidResponse
 from redis.sentinel import SentinelConnectionPool
 
 from django_quota.stores.aliases import config_of, primary_location, sync_client
@@ -172,7 +173,7 @@ def _is_spoilt(connection: Any) -> bool:
     """Say whether an idle connection was closed by the server, or holds what nobody asked for."""
     try:
         return bool(connection.can_read())
-    except (RedisConnectionError, OSError):
+    except (RedisError, OSError):
         return True
 
 
@@ -209,11 +210,12 @@ class AsyncClient(NamedTuple):
         pool: Any = self.client.connection_pool
         try:
             return await pool.get_connection(*FOR_COMMAND)
-        except (RedisError, OSError, asyncio.CancelledError):
-            raise
-        except BaseException:
-            # redis-py has put a connection back whose handshake stopped half-way, and would go on where it is.
-            await pool.disconnect(inuse_connections=False)
+        except BaseException as error:
+            is_usual = isinstance(error, (RedisError, OSError, asyncio.CancelledError))
+            if not is_usual or isinstance(error, InvalidResponse):
+                # redis-py has put a connection back whose handshake stopped half-way, and would go on where it is; or
+                # one that has read what is no reply, which it would find there again.
+                await pool.disconnect(inuse_connections=False)
             raise
 
     def __repr__(self) -> str:  # reports of errors show it, and some versions of redis-py the password with it

@@ -34,6 +34,9 @@ from django_quota.stores.wire import CutAtOnceError, MisfitError, has_answered, 
 _OF_A_CLUSTER = (ClusterCrossSlotError, AskError)  # MOVED is an AskError of redis-py
 """What a server of a Cluster says to a client that knows of none; by their names before redis-py 6."""
 
+_TOLD_BY_A_CLUSTER = re.compile(r"CROSSSLOT|MOVED \d")
+"""The same where redis-py has not made it one of these."""
+
 
 def is_read_only(error: ResponseError) -> bool:
     """Say whether this server has become a replica: its connection must lead to the new primary next time."""
@@ -90,7 +93,7 @@ def is_of_redis_py(error: BaseException) -> bool:
 def ours(error: BaseException) -> QuotaError:
     """Return our error for one of redis-py or of the socket, which loses what may hold the password."""
     _without_frames(error)
-    if isinstance(error, _OF_A_CLUSTER) or any(word in str(error) for word in ("CROSSSLOT", "MOVED ")):
+    if isinstance(error, _OF_A_CLUSTER) or _TOLD_BY_A_CLUSTER.search(str(error)):
         return ConfigurationError(
             "The Redis of this alias is a Cluster, and its client knows one server of it only, or the keys of one call "
             f"lie in several slots: {error}.",
@@ -165,7 +168,9 @@ def _without_frames(error: BaseException) -> None:
 def _spoken(error: InvalidResponse) -> str:
     """Return what to say of one who is no Redis, instead of what it has said: that may repeat our password."""
     spoken = re.search(r"HTTP/\d(\.\d)?", str(error))
-    return f"what answers there does not speak the protocol of Redis{f', but {spoken[0]}' if spoken else ''}"
+    perhaps = "perhaps HTTP" if 'got "H"' in str(error) else ""  # hiredis says no more than the first letter
+    instead = spoken[0] if spoken else perhaps
+    return f"what answers there does not speak the protocol of Redis{f', but {instead}' if instead else ''}"
 
 
 def _is_a_kind_of_redis_py(error: BaseException) -> bool:

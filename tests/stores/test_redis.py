@@ -10,12 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import redis
 from django_redis import get_redis_connection
 from hypothesis import given
 from hypothesis import strategies as st
+from redis.exceptions import InvalidResponse
 
 from django_quota import acheck, check, peek
 from django_quota.clock import SECOND
@@ -341,6 +343,35 @@ def test_a_primary_that_became_a_replica_is_asked_on_a_new_connection(raw: redis
     finally:
         raw.replicaof("NO", "ONE")
     assert answers(decided(store, hits_of(RULE), "check", None))[0].ok
+
+
+def test_an_idle_connection_that_holds_what_is_no_reply_is_made_anew(
+    store: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided(store, hits_of(RULE), "check", None)
+    (kept,) = store._connections._idle
+    monkeypatch.setattr(kept, "can_read", Mock(side_effect=InvalidResponse("garbage")))
+    assert answers(decided(store, hits_of(RULE), "check", None))[0].ok
+    assert list(store._connections._idle) == [kept]
+
+
+def test_an_async_one_that_holds_what_is_no_reply_is_not_used_again(
+    store: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some versions of redis-py find it when they take the connection, and put it back as it is."""
+
+    async def play() -> None:
+        await adecided(store, hits_of(RULE), "check", None)
+        pool: Any = (await store._async_clients.get()).client.connection_pool
+        (kept,) = pool._available_connections
+        with monkeypatch.context() as patched:
+            patched.setattr(pool, "get_connection", AsyncMock(side_effect=InvalidResponse("garbage")))
+            with pytest.raises(StoreUnavailable, match="does not speak the protocol of Redis"):
+                await adecided(store, hits_of(RULE), "check", None)
+        assert not kept.is_connected
+        assert answers(await adecided(store, hits_of(RULE), "check", None))[0].ok
+
+    asyncio.run(play())
 
 
 @pytest.mark.parametrize("over_tcp", [True, False], ids=["tcp", "unix"])
