@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django_quota.exceptions import StoreUnavailable
+from django_quota.exceptions import QuotaError, StoreUnavailable
 from django_quota.keys import system_key
 from django_quota.overrides import marker_key
 from django_quota.stores.errors import ours
@@ -139,7 +139,7 @@ def _of_one(store: RedisStore, server: Server, prefix: str, *, has_events: bool)
         keys,
         _given(events[0]) if events else None,
         None if marked is None else bool(marked),
-        _refusal(change),
+        _refusal(ours(change)) if isinstance(change, Exception) else "",
     )
 
 
@@ -176,17 +176,14 @@ def refused_change(store: RedisStore, key: str) -> str:
         with store.commands(store.server_of(probe)) as client:
             client.zadd(probe, {"": 1}, xx=True)
     except StoreUnavailable as error:
-        if error.only_writes:
-            return error.reason
-        if not error.not_permitted:
+        if not (error.only_writes or error.not_permitted):
             raise
+        return _refusal(error)
     return ""
 
 
-def _refusal(reply: Any) -> str:
-    if not isinstance(reply, Exception):
-        return ""
-    error = ours(reply)
+def _refusal(error: QuotaError) -> str:
+    """Return what an error says, where it is that changes are not taken."""
     return error.reason if isinstance(error, StoreUnavailable) and error.only_writes else ""
 
 

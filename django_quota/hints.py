@@ -46,10 +46,8 @@ def meant_subject(text: str) -> str:
 
 def network_hint(text: str) -> str:
     """Say why a network is no subject; empty where a text is none, or is what IPv6 addresses go by."""
-    bare = text.removeprefix("ip:")
-    address, _slash, bits = bare.partition("/")
-    own = current().ipv6_prefix
-    if not is_network(bare) or "+" in text or (":" in address and bits == str(own) and _is_one(bare)):
+    bare, own = text.removeprefix("ip:"), current().ipv6_prefix
+    if not is_network(bare) or "+" in text or (bare.endswith(f"/{own}") and _is_one(bare)):
         return ""
     words = {"subject": text, "bits": own}
     return _(

@@ -21,7 +21,6 @@ SAME = bool(os.environ.get("CI")) and "FUZZ" not in os.environ
 
 def prepare() -> None:
     """Have Hypothesis go by this where a test says nothing."""
-    more: dict[str, Any] = {"database": None} if SAME else {}
     settings.register_profile(
         "django_quota",
         max_examples=100 * TIMES,
@@ -29,7 +28,6 @@ def prepare() -> None:
         print_blob=True,
         derandomize=SAME,
         suppress_health_check=[HealthCheck.too_slow],
-        **more,
     )
     settings.load_profile("django_quota")
 

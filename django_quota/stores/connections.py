@@ -177,6 +177,10 @@ def _is_spoilt(connection: Any) -> bool:
         return True
 
 
+_LEAVES_NOTHING = (RedisError, OSError, asyncio.CancelledError)
+"""Errors after which redis-py has cut the connection that it could not hand out; not so an `InvalidResponse`."""
+
+
 class AsyncClient(NamedTuple):
     """A client of one event loop, and a slot for each connection that it may open: who finds none waits."""
 
@@ -211,8 +215,7 @@ class AsyncClient(NamedTuple):
         try:
             return await pool.get_connection(*FOR_COMMAND)
         except BaseException as error:
-            is_usual = isinstance(error, (RedisError, OSError, asyncio.CancelledError))
-            if not is_usual or isinstance(error, InvalidResponse):
+            if isinstance(error, InvalidResponse) or not isinstance(error, _LEAVES_NOTHING):
                 # redis-py has put a connection back whose handshake stopped half-way, and would go on where it is; or
                 # one that has read what is no reply, which it would find there again.
                 await pool.disconnect(inuse_connections=False)
