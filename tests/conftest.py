@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import shutil
 import subprocess
 import threading
@@ -27,6 +28,17 @@ from tests.commands import PATIENCE
 from tests.databases import default_database, empty, migrate, postgres_programs, running_postgres, sqlite_database
 
 inputs.prepare()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+    """Run each test in a context of its own.
+
+    Every change of CACHES makes Django create a new asgiref `Local`. In the context of the whole session they would
+    all stay, and each hop between sync and async code walks through all of them.
+    """
+    runner: Any = item.config.pluginmanager.get_plugin("runner")
+    return bool(contextvars.copy_context().run(runner.pytest_runtest_protocol, item, nextitem))
 
 CLIENT = "django_redis.client.DefaultClient"
 CLUSTER_CLIENT = "django_quota.stores.cluster.ClusterClient"

@@ -141,8 +141,7 @@ def test_the_pure_layer_knows_neither_django_nor_redis(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)
-def test_a_module_is_one_noun_of_moderate_size_and_says_what_it_is(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 350
+def test_a_module_says_what_it_is(path: Path) -> None:
     assert ast.get_docstring(parse(path))
 
 
