@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import redis
+from asgiref.sync import SyncToAsync
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.backends.sqlite3.base import DatabaseWrapper as SqliteWrapper
@@ -25,7 +26,15 @@ from django_quota.testing import RedisServer, running_redis, server_programs
 from tests import inputs
 from tests.clusters import Cluster, can_cluster, running_cluster
 from tests.commands import PATIENCE
-from tests.databases import default_database, empty, migrate, postgres_programs, running_postgres, sqlite_database
+from tests.databases import (
+    default_database,
+    empty,
+    forget_connection,
+    migrate,
+    postgres_programs,
+    running_postgres,
+    sqlite_database,
+)
 
 inputs.prepare()
 
@@ -97,7 +106,10 @@ def no_connection_is_left_to_the_next_test() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_thread_leaves_a_database_to_the_collector() -> Iterator[None]:
-    """Django never closes SQLite in memory; what a thread has opened there would go with the thread, some time."""
+    """Close what other threads have opened; asgiref's thread lives on, and must not lead the next test to this database.
+
+    Django never closes SQLite in memory.
+    """
     opened: list[BaseDatabaseWrapper] = []
 
     def note(connection: BaseDatabaseWrapper, **_: Any) -> None:
@@ -107,6 +119,8 @@ def no_thread_leaves_a_database_to_the_collector() -> Iterator[None]:
     connection_created.connect(note)
     yield
     connection_created.disconnect(note)
+    if opened:
+        SyncToAsync.single_thread_executor.submit(forget_connection).result()
     for each in opened:
         if isinstance(each, SqliteWrapper) and each.is_in_memory_db() and each.connection is not None:
             each.connection.close()
@@ -204,7 +218,7 @@ def postgres(django_db_blocker: Any) -> Iterator[dict[str, Any]]:
     """A private PostgreSQL with our tables, as DATABASES has it."""
     programs = postgres_programs()
     if programs is None:
-        pytest.skip("There is no PostgreSQL on this machine: apt-get install postgresql")
+        pytest.skip("No initdb on PATH: apt-get install postgresql, then add /usr/lib/postgresql/<version>/bin to PATH")
     with running_postgres(programs) as server:
         with django_db_blocker.unblock():
             migrate(server)
