@@ -49,6 +49,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     runner: Any = item.config.pluginmanager.get_plugin("runner")
     return bool(contextvars.copy_context().run(runner.pytest_runtest_protocol, item, nextitem))
 
+
 CLIENT = "django_redis.client.DefaultClient"
 CLUSTER_CLIENT = "django_quota.stores.cluster.ClusterClient"
 
@@ -106,7 +107,7 @@ def no_connection_is_left_to_the_next_test() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_thread_leaves_a_database_to_the_collector() -> Iterator[None]:
-    """Close what other threads have opened; asgiref's thread lives on, and must not lead the next test to this database.
+    """Close what other threads have opened: asgiref's thread lives on, and would lead the next test to this database.
 
     Django never closes SQLite in memory.
     """

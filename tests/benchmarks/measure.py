@@ -154,7 +154,7 @@ class Server:
     """What the Redis server itself says about the traffic, its CPU time and the memory."""
 
     def __init__(self, url: str) -> None:
-        self.client = redis.Redis.from_url(url)
+        self.client: Any = redis.Redis.from_url(url)  # redis-py leaves MONITOR untyped
         self.client.ping()  # so that connecting is never counted
 
     def __enter__(self) -> Server:
