@@ -6,7 +6,7 @@ import contextvars
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -50,6 +50,18 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     return bool(contextvars.copy_context().run(runner.pytest_runtest_protocol, item, nextitem))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Report a skip where it was decided, not at each test: so the summary says once what this machine lacks."""
+    report = yield
+    if report.skipped and call.excinfo is not None and isinstance(report.longrepr, tuple):
+        decided = [entry for entry in call.excinfo.traceback if Path(entry.path).is_relative_to(TESTS)]
+        if decided:
+            report.longrepr = (str(decided[-1].path), decided[-1].lineno + 1, report.longrepr[2])
+    return report
+
+
+TESTS = Path(__file__).parent
 CLIENT = "django_redis.client.DefaultClient"
 CLUSTER_CLIENT = "django_quota.stores.cluster.ClusterClient"
 
