@@ -57,6 +57,11 @@ class Limited:
         sources = [source for source in self.sources if isinstance(source, partial)]
         return [source.args[0] for source in sources if source.func is _rule_of_the_settings]
 
+    def names_by_view(self, owner: type | None) -> list[str]:
+        """Return the names of the rules that were given none, for a view of this class (None: a function)."""
+        sources = [source for source in self.sources if isinstance(source, partial)]
+        return [source.args[0](owner) for source in sources if source.func not in (_rule_of_the_settings, _itself)]
+
     def rules(self, owner: type | None) -> list[Rule]:
         """Return the rules as they stand now, for a view of this class (None: a function)."""
         if owner is None and self._of_function is not None:
