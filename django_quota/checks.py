@@ -122,7 +122,7 @@ def _check_decorators() -> Iterator[CheckMessage]:
     for decorator, name in shared_names(patterns):
         yield CheckWarning(
             f"Several views are called {name!r}, and {decorator} on them has no name: they share one count.",
-            hint=f"Give each a name of its own: {decorator}(..., name='...'). With the same name they share on purpose.",
+            hint=f"Give each a name of its own: {decorator}(..., name='...'). Those of one name share on purpose.",
             id="django_quota.W013",
         )
 

@@ -114,14 +114,14 @@ def _layers_of_view(view: Any, seen: set[Any]) -> Iterator[_Layer]:
     dispatch = getattr(view_class, "dispatch", None)
     if id(view) not in seen:
         seen.add(id(view))
-        yield from _layers(view, None, None, dispatch)
+        yield from _layers(view, None, None, None, dispatch)
     # A ViewSet names the methods that answer; a view of Django calls them like the HTTP methods.
     methods = [*_actions(view), *getattr(view_class, "http_method_names", ())]
     for name in dict.fromkeys(["dispatch", *methods]) if view_class is not None else ():
         if (view_class, name) not in seen:
             seen.add((view_class, name))
             called_by = None if name == "dispatch" else view_class
-            yield from _layers(getattr(view_class, name, None), view_class, called_by)
+            yield from _layers(getattr(view_class, name, None), None, view_class, called_by)
 
 
 def _actions(view: Any) -> Iterator[str]:
@@ -129,9 +129,7 @@ def _actions(view: Any) -> Iterator[str]:
     return (name for name in actions.values() if isinstance(name, str)) if isinstance(actions, dict) else iter(())
 
 
-def _layers(
-    view: Any, owner: type | None, called_by: type | None, dispatch: Any = None, end: Any = None
-) -> Iterator[_Layer]:
+def _layers(view: Any, end: Any, owner: type | None, called_by: type | None, dispatch: Any = None) -> Iterator[_Layer]:
     """Return what a view is wrapped around, up to `end`; what `as_view()` copied from `dispatch` is none of it."""
     for _ in range(MAX_LAYERS):
         if view is None or view is end:
@@ -139,12 +137,9 @@ def _layers(
         yield _Layer(view, owner, called_by)
         if getattr(view, "__code__", None) is _BY_METHOD_DECORATOR and owner is not None:
             given = getclosurevars(view).nonlocals
-            bound = _bound(given["method"], owner)
-            decorated = bound
-            for decorate in given["decorators"]:
-                decorated = decorate(decorated)
-            yield from _layers(decorated, None, called_by, end=bound)
-            view = given["method"]
+            method, decorators = given["method"], given["decorators"]
+            yield from _layers(*_decorated(method, decorators, owner), None, called_by)
+            view = method
             continue
         inner = _wrapped_by(view)
         if dispatch is not None and (inner is dispatch or inner is getattr(dispatch, "__wrapped__", None)):
@@ -160,9 +155,17 @@ def _is_method(view: Any, owner: type) -> bool:
     return any(defined_in == base.__qualname__ for base in owner.__mro__)
 
 
-def _bound(method: Callable[..., Any], owner: type) -> Callable[..., Any]:
-    """Return what `method_decorator` hands to its decorators at each request, for no instance of the class."""
-    return wraps(method)(partial(MethodType(method, owner)))
+def _decorated(
+    method: Callable[..., Any], decorators: Iterable[Callable[[Any], Any]], owner: type
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Decorate a method as `method_decorator` does at each request, for no instance; return it, and it undecorated."""
+    decorated = bound = wraps(method)(partial(MethodType(method, owner)))
+    try:
+        for decorate in decorators:
+            decorated = decorate(decorated)
+    except Exception:  # noqa: BLE001 — each request fails of it: whoever only looks at the views does not
+        return bound, bound
+    return decorated, bound
 
 
 def _wrapped_by(view: Any) -> Any:
@@ -181,7 +184,7 @@ def _wrapped_by(view: Any) -> Any:
     return None
 
 
-_BY_METHOD_DECORATOR: Any = getattr(method_decorator(lambda view: view)(lambda self: None), "__code__", None)
+_BY_METHOD_DECORATOR: Any = getattr(method_decorator(path_of)(path_of), "__code__", None)
 """The code of what `method_decorator` returns."""
 
 
@@ -193,5 +196,5 @@ def _identity(layer: _Layer) -> Any:
         return owner
     if class_of(bare) is not None:
         return class_of(bare), given_to(bare)
-    *_, innermost = _layers(bare, None, None)
+    *_, innermost = _layers(bare, None, None, None)
     return innermost.view
