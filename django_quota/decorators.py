@@ -84,9 +84,9 @@ def quota(
     `rates`: `"10/m"`, several (`"10/s", "500/h"`), a dict of them by tier, or functions of the request that return
     them, sync or async; None is unlimited. `rule`: in their place, the name of a rule of the settings, read at each
     request. `name`: what the rule is called in keys, logs and headers; by default the path of the view's function or
-    class, so that no two views share a limit. The options are those of `Rule`: `key`, `algorithm`, `cost`, `burst`,
-    `precision`, `tz`, `count_refused`, `methods`, `block`, `shadow`, `skip`, `exempt`, `tier`, `on_unavailable`, `ban`,
-    `warn_at`, `daily`, `distinct`.
+    class, and what `as_view()` was given; a system check names views that share one all the same. The options are those
+    of `Rule`: `key`, `algorithm`, `cost`, `burst`, `precision`, `tz`, `count_refused`, `methods`, `block`, `shadow`,
+    `skip`, `exempt`, `tier`, `on_unavailable`, `ban`, `warn_at`, `daily`, `distinct`.
 
     The Decision lies on `request.quota`. A refused request is answered with 429, and so is a `QuotaExceeded` raised
     inside the view.

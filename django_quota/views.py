@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial, wraps
 from inspect import getclosurevars
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from django.utils.decorators import method_decorator
 
@@ -184,7 +184,7 @@ def _wrapped_by(view: Any) -> Any:
     return None
 
 
-_BY_METHOD_DECORATOR: Any = getattr(method_decorator(path_of)(path_of), "__code__", None)
+_BY_METHOD_DECORATOR = cast("Any", method_decorator)(path_of)(path_of).__code__
 """The code of what `method_decorator` returns."""
 
 

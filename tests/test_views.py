@@ -359,7 +359,7 @@ def test_a_view_that_never_ends_does_not_stop_the_checks(settings: Any) -> None:
 
 
 def test_slots_are_known_by_the_names_that_requests_take(settings: Any) -> None:
-    gated = method_decorator(concurrency(5), name="dispatch")(type("Gated", (View,), {}))
+    gated: Any = method_decorator(concurrency(5), name="dispatch")(type("Gated", (View,), {}))
     other: Any = concurrency(5)(type("Other", (ViewSet,), {"list": lambda self, request: Response()}))
     settings.ROOT_URLCONF = SimpleURLs(gated.as_view(), other.as_view({"get": "list"}))
     assert known_slots() == [f"{__name__}.Gated", f"{__name__}.Other"]
