@@ -31,6 +31,9 @@ _SHARED = ("shadow", "block", "ban", "warn_at", "daily", "distinct", "on_unavail
 
 _BY_TIER = "Rates by tier stand under 'rate': {'rate': {'anonymous': '10/m', 'authenticated': '100/m'}}."
 
+MAX_ARGUMENT = 80
+"""Characters of an argument above which only its type stands in a rule's name."""
+
 LEAST_SHARE = 0.001
 """The least of `warn_at`."""
 
@@ -240,7 +243,7 @@ def arguments_of(args: Iterable[object], keywords: Mapping[str, object]) -> str:
 
 
 def _argument(value: object) -> str:
-    if value is None or isinstance(value, (str, int)):
+    if value is None or (isinstance(value, (str, int)) and len(repr(value)) <= MAX_ARGUMENT):
         return repr(value)
     return path_of(value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value))
 

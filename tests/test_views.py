@@ -23,6 +23,7 @@ from rest_framework.viewsets import ViewSet
 from django_quota import concurrency, quota
 from django_quota.account import known_slots
 from django_quota.status import known_rules
+from django_quota.views import limited_views
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
@@ -222,6 +223,8 @@ def test_views_of_one_class_are_told_apart_by_what_as_view_was_given_and_clients
     path_of_class = "django.views.generic.base.RedirectView"
     assert met("moved/") == [f"{path_of_class}(url='/a')"]
     assert met("moved-too/") == [f"{path_of_class}(url='/b', permanent=True)"]
+    long = quota("5/m")(RedirectView.as_view(url="/" + "a" * 100))
+    assert [view.path for view in limited_views([path("", long)])] == [f"{path_of_class}(url=builtins.str)"]
     assert Client().get("/moved/").headers["RateLimit-Policy"] == '"RedirectView";q=5;w=60'
 
 
