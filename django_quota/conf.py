@@ -52,6 +52,8 @@ class QuotaSettings:
 
     def _get(self, name: str, kind: type[T], default: T, example: str) -> T:
         value = self._given.get(name, default)
+        if kind is bool and not isinstance(value, bool):
+            raise ConfigurationError(f'QUOTA["{name}"] is {value!r}.', "It must be True or False.")
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise ConfigurationError(f'QUOTA["{name}"] is {value!r}.', f"{example} would do.")
         return value
@@ -59,7 +61,7 @@ class QuotaSettings:
     @cached_property
     def enabled(self) -> bool:
         """`ENABLED`: where false, everything is allowed and Redis is not asked."""
-        return self._get("ENABLED", bool, True, "True")
+        return self._get("ENABLED", bool, True, "")
 
     @cached_property
     def store(self) -> Literal["redis", "memory"]:
@@ -120,12 +122,12 @@ class QuotaSettings:
     @cached_property
     def headers(self) -> bool:
         """`HEADERS`: whether replies carry RateLimit-Policy and RateLimit."""
-        return self._get("HEADERS", bool, True, "True")
+        return self._get("HEADERS", bool, True, "")
 
     @cached_property
     def legacy_headers(self) -> bool:
         """`LEGACY_HEADERS`: whether replies carry X-RateLimit-Limit, -Remaining and -Reset too."""
-        return self._get("LEGACY_HEADERS", bool, False, "True")
+        return self._get("LEGACY_HEADERS", bool, False, "")
 
     @cached_property
     def template(self) -> str:

@@ -31,6 +31,9 @@ _SHARED = ("shadow", "block", "ban", "warn_at", "daily", "distinct", "on_unavail
 
 _BY_TIER = "Rates by tier stand under 'rate': {'rate': {'anonymous': '10/m', 'authenticated': '100/m'}}."
 
+MAX_ARGUMENT = 80
+"""Characters of an argument above which only its type stands in a rule's name."""
+
 LEAST_SHARE = 0.001
 """The least of `warn_at`."""
 
@@ -218,15 +221,31 @@ def shared_name(rule: Rule, other: Rule) -> RuleError:
 
 
 def path_of(function: Any) -> str:
-    """Return the dotted path that a function is known by; a lambda's has its line, to tell it from its neighbours."""
+    """Return the dotted path that a function or class is known by, and the arguments that a `partial` holds.
+
+    A lambda's path has its line, to tell it from its neighbours.
+    """
     if isinstance(function, partial):
-        given = (*function.args, *function.keywords.items())
-        plain = (repr(each) if isinstance(each, (str, int, tuple)) else type(each).__name__ for each in given)
-        return f"{path_of(function.func)}({', '.join(plain)})"
+        return path_of(function.func) + arguments_of(function.args, function.keywords)
     owner = function if hasattr(function, "__qualname__") else type(function)
-    path = f"{owner.__module__}.{owner.__qualname__}"
+    qualname = owner.__qualname__
+    if isinstance(owner, type):  # Django REST framework's @api_view renames its class by __name__ alone
+        qualname = f"{qualname.rpartition('.')[0]}.{owner.__name__}".lstrip(".")
+    path = f"{owner.__module__}.{qualname}"
     code = getattr(function, "__code__", None)
     return f"{path}:{code.co_firstlineno}" if path.endswith("<lambda>") and code else path
+
+
+def arguments_of(args: Iterable[object], keywords: Mapping[str, object]) -> str:
+    """Return arguments as they stand in the name of a rule: the same in every process."""
+    shown = [*map(_argument, args), *(f"{name}={_argument(value)}" for name, value in keywords.items())]
+    return f"({', '.join(shown)})"
+
+
+def _argument(value: object) -> str:
+    if value is None or (isinstance(value, (str, int)) and len(repr(value)) <= MAX_ARGUMENT):
+        return repr(value)
+    return path_of(value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value))
 
 
 def _normalize(rule: Rule) -> None:

@@ -255,11 +255,16 @@ def ip_subject(request: HttpRequest) -> str:
     return f"ip:{client_ip(request)}"
 
 
+def path_subject(path: str) -> str:
+    """Return the subject of a path: `path:/reports/`."""
+    return f"path:{_escape(path)}"
+
+
 _PLAIN: dict[str, Resolver] = {
     "ip": ip_subject,
     "user": _user,
     "user_or_ip": _user,
-    "path": lambda request: f"path:{_escape(request.path)}",
+    "path": lambda request: path_subject(request.path),
     GLOBAL: lambda request: GLOBAL,  # noqa: ARG005
 }
 _NAMED: dict[str, Callable[[str, HttpRequest], str | None]] = {

@@ -263,14 +263,38 @@ class TestArguments:
     def test_nothing_or_both_is_refused_at_import(self) -> None:
         with pytest.raises(RateError, match="@quota got none"):
             quota()
-        for options in ({"name": "x"}, {"cost": 2}):
-            with pytest.raises(RuleError, match="give one or the other"):
-                quota(rule="x", **options)
         for wrong in ({"key": "usr"}, {"algorithm": "x"}, {"bloc": False}):
             with pytest.raises(RuleError, match=r"Did you mean|Known"):
                 quota("1/m", **wrong)
         with pytest.raises(RuleError):
             quota(rule=5)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        ("rates", "options", "named"),
+        [
+            ((), {"methods": ["POST"]}, "methods= cannot stand beside rule="),
+            ((), {"name": "x", "cost": 2}, "name= and cost= cannot stand beside rule="),
+            (("5/m",), {}, "'5/m' cannot stand beside rule="),
+        ],
+    )
+    def test_what_cannot_stand_beside_a_rule_of_the_settings_is_named(
+        self, rates: tuple[str, ...], options: dict[str, Any], named: str
+    ) -> None:
+        with pytest.raises(RuleError, match=named) as caught:
+            quota(*rates, rule="search", **options)
+        assert "QUOTA[\"RULES\"]['search']" in str(caught.value)
+
+    @override_settings(QUOTA={"RULES": {"search": "10/m"}})
+    def test_the_name_of_a_rule_given_as_a_rate_is_told_to_be_one(self) -> None:
+        with pytest.raises(RateError, match=r"name of a rule of the settings. Write @quota\(rule='search'\)"):
+            quota("search")
+        with pytest.raises(RateError, match=r"Write a count.* If it is a rule .*@quota\(rule='later'\)"):
+            quota("later")
+
+    @pytest.mark.parametrize("name", ["rate", "rates", "limit"])
+    def test_a_rate_given_by_name_is_told_to_come_first(self, name: str) -> None:
+        with pytest.raises(RuleError, match=rf"@quota takes no {name}=.* write @quota\('5/m'\)"):
+            quota(**{name: "5/m"})  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("option", ["cost", "skip", "key", "tuple", "rate"])
     @pytest.mark.parametrize("on", ["function", "class"])

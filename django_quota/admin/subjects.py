@@ -24,7 +24,7 @@ from django_quota.admin.subject_acts import ACTS, Act, Target, explained
 from django_quota.admin.subject_page import DIGESTED, note, page_of
 from django_quota.admin.waiting import tell_what_waits
 from django_quota.exceptions import QuotaError, RuleError
-from django_quota.hints import subject_hint
+from django_quota.hints import composite_subjects, subject_hint
 from django_quota.models import QuotaOverride, Subject
 from django_quota.overrides import ALL_RULES
 from django_quota.subjects import named_subject
@@ -116,6 +116,7 @@ class SubjectAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's own 
         context["links"] = _links(request, subject, page.user)
         is_met = page.used or page.refused or page.overrides
         context["hint"] = "" if is_met else subject_hint(subject, with_users=may_see_users(request))
+        context["composite"] = composite_subjects(subject).items()
         context["sees_overrides"] = may_see(request, QuotaOverride)
         return self._show(request, "page", context)
 

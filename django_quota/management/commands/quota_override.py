@@ -16,8 +16,15 @@ from django.utils.dateparse import parse_date, parse_datetime
 
 from django_quota.conf import current
 from django_quota.exceptions import QuotaError, RateError, did_you_mean
-from django_quota.hints import is_address, meant_subject, network_hint
-from django_quota.management.console import PrintingCommand, explained, printable, subject_note
+from django_quota.hints import meant_subject, network_hint, sought_subject
+from django_quota.management.console import (
+    SUBJECT_HELP,
+    PrintingCommand,
+    address_note,
+    explained,
+    printable,
+    subject_note,
+)
 from django_quota.models import QuotaOverride
 from django_quota.overrides import ALL_RULES
 from django_quota.publishing import is_pending, write_database
@@ -40,7 +47,7 @@ class Command(PrintingCommand):
                 verb.add_argument("--subject", help="only of this subject, such as user:42")
                 verb.add_argument("--active", action="store_true", help="only those that hold now")
             else:
-                verb.add_argument("subject", help="such as user:42 or ip:203.0.113.9")
+                verb.add_argument("subject", help=SUBJECT_HELP)
             verb.add_argument("--rule", metavar="NAME", help=_RULE_HELP[name])
         _add_setting(verbs.choices["set"])
 
@@ -95,7 +102,7 @@ class Command(PrintingCommand):
         self._refuse_pending(subject, database)
 
     def _clear(self, options: dict[str, Any]) -> None:
-        subject, database = _sought(options["subject"]), write_database()
+        subject, database = sought_subject(options["subject"]), write_database()
         rows = QuotaOverride.objects.using(database).filter(subject__in=_spellings(options["subject"]))
         if options["rule"] is not None:
             rows = rows.filter(rule=options["rule"])
@@ -115,8 +122,7 @@ class Command(PrintingCommand):
 
     def _warn_of_subject(self, given: str, subject: str) -> None:
         """Say what a subject was taken for, and why no request may have it."""
-        taken = f"Note: {printable(given)!r} is taken for {subject!r}." if is_address(given) else ""
-        for note in (taken, subject_note(subject)):
+        for note in (address_note(given, subject), subject_note(subject)):
             if note:
                 self.stderr.write(note)
 
@@ -139,12 +145,7 @@ class Command(PrintingCommand):
 
 def _spellings(given: str) -> set[str]:
     """Return the subjects that a text may be saved as: a bare address also as it stands, by code."""
-    return {named_subject(given), _sought(given)}
-
-
-def _sought(given: str) -> str:
-    """Return the subject that a text means; a network as it stands: by code it may have been saved so."""
-    return named_subject(given) if network_hint(given) else meant_subject(given)
+    return {named_subject(given), sought_subject(given)}
 
 
 _RULE_HELP = {
