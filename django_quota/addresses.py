@@ -163,6 +163,18 @@ def _canonical_part(part: str, ipv6_prefix: int) -> str:
     return f"ip:{address}"
 
 
+def address_of(subject: str) -> str | None:
+    """Return the address of a subject that is exactly one, as `ip_subject` writes it; None for any other.
+
+    It holds digits, letters, dots, colons and the slash of an IPv6 client's network, and nothing else: a text that
+    merely begins with an address, a network of many clients, or an address with a zone is none.
+    """
+    kind, _, text = subject.partition(":")
+    if kind != "ip" or len(text) > LONGEST:
+        return None
+    return text if canonical(text.partition("/")[0], current().ipv6_prefix) == text else None
+
+
 def is_network(text: str) -> bool:
     """Say whether a text is meant as a network: an address, a slash, and whatever is behind it."""
     address, slash, _ = text.partition("/")
