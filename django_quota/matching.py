@@ -206,12 +206,54 @@ def _prefix(text: str) -> Pattern:
 
 def _glob(text: str) -> Pattern:
     """Return the pattern of a glob, which fits a whole path: `*` stays within a part of it, `**` does not."""
-    parts = re.split(r"(\*+)", text)
-    wild = {"*": "[^/]*"}
-    expression = "".join(wild.get(part, ".*") if part.startswith("*") else re.escape(part) for part in parts)
     first = text.split("/", 2)
     literal = len(first) > 2 and "*" not in first[1]  # noqa: PLR2004 — before, first part, rest
-    return Pattern("path", text, re.compile(expression, re.DOTALL).fullmatch, (first[1] or None) if literal else None)
+    return Pattern("path", text, Glob(text).fits, (first[1] or None) if literal else None)
+
+
+class Glob:
+    """A glob, compared in one pass: a stranger chooses the path, and a regular expression would go back and forth.
+
+    It follows all ways through the glob at once. A way is a bit: bit i means that part i of the glob comes next, and
+    the bit behind the last part that all of it has been met. A part is a sign or a star.
+    """
+
+    def __init__(self, text: str) -> None:
+        prefix, stars, rest = re.split(r"(\*+)", text, maxsplit=1)
+        self._prefix = prefix
+        self._signs: dict[str, int] = {}
+        """The parts that each sign fits."""
+        self._stars = 0
+        """The parts that are stars: they may fit nothing at all, and the next sign as well."""
+        self._double_stars = 0
+        """Those of them that fit a slash, too."""
+        position = 0
+        for part in re.split(r"(\*+)", stars + rest):
+            if part.startswith("*"):
+                self._stars |= 1 << position
+                self._double_stars |= (len(part) > 1) << position
+                position += 1
+                continue
+            for sign in part:
+                self._signs[sign] = self._signs.get(sign, 0) | 1 << position
+                position += 1
+        self._end = 1 << position
+
+    def fits(self, path: str) -> bool:
+        """Say whether it fits a whole path."""
+        return path.startswith(self._prefix) and self.follow(path[len(self._prefix) :])
+
+    def follow(self, signs: Iterable[str]) -> bool:
+        """Say whether the parts from the first star on fit all of these signs."""
+        known, stars = self._signs.get, self._stars
+        ways = 0b11  # a star comes first: it is met, or passed over
+        for sign in signs:
+            stays = ways & (self._double_stars if sign == "/" else stars)
+            ways = (ways & known(sign, 0)) << 1 | stays
+            if not ways:
+                return False
+            ways |= (ways & stars) << 1
+        return bool(ways & self._end)
 
 
 def _regex(option: str, text: str) -> Pattern:
