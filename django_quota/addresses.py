@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import reprlib
+import sys
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Network, ip_address
 from typing import Literal
@@ -43,8 +45,11 @@ def is_from(request: HttpRequest, networks: tuple[Network, ...]) -> bool:
 
 def _client(request: HttpRequest, ipv6_prefix: int, proxies: tuple[Network | Literal["unix"], ...]) -> str:
     peer = request.META.get("REMOTE_ADDR") or ""
-    if not proxies and "HTTP_X_FORWARDED_FOR" in request.META:
-        _complain_of_a_proxy(peer)
+    if "HTTP_X_FORWARDED_FOR" in request.META:
+        if not proxies:
+            _complain_of_a_proxy(peer)
+        if hasattr(request, "scope") and _server_believes_everybody():
+            _complain_of_the_server()
     if proxies and _is_in(peer, proxies):
         peer = _walk(peer, request.META.get("HTTP_X_FORWARDED_FOR", ""), proxies)
     address = canonical(peer, ipv6_prefix)
@@ -66,6 +71,33 @@ def _complain_of_a_proxy(peer: str) -> None:
         'it count as one client: "TRUSTED_PROXIES": [%r] would do.',
         peer,
         peer,
+    )
+
+
+@lru_cache(maxsize=1)
+def _server_believes_everybody() -> bool:
+    """Say whether uvicorn, also as gunicorn's worker, was told to believe everybody's X-Forwarded-For."""
+    given, allowed = sys.argv, os.environ.get("FORWARDED_ALLOW_IPS", "")
+    for option, value in zip(given, [*given[1:], ""], strict=True):
+        if option == _ALLOWED:
+            allowed = value
+        elif option.startswith(f"{_ALLOWED}="):
+            allowed = option.partition("=")[2]
+    return "--no-proxy-headers" not in given and allowed.strip() == "*"
+
+
+_ALLOWED = "--forwarded-allow-ips"
+
+
+@lru_cache(maxsize=1)
+def _complain_of_the_server() -> None:
+    """Say once a process that any client chooses its own address."""
+    logger.warning(
+        "The server runs with %s '*': it takes the client's address from X-Forwarded-For, whoever sends it, before "
+        "TRUSTED_PROXIES is asked. So every client chooses its own address, and its own limit. Start uvicorn with "
+        "--no-proxy-headers, or gunicorn with %s ''.",
+        _ALLOWED,
+        _ALLOWED,
     )
 
 

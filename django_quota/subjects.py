@@ -259,7 +259,7 @@ _PLAIN: dict[str, Resolver] = {
     "ip": ip_subject,
     "user": _user,
     "user_or_ip": _user,
-    "path": lambda request: f"path:{_escape(request.path)}",
+    "path": lambda request: f"path:{_escape(request.path_info)}",
     GLOBAL: lambda request: GLOBAL,  # noqa: ARG005
 }
 _NAMED: dict[str, Callable[[str, HttpRequest], str | None]] = {

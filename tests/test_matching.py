@@ -57,7 +57,6 @@ class TestPaths:
         if "**" not in pattern:
             assert holds(pattern, subject) is fits
 
-
     @inputs(2_000)
     @given(st.text("ab/*.\n", max_size=10), st.text("ab/.\n", max_size=12))
     def test_a_glob_fits_what_its_regular_expression_would(self, glob: str, path: str) -> None:
@@ -78,7 +77,9 @@ class TestPaths:
 
 def _expression(glob: str) -> re.Pattern[str]:
     """Return what a glob means, as a regular expression says it."""
-    signs = ("[^/]*" if part == "*" else ".*" if part[:1] == "*" else re.escape(part) for part in re.split(r"(\*+)", glob))
+    signs = (
+        "[^/]*" if part == "*" else ".*" if part[:1] == "*" else re.escape(part) for part in re.split(r"(\*+)", glob)
+    )
     return re.compile("".join(signs), re.DOTALL)
 
 
