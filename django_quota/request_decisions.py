@@ -43,8 +43,10 @@ async def adecide_request(rules: Sequence[Rule], request: HttpRequest) -> Decisi
 def _in_turn(rules: Sequence[Rule], request: HttpRequest) -> Flow | None:
     """Return a flow of the decision that asks rules which need no body first; None where all need it, or none does."""
     reading = [rule for rule in rules if rule.needs_body]
+    if not reading or len(reading) == len(rules):
+        return None
     settings = current()
-    if not reading or len(reading) == len(rules) or not settings.enabled:
+    if not settings.enabled:
         return None
     others = [rule for rule in rules if not rule.needs_body]
     return _decided(limiter_of(settings), others, reading, request)

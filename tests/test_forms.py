@@ -220,6 +220,41 @@ class TestCalls:
         assert not is_read(request)
 
 
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_above_the_check_of_the_token_the_middleware_has_no_body_of_a_refused_request_read(
+    kind: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = ["django_quota.middleware.QuotaMiddleware", "django.middleware.csrf.CsrfViewMiddleware"]
+    settings.QUOTA = {
+        "STORE": "memory",
+        "RULES": {
+            "by-ip": {"rate": "1/m", "key": "ip", "match": "/"},
+            "by-phone": {"rate": "9/m", "key": "post:phone", "match": "/"},
+        },
+    }
+    loads: list[str] = []
+    real = HttpRequest._load_post_and_files
+
+    def noted(request: HttpRequest) -> None:
+        loads.append("read")
+        real(request)
+
+    monkeypatch.setattr(HttpRequest, "_load_post_and_files", noted)
+    client: Any = (Client if kind == "sync" else AsyncClient)(enforce_csrf_checks=True)
+    client.cookies["csrftoken"] = "a" * 32
+
+    async def ask() -> int:
+        return (await client.post("/plain-with-token/", {"phone": "1", "csrfmiddlewaretoken": "a" * 32})).status_code  # type: ignore[no-any-return]
+
+    def post() -> int:
+        return client.post("/plain-with-token/", {"phone": "1", "csrfmiddlewaretoken": "a" * 32}).status_code  # type: ignore[no-any-return]
+
+    assert [post() if kind == "sync" else asyncio.run(ask()) for _ in range(3)] == [200, 429, 429]
+    assert loads == ["read"]
+
+
 # --- bodies that Django refuses ---------------------------------------------------------------------------------------
 
 
@@ -239,6 +274,7 @@ def limited(view: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 urlpatterns = [
     path("plain/", csrf_exempt(plain)),
+    path("plain-with-token/", plain),
     path("limited/", limited(plain, "limited")),
     path("limited-async/", limited(plain_async, "limited-async")),
 ]

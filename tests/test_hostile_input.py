@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import unicodedata
 import re
+import unicodedata
 from collections.abc import Callable
 from io import StringIO
 from ipaddress import ip_address, ip_network
