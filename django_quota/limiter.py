@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 
 from django.core.signals import setting_changed
@@ -26,7 +27,7 @@ from django_quota.stores.base import Store
 from django_quota.stores.cluster_store import store_of
 from django_quota.stores.errands import Watch
 from django_quota.stores.memory import MemoryStore
-from django_quota.subjects import aanswer, answer
+from django_quota.subjects import Ask, Flow, aanswer, answer
 from django_quota.tallies import Tally
 from django_quota.workers import Workers, part_of
 
@@ -40,6 +41,8 @@ SIGNALS = {"refused": refused, "banned": banned, "near": near_limit}
 
 _COUNTED = ("check", "reserve")
 """The modes in which a decision is one of those that are counted."""
+
+_SPENDING = (*_COUNTED, "take")
 
 _WITHOUT_HOLDS = {"reserve": "check", "settle": "peek"}
 
@@ -107,6 +110,37 @@ class Limiter:
             await asend(self.outages.failed(error, plan.subjects), Limiter)
             return self._degraded(plan, mode)
 
+    def in_turn(self, first: Plan, then: Callable[[], Flow]) -> Flow:
+        """Decide two plans of one request (as the flow's result): `then` makes the second where the first allows it.
+
+        All or nothing, as if they were one: where the second refuses, what the first spent is given back. Whoever comes
+        in between may find less room than there is, never more. Where the second cannot be made, since a body is broken
+        or too large, the request fails and what the first spent stays counted. So does what was decided without the
+        store.
+        """
+        decision = yield Ask(partial(self.decide, first, "take"), partial(self.adecide, first, "take"))
+        if decision.blocked:
+            return decision
+        last = yield from then()
+        decided = yield Ask(partial(self.decide, last, "check"), partial(self.adecide, last, "check"))
+        if decided.blocked:
+            decision = yield from self._given_back(first, decision)
+        elif self.tally is not None and first.moment is not None:
+            self.tally.count(first.moment, first.hits, decision)
+        return decision.joined(decided)
+
+    def _given_back(self, plan: Plan, decision: Decision) -> Flow:
+        """Give back what a plan spent; return (as the flow's result) the decision on it as it is then."""
+        try:
+            operation = plan.compensation()
+            if operation is None:
+                return decision
+            run = (operation, frozen_now())
+            return plan.compensated((yield Ask(partial(self.store.run, *run), partial(self.store.arun, *run))))
+        except StoreUnavailable as error:
+            logger.warning("What a request took of a part of its limits stays taken: %s", error)
+            return decision
+
     def _guess(self, plan: Plan, now: int | None) -> int:
         """Guess the store's time, for the edges of calendar limits; the store corrects it where it is off."""
         if now is not None or plan.timeless:
@@ -122,10 +156,11 @@ class Limiter:
         """Note that the store has answered; return what is to be announced."""
         announcements: list[Announcement] = []
         if self.outages.is_on:
-            announcements = self.outages.answered(wrote=mode.startswith(_COUNTED) and plan.has_spent)
-        if self.tally is not None and mode.startswith(_COUNTED):
+            announcements = self.outages.answered(wrote=mode.startswith(_SPENDING) and plan.has_spent)
+        # What is taken for the time being is counted when it is known to stand.
+        if self.tally is not None and (mode.startswith(_COUNTED) or (mode == "take" and decision.blocked)):
             self.tally.count(reply[0], plan.hits, decision)
-        if mode == "check":
+        if mode in ("check", "take"):
             for outcome in decision.outcomes:
                 if outcome.shadow and not outcome.allowed:
                     logger.info("Shadow rule %r would have refused %r.", outcome.rule, outcome.subject)

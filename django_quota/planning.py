@@ -143,7 +143,7 @@ def _value_flow(rule: Rule, request: HttpRequest) -> Flow:
             f"Rule {rule.name!r} counts different values, but does not say of what.",
             "distinct='header:X-Device' would do, or check(..., value=).",
         )
-    return digest((yield from subject_flow(rule.distinct, request)))
+    return digest((yield from subject_flow(rule.distinct, request, exact=True)))
 
 
 def _digest(rule: Rule, value: object) -> str:

@@ -20,6 +20,7 @@ from django_quota.operations.base import text
 from django_quota.operations.decide import ALLOWED, STALE, Decide, Log
 from django_quota.operations.forget import Forget, Place
 from django_quota.operations.hits import DayKey, Form, Hit, arguments_of
+from django_quota.operations.spread import compensated, compensation
 from django_quota.operations.standing import BANNED, BLOCKED, EXEMPT, HOLDS_DUE
 from django_quota.rules import Rule, shared_name
 
@@ -166,6 +167,24 @@ class Plan:
     def held(self, token: str, ttl: int) -> str:
         """Return how the hold is named that has just been taken under a token; empty where nothing was spent."""
         return f"{self._reply[0] + ttl} {token}" if self._reply and self.has_spent else ""
+
+    @property
+    def moment(self) -> int | None:
+        """When the store decided it, in microseconds; None where it has not."""
+        return self._reply[0] if self._reply else None
+
+    def compensation(self) -> Decide | None:
+        """Return the operation that gives back what it spent by the last reply, which is one to "take".
+
+        None where it spent nothing, or somewhere else. Raises `StoreUnavailable` where that reply does not say enough.
+        """
+        return compensation(self.hits, self._reply)[0] if self._reply else None
+
+    def compensated(self, found: Sequence[int]) -> Decision:
+        """Return the decision on it once its cost is given back; `found`: the reply to `compensation`."""
+        before = self._reply or ()
+        after = compensated(self.hits, before, compensation(self.hits, before)[1], found)
+        return Decision.of(outcomes_of(after, self.hits))
 
     @property
     def has_spent(self) -> bool:

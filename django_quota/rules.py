@@ -115,6 +115,8 @@ class Rule:
     """The rule of each tier, by the tier's name; empty where the rates are not by tier."""
     is_plain: bool = field(init=False, repr=False, compare=False)
     """Whether nothing of a request matters to it but its key."""
+    needs_body: bool = field(init=False, repr=False, compare=False)
+    """Whether its key, or what it tells apart, is a field of a form: then the body of the request is read for it."""
     wire: str = field(init=False, repr=False, compare=False)
     """What `lua/decide.lua` is told of the rule besides its limits: near from, ban, whether its events are told."""
 
@@ -128,6 +130,7 @@ class Rule:
         asking = (self.methods, self.skip, self.exempt, self.match, self.distinct)
         is_plain = not dynamic and not callable(self.cost) and all(option is None for option in asking)
         object.__setattr__(self, "is_plain", is_plain)
+        object.__setattr__(self, "needs_body", _is_of_a_form((self.key, self.distinct)))
         ban = "-" if self.ban is None or self.shadow else self.ban.wire
         object.__setattr__(self, "wire", f"{int((self.warn_at or 0) * 1000)} {ban} {not self.shadow:d}")
 
@@ -246,6 +249,12 @@ def _argument(value: object) -> str:
     if value is None or (isinstance(value, (str, int)) and len(repr(value)) <= MAX_ARGUMENT):
         return repr(value)
     return path_of(value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value))
+
+
+def _is_of_a_form(key: object) -> bool:
+    if isinstance(key, tuple):
+        return any(map(_is_of_a_form, key))
+    return isinstance(key, str) and key.startswith("post:")
 
 
 def _normalize(rule: Rule) -> None:

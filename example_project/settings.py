@@ -35,11 +35,11 @@ MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
     "django.middleware.common.CommonMiddleware",
-    "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_quota.middleware.QuotaMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",  # below ours, since it reads the form of each POST
 ]
 
 # All that django_quota needs: a cache on django-redis. QUOTA itself may be left out.

@@ -20,7 +20,7 @@ from django_quota.clock import SECOND
 from django_quota.limiter import get_limiter
 from django_quota.operations.base import DictStates
 from django_quota.operations.decide import ALLOWED, Decide, Mode, reserving, settling
-from django_quota.operations.spread import _Part, _undo
+from django_quota.operations.spread import compensation
 from django_quota.plans import Plan
 from django_quota.rules import Rule
 from django_quota.stores.memory import MemoryStore
@@ -291,9 +291,8 @@ class Pair:
             self.ask(settling(self.held.pop(which % len(self.held)), actual), 1)
 
     def take(self, cost: int) -> None:
-        reply, part = self.ask("take", cost), _Part()
-        part.hits = list(self.plan("take", cost).operation(self.now, "take").hits)
-        undo, _ = _undo(part, reply)
+        reply = self.ask("take", cost)
+        undo, _ = compensation(self.plan("take", cost).operation(self.now, "take").hits, reply)
         self.taken += [undo] if undo else []
 
     def undo(self, which: int) -> None:

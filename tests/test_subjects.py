@@ -44,6 +44,12 @@ def with_user(user: object, **meta: Any) -> HttpRequest:
     return made
 
 
+def test_a_path_is_one_subject_whatever_the_site_is_mounted_under() -> None:
+    for mounted in ("", "/mounted", "/other"):
+        given = RequestFactory().get("/a/", SCRIPT_NAME=mounted, REMOTE_ADDR="192.0.2.1")
+        assert answer(subject_flow("path", given)) == "path:/a/"
+
+
 @pytest.mark.parametrize(("key", "found"), [("ip", IP), ("global", "global"), ("path", "path:/a%2Bb%25/")])
 def test_a_plain_key_names_its_subject(key: str, found: str) -> None:
     assert subject(key) == found

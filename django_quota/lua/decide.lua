@@ -8,8 +8,9 @@
 --        [2] the mode: "check"; "peek" (spends nothing); "refund" (gives each cost back, then peeks);
 --            "reserve <token> <ttl>" (checks, and notes what was spent as a hold of so many microseconds);
 --            "settle <actual> <due> <token>" (makes what a hold spent what was really used, whatever the limit; then peeks)
---            and for a plan in several slots of a Cluster: "take" (a check that may be undone); "late" (a check, where
---            the plan is refused already); "undo <n|-><mark>,<mark> ..." (of hits that passed in a "take": see undo)
+--            and for a plan in parts (in several slots of a Cluster, or with a body to be read in between): "take"
+--            (a check that may be undone); "late" (a check, where the plan is refused already);
+--            "undo <n|-><mark>,<mark> ..." (of hits that passed in a "take": see undo)
 --        [3] how many events the stream keeps; 0: nothing is told; -1: the log is out of reach, and the caller tells
 --        then for each hit "<rule> <group> <limits> <warn> <ban> <told> <begins> <ends> <holds>" and the rate override
 --        that its limits are those of, as it was published ('' for none)

@@ -65,7 +65,8 @@ class Decide(Operation):
     """Decide a plan; the reply is that of `lua/decide.lua`.
 
     `mode`: "check", "peek" or "refund"; or `reserving(...)`, `settling(...)` of a plan of one hit; "take", "late" and
-    `undoing(...)` are for the parts of a plan, see `spread`. `log`: where events are told; None: nowhere.
+    `undoing(...)` are for plans that are decided in parts, see `spread` and `Limiter.in_turn`. `log`: where events are
+    told; None: nowhere.
     """
 
     script: ClassVar[Script] = Script.of(_put_together())

@@ -220,6 +220,7 @@ BOUNDS = {
     "limiter.py _limiters": "aliases of the settings",
     "outages.py ongoing": "limiters",
     "management/commands/quota_events.py _done": "one event",
+    "matching.py _signs": "the globs of the settings",
     "operations/base.py kept": "MEMORY_KEYS, in stores/memory",
     "operations/decide.py keys": "of one operation",
     "operations/spread.py hits": "of one operation",

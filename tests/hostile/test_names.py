@@ -216,14 +216,18 @@ class TestLines:
             assert subject == in_environment
             assert subject in subjects
             assert (rule, around) == (f"--rule={named}", f"a {subject} b")
-            assert not value.startswith("-")
+            assert not value.startswith(("-", "@"))
         events = EventStream(redis_store(), "quota")
         dead = EventGroup(events, "quota_events", "", 0).dead.last(900, lambda event: True)
         banned = events.last(900, lambda event: event.kind == "banned")
         assert {each[1] for each in told} | {each.subject for each in dead} == {each.subject for each in banned}
         assert len(told) >= 30
         assert all(
-            "\0" in f"{each.rule}" or not each.rule or not each.subject or str(each.value)[:1] == "-" for each in dead
+            "\0" in f"{each.rule}"
+            or not each.rule
+            or not each.subject
+            or {f"{each.value}"[0], each.rule[0]} & set("-@")
+            for each in dead
         )
         assert set(Path().iterdir()) == here
         assert not list(tmp_path.glob("pwned*"))

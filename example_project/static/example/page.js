@@ -160,7 +160,10 @@ class Scene {
   // `value`: what this request brings that may differ; by default, what the visitor has written.
   send(fresh, value = this.find(".field input")?.value) {
     const { url, method, given, freshHeader } = this.options;
-    if (method === "POST") return post(url, new URLSearchParams(given ? { [given]: value } : {}));
+    if (method === "POST") {
+      const fields = JSON.parse(this.options.fields);
+      return post(url, new URLSearchParams(given ? { ...fields, [given]: value } : fields));
+    }
     const headers = { Accept: "application/json", ...this.headers };
     if (given) headers[given] = value;
     if (freshHeader) headers[freshHeader] = fresh;
