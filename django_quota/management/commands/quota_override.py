@@ -8,7 +8,7 @@ from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.core.exceptions import ValidationError
+from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError, transaction
 from django.utils import timezone
@@ -53,7 +53,7 @@ class Command(PrintingCommand):
         }
         try:
             verbs[options["verb"]](options)
-        except (QuotaError, DatabaseError) as error:
+        except (QuotaError, DatabaseError, ImproperlyConfigured) as error:
             raise CommandError(explained(error)) from error
 
     def _list(self, options: dict[str, Any]) -> None:
