@@ -209,7 +209,14 @@ def _lazy_user(request: HttpRequest) -> Flow:
 
 
 def _known_user(user: Any) -> str | None:
-    return user_subject(user) if getattr(user, "is_authenticated", False) else None
+    if not getattr(user, "is_authenticated", False):
+        return None
+    if getattr(user, "pk", None) is None:
+        raise RuleError(
+            f"The request's user is a {type(user).__name__} without a primary key, so there is nothing to limit by.",
+            "Give the class a `pk`, or use a function of the request as the key.",
+        )
+    return user_subject(user)
 
 
 def _from_header(name: str, request: HttpRequest) -> str | None:

@@ -64,6 +64,11 @@ class TestUsers:
         odd = SimpleNamespace(is_authenticated=True, pk="a+ip:1%")
         assert subject(key, with_user(odd)) == "user:a%2Bip:1%25"
 
+    def test_an_authenticated_user_without_a_primary_key_is_a_clear_error(self, key: str) -> None:
+        odd = SimpleNamespace(is_authenticated=True, username="ann")
+        with pytest.raises(RuleError, match=r"user is a SimpleNamespace without a primary key.*Give the class a `pk`"):
+            subject(key, with_user(odd))
+
     def test_a_user_that_another_middleware_set_counts_under_async_too(self, key: str) -> None:
         made = with_user(User(pk=7))  # token authentication: sets request.user, knows nothing of auser
 

@@ -19,6 +19,7 @@ from django_quota.exceptions import QuotaError, RateError, did_you_mean
 from django_quota.hints import is_address, meant_subject, network_hint
 from django_quota.management.console import PrintingCommand, explained, printable, subject_note
 from django_quota.models import QuotaOverride
+from django_quota.names import is_name
 from django_quota.overrides import ALL_RULES
 from django_quota.publishing import is_pending, write_database
 from django_quota.rates import parse_span
@@ -51,6 +52,10 @@ class Command(PrintingCommand):
             "set": self._set,
             "clear": self._clear,
         }
+        for option in ("rule", "reason"):
+            given = options.get(option)
+            if given and not is_name(given):  # Python reads a byte that is no UTF-8 as half of a character
+                raise CommandError(f"--{option} {given!r} is not UTF-8 text. Check the encoding of your terminal.")
         try:
             verbs[options["verb"]](options)
         except (QuotaError, DatabaseError, ImproperlyConfigured) as error:
