@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from django_quota import QuotaExceeded, areserve, check, peek, refund, reserve, reset
+from django_quota.algorithms import AlgorithmName
 from django_quota.clock import SECOND
 from django_quota.exceptions import RuleError
 from django_quota.testing import freeze
@@ -197,7 +198,7 @@ class TestBuckets:
     )
 )
 @inputs(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_settling_never_mints(algorithm: str, work: list[tuple[int, int, int, int]]) -> None:
+def test_settling_never_mints(algorithm: AlgorithmName, work: list[tuple[int, int, int, int]]) -> None:
     """What is left is never more than a limiter that had known the real costs beforehand would leave."""
     moments = []
     now = START
