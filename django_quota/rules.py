@@ -240,6 +240,13 @@ def path_of(function: Any) -> str:
     return f"{path}:{code.co_firstlineno}" if path.endswith("<lambda>") and code else path
 
 
+def is_lambda(function: Any) -> bool:
+    """Say whether a function has no name of its own."""
+    while isinstance(function, partial):
+        function = function.func
+    return str(getattr(function, "__qualname__", "")).endswith("<lambda>")
+
+
 def _normalize(rule: Rule) -> None:
     """Bring rates, key and methods, as people write them, into their one form."""
     rates: list[Rate | DynamicRate | Tiers] = []

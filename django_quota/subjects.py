@@ -24,7 +24,7 @@ from django_quota.addresses import canonical_part, client_ip
 from django_quota.conf import conf, current
 from django_quota.dotted import function_at
 from django_quota.exceptions import ConfigurationError, RuleError, SubjectKeyError, did_you_mean
-from django_quota.rules import Rule, path_of
+from django_quota.rules import Rule, is_lambda, path_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -160,6 +160,12 @@ def _compile(key: object) -> tuple[Resolver, ...]:
             raise SubjectKeyError("key=() names nothing.", "'ip' would do.")
         return tuple(resolver for part in key for resolver in compile_key(part))
     if callable(key):
+        if is_lambda(key):
+            raise SubjectKeyError(
+                f"key={path_of(key)} is a lambda, which has no name. Its subjects would be others whenever its line "
+                "moves, and no block or ban would hold for them any more.",
+                "Write it as a function: def by_tenant(request): ...",
+            )
         return (partial(_from_callable, key),)
     raise SubjectKeyError(f"key={key!r} is not a key.", "'ip', 'user', 'header:X-Api-Key' or a function would do.")
 

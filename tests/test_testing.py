@@ -68,7 +68,7 @@ class TestClear:
             assert view(request).status_code == 429
             assert once("webhook", "17", ttl=60)
             assert counter("clicks").incr("user:1") == 1
-            assert lock("nightly", lease=60).acquire()
+            lock("nightly", lease=60).acquire()
 
     def test_a_full_store_has_room_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(get_limiter().store, "_most", 1)
@@ -141,6 +141,6 @@ def test_the_clock_of_a_task_is_its_own() -> None:
             return frozen_now()
 
     async def both() -> list[int | None]:
-        return await asyncio.gather(frozen(1), frozen(2))
+        return list(await asyncio.gather(frozen(1), frozen(2)))
 
     assert asyncio.run(both()) == [1, 2]
