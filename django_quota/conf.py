@@ -19,7 +19,7 @@ from django_quota.algorithms.calendar import is_zone
 from django_quota.bans import Ban
 from django_quota.dotted import function_at, imported, is_path
 from django_quota.exceptions import ConfigurationError, RateError, RuleError, did_you_mean
-from django_quota.rules import OnUnavailable, Rule, path_of
+from django_quota.rules import OnUnavailable, Rule, is_lambda, path_of
 
 T = TypeVar("T")
 
@@ -315,5 +315,7 @@ def _make_rule(rate: object, options: Mapping[str, object]) -> Rule:
     if name is not None:
         return rule
     # The same rate, however it is spelt, is the same rule: "10/m" and "10 per minute" share their state.
+    if any(map(is_lambda, rule.rates)):  # which would be known by its line
+        raise RateError(path_of(rate), None, "a lambda has no name to count under", "Add name='...'.")
     spelt = [path_of(rate) if callable(rate) else str(rate) for rate in rule.rates]
     return rule.named("; ".join(spelt) or "unlimited")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, Unpack, cast
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponseBase
@@ -18,14 +18,9 @@ from django_quota.conf import current
 from django_quota.edge import aenter, arefuse_in_view, enter, is_taken, leave, refuse_in_view
 from django_quota.exceptions import ConfigurationError, QuotaExceeded, RateError, RuleError
 from django_quota.request_decisions import adecide_request, decide_request
-from django_quota.rules import Rule, path_of, shared_name
+from django_quota.rules import Rule, RuleOptions, path_of, shared_name
 from django_quota.subjects import check_keys, is_async_callable
 from django_quota.view_kinds import dispatch_of, is_a_trial, is_async, is_dispatch, naming, request_of
-
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from django_quota.rules import RuleOptions
 
 V = TypeVar("V", bound=Callable[..., Any])
 """A view function, a method of a view, or a class of views."""

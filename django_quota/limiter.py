@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Unpack
 
 from django.core.signals import setting_changed
 
@@ -21,7 +22,8 @@ from django_quota.exceptions import RuleError, StoreFull, StoreUnavailable
 from django_quota.outage_telling import TellingStore
 from django_quota.outages import Outages, ongoing
 from django_quota.planning import RuleOrRate, Subject, plan_of
-from django_quota.plans import Plan
+from django_quota.plans import Plan, forget_published
+from django_quota.rules import CallOptions
 from django_quota.signals import Announcement, asend, banned, near_limit, refused, send
 from django_quota.stores.base import Store
 from django_quota.stores.cluster_store import store_of
@@ -236,6 +238,17 @@ def _overrides_lost() -> None:
         overrides.on_lost()
 
 
+def clear_memory() -> None:
+    """Forget all that this process counts in its own memory. Redis is not asked, and keeps what it has."""
+    for limiter in _limiters.values():
+        limiter.local.clear()
+        if isinstance(limiter.store, MemoryStore):
+            limiter.store.clear()
+            if limiter.tally is not None:
+                limiter.tally.forget()
+    forget_published()
+
+
 def _forget(*, setting: str, **_: object) -> None:
     if setting in ("CACHES", "QUOTA"):
         for limiter in _limiters.values():
@@ -252,7 +265,12 @@ setting_changed.connect(_forget, dispatch_uid="django_quota.limiter")
 
 
 def check(
-    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, *, value: object = None, **rule_options: object
+    rule_or_rate: RuleOrRate,
+    subject: Subject,
+    cost: int | None = None,
+    *,
+    value: object = None,
+    **rule_options: Unpack[CallOptions],
 ) -> Decision:
     """Take a hit: decide whether it may go on, and count it if so.
 
@@ -270,7 +288,12 @@ def check(
 
 
 async def acheck(
-    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, *, value: object = None, **rule_options: object
+    rule_or_rate: RuleOrRate,
+    subject: Subject,
+    cost: int | None = None,
+    *,
+    value: object = None,
+    **rule_options: Unpack[CallOptions],
 ) -> Decision:
     """Take a hit without blocking the event loop; see `check`."""
     plan = await aanswer(plan_of(rule_or_rate, subject, cost, value, rule_options))
@@ -278,7 +301,12 @@ async def acheck(
 
 
 def peek(
-    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, *, value: object = None, **rule_options: object
+    rule_or_rate: RuleOrRate,
+    subject: Subject,
+    cost: int | None = None,
+    *,
+    value: object = None,
+    **rule_options: Unpack[CallOptions],
 ) -> Decision:
     """Say what `check` would, spending nothing and writing nothing; `remaining` is what is left as it stands."""
     plan = answer(plan_of(rule_or_rate, subject, cost, value, rule_options))
@@ -286,14 +314,21 @@ def peek(
 
 
 async def apeek(
-    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, *, value: object = None, **rule_options: object
+    rule_or_rate: RuleOrRate,
+    subject: Subject,
+    cost: int | None = None,
+    *,
+    value: object = None,
+    **rule_options: Unpack[CallOptions],
 ) -> Decision:
     """Say what `acheck` would; see `peek`."""
     plan = await aanswer(plan_of(rule_or_rate, subject, cost, value, rule_options))
     return await adecide_plan(plan, "peek")
 
 
-def refund(rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, **rule_options: object) -> Decision:
+def refund(
+    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, **rule_options: Unpack[CallOptions]
+) -> Decision:
     """Give a cost back, never more than is used; return what `peek` says afterwards.
 
     Refund a hit that still counts. A sliding window gives back its oldest hits: so room comes back at once, and what
@@ -308,7 +343,7 @@ def refund(rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, 
 
 
 async def arefund(
-    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, **rule_options: object
+    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, **rule_options: Unpack[CallOptions]
 ) -> Decision:
     """Give a cost back; see `refund`."""
     plan = _giving_back(await aanswer(plan_of(rule_or_rate, subject, cost, None, rule_options)))
@@ -322,7 +357,7 @@ def _giving_back(plan: Plan) -> Plan:
     return plan
 
 
-def reset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: object) -> bool:
+def reset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: Unpack[CallOptions]) -> bool:
     """Forget all that a rule has counted for a subject; say whether there was anything.
 
     It lifts a ban; an override stays. Raises `StoreUnavailable` where the store does not answer.
@@ -334,7 +369,7 @@ def reset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: object) ->
     return bool(get_limiter().telling.run(plan.forgetting()) > 0)
 
 
-async def areset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: object) -> bool:
+async def areset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: Unpack[CallOptions]) -> bool:
     """Forget all that a rule has counted for a subject; see `reset`."""
     plan = await aanswer(plan_of(rule_or_rate, subject, 0, None, rule_options))
     if not plan or not current().enabled:

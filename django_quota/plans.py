@@ -299,6 +299,11 @@ def _remember(hit: Hit, published: str) -> None:
     _known[place] = published
 
 
+def forget_published() -> None:
+    """Forget which overrides the store has told; it tells them again."""
+    _known.clear()
+
+
 def _overridden(hit: Hit, published: str) -> Rule:
     """Return the hit's rule with the rates of an override, noting that its limits are those."""
     hit.override = published

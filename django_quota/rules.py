@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
 from typing import Any, Literal, TypedDict, cast, get_args
 
-from django_quota.algorithms import ALGORITHMS, DISTINCT, Limit, Options
+from django_quota.algorithms import ALGORITHMS, DISTINCT, AlgorithmName, Limit, Options
 from django_quota.bans import Ban
 from django_quota.exceptions import AlgorithmError, RateError, RuleError, did_you_mean
 from django_quota.exemptions import Exemption
@@ -41,12 +41,11 @@ DynamicRate = Callable[[Any], Any]
 """A function of the request that returns a rate (`"10/m"`, several, or None for unlimited); may be async."""
 
 
-class RuleOptions(TypedDict, total=False):
+class _Options(TypedDict, total=False):
     """The options of a rule by name, with their types; see `Rule`."""
 
     key: Any
-    algorithm: str
-    cost: int | Callable[[Any], Any]
+    algorithm: AlgorithmName
     burst: int | None
     precision: int | None
     tz: str | None
@@ -62,6 +61,18 @@ class RuleOptions(TypedDict, total=False):
     warn_at: float | None
     daily: bool | None
     distinct: Any
+
+
+class RuleOptions(_Options, total=False):
+    """The options that `@quota` takes."""
+
+    cost: int | Callable[[Any], Any]
+
+
+class CallOptions(_Options, total=False):
+    """The options that `check` and its like take with a rate; `cost` is an argument of theirs."""
+
+    name: str
 
 
 @dataclass(frozen=True)
@@ -89,7 +100,7 @@ class Rule:
     name: str
     rates: tuple[Rate | DynamicRate | Tiers, ...]
     key: Any = "ip"
-    algorithm: str = "sliding_window"
+    algorithm: AlgorithmName = "sliding_window"
     cost: int | Callable[[Any], Any] = 1
     burst: int | None = None
     precision: int | None = None
@@ -255,6 +266,13 @@ def _is_of_a_form(key: object) -> bool:
     if isinstance(key, tuple):
         return any(map(_is_of_a_form, key))
     return isinstance(key, str) and key.startswith("post:")
+
+
+def is_lambda(function: Any) -> bool:
+    """Say whether a function has no name of its own."""
+    while isinstance(function, partial):
+        function = function.func
+    return str(getattr(function, "__qualname__", "")).endswith("<lambda>")
 
 
 def _normalize(rule: Rule) -> None:

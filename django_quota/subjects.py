@@ -25,7 +25,7 @@ from django_quota.addresses import canonical_part, client_ip
 from django_quota.conf import conf, current
 from django_quota.dotted import function_at
 from django_quota.exceptions import ConfigurationError, RuleError, SubjectKeyError, did_you_mean
-from django_quota.rules import Rule, path_of
+from django_quota.rules import Rule, is_lambda, path_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -161,6 +161,12 @@ def _compile(key: object, exact: bool) -> tuple[Resolver, ...]:
             raise SubjectKeyError("key=() names nothing.", "'ip' would do.")
         return tuple(resolver for part in key for resolver in compile_key(part, exact=exact))
     if callable(key):
+        if is_lambda(key):
+            raise SubjectKeyError(
+                f"key={path_of(key)} is a lambda, which has no name. Its subjects would be others whenever its line "
+                "moves, and no block or ban would hold for them any more.",
+                "Write it as a function: def by_tenant(request): ...",
+            )
         return (partial(_from_callable, key),)
     raise SubjectKeyError(f"key={key!r} is not a key.", "'ip', 'user', 'header:X-Api-Key' or a function would do.")
 
@@ -212,7 +218,14 @@ def _lazy_user(request: HttpRequest) -> Flow:
 
 
 def _known_user(user: Any) -> str | None:
-    return user_subject(user) if getattr(user, "is_authenticated", False) else None
+    if not getattr(user, "is_authenticated", False):
+        return None
+    if getattr(user, "pk", None) is None:
+        raise RuleError(
+            f"The request's user is a {type(user).__name__} without a primary key, so there is nothing to limit by.",
+            "Give the class a `pk`, or use a function of the request as the key.",
+        )
+    return user_subject(user)
 
 
 def _from_header(name: str, request: HttpRequest) -> str | None:

@@ -204,6 +204,16 @@ class TestWhoSharesALimit:
             return
         assert statuses(view, 2) == [200, 429]
 
+    def test_two_rules_of_one_name_and_one_key_are_refused_at_import(self) -> None:
+        with pytest.raises(RuleError, match="Two rules are named 'x'"):
+            quota("9/m", name="x", key="ip")(quota("1/m", name="x", key="ip")(plain))
+
+    def test_two_rules_of_one_name_and_different_keys_count_apart(self) -> None:
+        view = quota("9/m", name="x", key="global")(quota("1/m", name="x", key="ip")(plain))
+        assert statuses(view, 2) == [200, 429]
+        assert check("9/m", "global", name="x").remaining == 7
+        assert check("1/m", "ip:192.0.2.1", name="x").remaining == 0
+
     def test_an_empty_name_is_refused(self) -> None:
         with pytest.raises(RuleError, match="name"):
             quota("1/m", name="")

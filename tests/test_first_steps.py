@@ -15,6 +15,7 @@ from django.test import AsyncRequestFactory, RequestFactory
 from django_quota import RateError, Rule, addresses, check, quota
 from django_quota.exceptions import QuotaError, RuleError
 from django_quota.testing import RedisServer
+from tests.calls import always
 from tests.conftest import caches
 
 
@@ -35,7 +36,7 @@ def test_a_key_function_that_names_nobody_is_an_error_and_not_a_new_limit_each_t
     value: object, memory_store: None
 ) -> None:
     with pytest.raises(RuleError, match="names nobody"):
-        check("1/m", RequestFactory().get("/"), key=lambda request: value)
+        check("1/m", RequestFactory().get("/"), key=always(value))
 
 
 def test_a_misspelt_method_does_not_switch_a_rule_off() -> None:

@@ -26,7 +26,7 @@ from django_quota import Decision, Rule, acheck, check, concurrency, quota
 from django_quota.exceptions import RuleError
 from django_quota.responses import write_headers
 from django_quota.testing import freeze
-from tests.calls import get, run
+from tests.calls import always, get, run
 from tests.inputs import inputs
 
 NOW = 1_790_000_000_123_457
@@ -111,7 +111,7 @@ def ask(name: str, now: int) -> HttpResponseBase:
 def limited(name: str, rule: str, rates: list[str], options: dict[str, Any]) -> Iterator[None]:
     """Limit a view so, with nothing used yet."""
     subject = f"number-{next(NUMBERS)}"
-    options = {**options, "key": lambda request: subject}
+    options = {**options, "key": always(subject)}
     ASKED.update(rates="; ".join(rates), options={**options, "name": rule}, slot=subject)
     rules = {rule: {"rate": rates, "match": "/", **options}} if name.startswith("middleware") else {}
     with override_settings(ROOT_URLCONF=__name__, QUOTA={"STORE": "memory", "RULES": rules}):
@@ -194,7 +194,7 @@ def test_headers_parse_agree_with_the_decision_and_tell_the_truth(
 @pytest.mark.parametrize("name", sorted(VIEWS))
 def test_on_every_store_every_edge_says_the_same(name: str) -> None:
     store = django_settings.QUOTA
-    options = {"key": lambda request: "ann", "cost": 2}
+    options = {"key": always("ann"), "cost": 2}
     ASKED.update(rates="5/m; 9/h", options={**options, "name": "r"}, slot="s")
     rules = {"r": {"rate": "5/m; 9/h", "match": "/", **options}} if name.startswith("middleware") else {}
     with override_settings(ROOT_URLCONF=__name__, QUOTA={**store, "RULES": rules}):

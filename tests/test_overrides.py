@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -751,6 +752,9 @@ def said(*words: str) -> Any:
     return json.loads(out.getvalue()) if "--json" in words else out.getvalue() + notes.getvalue()
 
 
+_SETTING = [["set", "user:1", "5/m", option] for option in ("--rule", "--reason")]
+
+
 @pytest.mark.usefixtures("published_at_once")
 class TestTheCommand:
     """`quota_override list|set|clear`."""
@@ -800,6 +804,12 @@ class TestTheCommand:
             said(*words)
         assert told in str(caught.value)
         assert not QuotaOverride.objects.exists()
+
+    def test_an_option_whose_bytes_are_no_text_is_a_clear_error(self) -> None:
+        odd = os.fsdecode(b"a\xff")
+        for words in (["list", "--rule"], ["clear", "user:1", "--rule"], *_SETTING):
+            with pytest.raises(CommandError, match=rf"^{words[-1]} 'a\\udcff' is not UTF-8 text"):
+                said(*words, odd)
 
     def test_a_rule_that_the_settings_do_not_know_is_pointed_out(self, settings: Any) -> None:
         settings.QUOTA = {"RULES": {"search": "10/m"}}

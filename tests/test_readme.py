@@ -7,6 +7,7 @@ import doctest
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -200,7 +201,15 @@ def test_its_table_lists_the_algorithms_that_there_are() -> None:
     assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == list(ALGORITHMS)
 
 
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+def test_how_to_report_a_vulnerability_is_linked_and_goes_with_the_source_distribution() -> None:
+    assert "](SECURITY.md)" in README
+    included = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["sdist"]
+    assert "/SECURITY.md" in included["include"]
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "SECURITY.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+)
 def test_every_path_that_it_links_to_exists(page: str) -> None:
     text = (ROOT / page).read_text()
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", text):

@@ -286,7 +286,11 @@ class TestJoining:
     def test_but_it_counts_it_for_another_subject(self, kind: str, settings: Any) -> None:
         """As where a view's own authentication finds the user that no middleware knew."""
         names = iter(["before", "after"])
-        rule = {"rate": "30/m", "match": "/", "key": lambda request: next(names)}
+
+        def by_name(request: HttpRequest) -> str:
+            return next(names)
+
+        rule = {"rate": "30/m", "match": "/", "key": by_name}
         settings.QUOTA = {**settings.QUOTA, "RULES": {"site": rule}}
         settings.ROOT_URLCONF = "tests.test_site_rules"
         (reply,) = fetch(kind, "/by-the-settings/")

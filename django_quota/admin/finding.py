@@ -26,9 +26,10 @@ class Found:
     """Whether nothing was found, so that the text is taken for a subject."""
 
 
-def find(text: str) -> list[Found]:
+def find(text: str, *, with_users: bool) -> list[Found]:
     """Return whom a text means: one, or several users to choose from. Raises `RuleError` where it means nobody.
 
+    `with_users`: whether users are looked up by name. Somebody who may not see users must not learn who there is.
     A text such as `post:phone=+1555` holds a plain value, whose subject has its digest: the text must go nowhere.
     """
     text = text.strip()
@@ -36,7 +37,7 @@ def find(text: str) -> list[Found]:
         raise RuleError(_("Type a user, an address or a subject."))
     if is_address(text) or not is_bare(text):
         return [Found(meant_subject(text))]
-    found = [Found(user_subject(user), user) for user in users_called(text)]
+    found = [Found(user_subject(user), user) for user in users_called(text)] if with_users else []
     return found or [Found(named_subject(text), is_guess=True)]
 
 

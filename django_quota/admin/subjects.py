@@ -96,12 +96,16 @@ class SubjectAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's own 
     def _find(self, request: HttpRequest) -> HttpResponse:
         asked = request.POST.get("subject") or request.POST.get("find", "")
         try:
-            found = [Found(named_subject(asked))] if "subject" in request.POST else find(asked)
+            found = (
+                [Found(named_subject(asked))]
+                if "subject" in request.POST
+                else find(asked, with_users=may_see_users(request))
+            )
         except RuleError as error:
             # What was typed may hold a plain value: it is not shown again.
             return self._show(request, "find", {"title": _("Find a subject"), "trouble": str(error)})
         if len(found) > 1:
-            return self._show(request, "choice", {"title": _("Whom do you mean?"), "found": _shown(request, found)})
+            return self._show(request, "choice", {"title": _("Whom do you mean?"), "found": _shown(found)})
         return self._lead_to(request, found[0].subject)
 
     def _lead_to(self, request: HttpRequest, subject: str) -> HttpResponse:
@@ -201,10 +205,9 @@ def _short(subject: str) -> str:
     return subject if len(subject) <= 80 else f"{subject[:79]}…"  # noqa: PLR2004
 
 
-def _shown(request: HttpRequest, found: list[Found]) -> list[tuple[str, str]]:
-    """Return each subject with the user's name, where whoever asks may see users."""
-    sees_users = may_see_users(request)
-    return [(one.subject, str(one.user) if sees_users else "") for one in found]
+def _shown(found: list[Found]) -> list[tuple[str, str]]:
+    """Return each subject with the user's name."""
+    return [(one.subject, str(one.user)) for one in found]
 
 
 def _links(request: HttpRequest, subject: str, user: Any) -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from django_quota.algorithms.base import NEVER, Algorithm, Limit, Options, Parameters, Step, Verdict
 from django_quota.algorithms.calendar import Calendar, is_stale
@@ -18,6 +18,7 @@ __all__ = [
     "EVERY",
     "NEVER",
     "Algorithm",
+    "AlgorithmName",
     "Limit",
     "Options",
     "Parameters",
@@ -25,6 +26,9 @@ __all__ = [
     "Verdict",
     "is_stale",
 ]
+
+AlgorithmName = Literal["sliding_window", "fixed_window", "calendar", "token_bucket", "leaky_bucket"]
+"""What `algorithm=` takes, so that editors complete it and type checkers find a typo."""
 
 ALGORITHMS: dict[str, Algorithm[Any]] = {
     algorithm.name: algorithm

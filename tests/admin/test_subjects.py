@@ -113,12 +113,25 @@ class TestFinding:
         assert found(client, text) == subject
         assert "ann" not in client.post(PAGE, {"find": text}).url  # type: ignore[attr-defined]
 
-    def test_of_several_users_one_is_chosen_and_names_are_for_those_who_may_see_them(self) -> None:
+    @pytest.mark.parametrize("text", ["ann", "ann@example.org", "1", "nobody"])
+    def test_without_the_permission_to_view_users_a_name_finds_nobody(self, text: str) -> None:
+        user = User.objects.create_user("ann", "ann@example.org")
+        client = operator("view_subject")
+        text = str(user.pk) if text == "1" else text
+        with CaptureQueriesContext(connection) as queries:
+            assert found(client, text) == text
+        user_table = User._meta.db_table
+        asked = [query["sql"] for query in queries if f'FROM "{user_table}"' in query["sql"]]
+        assert len(asked) == 1  # the one who asks
+        shown = page(client, text)
+        assert f"user:{user.pk}" not in shown
+        assert "user:&lt;key&gt;" in shown  # the hint says how to write a user instead
+
+    def test_of_several_users_one_is_chosen(self) -> None:
         users = [User.objects.create_user(name, "same@example.org") for name in ("bob", "cid")]
-        for client, sees in ((superuser(), True), (operator("view_subject"), False)):
-            shown = client.post(PAGE, {"find": "same@example.org"}).content.decode()
-            assert all(f'value="user:{user.pk}"' in shown for user in users)
-            assert ("cid" in shown) is sees
+        client = superuser()
+        shown = client.post(PAGE, {"find": "same@example.org"}).content.decode()
+        assert all(f'value="user:{user.pk}"' in shown and str(user) in shown for user in users)
         assert client.post(PAGE, {"subject": f"user:{users[0].pk}"}).status_code == 302
 
     @pytest.mark.parametrize("text", ["", "ip:nowhere", "post:phone="])

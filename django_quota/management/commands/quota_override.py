@@ -8,7 +8,7 @@ from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.core.exceptions import ValidationError
+from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError, transaction
 from django.utils import timezone
@@ -26,6 +26,7 @@ from django_quota.management.console import (
     subject_note,
 )
 from django_quota.models import QuotaOverride
+from django_quota.names import is_name
 from django_quota.overrides import ALL_RULES
 from django_quota.publishing import is_pending, write_database
 from django_quota.rates import parse_span
@@ -58,9 +59,13 @@ class Command(PrintingCommand):
             "set": self._set,
             "clear": self._clear,
         }
+        for option in ("rule", "reason"):
+            given = options.get(option)
+            if given and not is_name(given):  # Python reads a byte that is no UTF-8 as half of a character
+                raise CommandError(f"--{option} {given!r} is not UTF-8 text. Check the encoding of your terminal.")
         try:
             verbs[options["verb"]](options)
-        except (QuotaError, DatabaseError) as error:
+        except (QuotaError, DatabaseError, ImproperlyConfigured) as error:
             raise CommandError(explained(error)) from error
 
     def _list(self, options: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
@@ -35,7 +36,7 @@ class Command(PrintingCommand):
         try:
             with progress(self.stderr, "Publishing", count_subjects(database)) as advance:
                 done = republish(database, advance)
-        except (QuotaError, DatabaseError) as error:
+        except (QuotaError, DatabaseError, ImproperlyConfigured) as error:
             raise CommandError(explained(error)) from error
         if options["json"]:
             self.stdout.write(json.dumps(done._asdict()))
