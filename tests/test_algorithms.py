@@ -210,7 +210,7 @@ def test_what_a_refund_says_of_a_token_bucket_is_kept_while_a_hit_may_ask_for_it
     limit.now = expiry
     limit.run()
     ((state, _),) = limit.states.kept.values()
-    assert state == (expiry + 10 * SECOND, 0, 0, 0)
+    assert state == (expiry + 10 * SECOND, 0, 0, 0, expiry)
 
 
 @given(arrivals=st.lists(st.integers(0, 30 * SECOND), max_size=40), count=st.integers(1, 50))
