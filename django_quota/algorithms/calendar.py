@@ -92,25 +92,29 @@ def edges(unit: str, multiple: int, tz: str | None, now: int) -> tuple[int, int,
     zone = _zone(tz)
     period = UNITS[unit] * multiple
     if period <= UNITS["hour"]:
-        start, end = _short_edges(period, zone, now)
-        return start, end, _short_edges(period, zone, end)[1]
+        offset = _offset(zone, now)
+        return _short_edges(period, zone, offset, (now + offset) // period * period - offset)
     return _wall_edges(unit, multiple, zone, now)
 
 
-def _short_edges(period: int, zone: ZoneInfo, now: int) -> tuple[int, int]:
-    """Return where the period of an hour at most begins and ends that `now` lies in.
+@lru_cache(maxsize=256)
+def _short_edges(period: int, zone: ZoneInfo, offset: int, start: int) -> tuple[int, int, int]:
+    """Return the edges of a period of an hour at most, which the clock's face shows from `start` on at this offset.
 
-    Counted on the clock's face, and cut where the clock jumps: an hour that the clock repeats is two periods, and where
-    it jumps by half an hour, the one that it jumps out of ends there. So no two periods overlap, whoever asks when.
+    It is cut where the clock jumps: an hour that the clock repeats is two periods, and where it jumps by half an hour,
+    the one that it jumps out of ends there. So no two periods overlap, whoever asks when.
     """
-    offset = _offset(zone, now)
-    start = (now + offset) // period * period - offset
-    end = start + period
+    begin, end = _cut(zone, offset, start, start + period)
+    offset = _offset(zone, end)
+    start = (end + offset) // period * period - offset
+    return begin, end, _cut(zone, offset, start, start + period)[1]
+
+
+def _cut(zone: ZoneInfo, offset: int, start: int, end: int) -> tuple[int, int]:
+    """Return the part of a span in which the clock of a zone is so far ahead of UTC."""
     if _offset(zone, start) != offset:
-        start = _jump(zone, start, now)
-    if _offset(zone, end) != offset:
-        end = _jump(zone, now, end)
-    return start, end
+        return _jump(zone, start, end), end
+    return start, end if _offset(zone, end) == offset else _jump(zone, start, end)
 
 
 def _offset(zone: ZoneInfo, now: int) -> int:
