@@ -16,11 +16,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from django_quota import plans
 from django_quota.algorithms import NEVER, NUMBERS
+from django_quota.algorithms.sliding_window import WRAP, Entry
 from django_quota.algorithms.token_bucket import TokenBucket
 from django_quota.clock import SECOND
 from django_quota.limiter import get_limiter
 from django_quota.operations.base import DictStates
-from django_quota.operations.decide import ALLOWED, Decide, Mode, reserving, settling
+from django_quota.operations.decide import ALLOWED, STALE, Decide, Mode, reserving, settling
 from django_quota.operations.spread import _Part, _undo
 from django_quota.plans import Plan
 from django_quota.rules import Rule
@@ -29,7 +30,7 @@ from django_quota.stores.redis import RedisStore
 from django_quota.testing import RedisServer
 from tests.inputs import inputs
 from tests.published import publish
-from tests.steps import START, answers, driven
+from tests.steps import START, answers, driven, hits_of
 
 BAN = {"after": "3/m", "for": ["20s", "2m"]}
 RULES = [
@@ -333,6 +334,37 @@ def test_lua_and_specification_never_differ_in_what_they_give_back(
             pair.ask(what, cost)
         pair.ask("peek", 1)
         assert all(raw.pttl(key) > 0 for key in raw.scan_iter())
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_calendar_limit_wants_other_edges_outside_of_the_two_periods_that_were_sent() -> None:
+    hits = hits_of(Rule.make("calendar", "9/m", algorithm="calendar"))
+    begins, _, ends, *_ = hits[0].steps[0].parameters[1:]
+    states = DictStates()
+    for run in (get_limiter().store.run, lambda asked, now: asked.run(states, now)):
+        replies = [run(Decide(hits, "check"), now) for now in (begins - 1, begins, ends - 1, ends)]
+        assert [reply[1] for reply in replies] == [STALE, ALLOWED, ALLOWED, STALE]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_running_totals_wrap_around_in_lua_as_in_the_specification(raw: redis.Redis) -> None:
+    its_rule = Rule.make("sliding", f"{10**12}/d")
+    (hit,) = hits_of(its_rule, cost=10**12 // 3)
+    key, states, expiry = hit.steps[0].key, DictStates(), START + 3_600 * SECOND
+    raw.zadd(key, {f"{WRAP - 2}:1": expiry})
+    raw.pexpire(key, 3_600_000)
+    states.put(key, (Entry(WRAP - 2, 1, expiry),), expiry)
+    for number in range(1, 4):
+        replies = [
+            run(Decide([hit], "check"), START + number)
+            for run in (get_limiter().store.run, lambda asked, now: asked.run(states, now))
+        ]
+        assert replies[0] == replies[1]
+        kept: Any = raw.zrange(key, 0, -1, withscores=True)
+        assert [(member.decode(), int(score)) for member, score in kept] == [
+            (f"{entry.total}:{entry.cost}", entry.expiry) for entry in states.get(key)
+        ]
+        assert all(entry.total < WRAP for entry in states.get(key))
 
 
 @pytest.mark.hypothesis

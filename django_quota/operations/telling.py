@@ -11,7 +11,16 @@ from collections.abc import Iterable
 from django_quota.algorithms import ALGORITHMS, NEVER, Step, Verdict
 from django_quota.clock import SECOND
 from django_quota.operations.base import States
-from django_quota.operations.standing import BAN_BEGAN, BANNED, NEAR_TOLD, REFUSAL_TOLD, Case, fields_of, set_field, shut_out
+from django_quota.operations.standing import (
+    BAN_BEGAN,
+    BANNED,
+    NEAR_TOLD,
+    REFUSAL_TOLD,
+    Case,
+    fields_of,
+    set_field,
+    shut_out,
+)
 
 DAY = 86_400 * SECOND
 DAY_KEPT = 8 * DAY
