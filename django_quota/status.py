@@ -169,7 +169,6 @@ def status_of(subject: str, rules: Iterable[str] | None = None) -> SubjectStatus
     """
     store, prefix = get_limiter().store, current().prefix
     status = SubjectStatus(subject)
-    bans = _bans(subject)
     found = []
     if isinstance(store, RedisStore):
         status.refuses = refused_change(store, standing_key(prefix, subject))
@@ -189,8 +188,8 @@ def status_of(subject: str, rules: Iterable[str] | None = None) -> SubjectStatus
             status.unread[name] = rule
         else:
             _ask(status, rule)
-            if keys.field(name) in bans:
-                status.bans[name] = bans[keys.field(name)]
+    banned = {limit.rule for limit in status.limits if limit.why == "banned"}
+    status.bans = _bans(subject, banned) if banned else {}
     status.states = {name: sorted(states[name]) for name in status.unread if name in states}
     if isinstance(store, RedisStore):
         status.overrides = published(store, prefix, subject)
@@ -221,12 +220,12 @@ def _ask(status: SubjectStatus, rule: Rule, tier: str = "") -> None:
         status.limits.append(limit.while_store(status.refuses, rule))
 
 
-def _bans(subject: str) -> dict[str, float]:
-    """Return the seconds until the bans of a subject end, by the part of a key that names the rule."""
+def _bans(subject: str, rules: Iterable[str]) -> dict[str, float]:
+    """Return the seconds until the bans of a subject from these rules end, by rule."""
     now, flat = get_limiter().telling.run(Look(standing_key(current().prefix, subject), []), frozen_now())
-    fields = zip(map(text, flat[::2]), map(text, flat[1::2]), strict=True)
-    ends = {name[2:]: int(value.split(" ")[0]) for name, value in fields if name.startswith("b:")}
-    return {part: (stop - now) / SECOND for part, stop in ends.items() if stop > now}
+    fields = dict(zip(map(text, flat[::2]), map(text, flat[1::2]), strict=True))
+    ends = {name: int(fields.get(f"b:{keys.field(name)}", "0").split(" ")[0]) for name in sorted(rules)}
+    return {name: (stop - now) / SECOND for name, stop in ends.items() if stop > now}
 
 
 def _rule_by_name(name: str, state_id: str) -> Rule | str:
