@@ -199,7 +199,8 @@ class TestOnEveryStore:
 
     def test_the_headers_of_a_blocked_subject_say_when_the_block_ends(self) -> None:
         @quota("3/m", key="ip", name="three")
-        def view(request: HttpRequest) -> HttpResponse: ...
+        def view(request: HttpRequest) -> HttpResponse:
+            raise AssertionError("the view must not run")
 
         with freeze(START):
             override(f"b 0 {START + HOUR} ", "three", subject="ip:192.0.2.1")
