@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from django_quota import Decision, check, plans, quota
+from django_quota import Decision, check, plans, quota, reserve
 from django_quota.clock import SECOND
 from django_quota.operations.base import DictStates
 from django_quota.plans import Plan
@@ -137,10 +137,24 @@ class TestOnEveryStore:
             told = [check("5/h", SUBJECT, ban=ban) for _ in range(3)]
         assert [each.outcomes[0].why for each in told] == ["", "banned", "banned"]
         assert [each.retry_after for each in told] == [3_600.0] * 3
+        assert [each.outcomes[0].next_after for each in told] == [3_600.0] * 3
         with freeze(START + HOUR - 1):
             assert not check("5/h", SUBJECT, ban=ban)
         with freeze(START + HOUR):
             assert check("5/h", SUBJECT, ban=ban)
+
+    def test_a_ban_where_something_is_left_says_that_more_is_left_when_it_ends(self) -> None:
+        with freeze(START):
+            told = [check("5/h", SUBJECT, 3, ban={"after": "1/m", "for": "10m"}) for _ in range(2)]
+        assert [(each.retry_after, each.outcomes[0].next_after) for each in told] == [(0.0, 3_600.0), (3_600.0, 600.0)]
+
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    def test_a_hit_that_costs_nothing_is_not_told_of_more_after_it_is_admitted(self, algorithm: str) -> None:
+        with freeze(START):
+            reserve("10/h", SUBJECT, 1, algorithm=algorithm).settle(25)
+            decision = check("10/h", SUBJECT, 0, algorithm=algorithm)
+        assert decision.retry_after is not None
+        assert decision.outcomes[0].next_after == decision.retry_after > 0
 
     def test_a_ban_that_ends_later_says_its_end(self) -> None:
         ban = {"after": "1/m", "for": "10m"}

@@ -79,10 +79,8 @@ algorithms.sliding_window = {
     if merged > 0 and member ~= limit.last then redis.call('ZREM', limit.key, limit.last) end
     if merged == 0 or expiry > limit.expiry then expire(limit.key, expiry - now) end
     if limit.has_expired then redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now)) end
-    -- The oldest entry gives back first; where the hit has been merged into the only one, that is this one.
-    local is_only = limit.used == 0 or (merged > 0 and limit.first_expiry == limit.expiry)
-    local reset = expiry - now
-    return math.max(0, limit.capacity - limit.used - cost), 0, reset, is_only and reset or limit.first_expiry - now
+    local first_expiry = limit.used > 0 and limit.first_expiry or expiry
+    return math.max(0, limit.capacity - limit.used - cost), 0, expiry - now, first_expiry - now
   end,
 
   -- Takes from the oldest entries: what stays expires no earlier than the hits that still count.
