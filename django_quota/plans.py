@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
-from django_quota.algorithms import Limit, Step
+from django_quota.algorithms import NUMBERS, Limit, Step
 from django_quota.days import day_of
 from django_quota.decisions import Decision, notes, outcomes_of
 from django_quota.exceptions import RuleError
@@ -196,8 +196,8 @@ class Plan:
         stands_above = {index for index, what, _ in found if what in (EXEMPT, BLOCKED, BANNED)}
         position = 2  # behind now and the verdict
         for index, hit in enumerate(self.hits):
-            end = position + 4 * len(hit.limits)
-            if hit.cost and index not in stands_above and all(reply[position:end:4]):
+            end = position + NUMBERS * len(hit.limits)
+            if hit.cost and index not in stands_above and all(reply[position:end:NUMBERS]):
                 return True
             position = end
         return False

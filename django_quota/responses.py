@@ -116,12 +116,12 @@ _SHUT_OUT = ("blocked", "banned")
 
 
 def _state(name: str, outcome: Outcome) -> str:
-    remaining, reset = outcome.remaining, math.ceil(outcome.reset_after)
+    remaining = min(max(outcome.remaining, 0), _MOST)
     if outcome.why and not outcome.allowed and outcome.why in _SHUT_OUT:  # whatever the limit has left
-        remaining, reset = 0, math.ceil(outcome.retry_after or outcome.reset_after)
-    if not (0 <= remaining <= _MOST and reset <= _MOST):
-        remaining, reset = min(max(remaining, 0), _MOST), min(reset, _MOST)
-    return f'"{name}";r={remaining};t={reset}'
+        remaining = 0
+    if outcome.next_after is None:  # there is no more to wait for
+        return f'"{name}";r={remaining}'
+    return f'"{name}";r={remaining};t={min(math.ceil(outcome.next_after), _MOST)}'
 
 
 def refusal(request: HttpRequest, decision: Decision) -> HttpResponse:

@@ -114,6 +114,25 @@ def test_retry_after_is_true_to_the_microsecond(algorithm: str, rate: str) -> No
         assert check(rate, SUBJECT, **options)
 
 
+@pytest.mark.usefixtures("either_store")
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "leaky_bucket"])
+def test_counted_refusals_fill_a_limit_and_no_more(algorithm: str) -> None:
+    options: dict[str, Any] = {"algorithm": algorithm, "count_refused": True}
+    with freeze(START):
+        assert bools([check("10/m", SUBJECT, 6, **options) for _ in range(3)]) == [True, False, False]
+        assert refund("10/m", SUBJECT, 10, **options).remaining == 10
+
+
+@pytest.mark.usefixtures("either_store")
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_is_left_is_never_below_zero(algorithm: str) -> None:
+    options: dict[str, Any] = {"algorithm": algorithm}
+    with freeze(START):
+        reserve("10/h", SUBJECT, 1, name="rule", **options).settle(25)
+        told = [verb("4/h", SUBJECT, name="rule", **options) for verb in (peek, check, refund)]
+    assert [each.remaining for each in told] == [0, 0, 0]
+
+
 def test_a_cost_above_the_limit_promises_no_retry(memory_store: None) -> None:
     decision = check("3/m", SUBJECT, 4)
     assert (decision.allowed, decision.retry_after) == (False, None)

@@ -109,6 +109,20 @@ def test_looking_changes_nothing(raw: redis.Redis) -> None:
         assert {key: raw.dump(key) for key in raw.scan_iter()} == before
 
 
+def test_a_ban_is_said_until_its_own_end_and_a_limit_until_the_next_hit_is_admitted() -> None:
+    with freeze(START - 1_800 * SECOND):
+        check("banning", SUBJECT)
+    with freeze(START - 1):
+        check("banning", SUBJECT)
+    with freeze(START):
+        override("r 0 0 1/d", "banning")
+        status = status_of(SUBJECT, ["banning"])
+        check("1/d", SUBJECT, name="banning")
+        later = status_of(SUBJECT, ["banning"])
+    assert status.bans == later.bans == {"banning": 3_600.0 - 1e-6}
+    assert [limit.retry_after for limit in (*status.limits, *later.limits)] == [3_600.0 - 1e-6, 86_400.0]
+
+
 def test_overrides_bans_holds_and_days_are_said() -> None:
     with freeze(START):
         override(f"r 0 {START + 60 * SECOND} 50/m", "search")

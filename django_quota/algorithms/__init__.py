@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from django_quota.algorithms.base import NEVER, Algorithm, Limit, Options, Parameters, Step, Verdict
+from django_quota.algorithms.base import NEVER, NUMBERS, Algorithm, Limit, Options, Parameters, Step, Verdict
 from django_quota.algorithms.calendar import Calendar, is_stale
 from django_quota.algorithms.distinct import Distinct
 from django_quota.algorithms.fixed_window import FixedWindow
@@ -17,6 +17,7 @@ __all__ = [
     "DISTINCT",
     "EVERY",
     "NEVER",
+    "NUMBERS",
     "Algorithm",
     "AlgorithmName",
     "Limit",

@@ -16,7 +16,7 @@ from functools import singledispatch
 from itertools import pairwise
 from typing import Any
 
-from django_quota.algorithms import NEVER, Step
+from django_quota.algorithms import NEVER, NUMBERS, Step
 from django_quota.exceptions import QuotaError, StoreUnavailable
 from django_quota.operations.announce import Announce, News
 from django_quota.operations.base import Operation
@@ -53,7 +53,7 @@ def _decide(operation: Decide, home: Home) -> Spread:
     hits, log = operation.hits, operation.log
     if len(hits) == 1 or len({home(hit.standing) for hit in hits}) == 1:  # nearly always
         (reply,) = yield [operation if log is None else Decide(hits, operation.mode, FAR_LOG)]
-        if reply[1] == STALE or len(reply) == 2 + 4 * sum(len(hit.steps) for hit in hits):
+        if reply[1] == STALE or len(reply) == 2 + NUMBERS * sum(len(hit.steps) for hit in hits):
             return reply
         replies = [reply]
         parts = _parts(hits, home)
@@ -153,7 +153,7 @@ def _told_late(part: _Part, log: Log | None, now: int) -> Spread:
         (reply,) = yield [part.asked("late", log)]
     except StoreUnavailable as error:
         logger.warning("A part of a plan that is refused does not say how it stands: %s", error)
-        return [now, REFUSED, *_flat([[(1, 0, 0, 0)] * len(hit.steps) for hit in part.hits])]
+        return [now, REFUSED, *_flat([[(1, 0, 0, 0, NEVER)] * len(hit.steps) for hit in part.hits])]
     return reply
 
 
@@ -171,7 +171,7 @@ def compensation(hits: Sequence[Hit], reply: Sequence[int]) -> tuple[Decide | No
         before = iter([value for noted, what, value in notes if noted == index and what == KNOWN_BEFORE])
         marks = [
             Mark(0) if index in is_exempt else _mark(step, reply[0], reset, before)
-            for step, (_, _, _, reset) in zip(hit.steps, answers, strict=True)
+            for step, (_, _, _, reset, _) in zip(hit.steps, answers, strict=True)
         ]
         chosen.append(index)
         spent.append(Spent(marks, any(noted == index and what == NEAR_TOLD for noted, what, _ in notes)))
@@ -213,13 +213,13 @@ def _answers(hits: Sequence[Hit], reply: Sequence[int]) -> Iterator[list[Sequenc
     """Yield what a reply says of each limit, hit by hit."""
     position = 2
     for hit in hits:
-        ends = position + 4 * len(hit.steps)
-        yield [reply[first : first + 4] for first in range(position, ends, 4)]
+        ends = position + NUMBERS * len(hit.steps)
+        yield [reply[first : first + NUMBERS] for first in range(position, ends, NUMBERS)]
         position = ends
 
 
 def _notes(hits: Sequence[Hit], reply: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    first = 2 + 4 * sum(len(hit.steps) for hit in hits)
+    first = 2 + NUMBERS * sum(len(hit.steps) for hit in hits)
     for position in range(first, len(reply), 3):
         yield reply[position], reply[position + 1], reply[position + 2]
 
@@ -271,14 +271,14 @@ def _news(part: _Part, reply: Sequence[int]) -> Iterator[News]:
 
 def _longest(answers: Sequence[Sequence[int]]) -> int:
     """Return which limit refuses longest."""
-    refusing = [(number, wait) for number, (ok, _, wait, _) in enumerate(answers) if not ok]
+    refusing = [(number, wait) for number, (ok, _, wait, *_) in enumerate(answers) if not ok]
     return max(refusing, key=lambda one: float("inf") if one[1] == NEVER else one[1], default=(0, 0))[0]
 
 
 def _nearing(hit: Hit, answers: Sequence[Sequence[int]]) -> int:
     """Return the first limit whose use has passed the share from which on it is near."""
     warn = int((hit.rule.warn_at or 0) * 1000)
-    for number, (step, (_, remaining, _, _)) in enumerate(zip(hit.steps, answers, strict=True)):
+    for number, (step, (_, remaining, *_)) in enumerate(zip(hit.steps, answers, strict=True)):
         capacity = step.parameters.capacity
         threshold, used = -(-capacity * warn // 1000), capacity - remaining
         if threshold < capacity and used - step.cost < threshold <= used:
