@@ -19,8 +19,8 @@ from django_quota.exceptions import QuotaError, RateError, did_you_mean
 from django_quota.hints import is_address, meant_subject, network_hint
 from django_quota.management.console import PrintingCommand, explained, printable, subject_note
 from django_quota.models import QuotaOverride
+from django_quota.override_sync import is_pending, write_database
 from django_quota.overrides import ALL_RULES
-from django_quota.publishing import is_pending, write_database
 from django_quota.rates import parse_span
 from django_quota.subjects import named_subject
 

@@ -15,7 +15,7 @@ from django.db import DatabaseError
 from django_quota.exceptions import QuotaError
 from django_quota.management.console import PrintingCommand, explained, redis_store
 from django_quota.management.progress import progress
-from django_quota.publishing import count_subjects, republish, write_database
+from django_quota.override_sync import count_subjects, republish, write_database
 
 
 class Command(PrintingCommand):
