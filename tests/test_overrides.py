@@ -27,6 +27,7 @@ from django_quota.keys import MAX_PART, field
 from django_quota.limiter import get_limiter
 from django_quota.models import OverrideOutbox, Overview, QuotaOverride, Subject
 from django_quota.operations.base import DictStates, text
+from django_quota.operations.generations import FinishMarking, Raise
 from django_quota.operations.publish import AFTER_END, OVERRIDE_TTL
 from django_quota.overrides import Override, marker_key, publication, published, standing_key
 from django_quota.stores.errands import EVERY
@@ -126,6 +127,40 @@ def test_lua_and_specification_never_differ(
             # Keys live at least as long as their content; Redis' own clock has gone on since.
             assert raw.pttl(key) * 1_000 >= max(until, default=now) - now - 30 * SECOND
             assert states.expiry(key) >= max(until, default=0)
+    store.close()
+
+
+marks = st.one_of(
+    st.builds(Raise, st.just("quota:mark"), st.integers(0, 4), st.integers(0, 6)),
+    st.builds(
+        FinishMarking,
+        st.just("quota:mark"),
+        st.just("quota:count"),
+        st.integers(0, 2),
+        st.integers(1, 5),
+        st.just(60 * SECOND),
+    ),
+    st.integers(0, 2),
+)
+
+
+@given(steps=st.lists(marks, max_size=8))
+@inputs(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_scripts_of_the_generation_and_their_specification_never_differ(
+    redis_cache: RedisServer, raw: redis.Redis, steps: list[Raise | FinishMarking | int]
+) -> None:
+    raw.flushall()
+    states, store = DictStates(), RedisStore("default")
+    for step in steps:
+        if isinstance(step, int):  # what its server was told is counted
+            raw.set("quota:count", step, ex=60)
+            states.put("quota:count", step, START + 60 * SECOND)
+            continue
+        assert store.run(step, START) == step.run(states, START)
+        for key in ("quota:mark", "quota:count"):
+            value = raw.get(key)
+            assert (None if value is None else int(value)) == states.get(key)
+            assert value is None or raw.pttl(key) > 0
     store.close()
 
 
