@@ -188,7 +188,8 @@ def look() -> None:
                 turn.rest(QUIET_AFTER_FAILURE)
             raise
     except (QuotaError, DatabaseError) as error:
-        if not _Looking.is_failing:
+        takes_nothing = isinstance(error, StoreUnavailable) and error.only_writes  # whoever counts tells of that
+        if not _Looking.is_failing and not takes_nothing:
             _Looking.is_failing = True
             logger.error(  # noqa: TRY400 — to be expected while a server is away
                 "Overrides may be missing in Redis, and cannot be published: %s. It is tried again.",
@@ -228,7 +229,7 @@ def catch_up(using: str, report: Report = lambda _: None) -> CaughtUp:
 def _is_in_memory(using: str) -> bool:
     """Say whether a database lies in this process's memory: no other process can have written there."""
     connection: Any = connections[using]
-    return connection.vendor == "sqlite" and connection.is_in_memory_db()
+    return connection.vendor == "sqlite" and bool(connection.is_in_memory_db())
 
 
 def _are_migrated(using: str) -> bool:

@@ -576,7 +576,7 @@ class TestLost:
         change()
         raw.flushall()
         for key, (value, ttl) in snapshot.items():
-            raw.restore(key, ttl, value)
+            raw.restore(key, ttl, value or b"")
         raw.delete(overrides.turn_key(PREFIX))
 
     def test_looking_is_what_requests_ask_for(self) -> None:
@@ -915,7 +915,7 @@ class TestTheCommand:
             raise StoreUnavailable("it is away")
 
         monkeypatch.setattr(override_sync, "run_all", refuse)
-        with pytest.raises(CommandError, match="published soon after Redis is back: by a process that notices"):
+        with pytest.raises(CommandError, match="published soon after Redis is back: by a process that serves requests"):
             said("set", "user:1", "blocked")
         assert QuotaOverride.objects.exists()
 
