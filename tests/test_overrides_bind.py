@@ -127,6 +127,7 @@ override_sync.{where} = hang
     process.wait()
 
 
+@pytest.mark.usefixtures("redis_cache")
 def test_a_redis_that_comes_back_empty_is_told_again_by_whoever_asks_next(serving: Serving, raw: redis.Redis) -> None:
     block()
     assert not serving.admits()
@@ -154,6 +155,7 @@ def test_a_block_whose_process_is_killed_behind_the_commit_binds(
     assert "had waited in the database, and were published: 1 of them" in caplog.text
 
 
+@pytest.mark.usefixtures("redis_cache")
 def test_a_block_binds_though_something_else_that_waits_for_the_commit_fails(serving: Serving) -> None:
     def save() -> None:
         with transaction.atomic():

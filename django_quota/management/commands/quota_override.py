@@ -132,8 +132,8 @@ class Command(PrintingCommand):
         if is_pending(subject, database):
             raise CommandError(
                 "The database has it, but Redis could not be told, so what held before holds still. It is published "
-                "soon after Redis is back: by a process that serves requests, or by the next `manage.py quota_rollup` or "
-                "`quota_sweep`."
+                "soon after Redis is back: by a process that serves requests, or by the next "
+                "`manage.py quota_rollup` or `quota_sweep`."
             )
 
 

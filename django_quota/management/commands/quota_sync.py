@@ -1,7 +1,7 @@
 """`manage.py quota_sync`: publish all overrides, and withdraw those that have no row any more.
 
-Overrides are published when they are saved, and processes that serve requests publish what Redis lacks. This is for rows
-that were changed by SQL, and for whoever does not want to wait. Run it at any time, beside any traffic.
+Overrides are published when they are saved, and processes that serve requests publish what Redis lacks. This is for
+rows that were changed by SQL, and for whoever does not want to wait. Run it at any time, beside any traffic.
 """
 
 from __future__ import annotations
