@@ -6,6 +6,7 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
+from functools import partial
 from typing import Any
 
 import pytest
@@ -437,6 +438,40 @@ class TestOverrides:
         found = [key for batch in overrides.holders(store, "quota", 10) for key in batch]
         assert set(found) == {key_of(subject) for subject in SUBJECTS}
         assert all(overrides.published(store, "quota", subject) for subject in SUBJECTS[:9])
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_server_that_lost_the_last_block_or_all_is_told_again_by_whoever_asks_next(
+    number: int, cluster: Cluster, database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django_quota import background, override_sync
+    from django_quota.models import QuotaOverride
+
+    monkeypatch.setattr(overrides, "on_due", override_sync.look_soon)
+    monkeypatch.setattr(override_sync._Looking, "again", 0.0)
+    monkeypatch.setattr(override_sync._Looking, "has_tables", False)
+    call_command("quota_sync")
+    server = cluster.servers[number]
+    user = next(user for user in SUBJECTS if cluster.owner(key_of(user)) is server)
+    store: Any = get_limiter().store
+
+    def lost(names: Any) -> None:
+        server.client.delete(key_of(user))
+        for name, value in names.items():
+            server.client.set(name, value)
+
+    before = {name: server.client.get(name) for name in server.client.scan_iter("*:overrides")}
+    QuotaOverride.objects.create(subject=user, rule="*", mode="blocked")
+    for losing in (partial(lost, before), server.client.flushall):
+        assert not check("900/m", user)
+        losing()
+        with store.commands() as client:
+            client.delete(overrides.turn_key("quota"))
+        store._along.hurry()
+        store._along._wait_until = 0.0  # a second later
+        check("900/m", user)
+        background.join(override_sync.LOOKING)
+        assert not check("900/m", user)
 
 
 def test_the_commands_work_on_a_cluster(cluster: Cluster, database: Any, capsys: pytest.CaptureFixture[str]) -> None:
