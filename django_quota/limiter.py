@@ -214,7 +214,7 @@ def limiter_of(settings: QuotaSettings) -> Limiter:
     kind, alias = named = (settings.store, settings.cache)
     limiter = _limiters.get(named)
     if limiter is None:
-        tally, watch, workers = Tally(), Watch(_overrides_marker, _overrides_lost), Workers()
+        tally, watch, workers = Tally(), Watch(_overrides_turn, _overrides_due), Workers()
         in_memory = kind == "memory"
         store = MemoryStore(most=settings.memory_keys) if in_memory else store_of(alias, watch, tally, workers)
         tally.carried_to(store)
@@ -228,14 +228,14 @@ def note_failure(error: StoreUnavailable) -> None:
         send(get_limiter().outages.failed(error, []), Limiter)
 
 
-def _overrides_marker() -> str:
-    """Return the key that shows that Redis holds the overrides; empty where nobody would publish them."""
-    return overrides.marker_key(current().prefix) if overrides.on_lost else ""
+def _overrides_turn() -> str:
+    """Return the key whose absence says that nobody has looked lately whether Redis holds all overrides."""
+    return overrides.turn_key(current().prefix) if overrides.on_due else ""
 
 
-def _overrides_lost() -> None:
-    if overrides.on_lost is not None:
-        overrides.on_lost()
+def _overrides_due() -> None:
+    if overrides.on_due is not None:
+        overrides.on_due()
 
 
 def clear_memory() -> None:

@@ -149,18 +149,7 @@ def a_connection_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def overrides_are_not_republished(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most tests have no database, and an emptied Redis; those of the overrides turn it on again."""
-    monkeypatch.setattr("django_quota.overrides.on_lost", None)
-
-
-@pytest.fixture(autouse=True)
-def nothing_that_waits_is_published_after_an_outage() -> Iterator[None]:
-    """Most tests have no database; those of what waits connect it again."""
-    from django_quota.republishing import DISPATCH_UID, publish_when_back
-    from django_quota.signals import store_back
-
-    store_back.disconnect(dispatch_uid=DISPATCH_UID)
-    yield
-    store_back.connect(publish_when_back, dispatch_uid=DISPATCH_UID)
+    monkeypatch.setattr("django_quota.overrides.on_due", None)
 
 
 @pytest.fixture(autouse=True)

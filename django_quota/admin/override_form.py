@@ -19,9 +19,9 @@ from django_quota.admin.wording import LimitRow
 from django_quota.exceptions import QuotaError, RuleError
 from django_quota.hints import meant_subject, rule_hint, subject_hint
 from django_quota.models import QuotaOverride
+from django_quota.override_sync import as_published
 from django_quota.overrides import ALL_RULES
 from django_quota.previews import Preview, RuleChange, preview
-from django_quota.publishing import as_published
 from django_quota.status import LimitStatus, known_rules
 from django_quota.subjects import user_subject
 

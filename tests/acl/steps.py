@@ -23,10 +23,10 @@ from django_quota import (
     check,
     counter,
     once,
+    override_sync,
     overrides,
     peek,
     refund,
-    republishing,
     reserve,
     reset,
     sizes,
@@ -214,7 +214,7 @@ def overrides_that_were_lost() -> None:
         with store.commands(server) as client:
             for marker in markers:
                 client.delete(marker)
-    republishing._republish_if_lost()
+    override_sync.catch_up("default")
     assert overrides.is_marked(store, "quota")
     override.delete()
 

@@ -16,7 +16,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_quota import check, peek, republishing
+from django_quota import check, peek
 from django_quota.admin import override_actions
 from django_quota.models import QuotaOverride
 from django_quota.subjects import digest
@@ -433,7 +433,6 @@ class TestWhatDoesNotHoldYet:
         monkeypatch: pytest.MonkeyPatch,
         is_atomic: bool,
     ) -> Iterator[bool]:
-        monkeypatch.setattr(republishing, "in_background", lambda *_: None)
         monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", is_atomic)
         row("user:1", mode="rate", rate="5/m")
         row("user:2", mode="rate", rate="5/m")

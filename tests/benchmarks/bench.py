@@ -120,7 +120,7 @@ def configure(url: str, parser: str) -> None:
     from django_quota import overrides
 
     call_command("migrate", verbosity=0)  # so that whoever wants to ask the database, can
-    overrides.on_lost = lambda: None  # it is looked for, as on any site; there is nothing to publish
+    overrides.on_due = lambda: None  # it is looked for, as on any site; there is nothing to publish
 
 
 def measure(url: str, parser: str, laps: int, found: Path, *, quick: bool) -> None:

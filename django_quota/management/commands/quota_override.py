@@ -27,8 +27,8 @@ from django_quota.management.console import (
 )
 from django_quota.models import QuotaOverride
 from django_quota.names import is_name
+from django_quota.override_sync import is_pending, write_database
 from django_quota.overrides import ALL_RULES
-from django_quota.publishing import is_pending, write_database
 from django_quota.rates import parse_span
 from django_quota.subjects import named_subject
 
@@ -143,8 +143,8 @@ class Command(PrintingCommand):
         if is_pending(subject, database):
             raise CommandError(
                 "The database has it, but Redis could not be told, so what held before holds still. It is published "
-                "soon after Redis is back: by a process that notices, or by the next `manage.py quota_rollup` or "
-                "`quota_sweep`."
+                "soon after Redis is back: by a process that serves requests, or by the next "
+                "`manage.py quota_rollup` or `quota_sweep`."
             )
 
 
