@@ -291,6 +291,7 @@ def taking_events_over() -> None:
     one, other = (EventGroup(stream, "team", name, 0.001) for name in ("a", "b"))
     one.begin(BEGINNING)
     taken = one.take(1)
+    EventGroup(stream, "team", "c", 60.0).take(1)  # takes nothing over, so it reads a new one, however slow we are
     if taken is not None:
         one.keep(taken.id)
         other.take(1)
