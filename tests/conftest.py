@@ -40,6 +40,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     runner: Any = item.config.pluginmanager.get_plugin("runner")
     return bool(contextvars.copy_context().run(runner.pytest_runtest_protocol, item, nextitem))
 
+
 CLIENT = "django_redis.client.DefaultClient"
 CLUSTER_CLIENT = "django_quota.stores.cluster.ClusterClient"
 

@@ -34,6 +34,7 @@ from django_quota import (
 from django_quota.clock import SECOND
 from django_quota.exceptions import RuleError
 from django_quota.limiter import get_limiter
+from django_quota.request_decisions import decide_request
 from django_quota.testing import RedisServer, freeze
 from tests.conftest import caches
 from tests.steps import ALGORITHMS, START
@@ -292,9 +293,20 @@ def test_a_refused_hit_that_fills_another_limit_says_how_long_that_one_refuses()
         assert check("1/s; 2/m", SUBJECT, count_refused=True)
 
 
-def test_a_blocking_rule_is_not_swallowed_by_a_shadow_of_its_name(memory_store: None) -> None:
-    from django_quota.request_decisions import decide_request
+@pytest.mark.usefixtures("either_store")
+@pytest.mark.parametrize("aside", [{"shadow": True}, {"block": False}])
+def test_refused_hits_count_only_where_the_rule_itself_refused_them(aside: dict[str, Any]) -> None:
+    watched = Rule.make("watched", "5/m", key="ip", count_refused=True, **aside)
+    closed = Rule.make("closed", "0/m", key="ip")
+    with freeze(START):
+        assert not decide_request([watched, closed], RequestFactory().get("/"))
+        assert peek(watched, "ip:127.0.0.1").remaining == 5
+        check(watched, "ip:127.0.0.1", 4)
+        check(watched, "ip:127.0.0.1", 4)  # which it refuses, and counts
+        assert peek(watched, "ip:127.0.0.1").remaining == 0
 
+
+def test_a_blocking_rule_is_not_swallowed_by_a_shadow_of_its_name(memory_store: None) -> None:
     rules = [Rule.make("x", "2/m", shadow=True), Rule.make("x", "2/m")]
     with pytest.raises(RuleError, match="share one count"):
         decide_request(rules, RequestFactory().get("/"))

@@ -47,6 +47,8 @@ RULES = [
     Rule.make("leaky", "11/m", algorithm="leaky_bucket"),
     Rule.make("shadow", "4/m; 10/h", shadow=True, ban=BAN),
     Rule.make("aside", "4/m", algorithm="fixed_window", block=False, ban=BAN),
+    Rule.make("shadow-counted", "4/m", shadow=True, count_refused=True),
+    Rule.make("aside-counted", "6/m", block=False, count_refused=True),
     Rule.make("banning", "2/m; 9/h", ban=BAN),
     Rule.make("devices", "3/m", distinct=True, ban=BAN),
 ]
@@ -130,7 +132,7 @@ class Twins(RuleBasedStateMachine):
             if not changes_nothing or hit.holds:  # what was abandoned is given back by whoever comes next
                 continue
             for step in hit.steps:
-                if not (mode == "check" and step.limit.options.count_refused):
+                if not (step.limit.options.count_refused and hit.group in refused):
                     assert after.get(step.key.encode()) == before.get(step.key.encode())
         if mode == "peek":
             assert after == before
