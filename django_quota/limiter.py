@@ -69,13 +69,14 @@ class Limiter:
         now = frozen_now()
         guess = self._guess(plan, now)
         try:
-            for _ in range(MAX_GUESSES):
+            guesses = 0
+            while guesses < MAX_GUESSES:
                 reply = self.store.run(plan.operation(guess, mode), now)
                 decision = plan.read(reply)
                 if decision is not None:
                     send(self._answered(plan, reply, decision, mode), Limiter)
                     return decision
-                plan.revise(reply)
+                guesses += not plan.revise(reply)
                 guess = self._learn(reply[0])
             raise StoreUnavailable(_SLOW)  # noqa: TRY301 — degrades like any other failure
         except StoreFull:
@@ -91,14 +92,15 @@ class Limiter:
         now = frozen_now()
         guess = self._guess(plan, now)
         try:
-            for _ in range(MAX_GUESSES):
+            guesses = 0
+            while guesses < MAX_GUESSES:
                 reply = await self.store.arun(plan.operation(guess, mode), now)
                 decision = plan.read(reply)
                 if decision is not None:
                     if announcements := self._answered(plan, reply, decision, mode):
                         await asend(announcements, Limiter)
                     return decision
-                plan.revise(reply)
+                guesses += not plan.revise(reply)
                 guess = self._learn(reply[0])
             raise StoreUnavailable(_SLOW)  # noqa: TRY301 — degrades like any other failure
         except StoreFull:

@@ -98,3 +98,18 @@ def test_a_hold_is_kept_as_long_as_there_is_anything_to_give_back(raw: redis.Red
     reserve("1000/h", SUBJECT, 600, ttl=5)
     for what in ("h:1000/h", "s"):
         assert 3_590_000 < raw.pttl(f"quota:1:{{{SUBJECT}}}:{what}") <= 3_636_001
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_what_is_settled_above_the_limit_adds_no_more_entries_than_the_limit_has_hits(raw: redis.Redis) -> None:
+    holds = []
+    for number in range(5):  # each five is given back a second later: so many more fit than the limit says
+        with freeze(START + 2 * number * SECOND):
+            holds += [reserve("5/d", SUBJECT, ttl=1) for _ in range(5)]
+    for number, hold in enumerate(holds):
+        with freeze(START + 20 * SECOND + number):
+            hold.settle(1)
+    (key,) = raw.scan_iter(match="*:sw.*")
+    assert raw.zcard(key) <= 6
+    with freeze(START + 86_420 * SECOND + len(holds)):
+        assert check("5/d", SUBJECT, 5)

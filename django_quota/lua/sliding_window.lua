@@ -8,9 +8,49 @@
 
 local SLIDING_WRAP = 4503599627370496
 
+-- Returns the live entries without what holds give back: each takes its units out of the entry that it was spent in. What
+-- a refund has taken of that entry comes out of the oldest ones.
+local function sliding_without(limit, parts, now)
+  local found = redis.call('ZRANGEBYSCORE', limit.key, '(' .. integer(now), '+inf', 'WITHSCORES')
+  local entries, by_expiry, oldest = {}, {}, 1
+  for at = 1, #found, 2 do
+    local total, cost = string.match(found[at], '^(%d+):(%d+)$')
+    local entry = { member = found[at], score = found[at + 1], total = tonumber(total), cost = tonumber(cost) }
+    entries[#entries + 1] = entry
+    by_expiry[tonumber(entry.score)] = entry
+  end
+  limit.total = entries[1] and entries[1].total - entries[1].cost or 0
+  for _, part in ipairs(parts) do
+    local left, entry = part.stop > now and part.units or 0, by_expiry[part.stop]
+    while left > 0 do
+      entry = entry or entries[oldest]
+      if not entry then break end
+      local less = math.min(left, entry.cost)
+      entry.cost, left = entry.cost - less, left - less
+      if entry == entries[oldest] and entry.cost == 0 then oldest = oldest + 1 end
+      entry = nil
+    end
+  end
+  return entries
+end
+
+-- Reads how the window would be if due holds were given back: for a peek, which writes nothing.
+local function sliding_foresee(limit, now)
+  limit.entries = {}
+  for _, entry in ipairs(sliding_without(limit, limit.abandoned, now)) do
+    if entry.cost > 0 then
+      limit.entries[#limit.entries + 1] = entry
+      limit.used, limit.expiry = limit.used + entry.cost, tonumber(entry.score)
+    end
+  end
+  local first = limit.entries[1]
+  if first then limit.first_expiry, limit.first_cost = tonumber(first.score), first.cost end
+end
+
 -- Reads the first live entry (skipping the expired ones: they are dropped by the next spend) and the last.
 local function sliding_read(limit, now)
   limit.used, limit.total, limit.expiry = 0, 0, now
+  if limit.abandoned then return sliding_foresee(limit, now) end
   local last = redis.call('ZRANGE', limit.key, -1, -1, 'WITHSCORES')
   if not last[1] then return end
   limit.has_expired = tonumber(last[2]) <= now
@@ -28,14 +68,16 @@ local function sliding_read(limit, now)
   limit.total = tonumber(last_total)
   limit.last, limit.last_cost = last[1], tonumber(last_cost)
   limit.expiry = tonumber(last[2])
-  limit.used = math.max(0, (limit.total - limit.base) % SLIDING_WRAP - limit.credit)
-  if limit.used == 0 then limit.expiry = now end
+  limit.used = (limit.total - limit.base) % SLIDING_WRAP
 end
 
 -- Finds by bisection the first entry whose end gives `needed` back.
 local function sliding_wait(limit, needed, now)
-  needed = needed + limit.credit
   if limit.first_cost >= needed then return limit.first_expiry - now end
+  for _, entry in ipairs(limit.entries or {}) do
+    needed = needed - entry.cost
+    if needed <= 0 then return tonumber(entry.score) - now end
+  end
   local low = redis.call('ZCOUNT', limit.key, '-inf', integer(now)) + 1
   local high = redis.call('ZCARD', limit.key) - 1
   while low < high do
@@ -61,9 +103,10 @@ algorithms.sliding_window = {
     local expiry = now + limit.a
     if limit.b > 0 then expiry = (math.floor(now / limit.b) + 1) * limit.b - 1 + limit.a end
     local merged = 0
-    if limit.used > 0 and (over or limit.expiry >= expiry) then
-      -- The same slice, or a clock that stepped back: entries must stay in the order of their totals. What goes over the
-      -- limit adds no entry either: there is no bound to how often that happens.
+    local is_full = over and limit.b == 0 and redis.call('ZCOUNT', limit.key, '(' .. integer(now), '+inf') > limit.capacity
+    if limit.used > 0 and (is_full or limit.expiry >= expiry) then
+      -- The same slice, or a clock that stepped back: entries must stay in the order of their totals. And where each hit
+      -- is an entry, what goes over the limit adds no more of them than the limit has hits.
       expiry, merged = math.max(limit.expiry, expiry), limit.last_cost
     end
     -- An entry of the whole limit refuses all: more says nothing, but where it may be given back in part.
@@ -92,5 +135,26 @@ algorithms.sliding_window = {
       redis.call('ZREM', limit.key, entry[1])
       left = left - tonumber(cost)
     end
+  end,
+
+  give_back_all = function(limit, parts, now)
+    local entries = sliding_without(limit, parts, now)
+    local added, kept, removed, total = {}, {}, {}, limit.total
+    for _, entry in ipairs(entries) do
+      if entry.cost > 0 then
+        total = (total + entry.cost) % SLIDING_WRAP
+        local member = integer(total) .. ':' .. integer(entry.cost)
+        added[#added + 1], added[#added + 2] = entry.score, member
+        kept[member] = true
+      end
+    end
+    if not added[1] then return redis.call('DEL', limit.key) end
+    -- Before the old ones go: a set that is emptied is gone, and its TTL with it.
+    redis.call('ZADD', limit.key, unpack(added))
+    for _, entry in ipairs(entries) do
+      if not kept[entry.member] then removed[#removed + 1] = entry.member end
+    end
+    if removed[1] then redis.call('ZREM', limit.key, unpack(removed)) end
+    redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now))
   end,
 }

@@ -49,7 +49,7 @@ end
 -- Counts a refusal; where it is one too many, the ban begins, longer than the one before that is still remembered.
 local function ban_after(hit, notes)
   local capacity, a, b, spans = string.match(hit.ban, '^(%d+);(%d+);(%d+);(%S+)$')
-  local tally = { key = hit.tally_key, cost = 1, credit = 0, capacity = tonumber(capacity), a = tonumber(a), b = tonumber(b) }
+  local tally = { key = hit.tally_key, cost = 1, capacity = tonumber(capacity), a = tonumber(a), b = tonumber(b) }
   local sliding = algorithms.sliding_window
   local _, left = sliding.inspect(tally, now)
   if left > 1 then
