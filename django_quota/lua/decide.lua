@@ -9,7 +9,8 @@
 --            "reserve <token> <ttl>" (checks, and notes what was spent as a hold of so many microseconds);
 --            "settle <actual> <due> <token>" (makes what a hold spent what was really used, whatever the limit; then peeks)
 --            and for a plan in several slots of a Cluster: "take" (a check that may be undone); "late" (a check, where
---            the plan is refused already); "undo <n|-><mark>,<mark> ..." (of hits that passed in a "take": see undo)
+--            the plan is refused already); and of hits that passed in a "take" "count" (counts them for the day);
+--            "undo <n|-><mark>,<mark> ..." (see undo)
 --        [3] how many events the stream keeps; 0: nothing is told; -1: the log is out of reach, and the caller tells
 --        then for each hit "<rule> <group> <limits> <warn> <ban> <told> <begins> <ends> <holds>" and the rate override
 --        that its limits are those of, as it was published ('' for none)
@@ -47,6 +48,7 @@ local algorithms = {}
 
 local mode, mode_arguments = string.match(ARGV[2], '^(%l+) ?(.*)$')
 local stream_length = tonumber(ARGV[3])
+local is_decided = mode == 'undo' or mode == 'count' -- what to do with the hits was decided before
 local tells, events_key, bans_key = stream_length ~= 0, nil, nil
 if stream_length > 0 then events_key, bans_key = KEYS[#KEYS - 1], KEYS[#KEYS] end
 
@@ -106,12 +108,12 @@ end
 
 while arguments_read < #ARGV do
   local hit = read_hit()
-  if mode ~= 'undo' and is_stale(hit) then return { now, -1 } end
+  if not is_decided and is_stale(hit) then return { now, -1 } end
   hits[#hits + 1] = hit
 end
 
 local stale = { now, -1 }
-if mode ~= 'settle' and mode ~= 'undo' then
+if mode ~= 'settle' and not is_decided then
   for _, hit in ipairs(hits) do stand(hit, stale) end
   if #stale > 2 then return stale end
   for _, hit in ipairs(hits) do
@@ -131,6 +133,8 @@ elseif mode == 'settle' then
   settle(hits[1])
 elseif mode == 'undo' then
   undo_all(hits)
+elseif mode == 'count' then
+  for _, hit in ipairs(hits) do count(hit, true) end
 end
 
 -- refused[0]: the plan is refused; refused[n]: the n-th rule that decides for itself is.
@@ -172,7 +176,7 @@ local function leave_traces(hit)
   end
   local passed = not refused[0] and not refused[hit.group]
   if mode == 'reserve' and passed and not hit.standing then hold(hit) end
-  count(hit, passed)
+  if mode ~= 'take' or hit.refused then count(hit, passed) end
   tell(hit, passed, notes)
   if mode == 'take' and passed and not hit.standing then note_known(notes, hit) end
 end

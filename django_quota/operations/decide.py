@@ -74,8 +74,8 @@ FAR_LOG = FarLog()
 class Decide(Operation):
     """Decide a plan; the reply is that of `lua/decide.lua`.
 
-    `mode`: "check", "peek" or "refund"; or `reserving(...)`, `settling(...)` of a plan of one hit; "take", "late" and
-    `undoing(...)` are for the parts of a plan, see `spread`. `log`: where events are told; None: nowhere.
+    `mode`: "check", "peek" or "refund"; or `reserving(...)`, `settling(...)` of a plan of one hit; "take", "late",
+    "count" and `undoing(...)` are for the parts of a plan, see `spread`. `log`: where events are told; None: nowhere.
     """
 
     script: ClassVar[Script] = Script.of(_put_together())
@@ -107,7 +107,7 @@ class Decide(Operation):
         if reply[1] == STALE:
             reasons = reply[2:]
             return (
-                not self.mode.startswith("undo")
+                not self.mode.startswith(("undo", "count"))
                 and is_rows(reasons, self._is_index, whole, words)
                 and all(_is_reason(*reasons[at + 1 : at + 3]) for at in range(0, len(reasons), 3))
             )
@@ -144,7 +144,8 @@ class Decide(Operation):
                 if mode == "reserve" and passed and not case.standing:
                     used_until = [now + verdict.reset for verdict in case.verdicts]
                     hold(states, case.hit, arguments[0], int(arguments[1]), used_until, now)
-                count(states, case, passed, now)
+                if mode != "take" or case.is_refused:
+                    count(states, case, passed, now)
                 told = tell(states, case, passed, self.log is not None, now)
                 if self.log is FAR_LOG and BAN_BEGAN in told[1::3]:
                     told += [case.index, BAN_LEVEL, case.level]
@@ -156,6 +157,10 @@ class Decide(Operation):
         mode, _, arguments = self.mode.partition(" ")
         if mode == "undo":
             undo_all(states, self.hits, arguments, now)
+            return None
+        if mode == "count":
+            for case in cases:
+                count(states, case, passed=True, now=now)
             return None
         if any(_is_stale(case.hit, now) for case in cases):
             return ()

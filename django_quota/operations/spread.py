@@ -111,7 +111,8 @@ def _joined(parts: Sequence[_Part], mode: str, log: Log | None) -> Spread:
     replies: list[Any] = []
     try:
         for part in parts:
-            reply = yield from _in_turn(part, "take", log)
+            # What the last one takes is never undone.
+            reply = yield from _in_turn(part, "check" if part is parts[-1] else "take", log)
             replies.append(reply)
             if reply[1] != ALLOWED:
                 break
@@ -120,6 +121,7 @@ def _joined(parts: Sequence[_Part], mode: str, log: Log | None) -> Spread:
             yield from _undone(part, reply)
         raise
     if replies[-1][1] == ALLOWED:
+        yield from _counted(parts[:-1], replies[:-1])
         return replies
     last = replies[-1]
     for number, reply in enumerate(replies[:-1]):
@@ -129,6 +131,21 @@ def _joined(parts: Sequence[_Part], mode: str, log: Log | None) -> Spread:
             reply = yield from _told_late(part, log, last[0])
             replies.append(reply)
     return replies
+
+
+def _counted(parts: Sequence[_Part], replies: Sequence[Any]) -> Spread:
+    """Count the hits of these parts for the day: a count that was taken back could have been rolled up by then."""
+    counting = []
+    for part, reply in zip(parts, replies, strict=True):
+        passed = zip(part.hits, _answers(part.hits, reply), strict=True)
+        hits = [hit for hit, answers in passed if hit.day and hit.cost and all(ok for ok, *_ in answers)]
+        counting += [Decide(hits, "count")] if hits else []
+    if not counting:
+        return
+    try:
+        yield counting
+    except StoreUnavailable as error:
+        logger.warning("A plan that has passed is not counted for the day, all or in part: %s", error)
 
 
 def _undone(part: _Part, reply: Sequence[int]) -> Spread:
