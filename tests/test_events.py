@@ -178,7 +178,7 @@ def test_reading_waits_no_longer_than_a_short_socket_timeout_lets_it(
     assert stream.after(BEGAN) == []
     assert group.take() is None
     entry_id = tell(raw, "ip:1")
-    assert [entry.id for entry in stream.after(BEGINNING)] == [entry_id]
+    assert [entry.id for entry in stream.after(BEGAN)] == [entry_id]
     taken = group.take()
     assert taken is not None
     assert taken.id == entry_id
