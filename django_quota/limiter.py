@@ -35,6 +35,9 @@ logger = logging.getLogger("django_quota")
 MAX_GUESSES = 5
 """How often the store is asked for one plan, where its clock leaves the edges of a calendar limit each time."""
 
+MAX_TRIPS = 1_000
+"""How often it is asked for one plan at most, where each time there are more holds that are due."""
+
 SIGNALS = {"refused": refused, "banned": banned, "near": near_limit}
 """The signal of each thing that a store tells."""
 
@@ -69,14 +72,14 @@ class Limiter:
         now = frozen_now()
         guess = self._guess(plan, now)
         try:
-            guesses = 0
-            while guesses < MAX_GUESSES:
+            guesses, trips = 0, 0
+            while guesses < MAX_GUESSES and trips < MAX_TRIPS:
                 reply = self.store.run(plan.operation(guess, mode), now)
                 decision = plan.read(reply)
                 if decision is not None:
                     send(self._answered(plan, reply, decision, mode), Limiter)
                     return decision
-                guesses += not plan.revise(reply)
+                guesses, trips = guesses + (not plan.revise(reply)), trips + 1
                 guess = self._learn(reply[0])
             raise StoreUnavailable(_SLOW)  # noqa: TRY301 — degrades like any other failure
         except StoreFull:
@@ -92,15 +95,15 @@ class Limiter:
         now = frozen_now()
         guess = self._guess(plan, now)
         try:
-            guesses = 0
-            while guesses < MAX_GUESSES:
+            guesses, trips = 0, 0
+            while guesses < MAX_GUESSES and trips < MAX_TRIPS:
                 reply = await self.store.arun(plan.operation(guess, mode), now)
                 decision = plan.read(reply)
                 if decision is not None:
                     if announcements := self._answered(plan, reply, decision, mode):
                         await asend(announcements, Limiter)
                     return decision
-                guesses += not plan.revise(reply)
+                guesses, trips = guesses + (not plan.revise(reply)), trips + 1
                 guess = self._learn(reply[0])
             raise StoreUnavailable(_SLOW)  # noqa: TRY301 — degrades like any other failure
         except StoreFull:

@@ -326,6 +326,13 @@ def test_a_store_whose_clock_never_fits_is_given_up_and_not_asked_for_ever(
     assert len(asked) == 5
 
 
+def test_a_store_that_never_comes_to_the_end_of_its_holds_is_not_asked_for_ever_either(
+    memory_store: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(get_limiter().store, "run", lambda *_: [START, -1, 0, 2, ""])
+    assert check("1/s", SUBJECT).degraded
+
+
 def test_distinct_rates_of_one_rule_do_not_share_a_hash() -> None:
     rule = Rule.make("rule", lambda request: "1/m")
     hashes = {hash(rule.with_rates(f"{count}/m").limits[0]) for count in range(1, 200)}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from django_quota import QuotaExceeded, areserve, check, peek, refund, reserve, reset
+from django_quota import QuotaExceeded, acheck, areserve, check, peek, refund, reserve, reset
 from django_quota.clock import SECOND
 from django_quota.exceptions import RuleError
 from django_quota.testing import freeze
@@ -368,6 +368,14 @@ def test_more_abandoned_holds_than_one_call_gives_back_return_all_the_same() -> 
     with freeze(START + 2 * SECOND):
         assert left() == 1_000
         assert check("1000/h", SUBJECT, 1_000)
+
+
+def test_async_they_do_too() -> None:
+    with freeze(START):
+        for _ in range(250):
+            reserve("1000/h", SUBJECT, 4, ttl=1)
+    with freeze(START + 2 * SECOND):
+        assert asyncio.run(acheck("1000/h", SUBJECT, 1_000))
 
 
 def test_an_exempt_subject_reserves_nothing_and_settles_nothing() -> None:

@@ -104,7 +104,7 @@ local function lacking(hit)
   for window, some in pairs(parts) do
     local stop = 0
     for _, part in ipairs(some) do stop = math.max(stop, part.stop) end
-    if stop > now then names[#names + 1] = window end
+    if stop > now and ALGORITHM_OF[string.match(window, '^%l+')] then names[#names + 1] = window end
   end
   return table.concat(names, ',')
 end
