@@ -94,7 +94,10 @@ local function read_hit()
   end
   if ban ~= '-' then hit.tally_key = next_key() end
   if hit.ends > 0 then hit.day_key = next_key() end
-  if holds ~= '0' then hit.holds_key = next_key() end
+  if holds ~= '0' then
+    if not hold then make_holds() end
+    hit.holds_key = next_key()
+  end
   for i = 2, tonumber(holds) do hit.beside[i - 1] = limit_beside(next_key()) end
   return hit
 end

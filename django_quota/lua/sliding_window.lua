@@ -8,49 +8,10 @@
 
 local SLIDING_WRAP = 4503599627370496
 
--- Returns the live entries without what holds give back: each takes its units out of the entry that it was spent in. What
--- a refund has taken of that entry comes out of the oldest ones.
-local function sliding_without(limit, parts, now)
-  local found = redis.call('ZRANGEBYSCORE', limit.key, '(' .. integer(now), '+inf', 'WITHSCORES')
-  local entries, by_expiry, oldest = {}, {}, 1
-  for at = 1, #found, 2 do
-    local total, cost = string.match(found[at], '^(%d+):(%d+)$')
-    local entry = { member = found[at], score = found[at + 1], total = tonumber(total), cost = tonumber(cost) }
-    entries[#entries + 1] = entry
-    by_expiry[tonumber(entry.score)] = entry
-  end
-  limit.total = entries[1] and entries[1].total - entries[1].cost or 0
-  for _, part in ipairs(parts) do
-    local left, entry = part.stop > now and part.units or 0, by_expiry[part.stop]
-    while left > 0 do
-      entry = entry or entries[oldest]
-      if not entry then break end
-      local less = math.min(left, entry.cost)
-      entry.cost, left = entry.cost - less, left - less
-      if entry == entries[oldest] and entry.cost == 0 then oldest = oldest + 1 end
-      entry = nil
-    end
-  end
-  return entries
-end
-
--- Reads how the window would be if due holds were given back: for a peek, which writes nothing.
-local function sliding_foresee(limit, now)
-  limit.entries = {}
-  for _, entry in ipairs(sliding_without(limit, limit.abandoned, now)) do
-    if entry.cost > 0 then
-      limit.entries[#limit.entries + 1] = entry
-      limit.used, limit.expiry = limit.used + entry.cost, tonumber(entry.score)
-    end
-  end
-  local first = limit.entries[1]
-  if first then limit.first_expiry, limit.first_cost = tonumber(first.score), first.cost end
-end
-
 -- Reads the first live entry (skipping the expired ones: they are dropped by the next spend) and the last.
 local function sliding_read(limit, now)
   limit.used, limit.total, limit.expiry = 0, 0, now
-  if limit.abandoned then return sliding_foresee(limit, now) end
+  if limit.abandoned then return limit.algorithm.foresee(limit, now) end
   local last = redis.call('ZRANGE', limit.key, -1, -1, 'WITHSCORES')
   if not last[1] then return end
   limit.has_expired = tonumber(last[2]) <= now
@@ -135,26 +96,5 @@ algorithms.sliding_window = {
       redis.call('ZREM', limit.key, entry[1])
       left = left - tonumber(cost)
     end
-  end,
-
-  give_back_all = function(limit, parts, now)
-    local entries = sliding_without(limit, parts, now)
-    local added, kept, removed, total = {}, {}, {}, limit.total
-    for _, entry in ipairs(entries) do
-      if entry.cost > 0 then
-        total = (total + entry.cost) % SLIDING_WRAP
-        local member = integer(total) .. ':' .. integer(entry.cost)
-        added[#added + 1], added[#added + 2] = entry.score, member
-        kept[member] = true
-      end
-    end
-    if not added[1] then return redis.call('DEL', limit.key) end
-    -- Before the old ones go: a set that is emptied is gone, and its TTL with it.
-    redis.call('ZADD', limit.key, unpack(added))
-    for _, entry in ipairs(entries) do
-      if not kept[entry.member] then removed[#removed + 1] = entry.member end
-    end
-    if removed[1] then redis.call('ZREM', limit.key, unpack(removed)) end
-    redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now))
   end,
 }
