@@ -14,7 +14,7 @@ from django_quota.algorithms.concurrency import AtOnce, Concurrency
 from django_quota.clock import SECOND, in_words
 from django_quota.exceptions import QuotaExceeded
 from django_quota.operations.hits import Hit
-from django_quota.operations.standing import BAN_BEGAN, BANNED, BLOCKED, EXEMPT, NEAR_TOLD, REFUSAL_TOLD
+from django_quota.operations.standing import BAN_BEGAN, BANNED, BLOCKED, EXEMPT, NEAR_TOLD, REFUSAL_TOLD, SETTLED_LATE
 from django_quota.rates import Rate
 
 Why = Literal["", "override", "exempt", "blocked", "banned"]
@@ -98,14 +98,16 @@ class Decision:
     """The outcome that the top level shows."""
     blocked: bool = False
     """Whether a rule that blocks refused: then the request is answered with 429 (or 503 where degraded)."""
+    late: bool = False
+    """Whether `settle()` came after the ttl of the reservation: then what was really used is charged now."""
 
     @classmethod
-    def of(cls, outcomes: tuple[Outcome, ...], *, degraded: bool = False) -> Decision:
+    def of(cls, outcomes: tuple[Outcome, ...], *, degraded: bool = False, late: bool = False) -> Decision:
         """Make the decision that these outcomes (at least one) amount to."""
         binding = outcomes[0] if len(outcomes) == 1 else min(outcomes, key=_strictness)
         allowed = binding.allowed or binding.shadow
         blocked = not allowed and binding.blocks
-        return cls(allowed, binding.rule, binding.subject, binding.cost, outcomes, degraded, binding, blocked)
+        return cls(allowed, binding.rule, binding.subject, binding.cost, outcomes, degraded, binding, blocked, late)
 
     @property
     def limit(self) -> int | None:
@@ -169,6 +171,8 @@ class Decision:
 
     def explain(self) -> str:
         """Say in a sentence or two who was refused, by what, and until when."""
+        if self.late:
+            return f"{_LATE} {replace(self, late=False).explain()}"
         if self.allowed and self.binding is None:
             return "Allowed unseen: the store did not answer." if self.degraded else "Allowed: nothing limits this."
         if self.allowed:
@@ -179,6 +183,9 @@ class Decision:
         if self.binding is None:
             return f"Rule {self.rule!r} could not be checked and refuses while that is so; try again shortly."
         return _refusal(self.binding)
+
+
+_LATE = "Settled after the ttl of the reservation: what was used is charged now."
 
 
 def _refusal(outcome: Outcome) -> str:
@@ -247,6 +254,11 @@ def outcomes_of(reply: Sequence[int], hits: Sequence[Hit]) -> tuple[Outcome, ...
 
 _NOTED: dict[int, Why] = {EXEMPT: "exempt", BLOCKED: "blocked", BANNED: "banned"}
 _TOLD: dict[int, Told] = {BAN_BEGAN: "banned", REFUSAL_TOLD: "refused", NEAR_TOLD: "near"}
+
+
+def is_late(reply: Sequence[int], limits: int) -> bool:
+    """Say whether a reply on so many limits is to a `settle()` that came after the ttl of the reservation."""
+    return any(what == SETTLED_LATE for _, what, _ in notes(reply, limits))
 
 
 def told(reply: Sequence[int], hits: Sequence[Hit], limits: int) -> Sequence[tuple[Told, Hit]]:

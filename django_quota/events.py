@@ -27,6 +27,12 @@ KINDS = ("refused", "banned", "near")
 BEGINNING = "0-0"
 """The id before all others."""
 
+BEGAN = "0-1"
+"""The id of the entry that a group writes to an empty stream, to begin behind it: once it is gone, events are, too."""
+
+_BEGAN = "began"
+"""The kind of that entry. It is no event, and nobody is told of it."""
+
 KEPT = 400 * 86_400
 """Seconds that the stream is kept after its last event, as `lua/telling.lua` has it."""
 
@@ -123,6 +129,8 @@ class Entry(NamedTuple):
 
     id: str
     event: Event | None
+    is_mark: bool = False
+    """Whether it only says that a group began here."""
 
 
 class EventStream:
@@ -178,8 +186,8 @@ class Taken(NamedTuple):
     id: str
     event: Event | None
     """The event; None where there is nothing to do but to acknowledge."""
-    found: Literal["new", "left", "trimmed", "alien"] = "new"
-    """New; left behind by a consumer that ended; trimmed away before it was done; or no event at all."""
+    found: Literal["new", "left", "trimmed", "alien", "mark"] = "new"
+    """New; left behind by a consumer that ended; trimmed away before it was done; no event at all; or `BEGAN`."""
     behind: str | None = None
     """Where the stream was trimmed past what the group had read: the last id that it had read."""
 
@@ -203,6 +211,8 @@ class EventGroup:
 
     def begin(self, after: str) -> bool:
         """Make the group where there is none, to read what comes behind this id; say whether it was made."""
+        if after == BEGINNING and self._mark():
+            after = BEGAN
         try:
             with self.stream.store.commands() as client, client.pipeline() as transaction:
                 transaction.xgroup_create(self.stream.key, self.group, after, mkstream=True)
@@ -210,6 +220,19 @@ class EventGroup:
                 transaction.execute()
         except StoreUnavailable as error:
             if "BUSYGROUP" not in error.reason:
+                raise
+            return False
+        return True
+
+    def _mark(self) -> bool:
+        """Write `BEGAN` to the stream where that is empty; say whether it was."""
+        try:
+            with self.stream.store.commands() as client, client.pipeline() as transaction:
+                transaction.xadd(self.stream.key, {"kind": _BEGAN}, id=BEGAN)
+                transaction.expire(self.stream.key, KEPT)
+                transaction.execute()
+        except StoreUnavailable as error:
+            if "equal or smaller" not in error.reason:
                 raise
             return False
         return True
@@ -235,6 +258,21 @@ class EventGroup:
         """Say that one is still busy with an event: others leave it alone for another `min_idle`."""
         with self.stream.store.commands() as client:
             client.xclaim(self.stream.key, self.group, self.consumer, 0, [entry_id], justid=True)
+
+    def leave(self, entry_id: str) -> None:
+        """Leave an event to whoever looks first: one stops before it is done."""
+        with self.stream.store.commands() as client:
+            client.xclaim(
+                self.stream.key, self.group, self.consumer, 0, [entry_id], idle=self._min_idle + 1, justid=True
+            )
+
+    def tidy(self) -> None:
+        """Drop the consumer, and others of the group that are gone, where they have nothing left to do."""
+        with self.stream.store.commands() as client:
+            for each in client.xinfo_consumers(self.stream.key, self.group):
+                is_gone = text(each["name"]) == self.consumer or each["idle"] > self._min_idle
+                if is_gone and not each["pending"]:
+                    client.xgroup_delconsumer(self.stream.key, self.group, each["name"])
 
     def acknowledge(self, entry_id: str) -> None:
         """Say that an event is done: nobody gets it again."""
@@ -291,6 +329,8 @@ class EventGroup:
     def _taken(self, client: Any, entry: Entry, found: Literal["new", "left"]) -> Taken:
         if entry.event is not None:
             return Taken(entry.id, entry.event, found)
+        if entry.is_mark:
+            return Taken(entry.id, None, "mark")
         is_there = client.xrange(self.stream.key, entry.id, entry.id)
         return Taken(entry.id, None, "alien" if is_there else "trimmed")
 
@@ -324,8 +364,8 @@ def _page(reply: Any) -> list[Entry]:
 
 
 def _entry(entry_id: str | bytes, fields: Mapping[str | bytes, str | bytes] | None) -> Entry:
-    name = text(entry_id)
+    name, texts = text(entry_id), {text(key): text(value) for key, value in (fields or {}).items()}
     try:
-        return Entry(name, Event.read(name, {text(key): text(value) for key, value in (fields or {}).items()}))
+        return Entry(name, Event.read(name, texts))
     except ValueError:
-        return Entry(name, None)
+        return Entry(name, None, is_mark=texts.get("kind") == _BEGAN)

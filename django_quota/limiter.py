@@ -38,6 +38,9 @@ logger = logging.getLogger("django_quota")
 MAX_GUESSES = 5
 """How often the store is asked for one plan, where its clock leaves the edges of a calendar limit each time."""
 
+MAX_TRIPS = 1_000
+"""How often it is asked for one plan at most, where each time there are more holds that are due."""
+
 SIGNALS = {"refused": refused, "banned": banned, "near": near_limit}
 """The signal of each thing that a store tells."""
 
@@ -74,13 +77,14 @@ class Limiter:
         now = frozen_now()
         guess = self._guess(plan, now)
         try:
-            for _ in range(MAX_GUESSES):
+            guesses, trips = 0, 0
+            while guesses < MAX_GUESSES and trips < MAX_TRIPS:
                 reply = self.store.run(plan.operation(guess, mode), now)
                 decision = plan.read(reply)
                 if decision is not None:
                     send(self._answered(plan, reply, decision, mode), Limiter)
                     return decision
-                plan.revise(reply)
+                guesses, trips = guesses + (not plan.revise(reply)), trips + 1
                 guess = self._learn(reply[0])
             raise StoreUnavailable(_SLOW)  # noqa: TRY301 — degrades like any other failure
         except StoreFull:
@@ -96,14 +100,15 @@ class Limiter:
         now = frozen_now()
         guess = self._guess(plan, now)
         try:
-            for _ in range(MAX_GUESSES):
+            guesses, trips = 0, 0
+            while guesses < MAX_GUESSES and trips < MAX_TRIPS:
                 reply = await self.store.arun(plan.operation(guess, mode), now)
                 decision = plan.read(reply)
                 if decision is not None:
                     if announcements := self._answered(plan, reply, decision, mode):
                         await asend(announcements, Limiter)
                     return decision
-                plan.revise(reply)
+                guesses, trips = guesses + (not plan.revise(reply)), trips + 1
                 guess = self._learn(reply[0])
             raise StoreUnavailable(_SLOW)  # noqa: TRY301 — degrades like any other failure
         except StoreFull:
@@ -127,9 +132,22 @@ class Limiter:
         decided = yield Ask(partial(self.decide, last, "check"), partial(self.adecide, last, "check"))
         if decided.blocked:
             decision = yield from self._given_back(first, decision)
-        elif self.tally is not None and first.moment is not None:
-            self.tally.count(first.moment, first.hits, decision)
+        else:
+            yield from self._confirmed(first, decision)
         return decision.joined(decided)
+
+    def _confirmed(self, plan: Plan, decision: Decision) -> Flow:
+        """Count a plan that was taken for the time being, for the day and the overview: now it stands."""
+        if self.tally is not None and plan.moment is not None:
+            self.tally.count(plan.moment, plan.hits, decision)
+        operation = plan.day_counting()
+        if operation is None:
+            return
+        try:
+            run = (operation, frozen_now())
+            yield Ask(partial(self.store.run, *run), partial(self.store.arun, *run))
+        except StoreUnavailable as error:
+            logger.warning("A request that has passed is not counted for the day, all or in part: %s", error)
 
     def _given_back(self, plan: Plan, decision: Decision) -> Flow:
         """Give back what a plan spent; return (as the flow's result) the decision on it as it is then."""

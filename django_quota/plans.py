@@ -13,14 +13,14 @@ from functools import lru_cache
 
 from django_quota.algorithms import NUMBERS, Limit, Step
 from django_quota.days import day_of
-from django_quota.decisions import Decision, notes, outcomes_of
+from django_quota.decisions import Decision, is_late, notes, outcomes_of
 from django_quota.exceptions import RuleError
 from django_quota.keys import field, key_of, state_key, subject_base, system_key
 from django_quota.operations.base import text
 from django_quota.operations.decide import ALLOWED, STALE, Decide, Log
 from django_quota.operations.forget import Forget, Place
 from django_quota.operations.hits import DayKey, Form, Hit, arguments_of
-from django_quota.operations.spread import compensated, compensation
+from django_quota.operations.spread import compensated, compensation, day_counting
 from django_quota.operations.standing import BANNED, BLOCKED, EXEMPT, HOLDS_DUE
 from django_quota.rules import Rule, shared_name
 
@@ -180,6 +180,10 @@ class Plan:
         """
         return compensation(self.hits, self._reply)[0] if self._reply else None
 
+    def day_counting(self) -> Decide | None:
+        """Return the operation that counts its hits for the day; None where there is nothing to count."""
+        return day_counting(self.hits, self._reply) if self._reply else None
+
     def compensated(self, found: Sequence[int]) -> Decision:
         """Return the decision on it once its cost is given back; `found`: the reply to `compensation`."""
         before = self._reply or ()
@@ -214,15 +218,21 @@ class Plan:
         place = Place.of(hit)
         return place._replace(states=list(dict.fromkeys([*place.states, *own])))
 
-    def revise(self, reply: Sequence[int | str | bytes]) -> None:
-        """Bring the plan into the form that a stale reply asks for."""
-        for position in range(2, len(reply), 3):
+    def revise(self, reply: Sequence[int | str | bytes]) -> bool:
+        """Bring the plan into the form that a stale reply asks for.
+
+        Return whether it asks for nothing but holds that are due: there are only so many of them.
+        """
+        for position in range(_REASONS, len(reply), 3):
             index, what, value = reply[position : position + 3]
             hit = self.hits[int(index)]
             if what == HOLDS_DUE:
                 hit.holds = _beside(hit, f"h:{hit.field}")
+                lacks = filter(None, text(value).split(","))  # type: ignore[arg-type]
+                hit.beside += [_beside(hit, f"r:{hit.field}:{window}") for window in lacks]
             else:
                 self._override(hit, text(value))  # type: ignore[arg-type]
+        return len(reply) > _REASONS and all(what == HOLDS_DUE for what in reply[_REASONS + 1 :: 3])
 
     def _override(self, hit: Hit, published: str) -> None:
         """Give a hit the limits of a rate override; empty: those of its own rules."""
@@ -249,7 +259,8 @@ class Plan:
         if reply[1] == STALE:
             return None
         self._reply = reply
-        return Decision.of(outcomes_of(reply, self.hits), degraded=degraded)
+        outcomes = outcomes_of(reply, self.hits)
+        return Decision.of(outcomes, degraded=degraded, late=is_late(reply, len(outcomes)))
 
     def unlimited(self, *, degraded: bool = False) -> Decision:
         """Return the decision where there is nothing to ask, or nobody to ask it."""
@@ -279,6 +290,9 @@ class Plan:
                 plan.add(changed(rule), subject, cost, values[subject, rule.name])
         return plan
 
+
+_REASONS = 2
+"""Where in a stale reply the reasons begin: behind now and the verdict."""
 
 _NO_DAY = DayKey("", 0, 0)
 """Stands where a day is counted, until the plan is aimed at one."""
@@ -334,7 +348,7 @@ def _form(name: str, wire: str, limits: tuple[Limit, ...], cost: int) -> Form | 
     if any(limit.fixed is None for limit in limits):
         return None
     ends = tuple(state_key("", limit) for limit in limits)
-    arguments = arguments_of(_field(name), 0, wire, "", 0, 0, False, cost, *[limit.wire for limit in limits])
+    arguments = arguments_of(_field(name), 0, wire, "", 0, 0, 0, cost, *[limit.wire for limit in limits])
     return Form(_field(name), limits, ends, arguments)
 
 

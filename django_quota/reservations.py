@@ -50,8 +50,9 @@ class Hold:
         `actual`: units, 0 to 10^12. Less than the estimate gives the rest back, as far as it still counts: never more,
         and where much was given back meanwhile under a token bucket, maybe less; under a leaky bucket only while nobody
         stands behind it, who has been told when to leave. More takes the difference, past the limit if it must: then
-        the next hits wait. A second time, and after the ttl, nothing changes. Raises `RuleError` for another number.
-        While the store does not answer, the Decision is `degraded`, and the hold is given back at its ttl.
+        the next hits wait. After the ttl the estimate has come back already: then all of `actual` is taken now, past
+        the limit if it must, and the Decision is `late`. A second time nothing changes. Raises `RuleError` for another
+        number. While the store does not answer, the Decision is `degraded`, and the hold is given back at its ttl.
         """
         return decide_plan(self._plan, self._settling(actual))
 

@@ -19,12 +19,16 @@ from typing import NamedTuple
 from django.db import connections, router, transaction
 from django.db.models import Q, QuerySet
 
+from django_quota.clock import SECOND
 from django_quota.conf import current
 from django_quota.models import DailyCounter, begin_writing
 from django_quota.overrides import run_all
 from django_quota.stores.redis import RedisStore
 from django_quota.stores.walking import Walk
 from django_quota.usage import Count, DayUsage, find, finished_before, read_all
+
+CLOCKS_APART = 60 * SECOND
+"""How far (microseconds) the clock of a Redis that begins anew may be behind that of the one before."""
 
 BATCH = 500
 """Hashes that are carried in one transaction, unless told otherwise."""
@@ -122,13 +126,12 @@ def uncarried(row: DailyCounter, incarnation: int, count: Count) -> Count:
 
     A hash that the row does not know was begun by a Redis without memory: all of it is new. One that counts less than
     was carried, or is older than the one carried last, comes from a Redis that has lost a part of its memory, or got an
-    old one back: what it holds has been carried before, and only what it counts from here on is new.
+    old one back: what it holds has been carried before, and only what it counts from here on is new. One that is older
+    by seconds only is new: the clock by which it was begun is behind the one before.
     """
-    if incarnation > row.incarnation:
-        return count
     if incarnation == row.incarnation:
         return Count(max(0, count.allowed - row.carried_allowed), max(0, count.refused - row.carried_refused))
-    return Count()
+    return count if incarnation > row.incarnation - CLOCKS_APART else Count()
 
 
 def place_of(row: DailyCounter) -> Place:

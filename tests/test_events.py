@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from django_quota import check
 from django_quota import events as module
 from django_quota.clock import SECOND
-from django_quota.events import BEGINNING, Event, EventGroup, EventStream
+from django_quota.events import BEGAN, BEGINNING, Event, EventGroup, EventStream
 from django_quota.exceptions import StoreUnavailable
 from django_quota.keys import escape, field
 from django_quota.management.programs import Program, UnfitError
@@ -175,10 +175,10 @@ def test_reading_waits_no_longer_than_a_short_socket_timeout_lets_it(
     stream = EventStream(store, "quota")
     group = EventGroup(stream, "g", "c", 1)
     group.begin(BEGINNING)
-    assert stream.after(BEGINNING) == []
+    assert stream.after(BEGAN) == []
     assert group.take() is None
     entry_id = tell(raw, "ip:1")
-    assert [entry.id for entry in stream.after(BEGINNING)] == [entry_id]
+    assert [entry.id for entry in stream.after(BEGAN)] == [entry_id]
     taken = group.take()
     assert taken is not None
     assert taken.id == entry_id
@@ -585,6 +585,59 @@ def test_a_stream_that_was_trimmed_past_what_was_read_is_noticed(stream: EventSt
     assert taken.behind is None
 
 
+def test_a_loss_is_noticed_where_the_group_began_on_an_empty_stream(stream: EventStream, raw: redis.Redis) -> None:
+    group = EventGroup(stream, "g", "c", 60)
+    group.begin(stream.last_id())
+    assert raw.ttl(STREAM) > 0
+    for number in range(5):
+        tell(raw, f"ip:{number}")
+    raw.xtrim(STREAM, maxlen=2, approximate=False)
+    taken = group.take()
+    assert taken is not None
+    assert taken.event is not None
+    assert (taken.event.subject, taken.behind) == ("ip:3", BEGAN)
+    taken = group.take()
+    assert taken is not None
+    assert taken.behind is None
+
+
+def test_nothing_is_missing_where_a_group_began_on_an_empty_stream_that_was_not_trimmed(
+    stream: EventStream, raw: redis.Redis
+) -> None:
+    groups = [EventGroup(stream, name, "c", 60) for name in ("one", "two")]
+    for group in groups:
+        group.begin(BEGINNING)
+        assert group.take(1) is None or group is groups[1]
+    tell(raw, "ip:1")
+    for group in groups:
+        taken = group.take()
+        assert taken is not None
+        assert taken.event is not None
+        assert taken.behind is None
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_the_command_says_what_is_missing_since_the_group_began(raw: redis.Redis, tmp_path: Path) -> None:
+    assert "no event" not in consume(*recorder(tmp_path / "ran", "{value}"), since="now")
+    at(raw, START, "ip:1")
+    at(raw, START + SECOND, "ip:2")
+    raw.xtrim(STREAM, maxlen=1, approximate=False)
+    said = consume(*recorder(tmp_path / "ran", "{value}"))
+    assert "Lost is what was told before 2025-11-21T04:40:01+00:00" in said
+    assert ran(tmp_path / "ran") == [["2"]]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_where_a_group_began_is_no_event_for_anybody(raw: redis.Redis, tmp_path: Path) -> None:
+    consume(*recorder(tmp_path / "ran", "{value}"), group="first", since="now")
+    tell(raw, "ip:1")
+    said = consume(*recorder(tmp_path / "ran", "{value}"), since="beginning")
+    assert "no event" not in said
+    assert ran(tmp_path / "ran") == [["1"]]
+    assert pending(raw) == 0
+    assert len(shown()) == 1
+
+
 def test_a_stream_that_was_trimmed_up_to_what_was_read_is_whole(stream: EventStream, raw: redis.Redis) -> None:
     group = EventGroup(stream, "g", "c", 60)
     tell(raw, "ip:1")
@@ -693,6 +746,63 @@ def test_two_consumers_share_the_events(manage: Manage, raw: redis.Redis, tmp_pa
         tell(raw, f"ip:{number}")
     wait_until(lambda: len(ran(path)) >= 30)
     assert sorted(int(value) for (value,) in ran(path)) == list(range(30))
+
+
+def test_two_consumers_of_one_host_do_not_run_an_event_at_once(
+    manage: Manage, raw: redis.Redis, tmp_path: Path
+) -> None:
+    path, gate = tmp_path / "ran", tmp_path / "gate"
+    os.mkfifo(gate)
+    tell(raw, "ip:1")
+    tell(raw, "ip:2")
+    code = RECORD + f"open({str(gate)!r}).read()"
+    busy = manage.start(
+        "quota_events", "--since", "beginning", "--exec", sys.executable, "-I", "-S", "-c", code, str(path), "{value}"
+    )
+    wait_until(lambda: ran(path))
+    manage.start("quota_events", "--exec", *recorder(path, "{value}"))
+    wait_until(lambda: len(ran(path)) == 2)
+    assert ran(path) == [["1"], ["2"]]
+    busy.send_signal(signal.SIGTERM)
+    with gate.open("w"):
+        pass
+    assert busy.wait() == 0
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_consumers_without_a_name_leave_none_behind(raw: redis.Redis, tmp_path: Path) -> None:
+    for number in range(3):
+        tell(raw, f"ip:{number}")
+        consume(*recorder(tmp_path / "ran", "{value}"), consumer=None)
+    assert len(ran(tmp_path / "ran")) == 3
+    assert raw.xinfo_consumers(STREAM, "quota_events") == []
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_consumer_tidies_up_behind_those_that_were_killed(raw: redis.Redis, stream: EventStream) -> None:
+    for name in ("killed", "busy"):
+        EventGroup(stream, "quota_events", name, 60).begin(BEGINNING)
+        tell(raw, f"ip:{name}")
+        raw.xreadgroup("quota_events", name, {STREAM: ">"}, 1)
+        if name == "killed":
+            raw.xack(STREAM, "quota_events", *[each["message_id"] for each in _pending_of(raw, name)])
+    EventGroup(stream, "quota_events", "new", 0).tidy()
+    assert [each["name"] for each in cast("Any", raw).xinfo_consumers(STREAM, "quota_events")] == [b"busy"]
+
+
+def _pending_of(raw: redis.Redis, name: str) -> Any:
+    return raw.xpending_range(STREAM, "quota_events", "-", "+", 9, name)
+
+
+def test_what_a_consumer_is_stopped_at_is_taken_over_at_once(stream: EventStream, raw: redis.Redis) -> None:
+    entry_id = tell(raw, "ip:1")
+    stopped, other = (EventGroup(stream, "g", name, 60) for name in ("stopped", "other"))
+    stopped.begin(BEGINNING)
+    assert stopped.take() is not None
+    stopped.leave(entry_id)
+    taken = other.take()
+    assert taken is not None
+    assert (taken.id, taken.found) == (entry_id, "left")
 
 
 def test_a_signal_lets_the_running_program_finish_and_takes_no_other(

@@ -54,7 +54,7 @@ class TestWhatIsLostMeanwhile:
     """Keys that are gone by their TTL, or because somebody deleted them."""
 
     def keys(self) -> tuple[str, str]:
-        return f"quota:1:{{{SUBJECT}}}:s", f"quota:1:{{{SUBJECT}}}:h:1000%2Fh"
+        return f"quota:1:{{{SUBJECT}}}:s", f"quota:1:{{{SUBJECT}}}:h:1000/h"
 
     def test_how_the_subject_stands_has_a_ttl_again(self, raw: redis.Redis) -> None:
         standing, _ = self.keys()
@@ -73,7 +73,7 @@ class TestWhatIsLostMeanwhile:
             for _ in range(4):
                 check("1000/h", SUBJECT)
         assert len(calls) == 5
-        assert not raw.hexists(standing, "d:1000%2Fh")
+        assert not raw.hexists(standing, "d:1000/h")
 
 
 @pytest.mark.usefixtures("redis_cache")
@@ -90,3 +90,26 @@ def test_nothing_of_a_hold_stays_behind_in_redis_without_a_ttl(raw: redis.Redis)
     keys = {key.decode().rpartition("}:")[2]: raw.pttl(key) for key in raw.scan_iter()}
     assert {name.partition(":")[0] for name in keys} == {"h", "s", "r", "day"}
     assert all(0 < ttl <= 8 * 86_400_000 + 1 for ttl in keys.values())
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_hold_is_kept_as_long_as_there_is_anything_to_give_back(raw: redis.Redis) -> None:
+    """Its ttl is when it is due: whoever comes an hour later must still find it."""
+    reserve("1000/h", SUBJECT, 600, ttl=5)
+    for what in ("h:1000/h", "s"):
+        assert 3_590_000 < raw.pttl(f"quota:1:{{{SUBJECT}}}:{what}") <= 3_636_001
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_what_is_settled_above_the_limit_adds_no_more_entries_than_the_limit_has_hits(raw: redis.Redis) -> None:
+    holds = []
+    for number in range(5):  # each five is given back a second later: so many more fit than the limit says
+        with freeze(START + 2 * number * SECOND):
+            holds += [reserve("5/d", SUBJECT, ttl=1) for _ in range(5)]
+    for number, hold in enumerate(holds):
+        with freeze(START + 20 * SECOND + number):
+            hold.settle(1)
+    (key,) = raw.scan_iter(match="*:sw.*")
+    assert raw.zcard(key) <= 6
+    with freeze(START + 86_420 * SECOND + len(holds)):
+        assert check("5/d", SUBJECT, 5)

@@ -35,6 +35,7 @@ from django_quota import (
 from django_quota.clock import SECOND
 from django_quota.exceptions import RuleError
 from django_quota.limiter import get_limiter
+from django_quota.request_decisions import decide_request
 from django_quota.testing import RedisServer, freeze
 from tests.conftest import caches
 from tests.steps import ALGORITHMS, START
@@ -334,9 +335,20 @@ def test_a_refused_hit_that_fills_another_limit_says_how_long_that_one_refuses()
         assert check("1/s; 2/m", SUBJECT, count_refused=True)
 
 
-def test_a_blocking_rule_is_not_swallowed_by_a_shadow_of_its_name(memory_store: None) -> None:
-    from django_quota.request_decisions import decide_request
+@pytest.mark.usefixtures("either_store")
+@pytest.mark.parametrize("aside", [{"shadow": True}, {"block": False}])
+def test_refused_hits_count_only_where_the_rule_itself_refused_them(aside: dict[str, Any]) -> None:
+    watched = Rule.make("watched", "5/m", key="ip", count_refused=True, **aside)
+    closed = Rule.make("closed", "0/m", key="ip")
+    with freeze(START):
+        assert not decide_request([watched, closed], RequestFactory().get("/"))
+        assert peek(watched, "ip:127.0.0.1").remaining == 5
+        check(watched, "ip:127.0.0.1", 4)
+        check(watched, "ip:127.0.0.1", 4)  # which it refuses, and counts
+        assert peek(watched, "ip:127.0.0.1").remaining == 0
 
+
+def test_a_blocking_rule_is_not_swallowed_by_a_shadow_of_its_name(memory_store: None) -> None:
     rules = [Rule.make("x", "2/m", shadow=True), Rule.make("x", "2/m")]
     with pytest.raises(RuleError, match="share one count"):
         decide_request(rules, RequestFactory().get("/"))
@@ -354,6 +366,13 @@ def test_a_store_whose_clock_never_fits_is_given_up_and_not_asked_for_ever(
     monkeypatch.setattr(get_limiter().store, "run", stale)
     assert check("1/s", SUBJECT, algorithm="calendar").degraded
     assert len(asked) == 5
+
+
+def test_a_store_that_never_comes_to_the_end_of_its_holds_is_not_asked_for_ever_either(
+    memory_store: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(get_limiter().store, "run", lambda *_: [START, -1, 0, 2, ""])
+    assert check("1/s", SUBJECT).degraded
 
 
 def test_distinct_rates_of_one_rule_do_not_share_a_hash() -> None:

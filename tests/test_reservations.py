@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from django_quota import QuotaExceeded, areserve, check, peek, refund, reserve, reset
+from django_quota import QuotaExceeded, acheck, areserve, check, peek, refund, reserve, reset
 from django_quota.algorithms import AlgorithmName
 from django_quota.clock import SECOND
 from django_quota.exceptions import RuleError
@@ -74,17 +74,40 @@ class TestEveryAlgorithm:
             assert check("1000/h", SUBJECT, 500, algorithm=algorithm)
             assert left(algorithm=algorithm) in (500, 499)  # a bucket gives whole units back
 
-    def test_settling_twice_or_after_the_ttl_changes_nothing(self, algorithm: AlgorithmName) -> None:
+    def test_settling_twice_changes_nothing(self, algorithm: AlgorithmName) -> None:
         with freeze(START):
             hold = reserve("1000/h", SUBJECT, 600, algorithm=algorithm)
             hold.settle(100)
             hold.settle(0)
             hold.cancel()
             assert left(algorithm=algorithm) == 900
-            late = reserve("1000/h", SUBJECT, 600, ttl=1, algorithm=algorithm)
+
+    @pytest.mark.parametrize("is_returned", [False, True])
+    def test_settling_after_the_ttl_charges_what_was_used_and_says_so(
+        self, algorithm: AlgorithmName, is_returned: bool
+    ) -> None:
+        with freeze(START):
+            hold = reserve("1000/d", SUBJECT, 600, ttl=1, algorithm=algorithm)
         with freeze(START + 2 * SECOND):
-            late.settle(900)
-            assert left(algorithm=algorithm) == 900
+            if is_returned:
+                check("1000/d", SUBJECT, 0, algorithm=algorithm)
+            assert left("1000/d", algorithm=algorithm) == 1_000
+            decision = hold.settle(300)
+            assert decision.late
+            assert decision.remaining == 700
+            assert decision.explain() == (
+                "Settled after the ttl of the reservation: what was used is charged now. "
+                f"Allowed by rule '1000/d' for {SUBJECT}. 700 left."
+            )
+            again = hold.settle(300)
+            assert not again.late
+            assert left("1000/d", algorithm=algorithm) == 700
+
+    def test_settling_in_time_is_not_late(self, algorithm: AlgorithmName) -> None:
+        with freeze(START):
+            hold = reserve("1000/h", SUBJECT, 600, ttl=2, algorithm=algorithm)
+        with freeze(START + 2 * SECOND - 1):
+            assert not hold.settle(900).late
 
     def test_what_has_left_the_window_is_not_given_back_once_more(self, algorithm: AlgorithmName) -> None:
         with freeze(START):
@@ -270,6 +293,53 @@ def test_where_limiting_is_off_nothing_is_reserved(settings: Any) -> None:
     assert not reset("1/m", SUBJECT)
 
 
+class TestSlidingWindow:
+    """Each hit leaves the window when its own time has come, whatever holds beside it do."""
+
+    def test_a_cancelled_hold_takes_its_own_units_out_and_leaves_those_of_others(self) -> None:
+        with freeze(START):
+            check("100/h", SUBJECT, 50)
+        with freeze(START + 59 * MINUTE):
+            reserve("100/h", SUBJECT, 50).cancel()
+            assert left("100/h") == 50
+        with freeze(START + 60 * MINUTE):
+            assert left("100/h") == 100
+
+    def test_so_does_one_that_is_abandoned_and_a_peek_foresees_it(self) -> None:
+        with freeze(START):
+            check("100/h", SUBJECT, 50)
+        with freeze(START + 58 * MINUTE):
+            reserve("100/h", SUBJECT, 40, ttl=60)
+            check("100/h", SUBJECT, 10)
+        with freeze(START + 59 * MINUTE):
+            foreseen = peek("100/h", SUBJECT, 100)
+            refused = check("100/h", SUBJECT, 100)
+            assert (refused.remaining, refused.retry_after, refused.reset_after) == (40, 59 * 60, 59 * 60)
+            assert peek("100/h", SUBJECT, 100) == foreseen == refused
+        with freeze(START + 60 * MINUTE):
+            assert left("100/h") == 90
+
+    def test_what_a_refund_has_taken_of_a_hold_comes_back_from_the_oldest_hits(self) -> None:
+        with freeze(START):
+            hold = reserve("100/h", SUBJECT, 50)
+        with freeze(START + MINUTE):
+            check("100/h", SUBJECT, 30)
+            refund("100/h", SUBJECT, 30)
+            assert hold.cancel().remaining == 100
+
+    def test_settling_above_the_estimate_leaves_the_hits_of_others_as_they_are(self) -> None:
+        with freeze(START):
+            hold = reserve("100/h", SUBJECT, 5, ttl=2 * 3_600)
+            check("100/h", SUBJECT, 85)
+        with freeze(START + 59 * MINUTE):
+            hold.settle(15)
+            assert left("100/h") == 0
+        with freeze(START + 60 * MINUTE):
+            assert left("100/h") == 90
+        with freeze(START + 119 * MINUTE):
+            assert left("100/h") == 100
+
+
 def test_all_limits_of_a_rule_are_settled() -> None:
     with freeze(START):
         reserve("1000/h; 5000/d", SUBJECT, 600).settle(100)
@@ -301,9 +371,16 @@ def test_more_abandoned_holds_than_one_call_gives_back_return_all_the_same() -> 
         for _ in range(250):
             reserve("1000/h", SUBJECT, 4, ttl=1)
     with freeze(START + 2 * SECOND):
-        for _ in range(3):
-            check("1000/h", SUBJECT, 0)
         assert left() == 1_000
+        assert check("1000/h", SUBJECT, 1_000)
+
+
+def test_async_they_do_too() -> None:
+    with freeze(START):
+        for _ in range(250):
+            reserve("1000/h", SUBJECT, 4, ttl=1)
+    with freeze(START + 2 * SECOND):
+        assert asyncio.run(acheck("1000/h", SUBJECT, 1_000))
 
 
 def test_an_exempt_subject_reserves_nothing_and_settles_nothing() -> None:
@@ -324,6 +401,34 @@ def test_an_override_that_begins_meanwhile_does_not_keep_a_hold_from_being_settl
         hold.settle(100)
         override("", "1000/h", SUBJECT)
         assert left() == 900
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_hold_that_falls_due_under_an_override_comes_back_where_it_was_spent(algorithm: AlgorithmName) -> None:
+    with freeze(START):
+        reserve("1000/h; 2000/2d", SUBJECT, 600, ttl=1, algorithm="sliding_window", name="mixed")
+        reserve("1000/d", SUBJECT, 600, ttl=1, algorithm=algorithm)
+        override("r 0 0 50/m; 500/2d", "mixed", SUBJECT)
+        override("r 0 0 50/m", "1000/d", SUBJECT)
+    with freeze(START + SECOND):
+        assert check("1000/d", SUBJECT, 0, algorithm=algorithm).limit == 50
+        assert check("1000/h; 2000/2d", SUBJECT, 0, name="mixed").limit == 50
+        override("", "1000/d", SUBJECT)
+        override("", "mixed", SUBJECT)
+        assert left("1000/d", algorithm=algorithm) == 1_000
+        mixed = peek("1000/h; 2000/2d", SUBJECT, name="mixed")
+    assert [outcome.remaining for outcome in mixed.outcomes] == [1_000, 2_000]
+
+
+def test_a_hold_of_an_override_that_is_over_comes_back_where_it_was_spent() -> None:
+    with freeze(START):
+        override("r 0 0 700/d", "1000/h", SUBJECT)
+        reserve("1000/h", SUBJECT, 600, ttl=1)
+        override("", "1000/h", SUBJECT)
+    with freeze(START + SECOND):
+        assert check("1000/h", SUBJECT, 0).limit == 1_000
+        override("r 0 0 700/d", "1000/h", SUBJECT)
+        assert left() == 700
 
 
 def test_a_hold_of_nothing_and_one_that_a_shadow_rule_would_refuse_hold_nothing() -> None:

@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota import models, overrides, rollup
+from django_quota.clock import SECOND
 from django_quota.limiter import get_limiter
 from django_quota.models import DailyCounter
 from django_quota.rollup import Carried, Place, carry, roll_up, settle
@@ -35,6 +36,7 @@ from tests.days import count
 TODAY = datetime.now(UTC).date()
 """Not the day before yesterday, whenever the tests end."""
 OLD = TODAY - timedelta(days=4)
+HOUR = 3_600 * SECOND
 UPDATES = ("INSERT", "UPDATE", "DELETE")
 
 
@@ -99,12 +101,20 @@ def test_a_memory_that_was_lost_in_part_mints_nothing() -> None:
 
 
 def test_an_old_memory_that_came_back_mints_nothing() -> None:
-    row = DailyCounter()
-    settle(row, 5, Count(10, 0))
-    settle(row, 9, Count(3, 0))
-    assert settle(row, 5, Count(8, 0)) == Count()
-    assert settle(row, 5, Count(9, 0)) == Count(1, 0)
+    row, older, newer = DailyCounter(), 5 * HOUR, 9 * HOUR
+    settle(row, older, Count(10, 0))
+    settle(row, newer, Count(3, 0))
+    assert settle(row, older, Count(8, 0)) == Count()
+    assert settle(row, older, Count(9, 0)) == Count(1, 0)
     assert row.allowed == 14
+
+
+def test_a_redis_without_memory_whose_clock_is_behind_is_carried_all_the_same() -> None:
+    row = DailyCounter()
+    settle(row, 9 * HOUR, Count(100, 0))
+    assert settle(row, 9 * HOUR - 2 * SECOND, Count(100, 3)) == Count(100, 3)
+    assert settle(row, 9 * HOUR - 2 * SECOND, Count(101, 3)) == Count(1, 0)
+    assert (row.allowed, row.refused) == (201, 3)
 
 
 # --- Redis and the database -------------------------------------------------------------------------------------------

@@ -32,6 +32,18 @@ def plan(*rates: str, mode: str = "check", **options: Any) -> Decide:
     return made.operation(START, mode)
 
 
+@pytest.mark.parametrize(
+    ("reasons", "fits"),
+    [
+        ([], True), ([0, 1, ""], True), ([0, 1, "r 0 0 5/m"], True), ([0, 2, ""], True), ([0, 2, "sw.60s"], True),
+        ([0, 2, b"sw.60s,cal.1day.Europe/Berlin"], True), ([0, 1, "sw.60s"], False), ([0, 2, "r 0 0 5/m"], False),
+        ([0, 2, "sw.60s}:x"], False), ([0, 2, "xx.60s"], False), ([1, 2, ""], False), ([0, 2], False),
+    ],
+)  # fmt: skip
+def test_why_a_plan_is_stale_fits_what_it_is_about(reasons: list[Any], fits: bool) -> None:
+    assert plan("9/m").fits([START, -1, *reasons]) is fits
+
+
 def done(*before: Operation, operation: Operation) -> tuple[Operation, Any]:
     """Return an operation, and the reply to it over what others have done."""
     states = DictStates()

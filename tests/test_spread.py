@@ -16,7 +16,7 @@ from django_quota.algorithms.token_bucket import Bucket
 from django_quota.clock import SECOND
 from django_quota.exceptions import StoreUnavailable
 from django_quota.operations.base import DictStates, Operation
-from django_quota.operations.decide import REFUSED, Decide
+from django_quota.operations.decide import ALLOWED, REFUSED, Decide
 from django_quota.operations.spread import spread
 from django_quota.plans import Plan
 from django_quota.rules import Rule
@@ -140,6 +140,39 @@ WIDE, SHUT = Rule.make("wide", "9/m"), Rule.make("shut", "0/m")
 def check_over(places: Apart, *asked: tuple[Rule, str]) -> list[Any]:
     plan = plan_of([(rule, subject, 1, "") for rule, subject in asked], told=False)
     return driven(places.run, plan, "check", START)
+
+
+DAILY, SHUT_DAILY = Rule.make("daily", "9/m", daily=True), Rule.make("shut-daily", "0/m", daily=True)
+
+
+def counted(places: Apart) -> dict[str, int]:
+    """Return what is counted for the day so far, by subject and field."""
+    kept = {key: value for place in places.places.values() for key, (value, _) in place.kept.items() if ":day:" in key}
+    return {f"{home(key)[1:]} {name}": count for key, day in kept.items() for name, count in day.items() if name != "#"}
+
+
+def test_a_hit_is_counted_for_the_day_once_its_whole_plan_has_passed_and_never_taken_back() -> None:
+    """A roll-up may read the counts at any moment, and adds whatever they grow by."""
+    places, seen = Apart(), list[dict[str, int]]()
+
+    def is_looked_at(operation: Operation) -> bool:
+        seen.append(counted(places))
+        return False
+
+    places.fails = is_looked_at
+    assert check_over(places, (DAILY, "user:1"), (DAILY, "user:3"), (SHUT_DAILY, "user:2"))[1] == REFUSED
+    assert counted(places) == {"user:2 shut-daily:r": 1}
+    assert check_over(places, (DAILY, "user:1"), (DAILY, "user:3"))[1] == ALLOWED
+    assert counted(places) == {"user:2 shut-daily:r": 1, "user:1 daily:a": 1, "user:3 daily:a": 1}
+    assert all("user:1 daily:a" not in one for one in seen if "user:3 daily:a" not in one)
+
+
+def test_a_plan_that_passed_stays_allowed_where_it_cannot_be_counted_for_the_day(caplog: Any) -> None:
+    places = Apart()
+    places.fails = lambda operation: isinstance(operation, Decide) and operation.mode == "count"
+    assert check_over(places, (DAILY, "user:1"), (DAILY, "user:3"))[1] == ALLOWED
+    assert counted(places) == {"user:3 daily:a": 1}
+    assert "not counted for the day" in caplog.text
 
 
 def test_a_refusal_stays_one_where_it_cannot_be_undone_or_told(caplog: Any) -> None:

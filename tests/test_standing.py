@@ -283,6 +283,13 @@ class TestBans:
             now += int(decision.retry_after * SECOND)
         assert lengths == [600.0, 3_600.0, 86_400.0, 86_400.0, 86_400.0]
 
+    def test_a_ban_is_remembered_for_as_long_as_the_longest_ban_even_where_the_first_is_short(self) -> None:
+        with freeze(START):
+            self.refuse(4)
+        with freeze(START + 10 * MINUTE + DAY - 1):
+            self.refuse(1)
+            assert self.refuse(3).retry_after == 3_600.0
+
     def test_who_behaves_for_as_long_as_the_longest_ban_begins_anew(self) -> None:
         with freeze(START):
             self.refuse(4)

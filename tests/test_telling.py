@@ -72,6 +72,13 @@ class TestWhatIsTold:
             check("9/m", SUBJECT, warn_at=None, cost=9)
         assert told == [("near", "10/m", SUBJECT)]
 
+    def test_only_the_hit_that_crosses_the_share_is_told_to_be_near(self, told: list[Any]) -> None:
+        with freeze(START):
+            check("10/30d", SUBJECT, cost=8)
+        with freeze(START + DAY + 1):  # when a warning may be told again
+            check("10/30d", SUBJECT)
+        assert told == [("near", "10/30d", SUBJECT)]
+
     def test_a_limit_too_small_to_be_near_is_not_told(self, told: list[Any]) -> None:
         with freeze(START):
             for _ in range(4):
@@ -201,6 +208,11 @@ class TestDays:
         check("2/m", "user:42")
         today = datetime.fromtimestamp(int(raw.time()[0]), UTC).date()
         assert self.counts(raw, day=str(today)) == {"2/m:a": 1}
+
+    def test_the_counts_of_a_day_wait_eight_days_for_the_roll_up(self, raw: redis.Redis) -> None:
+        check("2/m", "user:42")
+        (key,) = raw.scan_iter(match="*:day:*")
+        assert 8 * 86_400_000 - 60_000 < raw.pttl(key) <= 8 * 86_400_000 + 1
 
     def test_it_takes_no_call_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = calls_of(monkeypatch)

@@ -13,6 +13,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from django_quota import Decision, check, plans, quota, reserve
+from django_quota.algorithms import AlgorithmName
 from django_quota.clock import SECOND
 from django_quota.operations.base import DictStates
 from django_quota.plans import Plan
@@ -149,7 +150,7 @@ class TestOnEveryStore:
         assert [(each.retry_after, each.outcomes[0].next_after) for each in told] == [(0.0, 3_600.0), (3_600.0, 600.0)]
 
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
-    def test_a_hit_that_costs_nothing_is_not_told_of_more_after_it_is_admitted(self, algorithm: str) -> None:
+    def test_a_hit_that_costs_nothing_is_not_told_of_more_after_it_is_admitted(self, algorithm: AlgorithmName) -> None:
         with freeze(START):
             reserve("10/h", SUBJECT, 1, algorithm=algorithm).settle(25)
             decision = check("10/h", SUBJECT, 0, algorithm=algorithm)
@@ -163,7 +164,7 @@ class TestOnEveryStore:
             assert [check("1/m", SUBJECT, ban=ban).retry_after for _ in range(2)] == [600.0, 600.0]
 
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
-    def test_a_cost_above_the_limit_is_promised_no_time_by_a_ban_or_a_block(self, algorithm: str) -> None:
+    def test_a_cost_above_the_limit_is_promised_no_time_by_a_ban_or_a_block(self, algorithm: AlgorithmName) -> None:
         options: dict[str, Any] = {"algorithm": algorithm, "ban": {"after": "1/m", "for": "10m"}}
         with freeze(START):
             banned = [check("5/h", SUBJECT, 6, **options) for _ in range(2)]
@@ -225,7 +226,7 @@ class TestOnEveryStore:
         assert (never["RateLimit"], never.get("Retry-After")) == ('"three";r=0', None)
 
     @pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket"])
-    def test_a_clock_that_steps_back_locks_nobody_out_of_a_bucket(self, algorithm: str) -> None:
+    def test_a_clock_that_steps_back_locks_nobody_out_of_a_bucket(self, algorithm: AlgorithmName) -> None:
         with freeze(START):
             assert check("10/m", SUBJECT, 10, algorithm=algorithm)
         with freeze(START - HOUR):

@@ -14,6 +14,7 @@ from django_quota.algorithms.token_bucket import TokenBucket
 
 __all__ = [
     "ALGORITHMS",
+    "BY_CODE",
     "DISTINCT",
     "EVERY",
     "NEVER",
@@ -36,6 +37,9 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
     for algorithm in (SlidingWindow(), FixedWindow(), Calendar(), TokenBucket(), LeakyBucket())
 }
 """Every algorithm by its name; the first is the default."""
+
+BY_CODE = {algorithm.code: algorithm for algorithm in ALGORITHMS.values()}
+"""The same, by what their keys are told by."""
 
 DISTINCT = Distinct()
 """What decides a rule with `distinct=`; it has no place in `algorithm=`."""

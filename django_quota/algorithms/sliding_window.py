@@ -11,6 +11,7 @@ moment it expires and a running total, so that what is used is a difference of t
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from django_quota.algorithms.base import MOST, NEVER, Algorithm, Options, Parameters, Verdict
@@ -83,9 +84,10 @@ class SlidingWindow(Algorithm[tuple[Entry, ...]]):
         most = max(0, MOST - _used(live))
         total = live[-1].total if live else 0
         merged = 0
-        if live and (over or live[-1].expiry >= expiry):
-            # The same slice, or a clock that stepped back: entries must stay in the order of their totals. What goes
-            # over the limit adds no entry either: there is no bound to how often that happens.
+        is_full = over and p.b == 0 and len(live) > p.capacity
+        if live and (is_full or live[-1].expiry >= expiry):
+            # The same slice, or a clock that stepped back: entries must stay in the order of their totals. And where
+            # each hit is an entry, what goes over the limit adds no more of them than the limit has hits.
             expiry, merged = max(live[-1].expiry, expiry), live[-1].cost
             live = live[:-1]
         # An entry of the whole limit refuses all: more says nothing, but where it may be given back in part.
@@ -103,6 +105,22 @@ class SlidingWindow(Algorithm[tuple[Entry, ...]]):
         if live and cost:
             live = (live[0]._replace(cost=live[0].cost - cost), *live[1:])
         return live or None
+
+    def give_back(
+        self, state: tuple[Entry, ...] | None, p: Parameters, units: int, mark: Sequence[int], now: int
+    ) -> tuple[Entry, ...] | None:
+        """Take the units out of the entry they were spent in; what a refund took of it, out of the oldest ones."""
+        if mark[0] <= now:
+            return state
+        live = _live(state, now)
+        at = bisect_left(live, mark[0], key=lambda entry: entry.expiry)
+        if at < len(live) and live[at].expiry == mark[0]:
+            less = min(units, live[at].cost)
+            behind = [entry._replace(total=(entry.total - less) % WRAP) for entry in live[at:]]
+            behind[0] = behind[0]._replace(cost=behind[0].cost - less)
+            live = (*live[:at], *(entry for entry in behind if entry.cost))
+            units -= less
+        return self.refund(live, p, units, now)
 
     def expiry(self, state: tuple[Entry, ...]) -> int:
         """Return when the last entry expires."""

@@ -2,15 +2,15 @@
 -- The algorithm files, then standing, holds and telling, are put in where the line of percent signs says so.
 --
 -- KEYS   for each hit, in the plan's order: how the subject stands (a hash); the state of each limit; then, where its head
---        says so: the refusals on the way to a ban, the day's counts, the holds
+--        says so: the refusals on the way to a ban, the day's counts, the holds with what lies beside them
 --        last, where the log is in reach: the event stream and the index of bans
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock
 --        [2] the mode: "check"; "peek" (spends nothing); "refund" (gives each cost back, then peeks);
 --            "reserve <token> <ttl>" (checks, and notes what was spent as a hold of so many microseconds);
 --            "settle <actual> <due> <token>" (makes what a hold spent what was really used, whatever the limit; then peeks)
 --            and for a plan in parts (in several slots of a Cluster, or with a body to be read in between): "take"
---            (a check that may be undone); "late" (a check, where the plan is refused already);
---            "undo <n|-><mark>,<mark> ..." (of hits that passed in a "take": see undo)
+--            (a check that may be undone); "late" (a check, where the plan is refused already); and of hits that passed
+--            in a "take" "count" (counts them for the day); "undo <n|-><mark>,<mark> ..." (see undo)
 --        [3] how many events the stream keeps; 0: nothing is told; -1: the log is out of reach, and the caller tells
 --        then for each hit "<rule> <group> <limits> <warn> <ban> <told> <begins> <ends> <holds>" and the rate override
 --        that its limits are those of, as it was published ('' for none)
@@ -19,7 +19,7 @@
 --            the limit, in thousandths, from which on it is near (0: never); ban: '-', or
 --            "<capacity>;<a>;<b>;<span>,<span>": the sliding window of refusals that leads to one, and how long the first,
 --            the second and so on last; told 1: its events are told; begins, ends: the edges of the day that is counted
---            (0: none is); holds 1: the key of its holds is there
+--            (0: none is); holds: how many keys come with its holds; 0: none
 --        and two for each of its limits:
 --            "<algorithm> <capacity> <a> <b> <c> <counted> <value>": whole numbers, but for the value ('-': none); counted 1:
 --            a refused hit is spent all the same
@@ -32,13 +32,16 @@
 --        what 1: exempt; 2: blocked; 3: banned (until: the end, 0 for none); 4: the ban has begun now; 5: the refusal was
 --            told; 6: near the limit, and told; 7: where the caller tells, which ban in a row it is (until: its number);
 --            8: of a "take", for each limit that counts values: until when the value was known before (0: it was not);
---            for each bucket two: how much had been given back of it before, and how much of that by refunds
+--            for each bucket two: how much had been given back of it before, and how much of that by refunds;
+--            9: settled late (until: when the hold was due)
 --        where stale, behind the verdict three for each hit {hit, what, value}: 1: another rate override holds now (value:
---            as it was published; '' for none); 2: holds are due, and their key is needed; nothing at all where the edges of
---            a day or a calendar limit do not hold now
+--            as it was published; '' for none); 2: holds are due: their key is needed (value: with those of these limits,
+--            joined by commas), or there are more than one call gives back; nothing at all where the edges of a day or a
+--            calendar limit do not hold now
 local NEVER = -1
 local SECOND, DAY = 1000000, 86400000000
 local EXEMPT, BLOCKED, BANNED, BAN_BEGAN, REFUSAL_TOLD, NEAR_TOLD, BAN_LEVEL, KNOWN_BEFORE = 1, 2, 3, 4, 5, 6, 7, 8
+local SETTLED_LATE = 9
 local OVERRIDDEN, HOLDS_DUE = 1, 2
 -- The most that anything counts up to, also where it may pass its limit: far from where a double loses integers.
 local MOST = 1000000000000000
@@ -46,6 +49,7 @@ local algorithms = {}
 
 local mode, mode_arguments = string.match(ARGV[2], '^(%l+) ?(.*)$')
 local stream_length = tonumber(ARGV[3])
+local is_decided = mode == 'undo' or mode == 'count' -- what to do with the hits was decided before
 local tells, events_key, bans_key = stream_length ~= 0, nil, nil
 if stream_length > 0 then events_key, bans_key = KEYS[#KEYS - 1], KEYS[#KEYS] end
 
@@ -79,10 +83,10 @@ end
 
 local function read_hit()
   local rule, group, limits, warn, ban, told, begins, ends, holds = string.match(
-    ARGV[arguments_read + 1], '^(%S+) (%d+) (%d+) (%d+) (%S+) (%d) (%d+) (%d+) (%d)$')
+    ARGV[arguments_read + 1], '^(%S+) (%d+) (%d+) (%d+) (%S+) (%d) (%d+) (%d+) (%d+)$')
   local hit = {
     rule = rule, group = tonumber(group), warn = tonumber(warn), ban = ban, told = told == '1', begins = tonumber(begins),
-    ends = tonumber(ends), override = ARGV[arguments_read + 2], standing_key = next_key(), index = #hits,
+    ends = tonumber(ends), override = ARGV[arguments_read + 2], standing_key = next_key(), index = #hits, beside = {},
   }
   arguments_read = arguments_read + 2
   for i = 1, tonumber(limits) do
@@ -91,7 +95,11 @@ local function read_hit()
   end
   if ban ~= '-' then hit.tally_key = next_key() end
   if hit.ends > 0 then hit.day_key = next_key() end
-  if holds == '1' then hit.holds_key = next_key() end
+  if holds ~= '0' then
+    if not hold then make_holds() end
+    hit.holds_key = next_key()
+  end
+  for i = 2, tonumber(holds) do hit.beside[i - 1] = limit_beside(next_key()) end
   return hit
 end
 
@@ -104,17 +112,19 @@ end
 
 while arguments_read < #ARGV do
   local hit = read_hit()
-  if mode ~= 'undo' and is_stale(hit) then return { now, -1 } end
+  if not is_decided and is_stale(hit) then return { now, -1 } end
   hits[#hits + 1] = hit
 end
 
 local stale = { now, -1 }
-if mode ~= 'settle' and mode ~= 'undo' then
+if mode ~= 'settle' and not is_decided then
   for _, hit in ipairs(hits) do stand(hit, stale) end
   if #stale > 2 then return stale end
   for _, hit in ipairs(hits) do
     if hit.holds_key and (mode == 'peek' or not where_it_may_write(give_back_due, hit)) then credit_due(hit) end
+    if hit.more_due then stale[#stale + 1], stale[#stale + 2], stale[#stale + 3] = hit.index, HOLDS_DUE, '' end
   end
+  if #stale > 2 then return stale end
 end
 
 if mode == 'refund' then
@@ -127,6 +137,8 @@ elseif mode == 'settle' then
   settle(hits[1])
 elseif mode == 'undo' then
   undo_all(hits)
+elseif mode == 'count' then
+  for _, hit in ipairs(hits) do count(hit, true) end
 end
 
 -- refused[0]: the plan is refused; refused[n]: the n-th rule that decides for itself is.
@@ -161,6 +173,7 @@ end
 local notes = {}
 for _, hit in ipairs(hits) do
   if hit.standing then note(notes, hit, hit.standing, hit.stop) end
+  if hit.late then note(notes, hit, SETTLED_LATE, hit.late) end
 end
 
 local function leave_traces(hit)
@@ -169,7 +182,7 @@ local function leave_traces(hit)
   end
   local passed = not refused[0] and not refused[hit.group]
   if mode == 'reserve' and passed and not hit.standing then hold(hit) end
-  count(hit, passed)
+  if mode ~= 'take' or hit.refused then count(hit, passed) end
   tell(hit, passed, notes)
   if mode == 'take' and passed and not hit.standing then note_known(notes, hit) end
 end

@@ -11,6 +11,7 @@ local SLIDING_WRAP = 4503599627370496
 -- Reads the first live entry (skipping the expired ones: they are dropped by the next spend) and the last.
 local function sliding_read(limit, now)
   limit.used, limit.total, limit.expiry = 0, 0, now
+  if limit.abandoned then return limit.algorithm.foresee(limit, now) end
   local last = redis.call('ZRANGE', limit.key, -1, -1, 'WITHSCORES')
   if not last[1] then return end
   limit.has_expired = tonumber(last[2]) <= now
@@ -28,14 +29,16 @@ local function sliding_read(limit, now)
   limit.total = tonumber(last_total)
   limit.last, limit.last_cost = last[1], tonumber(last_cost)
   limit.expiry = tonumber(last[2])
-  limit.used = math.max(0, (limit.total - limit.base) % SLIDING_WRAP - limit.credit)
-  if limit.used == 0 then limit.expiry = now end
+  limit.used = (limit.total - limit.base) % SLIDING_WRAP
 end
 
 -- Finds by bisection the first entry whose end gives `needed` back.
 local function sliding_wait(limit, needed, now)
-  needed = needed + limit.credit
   if limit.first_cost >= needed then return limit.first_expiry - now end
+  for _, entry in ipairs(limit.entries or {}) do
+    needed = needed - entry.cost
+    if needed <= 0 then return tonumber(entry.score) - now end
+  end
   local low = redis.call('ZCOUNT', limit.key, '-inf', integer(now)) + 1
   local high = redis.call('ZCARD', limit.key) - 1
   while low < high do
@@ -66,9 +69,10 @@ algorithms.sliding_window = {
     local expiry = now + limit.a
     if limit.b > 0 then expiry = (math.floor(now / limit.b) + 1) * limit.b - 1 + limit.a end
     local merged = 0
-    if limit.used > 0 and (over or limit.expiry >= expiry) then
-      -- The same slice, or a clock that stepped back: entries must stay in the order of their totals. What goes over the
-      -- limit adds no entry either: there is no bound to how often that happens.
+    local is_full = over and limit.b == 0 and redis.call('ZCOUNT', limit.key, '(' .. integer(now), '+inf') > limit.capacity
+    if limit.used > 0 and (is_full or limit.expiry >= expiry) then
+      -- The same slice, or a clock that stepped back: entries must stay in the order of their totals. And where each hit
+      -- is an entry, what goes over the limit adds no more of them than the limit has hits.
       expiry, merged = math.max(limit.expiry, expiry), limit.last_cost
     end
     -- An entry of the whole limit refuses all: more says nothing, but where it may be given back in part.

@@ -40,8 +40,9 @@ local function stand(hit, stale)
     stale[#stale + 1], stale[#stale + 2], stale[#stale + 3] = hit.index, OVERRIDDEN, rates
   end
   hit.due = tonumber(fields[3] or nil)
-  if hit.due and hit.due <= now and not hit.holds_key then
-    stale[#stale + 1], stale[#stale + 2], stale[#stale + 3] = hit.index, HOLDS_DUE, ''
+  local lacks = hit.holds_key and mode ~= 'peek' and lacking(hit) or ''
+  if lacks ~= '' or (hit.due and hit.due <= now and not hit.holds_key) then
+    stale[#stale + 1], stale[#stale + 2], stale[#stale + 3] = hit.index, HOLDS_DUE, lacks
   end
   local banned_until = now
   if hit.tally_key and fields[4] then

@@ -6,7 +6,7 @@
 --        hit.standing_key: see standing
 --        the log, where it is in reach: see log
 -- ARGV   as decide
--- reply  count, tell: nothing; tell puts what it told into the notes; uncount: takes back what a hit that passed has left
+-- reply  count, tell: nothing; tell puts what it told into the notes
 
 local DAY_KEPT = 8 * DAY -- so long the counts of a day wait for the roll-up
 
@@ -20,14 +20,6 @@ local function count(hit, passed)
   if redis.call('HINCRBY', key, hit.rule .. (hit.refused and ':r' or ':a'), 1) == 1 then
     if redis.call('HSETNX', key, '#', integer(now)) == 1 then expire(key, DAY_KEPT) end
   end
-end
-
-local function uncount(hit, was_near)
-  local field = hit.rule .. ':a'
-  if hit.day_key and redis.call('HEXISTS', hit.day_key, field) == 1 and redis.call('HINCRBY', hit.day_key, field, -1) < 1 then
-    redis.call('HDEL', hit.day_key, field)
-  end
-  if was_near then redis.call('HDEL', hit.standing_key, 'w:' .. hit.rule) end
 end
 
 local function subject_of(hit) return string.match(hit.standing_key, '{(.-)}') end
@@ -49,7 +41,7 @@ end
 -- Counts a refusal; where it is one too many, the ban begins, longer than the one before that is still remembered.
 local function ban_after(hit, notes)
   local capacity, a, b, spans = string.match(hit.ban, '^(%d+);(%d+);(%d+);(%S+)$')
-  local tally = { key = hit.tally_key, cost = 1, credit = 0, capacity = tonumber(capacity), a = tonumber(a), b = tonumber(b) }
+  local tally = { key = hit.tally_key, cost = 1, capacity = tonumber(capacity), a = tonumber(a), b = tonumber(b) }
   local sliding = algorithms.sliding_window
   local _, left = sliding.inspect(tally, now)
   if left > 1 then

@@ -80,7 +80,7 @@ local function undo_all(hits)
       at = at + 1
       undo(hit, hit[at], word)
     end
-    uncount(hit, near == 'n')
+    if near == 'n' then redis.call('HDEL', hit.standing_key, 'w:' .. hit.rule) end
   end
 end
 

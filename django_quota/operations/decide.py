@@ -6,6 +6,7 @@ it says so: the algorithm files in the order of `EVERY`, then `PARTS`; a file ma
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
@@ -13,9 +14,19 @@ from typing import Any, ClassVar, Literal
 from django_quota.algorithms import EVERY, NUMBERS, Step, Verdict, is_stale
 from django_quota.operations.base import Operation, Repeated, Script, States, lua_source, text
 from django_quota.operations.hits import Hit
-from django_quota.operations.holds import give_back_due, hold, replace, settle, states_after_due
+from django_quota.operations.holds import give_back_due, hold, lacking, replace, settle, states_after_due
 from django_quota.operations.shapes import are_whole, is_rows, moment, whole, words
-from django_quota.operations.standing import BAN_BEGAN, BAN_LEVEL, EXEMPT, Case, shut_out, stand
+from django_quota.operations.standing import (
+    BAN_BEGAN,
+    BAN_LEVEL,
+    EXEMPT,
+    HOLDS_DUE,
+    OVERRIDDEN,
+    SETTLED_LATE,
+    Case,
+    shut_out,
+    stand,
+)
 from django_quota.operations.telling import count, tell
 from django_quota.operations.undo import known_before, undo_all
 
@@ -64,9 +75,9 @@ FAR_LOG = FarLog()
 class Decide(Operation):
     """Decide a plan; the reply is that of `lua/decide.lua`.
 
-    `mode`: "check", "peek" or "refund"; or `reserving(...)`, `settling(...)` of a plan of one hit; "take", "late" and
-    `undoing(...)` are for plans that are decided in parts, see `spread` and `Limiter.in_turn`. `log`: where events are
-    told; None: nowhere.
+    `mode`: "check", "peek" or "refund"; or `reserving(...)`, `settling(...)` of a plan of one hit; "take", "late",
+    "count" and `undoing(...)` are for plans that are decided in parts, see `spread` and `Limiter.in_turn`. `log`: where
+    events are told; None: nowhere.
     """
 
     script: ClassVar[Script] = Script.of(_put_together())
@@ -96,7 +107,12 @@ class Decide(Operation):
         if not isinstance(reply, list) or len(reply) < 2 or not moment(reply[0]):  # noqa: PLR2004 — now and the verdict
             return False
         if reply[1] == STALE:
-            return not self.mode.startswith("undo") and is_rows(reply[2:], self._is_index, whole, _is_override)
+            reasons = reply[2:]
+            return (
+                not self.mode.startswith(("undo", "count"))
+                and is_rows(reasons, self._is_index, whole, words)
+                and all(_is_reason(*reasons[at + 1 : at + 3]) for at in range(0, len(reasons), 3))
+            )
         end = 2
         for hit in self.hits:
             end += NUMBERS * len(hit.limits)
@@ -121,6 +137,7 @@ class Decide(Operation):
         if mode == "late":
             refused.add(0)
         notes = [number for case in cases if case.standing for number in (case.index, case.standing, case.stop)]
+        notes += [number for case in cases if case.late for number in (case.index, SETTLED_LATE, case.late)]
         for case in cases:
             if mode in SPENDING and case.hit.cost > 0:
                 passed = not refused & {0, case.hit.group}
@@ -129,7 +146,8 @@ class Decide(Operation):
                 if mode == "reserve" and passed and not case.standing:
                     used_until = [now + verdict.reset for verdict in case.verdicts]
                     hold(states, case.hit, arguments[0], int(arguments[1]), used_until, now)
-                count(states, case, passed, now)
+                if mode != "take" or case.is_refused:
+                    count(states, case, passed, now)
                 told = tell(states, case, passed, self.log is not None, now)
                 if self.log is FAR_LOG and BAN_BEGAN in told[1::3]:
                     told += [case.index, BAN_LEVEL, case.level]
@@ -142,21 +160,34 @@ class Decide(Operation):
         if mode == "undo":
             undo_all(states, self.hits, arguments, now)
             return None
+        if mode == "count":
+            for case in cases:
+                count(states, case, passed=True, now=now)
+            return None
         if any(_is_stale(case.hit, now) for case in cases):
             return ()
         if mode == "settle":
             actual, due, token = arguments.split(" ")
-            settle(states, self.hits[0], token, int(due), int(actual), now)
+            case = cases[0]
+            case.late = int(due) if settle(states, case.hit, token, int(due), int(actual), now) else 0
+            case.states = states_after_due(states, case.hit, now)
             return None
         stale = [reason for case in cases for reason in stand(states, case, now)]
-        if not stale:
-            _take_back(states, cases, mode, now)
-        return stale or None
+        for case in cases:
+            lacks = lacking(states, case.hit, now) if case.hit.holds and mode != "peek" else ""
+            if lacks:
+                stale += (case.index, HOLDS_DUE, lacks)
+        return stale or _take_back(states, cases, mode, now) or None
 
 
-def _is_override(part: object) -> bool:
-    """Say whether it is a rate override as it is published, or none."""
-    return words(part) and (not part or text(part).count(" ") >= 3)  # type: ignore[arg-type]  # noqa: PLR2004
+def _is_reason(what: int, value: str | bytes) -> bool:
+    """Say whether it can be why a plan is stale: a rate override as it is published or none, or the names of limits."""
+    if what == OVERRIDDEN:
+        return not value or text(value).count(" ") >= 3  # noqa: PLR2004
+    return not value or (what == HOLDS_DUE and _LIMITS.fullmatch(text(value)) is not None)
+
+
+_LIMITS = re.compile(r"(?:sw|fw|cal|tb|lb)\.[^\s:={},]+(?:,(?:sw|fw|cal|tb|lb)\.[^\s:={},]+)*")
 
 
 def _numbers(cases: Sequence[Case]) -> Iterator[int]:
@@ -186,17 +217,23 @@ def _is_stale(hit: Hit, now: int) -> bool:
     return any(is_stale(step.parameters, now) for step in hit.steps if not step.limit.algorithm.timeless)
 
 
-def _take_back(states: States, cases: Sequence[Case], mode: str, now: int) -> None:
-    """Give back abandoned holds, and, where that is the mode, the costs."""
+def _take_back(states: States, cases: Sequence[Case], mode: str, now: int) -> list[int | str]:
+    """Give back abandoned holds, and, where that is the mode, the costs; return why the plan is stale, if it is."""
+    stale: list[int | str] = []
     for case in cases:
         if case.hit.holds and mode == "peek":
             case.states = states_after_due(states, case.hit, now)
-        elif case.hit.holds:
-            give_back_due(states, case.hit, now, case.due)
+        elif case.hit.holds and give_back_due(states, case.hit, now, case.due):
+            stale += (case.index, HOLDS_DUE, "")
+    if stale:
+        return stale
+    for case in cases:
         if mode == "refund" and case.standing != EXEMPT:
             for step in case.hit.steps:
                 state = states.get(step.key)
-                replace(states, step, state, step.limit.algorithm.refund(state, step.parameters, step.cost, now))
+                algorithm = step.limit.algorithm
+                replace(states, step.key, algorithm, state, algorithm.refund(state, step.parameters, step.cost, now))
+    return stale
 
 
 def _inspect(states: States, case: Case, number: int, now: int) -> Verdict:
@@ -226,7 +263,7 @@ def _spend_one(states: States, step: Step, verdict: Verdict, group: int, refused
     counted = step.limit.options.count_refused and step.parameters.capacity > 0 and group in refused
     before = states.get(step.key)
     if not passed and not counted:
-        replace(states, step, before, algorithm.follow_clock(before, now))
+        replace(states, step.key, algorithm, before, algorithm.follow_clock(before, now))
         return verdict
     state, spent = algorithm.spend(before, step.parameters, step.cost, now)
     states.put(step.key, state, algorithm.expiry(state))

@@ -35,8 +35,8 @@ class Hit:
     """One rule for one subject: limits that are decided together, under whatever else stands for the subject."""
 
     __slots__ = (
-        "_steps", "base", "cost", "day", "field", "form", "group", "holds", "limits", "override", "replaced", "rule",
-        "standing", "subject", "tally",
+        "_steps", "base", "beside", "cost", "day", "field", "form", "group", "holds", "limits", "override", "replaced",
+        "rule", "standing", "subject", "tally",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +62,8 @@ class Hit:
         self.day: DayKey | None = None
         self.holds = ""
         """The key of its holds, where they are needed; else empty."""
+        self.beside: list[str] = []
+        """The keys of other limits of the rule, of which holds that are due have spent."""
         self.form = form
         """Its form, while its limits are just those; None once it has steps of its own."""
         self.base = base
@@ -97,6 +99,7 @@ class Hit:
             keys.append(self.day.key)
         if self.holds:
             keys.append(self.holds)
+            keys += self.beside
         return keys
 
     @property
@@ -110,15 +113,14 @@ class Hit:
         # What differs from value to value does not come again: it must not fill the cache.
         made = arguments_of.__wrapped__ if steps[0].parameters.value else arguments_of
         wires = [step.wire for step in steps]
-        return made(
-            self.field, self.group, self.rule.wire, self.override, begins, ends, bool(self.holds), self.cost, *wires
-        )
+        holds = 1 + len(self.beside) if self.holds else 0
+        return made(self.field, self.group, self.rule.wire, self.override, begins, ends, holds, self.cost, *wires)
 
 
 @lru_cache(maxsize=4096)
 def arguments_of(
-    field: str, group: int, rule: str, override: str, begins: int, ends: int, holds: bool, cost: int, *limits: str
+    field: str, group: int, rule: str, override: str, begins: int, ends: int, holds: int, cost: int, *limits: str
 ) -> Repeated:
     """Return what `lua/decide.lua` is told of a hit, the same object for the same."""
-    head = f"{field} {group} {len(limits)} {rule} {begins} {ends} {holds:d}"
+    head = f"{field} {group} {len(limits)} {rule} {begins} {ends} {holds}"
     return Repeated(head, override, *[argument for limit in limits for argument in (limit, cost)])

@@ -114,7 +114,8 @@ def _joined(parts: Sequence[_Part], mode: str, log: Log | None) -> Spread:
     replies: list[Any] = []
     try:
         for part in parts:
-            reply = yield from _in_turn(part, "take", log)
+            # What the last one of a check takes is never undone.
+            reply = yield from _in_turn(part, mode if part is parts[-1] else "take", log)
             replies.append(reply)
             if reply[1] != ALLOWED:
                 break
@@ -123,6 +124,8 @@ def _joined(parts: Sequence[_Part], mode: str, log: Log | None) -> Spread:
             yield from _undone(part, reply)
         raise
     if replies[-1][1] == ALLOWED:
+        settled = len(parts) - 1 if mode == "check" else 0  # a whole plan that may be undone counts nothing yet
+        yield from _counted(parts[:settled], replies[:settled])
         return replies
     last = replies[-1]
     for number, reply in enumerate(replies[:-1]):
@@ -132,6 +135,29 @@ def _joined(parts: Sequence[_Part], mode: str, log: Log | None) -> Spread:
             reply = yield from _told_late(part, log, last[0])
             replies.append(reply)
     return replies
+
+
+def _counted(parts: Sequence[_Part], replies: Sequence[Any]) -> Spread:
+    """Count the hits of these parts for the day."""
+    asked = [day_counting(part.hits, reply) for part, reply in zip(parts, replies, strict=True)]
+    counting = [operation for operation in asked if operation is not None]
+    if not counting:
+        return
+    try:
+        yield counting
+    except StoreUnavailable as error:
+        logger.warning("A plan that has passed is not counted for the day, all or in part: %s", error)
+
+
+def day_counting(hits: Sequence[Hit], reply: Sequence[int]) -> Decide | None:
+    """Return the operation that counts hits for the day, since their whole plan has passed; None where none counts.
+
+    A "take" does not count them: a count that is taken back could have been rolled up by then. `reply`: the one to
+    their `Decide` in the mode "take".
+    """
+    passed = zip(hits, _answers(hits, reply), strict=True)
+    counted = [hit for hit, answers in passed if hit.day and hit.cost and all(ok for ok, *_ in answers)]
+    return Decide(counted, "count") if counted else None
 
 
 def _undone(part: _Part, reply: Sequence[int]) -> Spread:

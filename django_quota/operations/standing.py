@@ -13,7 +13,7 @@ from django_quota.algorithms import NEVER, Verdict
 from django_quota.operations.base import States
 from django_quota.operations.hits import Hit
 
-EXEMPT, BLOCKED, BANNED, BAN_BEGAN, REFUSAL_TOLD, NEAR_TOLD, BAN_LEVEL, KNOWN_BEFORE = range(1, 9)
+EXEMPT, BLOCKED, BANNED, BAN_BEGAN, REFUSAL_TOLD, NEAR_TOLD, BAN_LEVEL, KNOWN_BEFORE, SETTLED_LATE = range(1, 10)
 """What a note of a reply says."""
 
 OVERRIDDEN, HOLDS_DUE = 1, 2
@@ -40,6 +40,8 @@ class Case:
     """When that ends; 0 for never."""
     due: int | None = None
     """When the first hold that is not settled is due."""
+    late: int = 0
+    """When the hold was due that is settled now; 0 where it is in time."""
     states: list[Any] | None = None
     """How its limits would be, for a peek, if what is due were given back."""
     level: int = 0

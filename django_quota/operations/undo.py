@@ -72,7 +72,6 @@ def undo_all(states: States, hits: Sequence[Hit], words: str, now: int) -> None:
     for hit, said in zip(hits, words.split(" "), strict=True):
         for step, mark in zip(hit.steps, map(Mark.read, said[1:].split(",")), strict=True):
             _undo(states, hit, step, mark, now)
-        _uncount(states, hit)
         if said[0] == "n":
             drop_field(states, hit.standing, f"w:{hit.field}")
 
@@ -103,17 +102,6 @@ def _undo(states: States, hit: Hit, step: Step, mark: Mark, now: int) -> None:
         states.drop(step.key)
     elif after != state:
         states.put(step.key, after, step.limit.algorithm.expiry(after))
-
-
-def _uncount(states: States, hit: Hit) -> None:
-    counts = dict((hit.day and states.get(hit.day.key)) or {})
-    field = f"{hit.field}:a"
-    if hit.day is None or field not in counts:
-        return
-    counts[field] -= 1
-    if counts[field] < 1:
-        del counts[field]
-    states.put(hit.day.key, counts, states.expiry(hit.day.key))
 
 
 def counts_values(step: Step) -> bool:

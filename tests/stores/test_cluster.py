@@ -328,6 +328,32 @@ class TestTheWholeOfIt:
         replies = asyncio.run(store.arun_all([each.operation(0, "peek") for each in made], None))
         assert [reply[3] for reply in replies] == [8] * len(made)
 
+    def test_the_roll_up_never_carries_what_a_later_part_of_the_plan_refuses(
+        self, cluster: Cluster, database: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from django_quota.models import DailyCounter
+        from django_quota.rollup import roll_up
+
+        users = [f"user:{number}" for number in range(20)]
+        one = users[0]
+        two = next(user for user in users if cluster.owner(key_of(user)) is not cluster.owner(key_of(one)))
+        wide, narrow = Rule.make("wide", "99/m"), Rule.make("narrow", "2/m")
+        store: Any = get_limiter().store
+        run_all = store.run_all
+
+        def with_a_roll_up_behind_each_trip(*arguments: Any) -> Any:
+            replies = run_all(*arguments)
+            with monkeypatch.context() as patch:
+                patch.setattr(store, "run_all", run_all)
+                list(roll_up(store))
+            return replies
+
+        monkeypatch.setattr(store, "run_all", with_a_roll_up_behind_each_trip)
+        allowed = [bool(decide_plan(plan((wide, one), (narrow, two)), "check")) for _ in range(6)]
+        assert allowed == [True, True, False, False, False, False]
+        rows = {row.subject: (row.allowed, row.refused) for row in DailyCounter.objects.all()}
+        assert rows == {one: (2, 0), two: (2, 4)}
+
     def test_counters_of_all_servers(self, cluster: Cluster) -> None:
         for number, subject in enumerate(SUBJECTS):
             counter("views").incr(subject, number)

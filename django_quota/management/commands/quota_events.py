@@ -2,21 +2,23 @@
 
 With --exec it is a consumer of a group. An event is acknowledged when its program has succeeded, so that each is
 handled **at least once**: where the consumer or its machine dies in the middle, the program is run for that event
-again, by the same consumer when it is started again, or by another one of the group after --take-over seconds. So the
-program must not mind being run twice for an event. What fails is tried again, later each time; what fails once more
-than --retries becomes a dead letter: it is logged, acknowledged, and noted in the group's stream of dead letters
-(--dead shows it).
+again, by another consumer of the group after --take-over seconds, or at once by one that has the same name (--consumer)
+when it is started again. So the program must not mind being run twice for an event. What fails is tried again, later
+each time; what fails once more than --retries becomes a dead letter: it is logged, acknowledged, and noted in the
+group's stream of dead letters (--dead shows it).
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 import shlex
 import shutil
 import socket
 import threading
 from argparse import REMAINDER, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,7 +28,7 @@ from django.utils.timezone import is_naive, make_aware
 
 from django_quota.clock import SECOND, in_words
 from django_quota.conf import current
-from django_quota.events import BEGINNING, KINDS, Event, EventGroup, EventStream, Taken, iso, moment_of
+from django_quota.events import BEGAN, BEGINNING, KINDS, Event, EventGroup, EventStream, Taken, iso, moment_of
 from django_quota.exceptions import QuotaError, StoreUnavailable
 from django_quota.management.console import PrintingCommand, printable, redis_store, stopping
 from django_quota.management.programs import PLACEHOLDERS, NoAddressError, Program, UnfitError
@@ -79,7 +81,7 @@ class Command(PrintingCommand):
             "is split into words as a shell would",
         )
         group.add_argument("--group", default="quota_events", metavar="NAME", help="the consumer group (quota_events)")
-        group.add_argument("--consumer", metavar="NAME", help="this consumer; each process its own (the host's name)")
+        group.add_argument("--consumer", metavar="NAME", help="this consumer; each process its own (made up)")
         group.add_argument(
             "--since",
             default="now",
@@ -151,10 +153,13 @@ class Command(PrintingCommand):
         program = _program(options)
         if program.warning:
             self._say(f"Warning: {program.warning}")
-        consumer = options["consumer"] or socket.gethostname()
+        # No two processes may have one name: each would begin with what the other is at.
+        consumer = options["consumer"] or f"{socket.gethostname()}-{secrets.token_hex(4)}"
         group = EventGroup(stream, options["group"], consumer, _take_over(options))
         worker = _Worker(group, program, _wanted(options), options, stop, self._say)
         self._steadily(worker.step, stop, waits=not options["drain"])
+        if not options["consumer"]:
+            _tidy(group)
 
     def _steadily(self, step: Callable[[], bool], stop: threading.Event, *, waits: bool = True) -> None:
         """Do a step again and again, until it says no or we are to stop.
@@ -236,6 +241,7 @@ class _Worker:
         start = _start(self._options["since"], self._group.stream)
         if self._group.begin(start):
             self._say(f"The group {self._group.group!r} is new: it begins behind {start}.")
+        _tidy(self._group)
         self._begun = True
 
     def _acknowledge(self) -> None:
@@ -245,9 +251,10 @@ class _Worker:
 
     def _report(self, taken: Taken) -> None:
         if taken.behind is not None:
+            after = "" if taken.behind == BEGAN else f"after {iso(moment_of(taken.behind))} and "
             self._say(
-                "Events are missing: the stream was trimmed past what the group had read. Lost is what was told after "
-                f"{iso(moment_of(taken.behind))} and before {iso(moment_of(taken.id))}, all or in part."
+                "Events are missing: the stream was trimmed past what the group had read. Lost is what was told "
+                f"{after}before {iso(moment_of(taken.id))}, all or in part."
             )
         if taken.found == "trimmed":
             self._say(f"Event {taken.id} is missing: the stream was trimmed before it was done.")
@@ -261,7 +268,8 @@ class _Worker:
                 if attempt:
                     wait = min(self._options["backoff"] * 2 ** (attempt - 1), LONGEST_WAIT)
                     if self._stop.wait(wait):
-                        return False  # unacknowledged: it comes first the next time
+                        self._group.leave(event.id)
+                        return False
                 self._group.keep(event.id)
                 problem = self._program.run(event)
                 if problem is None:
@@ -275,6 +283,12 @@ class _Worker:
         self._say(f"Event {event.id} is given up: {problem}: {json.dumps(event.as_json())}")
         self._group.bury(event.id)
         return False
+
+
+def _tidy(group: EventGroup) -> None:
+    """Drop consumers that are gone: where Redis does not answer or permit it, whoever begins next does it."""
+    with suppress(StoreUnavailable):
+        group.tidy()
 
 
 def _check(options: dict[str, Any]) -> None:
