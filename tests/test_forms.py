@@ -20,6 +20,7 @@ from django_quota import Decision, Rule, acheck, check, peek, quota, reset
 from django_quota.limiter import get_limiter
 from django_quota.request_decisions import adecide_request, decide_request
 from django_quota.testing import freeze
+from django_quota.usage import usage
 from tests.calls import calls_of, run
 from tests.inputs import inputs
 from tests.steps import START
@@ -167,6 +168,16 @@ class TestAllOrNothing:
             found = {outcome.rule[1:]: outcome.remaining for outcome in one.outcomes}
             expected = {outcome.rule[1:]: outcome.remaining for outcome in other.outcomes}
             assert found.items() <= expected.items()
+
+    @pytest.mark.usefixtures("either_store")
+    @pytest.mark.parametrize("kind", ["sync", "async"])
+    def test_a_request_is_counted_for_the_day_only_where_its_form_was_allowed(self, kind: str) -> None:
+        """A count that is taken back could have been rolled up by then."""
+        rules = [Rule.make("by-ip", "9/m", key="ip", daily=True), BY_PHONE]
+        calls = [decide(kind, rules, posted(phone)).allowed for phone in ("1", "1", "2", "2")]
+        assert calls == [True, False, True, False]
+        (day,) = usage("ip:192.0.2.1").values()
+        assert day["by-ip"].allowed == 2
 
     @pytest.mark.usefixtures("memory_store")
     def test_what_is_given_back_was_neither_allowed_nor_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
