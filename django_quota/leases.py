@@ -8,7 +8,6 @@ they raise `StoreUnavailable` rather than let anybody in.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import threading
 import time
 from contextlib import suppress
@@ -29,19 +28,11 @@ from django_quota.operations.leases import Acquire, Holders, Release, Renew, Slo
 from django_quota.rates import span_of
 from django_quota.renewing import Renewal
 from django_quota.stores.base import Store
+from django_quota.stores.waiters import PLACE_TTL, RETRY, Turn
 from django_quota.subjects import GLOBAL, Ask, Flow, aanswer, answer, subject_of
 
 MOST_SLOTS = 1_000_000
 """The highest limit of a slot."""
-
-ASK_AGAIN = 1.0
-"""Seconds after which whoever waits asks again though nobody has rung."""
-
-PATIENCE = 3 * SECOND
-"""Microseconds after which whoever waits and has not asked again is passed over."""
-
-RETRY = 0.2
-"""Seconds until whoever waits asks again where the store did not answer."""
 
 
 class Lease:
@@ -100,11 +91,10 @@ class Lease:
         if self._renewal is not None:
             yield Ask(self._renewal.stop, self._renewal.astop)
         try:
-            held, wake = yield self._place.asking(Release(self._place.keys, self.token))
+            held = yield self._place.asking(Release(self._place.keys, self.token))
         except StoreUnavailable:
             self._is_released = False
             raise
-        yield from self._place.waking(wake)
         if not held:
             raise self._lost()
 
@@ -177,7 +167,7 @@ class Slot:
 
     def acquiring(self, subject: str, store: Store) -> Flow:
         """Return (as the flow's result) the lease of a slot for this subject in this store; see `acquire`."""
-        place, token = _Place(self, subject, store), secrets.token_hex(8)
+        place, token = _Place(self, subject, store), store.waiters.new_token()
         try:
             lease = Lease(place, token, (yield from place.entering(token)))
             if self.renews:
@@ -251,50 +241,35 @@ class _Place:
         tally = get_limiter().tally
         if tally is not None:
             tally.saw_slot(self.subject, self.slot.name, self.slot.limit, self.slot.span)
+        with self._store.waiters.turn(self.keys, token, frozen_now()) as turn:
+            return (yield from self._asking_in_turn(token, turn))
+
+    def _asking_in_turn(self, token: str, turn: Turn) -> Flow:
         deadline = time.monotonic() + self.slot.patience
         queued = False
         while True:
             left = deadline - time.monotonic()
-            asked = Acquire(self.keys, token, self.slot.limit, self.slot.span, PATIENCE if left > 0 else 0)
+            asked = Acquire(self.keys, token, self.slot.limit, self.slot.span, PLACE_TTL if left > 0 else 0)
             try:
-                granted, free, wait, reset, first, wake = yield self.asking(asked)
+                granted, free, wait, reset, first = yield self.asking(asked)
             except StoreUnavailable:
                 if not queued or left <= 0:
                     raise
                 yield _pause(min(RETRY, left))  # it may be restarting: whoever waits has the time
                 continue
-            yield from self.waking(wake)
             if granted:
                 return self._decision(free, None, reset)
             if left <= 0:
                 raise QuotaExceeded(self._decision(free, wait, reset))
             queued = True
             # Only the first minds when the next lease ends: the others would ask in vain.
-            until_free = wait / SECOND + 0.001 if first else ASK_AGAIN
-            yield from self._listening(token, min(left, until_free, ASK_AGAIN))
+            seconds = min(left, wait / SECOND + 0.001) if first else left
+            yield Ask(partial(turn.wait, seconds), partial(turn.await_, seconds))
 
     def giving_up(self, token: str) -> Flow:
         """Return the flow that takes a token out of the queue, and what it may hold from it."""
         with suppress(StoreUnavailable):  # it is dropped by itself
-            _, wake = yield self.asking(Release(self.keys, token))
-            yield from self.waking(wake)
-
-    def waking(self, wake: str | bytes) -> Flow:
-        """Return the flow that rings the bell of the one who should ask again."""
-        if wake:
-            bell = self._bell(text(wake))
-            with suppress(StoreUnavailable):  # a hint: who waits asks again anyway
-                yield Ask(partial(self._store.ring, bell), partial(self._store.aring, bell))
-
-    def _listening(self, token: str, seconds: float) -> Flow:
-        bell = self._bell(token)
-        try:
-            yield Ask(partial(self._store.listen, bell, seconds), partial(self._store.alisten, bell, seconds))
-        except StoreUnavailable:
-            yield _pause(min(RETRY, seconds))
-
-    def _bell(self, token: str) -> str:
-        return key_of(self._base, "w", self.slot.name, token)
+            yield self.asking(Release(self.keys, token))
 
     def _decision(self, free: int, wait: int | None, reset: int) -> Decision:
         limit = Concurrency(self.slot.name, self.slot.limit)

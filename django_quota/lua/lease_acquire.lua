@@ -2,12 +2,11 @@
 --
 -- KEYS   [1] the leases; [2] the queue; [3] who in it is alive
 -- ARGV   [1] now; [2] the token; [3] how many slots there are; [4] how long the lease lasts, in microseconds
---        [5] how long the token is alive in the queue without asking again, in microseconds; 0: it does not wait (any more)
--- reply  {granted, free, wait, reset, first, wake}: whole numbers, times in microseconds; wake is a text
+--        [5] how long the token's place in the queue is kept, in microseconds; 0: it does not wait (any more)
+-- reply  {granted, free, wait, reset, first}: whole numbers, times in microseconds
 --        granted 1: the slot is the token's; 0: refused, and nothing live has changed but the token's place in the queue
 --        free: slots that nobody holds; wait: where refused, how long until that may change; reset: until all leases end
 --        first 1: the token is the first of those who wait
---        wake: who is the first now that the token has left the queue, and should ask again; '' for nobody
 local limit, span, patience = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local held = redis.call('ZCOUNT', leases_key, '(' .. integer(now), '+inf')
 local free = limit - held
@@ -35,10 +34,11 @@ if has_one or may_go() then
   redis.call('ZREMRANGEBYSCORE', leases_key, '-inf', integer(now))
   leave()
   if not has_one then free = free - 1 end
-  return { 1, math.max(0, free), 0, until_all_end(), 0, waiter_at(0) or '' }
+  wake_first() -- it learns when the next lease ends, or takes another free slot
+  return { 1, math.max(0, free), 0, until_all_end(), 0 }
 end
 
-local first, wake = 0, ''
+local first = 0
 if patience > 0 then
   if not ends(alive_key, token) then
     redis.call('LREM', queue_key, 1, token)
@@ -49,7 +49,7 @@ if patience > 0 then
   keep(alive_key, patience)
   if waiter_at(0) == token then first = 1 end
 elseif leave() then
-  wake = waiter_at(0) or ''
+  wake_first()
 end
 
 local wait
@@ -60,4 +60,4 @@ else
   local next_free = redis.call('ZRANGEBYSCORE', leases_key, '(' .. integer(now), '+inf', 'WITHSCORES', 'LIMIT', held - limit, 1)
   wait = tonumber(next_free[2]) - now
 end
-return { 0, math.max(0, free), wait, until_all_end(), first, wake }
+return { 0, math.max(0, free), wait, until_all_end(), first }

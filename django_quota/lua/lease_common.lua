@@ -1,8 +1,10 @@
 -- lease_common: what the scripts of the leases share. It stands in front of each of them, behind clock.
 --
+-- A token is <process>.<number>: <process> names the channel by which the token's process is told to wake it.
+--
 -- KEYS   those of the script behind it: [1] the leases: a sorted set, token -> when it ends; [2] the queue of tokens that
 --        wait, in the order in which they came: a list; [3] who of them is alive: a sorted set, token -> until when, unless
---        it asks again
+--        its place is kept longer
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock; [2] the token that asks
 -- reply  that of the script behind it
 local leases_key, queue_key, alive_key = KEYS[1], KEYS[2], KEYS[3]
@@ -44,6 +46,12 @@ local function waiter_at(place)
       redis.call('ZREM', alive_key, waiter)
     end
   end
+end
+
+-- Wakes the first of those who wait, so that it asks again. Where this is not permitted it hears of its turn later.
+local function wake_first()
+  local first = waiter_at(0)
+  if first then redis.pcall('PUBLISH', 'django_quota:wake:' .. first:match('^[^.]*'), first) end
 end
 
 -- Takes the token out of the queue; says whether it was alive there.

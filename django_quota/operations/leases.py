@@ -1,19 +1,16 @@
 """Leases: slots that so many may hold at once, and the queue of those who wait for one. Pure; `lua/lease_*.lua` twin.
 
-Whoever waits asks again now and then, which keeps it alive in the queue; who stops asking is passed over. Nobody is
-woken here: a reply says who should be, and its bell is rung by the caller.
+Every process keeps the places of its tokens in the queue, again and again (`KeepPlaces`). A token whose place is not
+kept any more is passed over. Whoever becomes the first of the queue is woken, through the process that its token names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from django_quota.operations.base import Operation, Script, States, script
 from django_quota.operations.shapes import is_row, is_rows, whole, words
-
-BELL_KEPT = 5_000_000
-"""How long a bell sounds where nobody waits at it, in microseconds."""
 
 
 def _script(name: str) -> Script:
@@ -56,8 +53,18 @@ class _Line:
         """Let a token be alive for so long from now, at its place, or at the end where it has none (any more)."""
         if not self.is_alive(token):
             self._queue = (*(other for other in self._queue if other != token), token)
-        self.alive[token] = self._now + patience
-        self._save(self._now + patience)
+        self.keep([token], patience)
+
+    def keep(self, tokens: Sequence[str], ttl: int) -> None:
+        """Let tokens be alive for so long from now."""
+        self.alive.update(dict.fromkeys(tokens, self._now + ttl))
+        self._save(self._now + ttl)
+
+    def wake_first(self) -> None:
+        """Wake the first of those who wait, so that it asks again."""
+        first = self.at(0)
+        if first:
+            self._states.wake(first)
 
     def leave(self, token: str) -> bool:
         """Take a token out; say whether it was alive there."""
@@ -124,13 +131,13 @@ class Acquire(_OfASlot):
 
     def fits(self, reply: Any) -> bool:
         """Say whether a reply can be the one to this."""
-        return is_row(reply, whole, whole, whole, whole, whole, words)
+        return is_row(reply, whole, whole, whole, whole, whole)
 
     def has_written(self, reply: Any) -> bool:
         """Say whether it was taken."""
         return bool(reply[0])
 
-    def run(self, states: States, now: int) -> list[int | str]:
+    def run(self, states: States, now: int) -> list[int]:
         """Take it, or take a place in the queue."""
         kept, line = self.held(states), _Line(states, self.slot, now)
         live = {token: stop for token, stop in kept.items() if stop > now}
@@ -139,15 +146,16 @@ class Acquire(_OfASlot):
             live[self.token] = now + self.span
             self.put(states, live)
             line.leave(self.token)
-            return [1, max(0, self.limit - len(live)), 0, max(live.values()) - now, 0, line.at(0)]
-        first, wake = 0, ""
+            line.wake_first()
+            return [1, max(0, self.limit - len(live)), 0, max(live.values()) - now, 0]
+        first = 0
         if self.patience:
             line.join(self.token, self.patience)
             first = int(line.at(0) == self.token)
         elif line.leave(self.token):
-            wake = line.at(0)
+            line.wake_first()
         stop = line.alive[line.at(0)] if free > 0 else sorted(live.values())[-free]
-        return [0, max(0, free), stop - now, max(0, max(kept.values(), default=0) - now), first, wake]
+        return [0, max(0, free), stop - now, max(0, max(kept.values(), default=0) - now), first]
 
     def _may_go(self, line: _Line, free: int) -> bool:
         """Say whether the token is among as many of those who wait as there are free slots, or would be."""
@@ -178,24 +186,49 @@ class Renew(_OfASlot):
         return 1
 
 
-class Release(_OfASlot):
-    """Give a slot back and leave the queue; the reply is that of `lua/lease_release.lua`."""
+class KeepPlaces(_OfASlot):
+    """Keep the places of tokens in the queue for `ttl` microseconds more; the reply lists those who should ask again."""
 
-    script: ClassVar[Script] = _script("lease_release")
+    script: ClassVar[Script] = _script("lease_keep_places")
+
+    def __init__(self, keys: SlotKeys, tokens: Sequence[str], ttl: int) -> None:
+        super().__init__(keys, "")
+        self.tokens = tokens
+        self.ttl = ttl
+
+    def arguments(self) -> list[str | int]:
+        """Return the arguments as `lua/lease_keep_places.lua` lists them."""
+        return [self.ttl, *self.tokens]
 
     def fits(self, reply: Any) -> bool:
         """Say whether a reply can be the one to this."""
-        return is_row(reply, whole, words)
+        return is_rows(reply, words)
 
-    def run(self, states: States, now: int) -> list[int | str]:
+    def run(self, states: States, now: int) -> list[str]:
+        """Keep them."""
+        line = _Line(states, self.slot, now)
+        first, alive = line.at(0), [token for token in self.tokens if line.is_alive(token)]
+        again = [token for token in self.tokens if token == first or not line.is_alive(token)]
+        if alive:
+            line.keep(alive, self.ttl)
+        return again
+
+
+class Release(_OfASlot):
+    """Give a slot back and leave the queue; the reply is 1 where the token still held the slot, else 0."""
+
+    script: ClassVar[Script] = _script("lease_release")
+    replies: type = int
+
+    def run(self, states: States, now: int) -> int:
         """Give it back."""
         leases, line = dict(self.held(states)), _Line(states, self.slot, now)
         stop = leases.pop(self.token, None)
         if stop is not None:
             self.put(states, leases)
-        if not line.leave(self.token) and stop is None:
-            return [0, ""]
-        return [int((stop or 0) > now), line.at(0)]
+        if line.leave(self.token) or stop is not None:
+            line.wake_first()
+        return int((stop or 0) > now)
 
 
 class Holders(_OfASlot):
@@ -215,24 +248,3 @@ class Holders(_OfASlot):
         """Look, and write nothing."""
         live = sorted((stop, token) for token, stop in self.held(states).items() if stop > now)
         return [part for stop, token in live for part in (token, stop - now)]
-
-
-class Ring(Operation):
-    """Ring a bell; the reply is 1, or 0 where it still sounds from an earlier time."""
-
-    script: ClassVar[Script] = script("lease_ring")
-    replies: type = int
-
-    def __init__(self, bell: str) -> None:
-        self.keys = (bell,)
-
-    def arguments(self) -> list[str | int]:
-        """Return how long it sounds, in milliseconds."""
-        return [BELL_KEPT // 1_000]
-
-    def run(self, states: States, now: int) -> int:
-        """Ring it."""
-        if states.get(self.keys[0], now):
-            return 0
-        states.put(self.keys[0], True, now + BELL_KEPT)
-        return 1
