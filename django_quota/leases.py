@@ -91,7 +91,7 @@ class Lease:
         if self._renewal is not None:
             yield Ask(self._renewal.stop, self._renewal.astop)
         try:
-            held = yield self._place.asking(Release(self._place.keys, self.token))
+            held = yield from self._place.releasing(self.token)
         except StoreUnavailable:
             self._is_released = False
             raise
@@ -167,7 +167,7 @@ class Slot:
 
     def acquiring(self, subject: str, store: Store) -> Flow:
         """Return (as the flow's result) the lease of a slot for this subject in this store; see `acquire`."""
-        place, token = _Place(self, subject, store), store.waiters.new_token()
+        place, token = _Place(self, subject, store), store.waiters.new_token(self.limit, self.span)
         try:
             lease = Lease(place, token, (yield from place.entering(token)))
             if self.renews:
@@ -249,7 +249,7 @@ class _Place:
         queued = False
         while True:
             left = deadline - time.monotonic()
-            asked = Acquire(self.keys, token, self.slot.limit, self.slot.span, PLACE_TTL if left > 0 else 0)
+            asked = Acquire(self.keys, token, PLACE_TTL if left > 0 else 0)
             try:
                 granted, free, wait, reset, first = yield self.asking(asked)
             except StoreUnavailable:
@@ -265,11 +265,21 @@ class _Place:
             # Only the first minds when the next lease ends: the others would ask in vain.
             seconds = min(left, wait / SECOND + 0.001) if first else left
             yield Ask(partial(turn.wait, seconds), partial(turn.await_, seconds))
+            if turn.granted is not None:
+                free, reset = turn.granted
+                return self._decision(free, None, reset)
 
     def giving_up(self, token: str) -> Flow:
         """Return the flow that takes a token out of the queue, and what it may hold from it."""
         with suppress(StoreUnavailable):  # it is dropped by itself
-            yield self.asking(Release(self.keys, token))
+            yield from self.releasing(token)
+
+    def releasing(self, token: str) -> Flow:
+        """Give a slot back, and tell who has it now; the flow's result is whether the token still held it."""
+        held, heir, free, reset = yield self.asking(Release(self.keys, token))
+        if heir:
+            self._store.waiters.grant(text(heir), free, reset)
+        return bool(held)
 
     def _decision(self, free: int, wait: int | None, reset: int) -> Decision:
         limit = Concurrency(self.slot.name, self.slot.limit)

@@ -1,9 +1,21 @@
--- lease_release: give a slot back, and leave the queue.
+-- lease_release: give a slot back, and leave the queue. Where the next in line waits in the same process, it has the slot
+-- at once: the reply tells that process. One of another process is woken, and asks.
 --
 -- KEYS   [1] the leases; [2] the queue; [3] who in it is alive
 -- ARGV   [1] now; [2] the token
--- reply  1 where the token still held the slot, else 0
-local was_held = ends(leases_key, token) ~= nil
+-- reply  {held, heir, free, reset}
+--        held 1: the token still held the slot, else 0; heir: the token that holds it now, '' for none
+--        for the heir, free: slots that nobody holds; reset: microseconds until all leases end
+local was_held = ends(leases_key, token) and 1 or 0
 local was_there = redis.call('ZREM', leases_key, token) == 1
-if leave() or was_there then wake_first() end
-return was_held and 1 or 0
+if not leave(token) and not was_there then return { was_held, '', 0, 0 } end
+local heir, span = next_in_line()
+if not heir or process_of(heir) ~= process_of(token) then
+  wake_next()
+  return { was_held, '', 0, 0 }
+end
+hold(heir, span)
+leave(heir)
+wake_next()
+local held = redis.call('ZCOUNT', leases_key, '(' .. integer(now), '+inf')
+return { was_held, heir, math.max(0, tonumber(heir:match('%.(%d+)%.%d+$')) - held), until_all_end() }

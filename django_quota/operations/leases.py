@@ -25,7 +25,29 @@ class SlotKeys(NamedTuple):
     alive: str
 
 
-class _Line:
+class Token(NamedTuple):
+    """What a token says."""
+
+    process: str
+    """Whose it is."""
+    limit: int
+    """How many slots there are."""
+    span: int
+    """How long its lease lasts, in microseconds."""
+
+
+def make_token(process: str, number: int, limit: int, span: int) -> str:
+    """Return a token, by which a slot is held or waited for."""
+    return f"{process}.{number}.{limit}.{span}"
+
+
+def parse_token(token: str) -> Token:
+    """Return what a token says."""
+    process, _, limit, span = token.split(".")
+    return Token(process, int(limit), int(span))
+
+
+class WaitQueue:
     """Who waits, over the states of a slot."""
 
     def __init__(self, states: States, keys: SlotKeys, now: int) -> None:
@@ -59,12 +81,6 @@ class _Line:
         """Let tokens be alive for so long from now."""
         self.alive.update(dict.fromkeys(tokens, self._now + ttl))
         self._save(self._now + ttl)
-
-    def wake_first(self) -> None:
-        """Wake the first of those who wait, so that it asks again."""
-        first = self.at(0)
-        if first:
-            self._states.wake(first)
 
     def leave(self, token: str) -> bool:
         """Take a token out; say whether it was alive there."""
@@ -102,6 +118,18 @@ class _OfASlot(Operation):
         """Return all leases that are kept, each with its end."""
         return states.get(self.slot.leases) or {}
 
+    def next_in_line(self, states: States, line: WaitQueue, now: int) -> str:
+        """Return the first of those who wait, where a slot is free for it; else an empty text."""
+        first = line.at(0)
+        live = [stop for stop in self.held(states).values() if stop > now]
+        return first if first and len(live) < parse_token(first).limit else ""
+
+    def wake_next(self, states: States, line: WaitQueue, now: int) -> None:
+        """Wake the next in line, so that it asks again."""
+        first = self.next_in_line(states, line, now)
+        if first:
+            states.wake(first)
+
     def put(self, states: States, leases: Mapping[str, int]) -> None:
         """Keep these leases."""
         if leases:
@@ -112,22 +140,20 @@ class _OfASlot(Operation):
 
 
 class Acquire(_OfASlot):
-    """Take one of `limit` slots for `span` microseconds; the reply is that of `lua/lease_acquire.lua`.
+    """Take one of the slots; the reply is that of `lua/lease_acquire.lua`.
 
-    `patience`: how long the token is alive in the queue without asking again, in microseconds; 0: it does not wait.
+    `ttl`: how long the token's place in the queue is kept, in microseconds; 0: it does not wait.
     """
 
     script: ClassVar[Script] = _script("lease_acquire")
 
-    def __init__(self, keys: SlotKeys, token: str, limit: int, span: int, patience: int) -> None:
+    def __init__(self, keys: SlotKeys, token: str, ttl: int) -> None:
         super().__init__(keys, token)
-        self.limit = limit
-        self.span = span
-        self.patience = patience
+        self.ttl = ttl
 
     def arguments(self) -> list[str | int]:
         """Return the arguments as `lua/lease_acquire.lua` lists them."""
-        return [self.token, self.limit, self.span, self.patience]
+        return [self.token, self.ttl]
 
     def fits(self, reply: Any) -> bool:
         """Say whether a reply can be the one to this."""
@@ -139,25 +165,26 @@ class Acquire(_OfASlot):
 
     def run(self, states: States, now: int) -> list[int]:
         """Take it, or take a place in the queue."""
-        kept, line = self.held(states), _Line(states, self.slot, now)
+        _, limit, span = parse_token(self.token)
+        kept, line = self.held(states), WaitQueue(states, self.slot, now)
         live = {token: stop for token, stop in kept.items() if stop > now}
-        free = self.limit - len(live)
+        free = limit - len(live)
         if self.token in live or self._may_go(line, free):
-            live[self.token] = now + self.span
+            live[self.token] = now + span
             self.put(states, live)
             line.leave(self.token)
-            line.wake_first()
-            return [1, max(0, self.limit - len(live)), 0, max(live.values()) - now, 0]
+            self.wake_next(states, line, now)
+            return [1, max(0, limit - len(live)), 0, max(live.values()) - now, 0]
         first = 0
-        if self.patience:
-            line.join(self.token, self.patience)
+        if self.ttl:
+            line.join(self.token, self.ttl)
             first = int(line.at(0) == self.token)
         elif line.leave(self.token):
-            line.wake_first()
+            self.wake_next(states, line, now)
         stop = line.alive[line.at(0)] if free > 0 else sorted(live.values())[-free]
         return [0, max(0, free), stop - now, max(0, max(kept.values(), default=0) - now), first]
 
-    def _may_go(self, line: _Line, free: int) -> bool:
+    def _may_go(self, line: WaitQueue, free: int) -> bool:
         """Say whether the token is among as many of those who wait as there are free slots, or would be."""
         return any(line.at(place) in ("", self.token) for place in range(free))
 
@@ -206,7 +233,7 @@ class KeepPlaces(_OfASlot):
 
     def run(self, states: States, now: int) -> list[str]:
         """Keep them."""
-        line = _Line(states, self.slot, now)
+        line = WaitQueue(states, self.slot, now)
         first, alive = line.at(0), [token for token in self.tokens if line.is_alive(token)]
         again = [token for token in self.tokens if token == first or not line.is_alive(token)]
         if alive:
@@ -215,20 +242,34 @@ class KeepPlaces(_OfASlot):
 
 
 class Release(_OfASlot):
-    """Give a slot back and leave the queue; the reply is 1 where the token still held the slot, else 0."""
+    """Give a slot back and leave the queue; the reply is that of `lua/lease_release.lua`."""
 
     script: ClassVar[Script] = _script("lease_release")
-    replies: type = int
 
-    def run(self, states: States, now: int) -> int:
-        """Give it back."""
-        leases, line = dict(self.held(states)), _Line(states, self.slot, now)
+    def fits(self, reply: Any) -> bool:
+        """Say whether a reply can be the one to this."""
+        return is_row(reply, whole, words, whole, whole)
+
+    def run(self, states: States, now: int) -> list[int | str]:
+        """Give it back, and let the next in line have it where that one waits in the same process."""
+        leases, line = dict(self.held(states)), WaitQueue(states, self.slot, now)
         stop = leases.pop(self.token, None)
+        held = int((stop or 0) > now)
         if stop is not None:
             self.put(states, leases)
-        if line.leave(self.token) or stop is not None:
-            line.wake_first()
-        return int((stop or 0) > now)
+        if not line.leave(self.token) and stop is None:
+            return [held, "", 0, 0]
+        heir = self.next_in_line(states, line, now)
+        if not heir or parse_token(heir).process != parse_token(self.token).process:
+            self.wake_next(states, line, now)
+            return [held, "", 0, 0]
+        _, limit, span = parse_token(heir)
+        leases[heir] = now + span
+        self.put(states, leases)
+        line.leave(heir)
+        self.wake_next(states, line, now)
+        live = [stop for stop in leases.values() if stop > now]
+        return [held, heir, max(0, limit - len(live)), max(live) - now]
 
 
 class Holders(_OfASlot):

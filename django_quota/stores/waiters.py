@@ -24,7 +24,7 @@ from django_quota.clock import SECOND
 from django_quota.exceptions import QuotaError
 from django_quota.forks import begins_anew_in_children
 from django_quota.operations.base import Operation, text
-from django_quota.operations.leases import KeepPlaces, SlotKeys
+from django_quota.operations.leases import KeepPlaces, SlotKeys, make_token
 from django_quota.stores.errors import ours
 
 logger = logging.getLogger("django_quota")
@@ -66,6 +66,8 @@ class Turn:
         self.now = now
         """The time that a test has frozen, in microseconds; None for the store's own clock."""
         self.is_waiting = False
+        self.granted: tuple[int, int] | None = None
+        """How many slots are free, and when all leases end, where it was given its slot while it waited."""
         self._ensure = ensure
         self._woken = threading.Event()
         self._wake_task: Callable[[], object] | None = None
@@ -128,9 +130,9 @@ class Waiters:
         """Begin anew in a forked process: those who wait there wait in the parent."""
         self._begin()
 
-    def new_token(self) -> str:
-        """Return a token that nobody else has."""
-        return f"{self._process}.{next(self._numbers)}"
+    def new_token(self, limit: int, span: int) -> str:
+        """Return a token that nobody else has, for one of so many slots and a lease of so many microseconds."""
+        return make_token(self._process, next(self._numbers), limit, span)
 
     @contextmanager
     def turn(self, keys: SlotKeys, token: str, now: int | None) -> Iterator[Turn]:
@@ -145,6 +147,13 @@ class Waiters:
         """Wake one who waits."""
         turn = self._turns.get(token)
         if turn is not None:
+            turn.wake()
+
+    def grant(self, token: str, free: int, reset: int) -> None:
+        """Tell one who waits that it has its slot: so many are free now, and all leases end in so many microseconds."""
+        turn = self._turns.get(token)
+        if turn is not None:  # else it gives its slot back, or will ask what became of it
+            turn.granted = (free, reset)
             turn.wake()
 
     def queues(self) -> dict[tuple[SlotKeys, int | None], list[str]]:
