@@ -251,7 +251,10 @@ class _Place:
             left = deadline - time.monotonic()
             asked = Acquire(self.keys, token, PLACE_TTL if left > 0 else 0)
             try:
-                granted, free, wait, reset, first = yield self.asking(asked)
+                ask = self.asking(asked)
+                if left > 0 and not queued:
+                    ask = Ask(ask.now, partial(turn.in_order, ask.later, left))
+                granted, free, wait, reset, first = yield ask
             except StoreUnavailable:
                 if not queued or left <= 0:
                     raise

@@ -13,10 +13,11 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from redis.exceptions import RedisError, ResponseError
 
@@ -60,7 +61,7 @@ class Subscription(Protocol):
 class Turn:
     """One who may have to wait: a token in the queue of a slot, and what wakes it."""
 
-    def __init__(self, keys: SlotKeys, token: str, now: int | None, ensure: Callable[[], None]) -> None:
+    def __init__(self, waiters: Waiters, keys: SlotKeys, token: str, now: int | None) -> None:
         self.keys = keys
         self.token = token
         self.now = now
@@ -68,7 +69,7 @@ class Turn:
         self.is_waiting = False
         self.granted: tuple[int, int] | None = None
         """How many slots are free, and when all leases end, where it was given its slot while it waited."""
-        self._ensure = ensure
+        self._waiters = waiters
         self._woken = threading.Event()
         self._wake_task: Callable[[], object] | None = None
 
@@ -94,10 +95,26 @@ class Turn:
                 async with asyncio.timeout(seconds):
                     await woken.wait()
 
+    async def in_order(self, ask: Callable[[], Awaitable[Any]], seconds: float) -> Any:
+        """Ask for the slot once the tasks that came earlier have asked; after so many seconds do not wait for them.
+
+        So a thousand tasks that come at once take one connection, and whoever gives a slot back finds a free one.
+        """
+        gate = self._waiters.gate(self.keys)
+        try:
+            async with asyncio.timeout(seconds):
+                await gate.acquire()
+        except TimeoutError:
+            return await ask()
+        try:
+            return await ask()
+        finally:
+            gate.release()
+
     @contextmanager
     def _waiting(self) -> Iterator[None]:
         self.is_waiting = True
-        self._ensure()
+        self._waiters.ensure_thread()
         try:
             yield
         finally:
@@ -123,6 +140,7 @@ class Waiters:
         self._process = secrets.token_hex(8)
         self._numbers = itertools.count(1)
         self._turns: dict[str, Turn] = {}
+        self._gates: WeakValueDictionary[tuple[asyncio.AbstractEventLoop, SlotKeys], asyncio.Lock] = WeakValueDictionary()
         self._starting = threading.Lock()
         self._thread: _Thread | None = None
 
@@ -137,7 +155,7 @@ class Waiters:
     @contextmanager
     def turn(self, keys: SlotKeys, token: str, now: int | None) -> Iterator[Turn]:
         """Yield the turn of a token: from before it first asks for a slot, so that no wake-up is missed."""
-        turn = self._turns[token] = Turn(keys, token, now, self._ensure_thread)
+        turn = self._turns[token] = Turn(self, keys, token, now)
         try:
             yield turn
         finally:
@@ -173,7 +191,16 @@ class Waiters:
         for turn in list(self._turns.values()):
             turn.wake()
 
-    def _ensure_thread(self) -> None:
+    def gate(self, keys: SlotKeys) -> asyncio.Lock:
+        """Return the lock by which the tasks of the running event loop ask for a slot one after the other."""
+        of = asyncio.get_running_loop(), keys
+        gate = self._gates.get(of)
+        if gate is None:
+            gate = self._gates[of] = asyncio.Lock()
+        return gate
+
+    def ensure_thread(self) -> None:
+        """Start the thread, unless it runs."""
         if self._thread is not None:
             return
         with self._starting:
