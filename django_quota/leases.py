@@ -46,6 +46,8 @@ class Lease:
         self._place = place
         self._renewal: Renewal | None = None
         self._is_released = False
+        self._was_asked = False
+        """Whether a release was tried before, and perhaps done without an answer."""
 
     def __repr__(self) -> str:
         return f"<Lease {self.token} of slot {self._place.slot.name!r} for {self._place.subject}>"
@@ -63,15 +65,15 @@ class Lease:
         await aanswer(self._renewing(lease))
 
     def release(self) -> None:
-        """Give the slot back; a second time, nothing happens.
+        """Give the slot back; once that is done, nothing happens a second time.
 
         Raises `LeaseLost` where the lease had ended before: somebody else may have held the slot meanwhile. Raises
-        `StoreUnavailable` where the store does not answer: then the lease ends by itself.
+        `StoreUnavailable` where the store does not answer: you may try again, else the lease ends by itself.
         """
         answer(self._releasing())
 
     async def arelease(self) -> None:
-        """Give the slot back; see `release`."""
+        """Give the slot back; see `release`. Where the task is cancelled meanwhile, it is given back all the same."""
         await aanswer(self._releasing())
 
     def keeping(self) -> Flow:
@@ -87,15 +89,18 @@ class Lease:
     def _releasing(self) -> Flow:
         if self._is_released:
             return
-        self._is_released = True
-        if self._renewal is not None:
-            yield Ask(self._renewal.stop, self._renewal.astop)
+        was_asked, self._was_asked = self._was_asked, True
         try:
+            if self._renewal is not None:
+                yield Ask(self._renewal.stop, self._renewal.astop)
             held = yield from self._place.releasing(self.token)
-        except StoreUnavailable:
-            self._is_released = False
+        except (StoreUnavailable, GeneratorExit):
             raise
-        if not held:
+        except BaseException:  # interrupted, or cancelled: perhaps before it was sent
+            self._is_released = yield from self._place.giving_up(self.token)
+            raise
+        self._is_released = True
+        if not held and not was_asked:  # else the earlier try may have given it back
             raise self._lost()
 
     def _lost(self) -> LeaseLost:
@@ -105,8 +110,8 @@ class Lease:
 class Slot:
     """So many may hold it at once, each for as long as a lease lasts; `slot` makes it.
 
-    A context manager, sync and async, for any number of threads and tasks. An error inside is not hidden by a lease
-    that was lost meanwhile.
+    A context manager, sync and async, for any number of threads and tasks. A block may end in another thread or task
+    than it began in. An error inside is not hidden by a lease that was lost meanwhile.
     """
 
     def __init__(
@@ -131,7 +136,8 @@ class Slot:
         """Whether leases are renewed in the background."""
         self.subject = GLOBAL
         """Whose slot it is."""
-        self._held: dict[object, list[Lease]] = {}
+        self._held: dict[Lease, object] = {}
+        """The leases of blocks that have begun and not ended, each with the task or thread where it began."""
 
     @property
     def lease(self) -> float:
@@ -196,16 +202,19 @@ class Slot:
             await self._left().arelease()
 
     def _entered(self, lease: Lease) -> Lease:
-        self._held.setdefault(_here(), []).append(lease)
+        self._held[lease] = _here()
         return lease
 
     def _left(self) -> Lease:
+        """Return the last lease of this task or thread; where it has none, the last that any other began to hold."""
         here = _here()
-        leases = self._held[here]
-        lease = leases.pop()
-        if not leases:
-            del self._held[here]
-        return lease
+        while True:
+            held = list(self._held.items())
+            if not held:
+                raise RuntimeError(f"Slot {self.name!r} was left more often than it was entered.")
+            lease = next((lease for lease, owner in reversed(held) if owner == here), held[-1][0])
+            if self._held.pop(lease, None) is not None:  # else another thread has just taken it
+                return lease
 
 
 _HIDDEN = (QuotaError,)
@@ -273,9 +282,12 @@ class _Place:
                 return self._decision(free, None, reset)
 
     def giving_up(self, token: str) -> Flow:
-        """Return the flow that takes a token out of the queue, and what it may hold from it."""
-        with suppress(StoreUnavailable):  # it is dropped by itself
+        """Take a token out of the queue, and what it may hold from it; the flow's result is whether that was done."""
+        try:
             yield from self.releasing(token)
+        except StoreUnavailable:  # it is dropped by itself
+            return False
+        return True
 
     def releasing(self, token: str) -> Flow:
         """Give a slot back, and tell who has it now; the flow's result is whether the token still held it."""

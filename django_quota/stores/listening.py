@@ -74,7 +74,9 @@ class Subscription:
 
     def close(self) -> None:
         """Hear no more."""
-        self._connections.drop(self._connection)
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._connections.drop(connection)
 
 
 def _not_answered() -> RedisConnectionError:

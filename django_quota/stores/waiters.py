@@ -183,7 +183,7 @@ class Waiters:
         return found
 
     def close(self) -> None:
-        """End the thread, soon. Whoever still waits asks again, and begins another one."""
+        """End the thread. Whoever still waits asks again, and begins another one."""
         with self._starting:
             thread, self._thread = self._thread, None
         if thread is not None:
@@ -238,8 +238,9 @@ class _Thread(threading.Thread):
         self._is_told = False
 
     def stop(self) -> None:
-        """End it, soon."""
+        """End it."""
         self._stopped.set()
+        self._hang_up()  # else it would go on listening for a while
 
     def run(self) -> None:
         """Go on until nobody has waited for a while."""
@@ -285,9 +286,10 @@ class _Thread(threading.Thread):
             for token in self._subscription.hear(seconds):
                 self._waiters.wake(token)
         except Exception as error:  # noqa: BLE001 — redis-py raises whatever it stumbles over
-            self._hang_up()
-            self._tell(error)
-            self._stopped.wait(RETRY)
+            if not self._stopped.is_set():
+                self._hang_up()
+                self._tell(error)
+                self._stopped.wait(RETRY)
 
     def _tell(self, error: Exception) -> None:
         """Log what stays wrong until somebody mends it. Of a store that does not answer, others tell."""
