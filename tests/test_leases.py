@@ -633,10 +633,10 @@ class TestWaiting:
             return fail
 
         lock("line", lease=60).acquire()
+        monkeypatch.setattr(store, "run", failing(store.run))
         with in_line("line", 1) as futures:
-            forget("line")
             down.set()
-            monkeypatch.setattr(store, "run", failing(store.run))
+            forget("line")
             lease = futures[0].result(60)
         assert next(failures, None) is None
         lease.release()
@@ -918,7 +918,9 @@ class TestOnRedis:
         self, settings: Any, redis_server: RedisServer, raw: redis.Redis, caplog: pytest.LogCaptureFixture
     ) -> None:
         raw.execute_command("ACL", "SETUSER", "deaf", "reset", "on", ">secret", "~*", "+@all", "resetchannels")
-        server = RedisServer(f"{redis_server.url}?username=deaf&password=secret", redis_server.pid, redis_server.program)
+        server = RedisServer(
+            f"{redis_server.url}?username=deaf&password=secret", redis_server.pid, redis_server.program
+        )
         settings.CACHES = caches(server)
         store = get_limiter().store
         try:

@@ -214,7 +214,7 @@ class Renew(_OfASlot):
 
 
 class KeepPlaces(_OfASlot):
-    """Keep the places of tokens in the queue for `ttl` microseconds more; the reply lists those who should ask again."""
+    """Keep the places of tokens in the queue for `ttl` microseconds; the reply lists those who should ask again."""
 
     script: ClassVar[Script] = _script("lease_keep_places")
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from redis import Redis, RedisError
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError
 
 from django_quota.exceptions import ConfigurationError
 from django_quota.operations.base import Operation

@@ -53,13 +53,13 @@ class Subscription:
         tokens: list[str] = []
         while self._connection.can_read(timeout=seconds):
             reply = self._connection.read_response(push_request=True)
-            kind = text(reply[0]) if isinstance(reply, list) and len(reply) == 3 else ""
-            if kind == "subscribe":
-                self._asked_at = None
-            elif kind == "message":
-                tokens.append(text(reply[2]))
-            else:
-                raise out_of_step(reply)
+            match reply:
+                case ["subscribe" | b"subscribe", _, _]:
+                    self._asked_at = None
+                case ["message" | b"message", _, token]:
+                    tokens.append(text(token))
+                case _:
+                    raise out_of_step(reply)
             seconds = 0
         return tokens
 

@@ -1,7 +1,7 @@
 """Those of this process who wait for a slot, of one store. It must not know what a slot is for.
 
-One thread serves them all, threads and tasks of any event loop: it keeps their places in the queues, a call a second for
-each queue, and hears by one connection whose turn has come. So waiting costs the same for one and for a thousand. The
+One thread serves them all, threads and tasks of any event loop. It keeps their places in the queues, with one call a
+second for each queue, and hears over one connection whose turn has come. So a thousand cost hardly more than one. The
 thread begins when somebody waits, and ends when nobody has waited for a while.
 """
 
@@ -130,7 +130,9 @@ class Waiters:
     `wake` itself.
     """
 
-    def __init__(self, run: Callable[[Operation, int | None], Any], subscribe: Callable[[str], Subscription] | None) -> None:
+    def __init__(
+        self, run: Callable[[Operation, int | None], Any], subscribe: Callable[[str], Subscription] | None
+    ) -> None:
         self._run = run
         self._subscribe = subscribe
         self._begin()
@@ -140,7 +142,9 @@ class Waiters:
         self._process = secrets.token_hex(8)
         self._numbers = itertools.count(1)
         self._turns: dict[str, Turn] = {}
-        self._gates: WeakValueDictionary[tuple[asyncio.AbstractEventLoop, SlotKeys], asyncio.Lock] = WeakValueDictionary()
+        self._gates: WeakValueDictionary[tuple[asyncio.AbstractEventLoop, SlotKeys], asyncio.Lock] = (
+            WeakValueDictionary()
+        )
         self._starting = threading.Lock()
         self._thread: _Thread | None = None
 
@@ -205,7 +209,9 @@ class Waiters:
             return
         with self._starting:
             if self._thread is None:
-                self._thread = _Thread(self, self._run, partial(self._subscribe, self._process) if self._subscribe else None)
+                self._thread = _Thread(
+                    self, self._run, partial(self._subscribe, self._process) if self._subscribe else None
+                )
                 self._thread.start()
 
     def lets_go(self, thread: _Thread) -> bool:
