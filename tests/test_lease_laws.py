@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -73,7 +73,7 @@ class Twins(RuleBasedStateMachine):
         self.line: list[str] = []
         """The model: who waits, in the order in which they came."""
         self.alive: dict[str, int] = {}
-        self.hearing = self.raw.pubsub()
+        self.hearing: Any = cast("Any", self.raw).pubsub()
         self.hearing.psubscribe("django_quota:wake:*")
         self.woken: list[str] = []
         """Whom the last operation has woken."""
@@ -104,7 +104,7 @@ class Twins(RuleBasedStateMachine):
     def heard(self) -> list[str]:
         """Return who was woken in Redis since the last time."""
         self.raw.publish("django_quota:wake:end", "end")
-        tokens = []
+        tokens: list[str] = []
         while True:
             message = self.hearing.get_message(timeout=60) or {}
             token = message["data"].decode() if message.get("type") == "pmessage" else ""

@@ -63,8 +63,9 @@ local function process_of(one) return one:match('^[^.]*') end
 local function next_in_line()
   local first = waiter_at(0)
   if not first then return end
-  local limit, span = first:match('%.(%d+)%.(%d+)$')
-  if redis.call('ZCOUNT', leases_key, '(' .. integer(now), '+inf') < tonumber(limit) then return first, tonumber(span) end
+  local limit, span = first:match('%.(%d+)%.(%d+)$') -- an earlier version's token says neither
+  local held = redis.call('ZCOUNT', leases_key, '(' .. integer(now), '+inf')
+  if not limit or held < tonumber(limit) then return first, tonumber(span) end
 end
 
 -- Wakes the next in line, so that it asks again. Where this is not permitted, it hears of its turn later.

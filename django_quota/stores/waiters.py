@@ -39,6 +39,9 @@ KEEP_EVERY = 1.0
 BATCH_SIZE = 500
 """Places that are kept in one call, at most."""
 
+ASKING_AT_ONCE = 8
+"""Tasks of an event loop that ask for the same slot at the same time, at most."""
+
 RETRY = 0.2
 """Seconds until the thread listens again where the store did not answer."""
 
@@ -98,7 +101,7 @@ class Turn:
     async def in_order(self, ask: Callable[[], Awaitable[Any]], seconds: float) -> Any:
         """Ask for the slot once the tasks that came earlier have asked; after so many seconds do not wait for them.
 
-        So a thousand tasks that come at once take one connection, and whoever gives a slot back finds a free one.
+        So a thousand tasks that come at once leave connections to others, first of all to who gives a slot back.
         """
         gate = self._waiters.gate(self.keys)
         try:
@@ -142,7 +145,7 @@ class Waiters:
         self._process = secrets.token_hex(8)
         self._numbers = itertools.count(1)
         self._turns: dict[str, Turn] = {}
-        self._gates: WeakValueDictionary[tuple[asyncio.AbstractEventLoop, SlotKeys], asyncio.Lock] = (
+        self._gates: WeakValueDictionary[tuple[asyncio.AbstractEventLoop, SlotKeys], asyncio.Semaphore] = (
             WeakValueDictionary()
         )
         self._starting = threading.Lock()
@@ -195,12 +198,12 @@ class Waiters:
         for turn in list(self._turns.values()):
             turn.wake()
 
-    def gate(self, keys: SlotKeys) -> asyncio.Lock:
-        """Return the lock by which the tasks of the running event loop ask for a slot one after the other."""
+    def gate(self, keys: SlotKeys) -> asyncio.Semaphore:
+        """Return what lets a few tasks of the running event loop at a time ask for a slot, in the order they came."""
         of = asyncio.get_running_loop(), keys
         gate = self._gates.get(of)
         if gate is None:
-            gate = self._gates[of] = asyncio.Lock()
+            gate = self._gates[of] = asyncio.Semaphore(ASKING_AT_ONCE)
         return gate
 
     def ensure_thread(self) -> None:
@@ -272,12 +275,12 @@ class _Thread(threading.Thread):
 
     def _keep(self, operation: KeepPlaces, now: int | None) -> None:
         try:
-            again = self._do(operation, now)
+            for token in self._do(operation, now):
+                self._waiters.wake(text(token))
         except QuotaError:  # whoever asks itself is told
             self._batches.clear()
-        else:
-            for token in again:
-                self._waiters.wake(text(token))
+        except Exception:
+            logger.exception("Places in the queue of a slot were not kept")
 
     def _hear(self, seconds: float) -> None:
         if self._subscribe is None:

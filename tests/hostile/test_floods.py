@@ -242,7 +242,7 @@ BOUNDS = {
     "stores/connections.py _closers": "weak; one an event loop",
     "stores/connections.py _idle": "KEPT_CONNECTIONS",
     "stores/memory.py _changed": "of one operation",
-    "stores/waiters.py _gates": "weak; one for each slot that tasks are asking for",
+    "stores/waiters.py _batches": "of one round",
     "stores/waiters.py _turns": "who waits at the moment",
     "stores/nodes.py _nodes": "servers of the Cluster",
     "stores/routing.py _ownerless": "slots, 16,384",
