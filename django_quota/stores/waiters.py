@@ -39,7 +39,7 @@ KEEP_EVERY = 1.0
 BATCH_SIZE = 500
 """Places that are kept in one call, at most."""
 
-ASKING_AT_ONCE = 8
+ASKING_AT_ONCE = 4
 """Tasks of an event loop that ask for the same slot at the same time, at most."""
 
 RETRY = 0.2
@@ -92,7 +92,7 @@ class Turn:
     async def await_(self, seconds: float) -> None:
         """Wait until it should ask again; see `wait`."""
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
-        self._wake_task = lambda: loop.call_soon_threadsafe(woken.set)
+        self._wake_task = partial(_set_from_anywhere, woken, loop)
         with self._waiting(), suppress(TimeoutError):
             if not self._woken.is_set():  # who wakes it from here on finds the task
                 async with asyncio.timeout(seconds):
@@ -124,6 +124,18 @@ class Turn:
             self.is_waiting = False
             self._wake_task = None
             self._woken.clear()
+
+
+def _set_from_anywhere(event: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
+    """Set an event of an event loop, from that loop or from any other thread."""
+    try:
+        is_here = asyncio.get_running_loop() is loop
+    except RuntimeError:
+        is_here = False
+    if is_here:
+        event.set()
+    else:
+        loop.call_soon_threadsafe(event.set)
 
 
 class Waiters:
