@@ -741,22 +741,35 @@ class TestWaiting:
         for after in range(30):
             asyncio.run(cancel(after))
 
-    def test_a_release_that_is_cancelled_twice_may_be_tried_again(self) -> None:
-        async def cancel(after: int) -> None:
+    @pytest.mark.parametrize("times", [1, 2])
+    def test_a_release_that_is_cancelled_before_it_is_sent_gives_the_slot_back_or_may_be_tried_again(
+        self, monkeypatch: pytest.MonkeyPatch, times: int
+    ) -> None:
+        store = get_limiter().store
+        arun = store.arun
+        stalled: list[asyncio.Event] = []
+
+        async def stall(operation: Any, now: int | None = None) -> Any:
+            if isinstance(operation, Release) and len(stalled) < times:
+                stalled.append(asyncio.Event())
+                await stalled[-1].wait()
+            return await arun(operation, now)
+
+        async def cancel() -> None:
             lease = await lock("line").aacquire()
+            monkeypatch.setattr(store, "arun", stall)
             task = asyncio.create_task(lease.arelease())
-            for _ in range(after):
-                await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.sleep(0)
-            task.cancel()
-            with suppress(asyncio.CancelledError):
+            for number in range(1, times + 1):
+                await until(lambda number=number: task.done() or len(stalled) == number)  # type: ignore[misc]
+                task.cancel()
+            with pytest.raises(asyncio.CancelledError):
                 await asyncio.wait_for(task, 30)
+            if times == 1:
+                assert await lock("line").aholders() == []
             await lease.arelease()
             assert await lock("line").aholders() == []
 
-        for after in range(1, 30):
-            asyncio.run(cancel(after))
+        asyncio.run(cancel())
 
     @pytest.mark.parametrize("is_done", [False, True], ids=["not done", "done"])
     def test_a_release_that_was_not_answered_may_be_tried_again(
