@@ -35,7 +35,6 @@ KINDS = {
     "l": "leases: l:<name>; a sorted set",
     "q": "who waits for a lease, in order: q:<name>; a list",
     "a": "who of them is alive: a:<name>; a sorted set",
-    "w": "the bell of one who waits: w:<name>:<token>; a list",
     "once": "a value was seen: once:<name>; a string",
 }
 """What a key of a subject holds, by the first part behind it."""

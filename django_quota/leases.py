@@ -8,7 +8,6 @@ they raise `StoreUnavailable` rather than let anybody in.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import threading
 import time
 from contextlib import suppress
@@ -29,19 +28,11 @@ from django_quota.operations.leases import Acquire, Holders, Release, Renew, Slo
 from django_quota.rates import span_of
 from django_quota.renewing import Renewal
 from django_quota.stores.base import Store
+from django_quota.stores.waiters import PLACE_TTL, RETRY, Turn
 from django_quota.subjects import GLOBAL, Ask, Flow, aanswer, answer, subject_of
 
 MOST_SLOTS = 1_000_000
 """The highest limit of a slot."""
-
-ASK_AGAIN = 1.0
-"""Seconds after which whoever waits asks again though nobody has rung."""
-
-PATIENCE = 3 * SECOND
-"""Microseconds after which whoever waits and has not asked again is passed over."""
-
-RETRY = 0.2
-"""Seconds until whoever waits asks again where the store did not answer."""
 
 
 class Lease:
@@ -55,6 +46,8 @@ class Lease:
         self._place = place
         self._renewal: Renewal | None = None
         self._is_released = False
+        self._was_asked = False
+        """Whether a release was tried before, and perhaps done without an answer."""
 
     def __repr__(self) -> str:
         return f"<Lease {self.token} of slot {self._place.slot.name!r} for {self._place.subject}>"
@@ -72,15 +65,15 @@ class Lease:
         await aanswer(self._renewing(lease))
 
     def release(self) -> None:
-        """Give the slot back; a second time, nothing happens.
+        """Give the slot back; once that is done, nothing happens a second time.
 
         Raises `LeaseLost` where the lease had ended before: somebody else may have held the slot meanwhile. Raises
-        `StoreUnavailable` where the store does not answer: then the lease ends by itself.
+        `StoreUnavailable` where the store does not answer: you may try again, else the lease ends by itself.
         """
         answer(self._releasing())
 
     async def arelease(self) -> None:
-        """Give the slot back; see `release`."""
+        """Give the slot back; see `release`. Where the task is cancelled meanwhile, it is given back all the same."""
         await aanswer(self._releasing())
 
     def keeping(self) -> Flow:
@@ -96,16 +89,18 @@ class Lease:
     def _releasing(self) -> Flow:
         if self._is_released:
             return
-        self._is_released = True
-        if self._renewal is not None:
-            yield Ask(self._renewal.stop, self._renewal.astop)
+        was_asked, self._was_asked = self._was_asked, True
         try:
-            held, wake = yield self._place.asking(Release(self._place.keys, self.token))
-        except StoreUnavailable:
-            self._is_released = False
+            if self._renewal is not None:
+                yield Ask(self._renewal.stop, self._renewal.astop)
+            held = yield from self._place.releasing(self.token)
+        except (StoreUnavailable, GeneratorExit):
             raise
-        yield from self._place.waking(wake)
-        if not held:
+        except BaseException:  # interrupted, or cancelled: perhaps before it was sent
+            self._is_released = yield from self._place.giving_up(self.token)
+            raise
+        self._is_released = True
+        if not held and not was_asked:  # else the earlier try may have given it back
             raise self._lost()
 
     def _lost(self) -> LeaseLost:
@@ -115,8 +110,8 @@ class Lease:
 class Slot:
     """So many may hold it at once, each for as long as a lease lasts; `slot` makes it.
 
-    A context manager, sync and async, for any number of threads and tasks. An error inside is not hidden by a lease
-    that was lost meanwhile.
+    A context manager, sync and async, for any number of threads and tasks. A block may end in another thread or task
+    than it began in. An error inside is not hidden by a lease that was lost meanwhile.
     """
 
     def __init__(
@@ -141,7 +136,8 @@ class Slot:
         """Whether leases are renewed in the background."""
         self.subject = GLOBAL
         """Whose slot it is."""
-        self._held: dict[object, list[Lease]] = {}
+        self._held: dict[Lease, object] = {}
+        """The leases of blocks that have begun and not ended, each with the task or thread where it began."""
 
     @property
     def lease(self) -> float:
@@ -177,7 +173,7 @@ class Slot:
 
     def acquiring(self, subject: str, store: Store) -> Flow:
         """Return (as the flow's result) the lease of a slot for this subject in this store; see `acquire`."""
-        place, token = _Place(self, subject, store), secrets.token_hex(8)
+        place, token = _Place(self, subject, store), store.waiters.new_token(self.limit, self.span)
         try:
             lease = Lease(place, token, (yield from place.entering(token)))
             if self.renews:
@@ -206,16 +202,19 @@ class Slot:
             await self._left().arelease()
 
     def _entered(self, lease: Lease) -> Lease:
-        self._held.setdefault(_here(), []).append(lease)
+        self._held[lease] = _here()
         return lease
 
     def _left(self) -> Lease:
+        """Return the last lease of this task or thread; where it has none, the last that any other began to hold."""
         here = _here()
-        leases = self._held[here]
-        lease = leases.pop()
-        if not leases:
-            del self._held[here]
-        return lease
+        while True:
+            held = list(self._held.items())
+            if not held:
+                raise RuntimeError(f"Slot {self.name!r} was left more often than it was entered.")
+            lease = next((lease for lease, owner in reversed(held) if owner == here), held[-1][0])
+            if self._held.pop(lease, None) is not None:  # else another thread has just taken it
+                return lease
 
 
 _HIDDEN = (QuotaError,)
@@ -251,50 +250,50 @@ class _Place:
         tally = get_limiter().tally
         if tally is not None:
             tally.saw_slot(self.subject, self.slot.name, self.slot.limit, self.slot.span)
+        with self._store.waiters.turn(self.keys, token, frozen_now()) as turn:
+            return (yield from self._asking_in_turn(token, turn))
+
+    def _asking_in_turn(self, token: str, turn: Turn) -> Flow:
         deadline = time.monotonic() + self.slot.patience
         queued = False
         while True:
             left = deadline - time.monotonic()
-            asked = Acquire(self.keys, token, self.slot.limit, self.slot.span, PATIENCE if left > 0 else 0)
+            asked = Acquire(self.keys, token, PLACE_TTL if left > 0 else 0)
             try:
-                granted, free, wait, reset, first, wake = yield self.asking(asked)
+                ask = self.asking(asked)
+                if left > 0 and not queued:
+                    ask = Ask(ask.now, partial(turn.in_order, ask.later, left))
+                granted, free, wait, reset, first = yield ask
             except StoreUnavailable:
                 if not queued or left <= 0:
                     raise
                 yield _pause(min(RETRY, left))  # it may be restarting: whoever waits has the time
                 continue
-            yield from self.waking(wake)
             if granted:
                 return self._decision(True, free, wait, reset)
             if left <= 0:
                 raise QuotaExceeded(self._decision(False, free, wait, reset))
             queued = True
             # Only the first minds when the next lease ends: the others would ask in vain.
-            until_free = wait / SECOND + 0.001 if first else ASK_AGAIN
-            yield from self._listening(token, min(left, until_free, ASK_AGAIN))
+            seconds = min(left, wait / SECOND + 0.001) if first else left
+            yield Ask(partial(turn.wait, seconds), partial(turn.await_, seconds))
+            if turn.granted is not None:
+                return self._decision(True, *turn.granted)
 
     def giving_up(self, token: str) -> Flow:
-        """Return the flow that takes a token out of the queue, and what it may hold from it."""
-        with suppress(StoreUnavailable):  # it is dropped by itself
-            _, wake = yield self.asking(Release(self.keys, token))
-            yield from self.waking(wake)
-
-    def waking(self, wake: str | bytes) -> Flow:
-        """Return the flow that rings the bell of the one who should ask again."""
-        if wake:
-            bell = self._bell(text(wake))
-            with suppress(StoreUnavailable):  # a hint: who waits asks again anyway
-                yield Ask(partial(self._store.ring, bell), partial(self._store.aring, bell))
-
-    def _listening(self, token: str, seconds: float) -> Flow:
-        bell = self._bell(token)
+        """Take a token out of the queue, and what it may hold from it; the flow's result is whether that was done."""
         try:
-            yield Ask(partial(self._store.listen, bell, seconds), partial(self._store.alisten, bell, seconds))
-        except StoreUnavailable:
-            yield _pause(min(RETRY, seconds))
+            yield from self.releasing(token)
+        except StoreUnavailable:  # it is dropped by itself
+            return False
+        return True
 
-    def _bell(self, token: str) -> str:
-        return key_of(self._base, "w", self.slot.name, token)
+    def releasing(self, token: str) -> Flow:
+        """Give a slot back, and tell who has it now; the flow's result is whether the token still held it."""
+        held, heir, *standing = yield self.asking(Release(self.keys, token))
+        if heir:
+            self._store.waiters.grant(text(heir), *standing)
+        return bool(held)
 
     def _decision(self, granted: bool, free: int, wait: int, reset: int) -> Decision:
         limit, next_after = Concurrency(self.slot.name, self.slot.limit), wait / SECOND

@@ -14,6 +14,7 @@ from django_quota.operations.base import Operation
 from django_quota.outages import Outages
 from django_quota.signals import asend, send
 from django_quota.stores.base import Store
+from django_quota.stores.waiters import Waiters
 
 
 class Asked(Protocol):
@@ -35,6 +36,11 @@ class TellingStore:
     def is_whole(self) -> bool:
         """Whether all of its servers have done what they were last asked."""
         return self._of.store.is_whole
+
+    @property
+    def waiters(self) -> Waiters:
+        """Those of this process who wait for a slot; see `Store.waiters`."""
+        return self._of.store.waiters
 
     def run(self, operation: Operation, now: int | None = None) -> Any:
         """Do an operation; see `Store.run`."""
@@ -63,22 +69,6 @@ class TellingStore:
         if of.outages.is_on:
             await asend(of.outages.answered(wrote=operation.has_written(reply)), type(of))
         return reply
-
-    def listen(self, bell: str, seconds: float) -> bool:
-        """Wait at a bell; see `Store.listen`."""
-        return self._of.store.listen(bell, seconds)
-
-    async def alisten(self, bell: str, seconds: float) -> bool:
-        """Wait at a bell; see `Store.listen`."""
-        return await self._of.store.alisten(bell, seconds)
-
-    def ring(self, bell: str) -> None:
-        """Ring a bell; see `Store.ring`."""
-        self._of.store.ring(bell)
-
-    async def aring(self, bell: str) -> None:
-        """Ring a bell; see `Store.ring`."""
-        await self._of.store.aring(bell)
 
     def close(self) -> None:
         """Let go of threads and connections of this process; see `Store.close`."""

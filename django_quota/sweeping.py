@@ -10,7 +10,7 @@ set that stays in use, or that lives long, keeps what has expired. The sweep loo
 | `l`, `a` | leases, who of those waiting is alive | go | until the last one goes, or an hour |
 | `{!}:bans` | the index of bans | go | until the last one goes, or an hour |
 | `h` | holds that are not settled | **stay**: the next decision gives them back first | 400 days |
-| `q`, `w` | who waits for a lease, and their bells | are none | an hour |
+| `q` | who waits for a lease | are none | an hour |
 | `day` | the checks of a day | are none | 8 days |
 | `s`, `c`, `u`, `once` | standing, counters, different values, what was seen | are none | 400 days |
 | `{!}:` anything else | events, dead letters and such | are none | 400 days |
@@ -57,7 +57,7 @@ HOUR = 3_600_000
 DAY = 24 * HOUR
 LONG = 400 * DAY
 
-LIFETIMES = {"l": HOUR, "a": HOUR, "q": HOUR, "w": HOUR, "day": 8 * DAY, "bans": HOUR}
+LIFETIMES = {"l": HOUR, "a": HOUR, "q": HOUR, "day": 8 * DAY, "bans": HOUR}
 """The TTL in milliseconds for a key that has none, by kind, where it is not `LONG`."""
 
 SWEPT = frozenset({"r", "b", "m", "n", "l", "a", "bans"})

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -26,10 +26,20 @@ from django_quota.exceptions import QuotaExceeded
 from django_quota.leases import slot
 from django_quota.limiter import get_limiter
 from django_quota.operations.base import DictStates, Operation, text
-from django_quota.operations.leases import Acquire, Holders, Release, Renew, Ring, SlotKeys
+from django_quota.operations.leases import (
+    Acquire,
+    Holders,
+    KeepPlaces,
+    Release,
+    Renew,
+    SlotKeys,
+    make_token,
+    parse_token,
+)
 from django_quota.operations.once import Once
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis import RedisStore
+from django_quota.stores.waiters import PLACE_TTL
 from django_quota.testing import RedisServer
 from tests.commands import wait_until
 from tests.inputs import inputs
@@ -37,10 +47,13 @@ from tests.processes import ended, forks, heard, processes, started, threads_ran
 from tests.steps import START
 
 KEYS = SlotKeys(*(f"quota:1:{{global}}:{kind}:law" for kind in "lqa"))
-TOKENS = st.sampled_from([f"t{number}" for number in range(7)])
+LIMITS = [1, 2, 2, 3, 3, 3, 1]
+"""Who shares a slot may differ in what they think its limit is."""
+TOKENS = st.sampled_from(
+    [make_token(f"p{number % 2}", number, limit, 10**number) for number, limit in enumerate(LIMITS, 2)]
+)
 SPANS = st.one_of(st.integers(1, 30 * SECOND), st.sampled_from([10 * SECOND, 3_600 * SECOND]))
 GAPS = st.one_of(st.integers(0, 3), st.integers(0, 12 * SECOND))
-PATIENCE = 3 * SECOND
 
 
 class Twins(RuleBasedStateMachine):
@@ -49,29 +62,36 @@ class Twins(RuleBasedStateMachine):
     store: RedisStore
     raw: redis.Redis
 
-    @initialize(limit=st.integers(1, 4))
-    def begin(self, limit: int) -> None:
+    @initialize()
+    def begin(self) -> None:
         self.raw.flushall()
         self.memory = MemoryStore(shards=3, sweep_every=3_600)
         self.states = DictStates()
         self.now = START
-        self.limit = limit
         self.ends: dict[str, int] = {}
         """The model: when the lease of each holder ends."""
         self.line: list[str] = []
         """The model: who waits, in the order in which they came."""
         self.alive: dict[str, int] = {}
+        self.hearing: Any = cast("Any", self.raw).pubsub()
+        self.hearing.psubscribe("django_quota:wake:*")
+        self.woken: list[str] = []
+        """Whom the last operation has woken."""
 
     def teardown(self) -> None:
         if hasattr(self, "memory"):
             self.memory.close()
+            self.hearing.close()
 
     # --- the three, and the model -------------------------------------------------------------------------------------
 
     def done(self, operation: Operation) -> Any:
         """Do an operation in all three places, and return the reply."""
+        self.states.woken = ()
         replies = [place.run(operation, self.now) for place in (self.store, self.memory)]
         replies.append(operation.run(self.states, self.now))
+        self.woken = self.heard()
+        assert self.woken == list(self.states.woken)
         on_redis, in_memory, specified = (
             [text(part) if isinstance(part, bytes) else part for part in reply] if isinstance(reply, list) else reply
             for reply in replies
@@ -80,6 +100,19 @@ class Twins(RuleBasedStateMachine):
         assert self.lying() == {key: value for key, (value, _) in self.states.kept.items()}
         assert all(self.raw.pttl(key) > 0 for key in self.raw.scan_iter())
         return specified
+
+    def heard(self) -> list[str]:
+        """Return who was woken in Redis since the last time."""
+        self.raw.publish("django_quota:wake:end", "end")
+        tokens: list[str] = []
+        while True:
+            message = self.hearing.get_message(timeout=60) or {}
+            token = message["data"].decode() if message.get("type") == "pmessage" else ""
+            if token == "end":
+                return tokens
+            if token:
+                assert message["channel"].decode() == f"django_quota:wake:{parse_token(token).process}"
+                tokens.append(token)
 
     def lying(self) -> dict[str, Any]:
         """Return what lies in Redis, as the specification has it."""
@@ -92,8 +125,6 @@ class Twins(RuleBasedStateMachine):
             elif key in KEYS:
                 scored: Any = self.raw.zrange(key, 0, -1, withscores=True)
                 lying[key] = {token.decode(): int(stop) for token, stop in scored}
-            elif ":w:" in key:
-                lying[key] = True
             else:
                 lying[key] = int(self.raw.get(key) or 0)
         return lying
@@ -108,6 +139,10 @@ class Twins(RuleBasedStateMachine):
         if token in self.line:
             self.line.remove(token)
 
+    def next_in_line(self) -> list[str]:
+        """The model: the first of those who wait, where a slot is free for it."""
+        return [token for token in self.waiters()[:1] if len(self.holders()) < parse_token(token).limit]
+
     # --- time ---------------------------------------------------------------------------------------------------------
 
     @rule(gap=GAPS)
@@ -120,15 +155,14 @@ class Twins(RuleBasedStateMachine):
 
     # --- leases -------------------------------------------------------------------------------------------------------
 
-    @rule(token=TOKENS, span=SPANS, waits=st.booleans(), lower=st.sampled_from([0, 0, 1, 2]))
-    def a_slot_is_asked_for(self, token: str, span: int, waits: bool, lower: int) -> None:
-        limit = max(1, self.limit - lower)  # who shares a slot may differ in what they think its limit is
+    @rule(token=TOKENS, waits=st.booleans())
+    def a_slot_is_asked_for(self, token: str, waits: bool) -> None:
+        _, limit, span = parse_token(token)
         held, ahead = self.holders(), self.waiters()
         had_place = token in ahead
         if had_place:
             ahead = ahead[: ahead.index(token)]
-        operation = Acquire(KEYS, token, limit, span, PATIENCE if waits else 0)
-        granted, free, wait, reset, first, wake = self.done(operation)
+        granted, free, wait, reset, first = self.done(Acquire(KEYS, token, PLACE_TTL if waits else 0))
         # First come, first served: who is let in has as many free slots before it as there are others who came earlier.
         assert granted == (token in held or len(held) + len(ahead) < limit)
         if granted:
@@ -139,13 +173,13 @@ class Twins(RuleBasedStateMachine):
             self.leave(token)
             self.line.append(token)
         if not granted and waits:
-            self.alive[token] = self.now + PATIENCE
-        assert len(self.holders()) <= self.limit
+            self.alive[token] = self.now + PLACE_TTL
+        assert len(self.holders()) <= max(LIMITS)
         assert free == max(0, limit - len(self.holders()))
         assert reset == max((self.ends[holder] - self.now for holder in self.holders()), default=0)
         assert first == (not granted and self.waiters()[:1] == [token])
         left = granted or (had_place and not waits)
-        assert wake == (next(iter(self.waiters()), "") if left else "")
+        assert self.woken == (self.next_in_line() if left else [])
         if not granted and not free:
             assert wait == sorted(self.ends[holder] for holder in held)[len(held) - limit] - self.now
         assert granted or wait > 0
@@ -164,15 +198,38 @@ class Twins(RuleBasedStateMachine):
     def a_slot_is_given_back(self, token: str) -> None:
         before, known = self.lying(), token in self.ends or token in self.line
         was_held, was_there = token in self.holders(), token in self.waiters()
-        held, wake = self.done(Release(KEYS, token))
+        was_kept = token in before.get(KEYS.leases, {})
+        held, heir, free, wait, reset = self.done(Release(KEYS, token))
         self.ends.pop(token, None)
         self.leave(token)
         assert held == was_held
-        if was_held or was_there:
-            assert wake == next(iter(self.waiters()), "")
+        if was_kept or was_there:
+            ahead = self.next_in_line()
+            is_at_home = bool(ahead) and parse_token(ahead[0]).process == parse_token(token).process
+            assert heir == (ahead[0] if is_at_home else "")
+            if heir:
+                self.ends[heir] = self.now + parse_token(heir).span
+                self.leave(heir)
+                limit, ends = parse_token(heir).limit, sorted(self.ends[holder] for holder in self.holders())
+                assert free == max(0, limit - len(ends))
+                assert wait == ends[max(0, len(ends) - limit)] - self.now
+                assert reset == max(self.ends[holder] - self.now for holder in self.holders())
+            assert self.woken == self.next_in_line()
+        else:
+            assert (heir, self.woken) == ("", [])
         if not known:  # a foreign token changes nothing
             assert self.lying() == before
-        assert all(stop == before[KEYS.leases][other] for other, stop in self.lying().get(KEYS.leases, {}).items())
+        others = {other: stop for other, stop in self.lying().get(KEYS.leases, {}).items() if other != heir}
+        assert all(stop == before[KEYS.leases][other] for other, stop in others.items())
+
+    @rule(tokens=st.lists(TOKENS, min_size=1, unique=True))
+    def places_are_kept(self, tokens: list[str]) -> None:
+        before = self.waiters()
+        again = self.done(KeepPlaces(KEYS, tokens, PLACE_TTL))
+        assert again == [token for token in tokens if token not in before or token == before[0]]
+        self.alive.update({token: self.now + PLACE_TTL for token in tokens if token in before})
+        assert self.waiters() == before
+        assert self.woken == []
 
     @rule()
     def the_holders_are_looked_at(self) -> None:
@@ -183,16 +240,7 @@ class Twins(RuleBasedStateMachine):
         }
         assert self.lying() == before
 
-    # --- bells, and what was seen -------------------------------------------------------------------------------------
-
-    @rule(token=TOKENS)
-    def a_bell_is_rung(self, token: str) -> None:
-        bell = f"quota:1:{{global}}:w:law:{token}"
-        lying = self.lying()
-        again = Ring(bell)
-        if bell not in lying:
-            assert self.done(again) == 1
-        # It goes by the store's own clock: an earlier ring may be over here, and not there.
+    # --- what was seen ------------------------------------------------------------------------------------------------
 
     @rule(value=st.integers(0, 4), span=SPANS)
     def a_value_is_seen(self, value: int, span: int) -> None:
@@ -217,6 +265,8 @@ def test_lua_and_specification_never_differ(raw: redis.Redis, redis_server: Redi
 # --- real processes ---------------------------------------------------------------------------------------------------
 
 LIMIT = 3
+TOKEN_SIZE = 64
+"""Bytes in which a process tells its token."""
 
 
 @contextmanager
@@ -236,7 +286,7 @@ def one_of(folder: Path) -> Iterator[None]:
 def hold_for_ever(folder: Path, tell: int, never: int) -> None:
     """Hold a slot, and have it renewed, until the process is killed."""
     with slot("killed", LIMIT, lease=60, wait=30, renew=True) as lease, one_of(folder):
-        os.write(tell, lease.token.encode())
+        os.write(tell, lease.token.ljust(TOKEN_SIZE).encode())
         os.read(never, 1)
 
 
@@ -274,7 +324,7 @@ def test_never_do_more_hold_a_slot_though_some_are_killed_and_their_slots_come_b
     never, ever = os.pipe()
     with processes() as victims, processes() as children:
         victims.extend(started(partial(hold_for_ever, tmp_path, tell, never)) for _ in range(LIMIT))
-        tokens = [heard(told, 16).decode() for _ in range(LIMIT)]
+        tokens = [heard(told, TOKEN_SIZE).decode().strip() for _ in range(LIMIT)]
         victims.append(started(partial(wait_for_ever, "killed", LIMIT)))
         until_one_waits(raw, "killed")
         children.extend(started(partial(work, tmp_path)) for _ in range(6))

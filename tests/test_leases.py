@@ -7,7 +7,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -18,9 +18,12 @@ from django_quota.clock import SECOND
 from django_quota.exceptions import LeaseLost, QuotaExceeded, RuleError, StoreUnavailable
 from django_quota.leases import Lease, lock, slot
 from django_quota.limiter import get_limiter
-from django_quota.operations.leases import Acquire
+from django_quota.operations.base import text
+from django_quota.operations.leases import Acquire, Release, SlotKeys, make_token
 from django_quota.stores.memory import MemoryStore
+from django_quota.stores.waiters import Turn, Waiters
 from django_quota.testing import RedisServer, freeze
+from tests.clusters import Cluster
 from tests.commands import wait_until
 from tests.conftest import caches
 from tests.steps import START
@@ -38,7 +41,7 @@ def waiting(name: str) -> list[str]:
     if isinstance(store, MemoryStore):
         return list(store._shard(key).get(key) or ())
     with store.commands(store.server_of(key)) as client:
-        return [str(token) for token in client.lrange(key, 0, -1)]
+        return [text(token) for token in client.lrange(key, 0, -1)]
 
 
 def until_so_many_wait(name: str, number: int) -> None:
@@ -128,6 +131,30 @@ class TestHolding:
             assert await shared.aholders() == []
 
         asyncio.run(hold())
+
+    def test_a_block_may_end_in_another_thread(self) -> None:
+        shared = lock("export")
+        shared.__enter__()
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(shared.__exit__, None, None, None).result(60)
+        assert shared.holders() == []
+
+    def test_a_block_may_end_in_another_task(self) -> None:
+        async def hold() -> None:
+            shared = slot("export", 2)
+            mine = await shared.__aenter__()
+            await asyncio.create_task(shared.__aenter__())
+            assert len(await shared.aholders()) == 2
+            await asyncio.create_task(shared.__aexit__(None, None, None))
+            assert [token for token, _ in await shared.aholders()] == [mine.token]
+            await shared.__aexit__(None, None, None)
+            assert await shared.aholders() == []
+
+        asyncio.run(hold())
+
+    def test_a_block_that_began_nowhere_cannot_end(self) -> None:
+        with pytest.raises(RuntimeError, match="'export' was left more often than it was entered"):
+            slot("export", 1).__exit__(None, None, None)
 
     def test_it_holds_though_limiting_is_turned_off(self, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
@@ -384,7 +411,28 @@ def in_line(name: str, number: int, wait: float = 60) -> Iterator[list[Future[Le
 @pytest.fixture
 def a_place_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may stop one who waits for longer than its place in the line is kept."""
-    monkeypatch.setattr("django_quota.leases.PATIENCE", 60 * SECOND)
+    monkeypatch.setattr("django_quota.leases.PLACE_TTL", 60 * SECOND)
+    monkeypatch.setattr("django_quota.stores.waiters.PLACE_TTL", 60 * SECOND)
+
+
+@pytest.fixture
+def places_are_kept_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_quota.stores.waiters.KEEP_EVERY", 0.02)
+
+
+@pytest.fixture
+def only_wake_ups_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks by itself what has become of its turn."""
+    monkeypatch.setattr("django_quota.stores.waiters.KEEP_EVERY", 60.0)
+
+
+def keys_of(name: str) -> SlotKeys:
+    return SlotKeys(*(f"quota:1:{{global}}:{kind}:{name}" for kind in "lqa"))
+
+
+def token_elsewhere(number: int = 1) -> str:
+    """Return a token of another process, for a lock."""
+    return make_token("elsewhere", number, 1, 60 * SECOND)
 
 
 @both_stores
@@ -439,20 +487,29 @@ class TestWaiting:
                 lease.release()
             assert len([future.result(60) for future in futures[3:]]) == 2
 
-    def test_who_does_not_wait_does_not_overtake(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        deaf = threading.Event()
-        monkeypatch.setattr(get_limiter().store, "listen", lambda bell, seconds: deaf.wait(60))
+    def test_who_does_not_wait_does_not_overtake(self) -> None:
+        store = get_limiter().store
+        held = lock("line").acquire()
+        store.run(Acquire(keys_of("line"), token_elsewhere(), 60 * SECOND))
+        held.release()
+        with pytest.raises(QuotaExceeded) as refused:
+            lock("line").acquire()
+        assert refused.value.decision.remaining == 1
+        assert 30 < (refused.value.decision.retry_after or 0) <= 60  # its place is kept so long; a lease is 30
+        assert store.run(Acquire(keys_of("line"), token_elsewhere(), 0))[0]
+
+    def test_a_slot_that_is_handed_over_is_never_free_in_between(self) -> None:
         held = lock("line").acquire()
         with in_line("line", 1) as futures:
             held.release()
-            try:
-                with pytest.raises(QuotaExceeded) as refused:
-                    lock("line").acquire()
-            finally:
-                deaf.set()
-            assert refused.value.decision.remaining == 1
-            assert 30 < (refused.value.decision.retry_after or 0) <= 60  # its place is kept so long; a lease is 30
-            futures[0].result(60).release()
+            with pytest.raises(QuotaExceeded) as refused:
+                lock("line").acquire()
+            assert refused.value.decision.remaining == 0
+            lease = futures[0].result(60)
+            assert (lease.decision.limit, lease.decision.remaining) == (1, 0)
+            assert 29 < (lease.decision.reset_after or 0) <= 30
+            lease.release()
+        assert lock("line").holders() == []
 
     def test_who_has_waited_in_vain_is_refused_and_leaves_the_line(self) -> None:
         with lock("line"):
@@ -504,11 +561,11 @@ class TestWaiting:
         asyncio.run(cancel())
 
     def test_one_who_is_interrupted_leaves_the_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def interrupt(bell: str, seconds: float) -> bool:
-            assert len(waiting("line")) == 1
+        def interrupt(turn: Turn, seconds: float) -> None:
+            assert waiting("line") == [turn.token]
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(get_limiter().store, "listen", interrupt)
+        monkeypatch.setattr(Turn, "wait", interrupt)
         with lock("line"):
             with pytest.raises(KeyboardInterrupt):
                 lock("line", wait=60).acquire()
@@ -529,29 +586,30 @@ class TestWaiting:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         spans: list[float] = []
-        listen = get_limiter().store.listen
+        wait = Turn.wait
 
-        def spy(bell: str, seconds: float) -> bool:
+        def spy(turn: Turn, seconds: float) -> None:
             spans.append(seconds)
-            return listen(bell, seconds)
+            wait(turn, seconds)
 
-        monkeypatch.setattr(get_limiter().store, "listen", spy)
+        monkeypatch.setattr(Turn, "wait", spy)
         lock("line", lease=0.25).acquire()
         lock("line", wait=60).acquire()
         assert all(span <= 0.26 for span in spans)
-        assert sum(spans) < 0.5
 
-    def test_a_bell_that_is_not_heard_delays_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def lose(bell: str) -> None:
-            """Ring nothing."""
+    @pytest.mark.usefixtures("places_are_kept_often")
+    def test_one_whose_wake_up_is_lost_is_late_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def lose(waiters: Waiters, token: str, free: int, wait: int, reset: int) -> None:
+            """Tell nobody."""
 
-        monkeypatch.setattr(get_limiter().store, "ring", lose)
+        monkeypatch.setattr(Waiters, "grant", lose)
         held = lock("line").acquire()
         with in_line("line", 2) as futures:
             held.release()
             futures[0].result(60).release()
             futures[1].result(60).release()
 
+    @pytest.mark.usefixtures("places_are_kept_often")
     def test_who_waits_enters_the_line_again_where_the_store_has_forgotten_it(self) -> None:
         lock("line", lease=60).acquire()
         with in_line("line", 3) as futures:
@@ -560,6 +618,7 @@ class TestWaiting:
                 future.result().release()
         assert waiting("line") == []
 
+    @pytest.mark.usefixtures("places_are_kept_often")
     def test_who_waits_outlives_a_restart_of_the_store(self, monkeypatch: pytest.MonkeyPatch) -> None:
         store = get_limiter().store
         down = threading.Event()
@@ -574,11 +633,10 @@ class TestWaiting:
             return fail
 
         lock("line", lease=60).acquire()
+        monkeypatch.setattr(store, "run", failing(store.run))
         with in_line("line", 1) as futures:
-            forget("line")
             down.set()
-            monkeypatch.setattr(store, "listen", failing(store.listen))
-            monkeypatch.setattr(store, "run", failing(store.run))
+            forget("line")
             lease = futures[0].result(60)
         assert next(failures, None) is None
         lease.release()
@@ -587,53 +645,39 @@ class TestWaiting:
         def fail(*asked: Any) -> Any:
             raise StoreUnavailable("it is gone")
 
-        def fall_silent(bell: str, seconds: float) -> bool:
-            monkeypatch.setattr(store, "run", fail)
-            return False
-
         store = get_limiter().store
-        monkeypatch.setattr(store, "listen", fall_silent)
         lock("line", lease=60).acquire()
+        wait = Turn.wait
+
+        def fall_silent(turn: Turn, seconds: float) -> None:
+            monkeypatch.setattr(store, "run", fail)
+            wait(turn, seconds)
+
+        monkeypatch.setattr(Turn, "wait", fall_silent)
         with pytest.raises(StoreUnavailable, match="gone"):
             lock("line", wait=0.3).acquire()
 
-    def test_who_waits_asks_again_when_it_is_woken_and_not_before(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("django_quota.leases.ASK_AGAIN", 50.0)
+    @pytest.mark.usefixtures("only_wake_ups_count")
+    def test_one_who_waits_in_the_process_of_the_holder_asks_but_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         store = get_limiter().store
-        heard: list[object] = []
-        run, listen = store.run, store.listen
+        asked: list[str] = []
+        run = store.run
 
         def spy(operation: Any, now: int | None = None) -> Any:
             if isinstance(operation, Acquire):
-                heard.append("asked")
+                asked.append(operation.token)
             return run(operation, now)
-
-        def spy_listen(bell: str, seconds: float) -> bool:
-            heard.append(seconds)
-            rung = listen(bell, seconds)
-            heard.append(rung)
-            return rung
 
         held = lock("line", lease=120).acquire()
         monkeypatch.setattr(store, "run", spy)
-        monkeypatch.setattr(store, "listen", spy_listen)
         with in_line("line", 1) as futures:
             held.release()
-            futures[0].result(60).release()
-        assert heard == ["asked", 50.0, True, "asked"]
+            lease = futures[0].result(60)
+            assert asked.count(lease.token) <= 2  # once more where places were kept just then
+            lease.release()
 
-    def test_a_task_that_waits_is_woken(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("django_quota.leases.ASK_AGAIN", 50.0)
-        store = get_limiter().store
-        heard: list[bool] = []
-        alisten = store.alisten
-
-        async def spy(bell: str, seconds: float) -> bool:
-            heard.append(await alisten(bell, seconds))
-            return heard[-1]
-
-        monkeypatch.setattr(store, "alisten", spy)
-
+    @pytest.mark.usefixtures("only_wake_ups_count")
+    def test_a_task_that_waits_is_woken(self) -> None:
         async def queue() -> None:
             held = await lock("line", lease=120).aacquire()
             task = asyncio.create_task(lock("line", wait=60).aacquire())
@@ -642,7 +686,111 @@ class TestWaiting:
             await (await task).arelease()
 
         asyncio.run(queue())
-        assert heard == [True]
+
+    def test_a_thousand_tasks_are_let_in_one_at_a_time_and_nobody_is_refused(self) -> None:
+        async def queue() -> list[int]:
+            line = lock("line", wait=600)
+            inside: list[int] = []
+
+            async def hold(number: int) -> None:
+                async with line:
+                    inside.append(number)
+                    assert len(await line.aholders()) == 1
+
+            await asyncio.gather(*(hold(number) for number in range(1_000)))
+            assert await line.aholders() == []
+            return inside
+
+        assert sorted(asyncio.run(queue())) == list(range(1_000))
+        assert waiting("line") == []
+
+    def test_a_release_that_is_cancelled_gives_the_slot_back(self) -> None:
+        async def cancel(after: int) -> None:
+            lease = await lock("line").aacquire()
+            task = asyncio.create_task(lease.arelease())
+            for _ in range(after):
+                await asyncio.sleep(0)
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait_for(task, 30)
+            if after:  # else the task has not begun
+                assert await lock("line").aholders() == []
+            await lease.arelease()
+            assert await lock("line").aholders() == []
+
+        for after in range(30):
+            asyncio.run(cancel(after))
+
+    def test_a_block_that_is_cancelled_while_it_ends_gives_the_slot_back(self) -> None:
+        async def cancel(after: int) -> None:
+            ending = asyncio.Event()
+
+            async def hold() -> None:
+                async with lock("line"):
+                    ending.set()
+
+            task = asyncio.create_task(hold())
+            await ending.wait()
+            for _ in range(after):
+                await asyncio.sleep(0)
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait_for(task, 30)
+            assert await lock("line").aholders() == []
+
+        for after in range(30):
+            asyncio.run(cancel(after))
+
+    @pytest.mark.parametrize("times", [1, 2])
+    def test_a_release_that_is_cancelled_before_it_is_sent_gives_the_slot_back_or_may_be_tried_again(
+        self, monkeypatch: pytest.MonkeyPatch, times: int
+    ) -> None:
+        store = get_limiter().store
+        arun = store.arun
+        stalled: list[asyncio.Event] = []
+
+        async def stall(operation: Any, now: int | None = None) -> Any:
+            if isinstance(operation, Release) and len(stalled) < times:
+                stalled.append(asyncio.Event())
+                await stalled[-1].wait()
+            return await arun(operation, now)
+
+        async def cancel() -> None:
+            lease = await lock("line").aacquire()
+            monkeypatch.setattr(store, "arun", stall)
+            task = asyncio.create_task(lease.arelease())
+            for number in range(1, times + 1):
+                await until(lambda number=number: task.done() or len(stalled) == number)  # type: ignore[misc]
+                task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(task, 30)
+            if times == 1:
+                assert await lock("line").aholders() == []
+            await lease.arelease()
+            assert await lock("line").aholders() == []
+
+        asyncio.run(cancel())
+
+    @pytest.mark.parametrize("is_done", [False, True], ids=["not done", "done"])
+    def test_a_release_that_was_not_answered_may_be_tried_again(
+        self, monkeypatch: pytest.MonkeyPatch, is_done: bool
+    ) -> None:
+        store = get_limiter().store
+        run = store.run
+
+        def lose(operation: Any, now: int | None = None) -> Any:
+            if is_done:
+                run(operation, now)
+            raise StoreUnavailable("no answer")
+
+        lease = lock("line").acquire()
+        monkeypatch.setattr(store, "run", lose)
+        with pytest.raises(StoreUnavailable):
+            lease.release()
+        monkeypatch.setattr(store, "run", run)
+        lease.release()
+        assert lock("line").holders() == []
+        lease.release()
 
     @pytest.mark.parametrize("turns", range(0, 60, 3))
     def test_a_task_may_be_cancelled_at_any_point(self, turns: int) -> None:
@@ -725,19 +873,104 @@ class TestOnRedis:
 
         asyncio.run(queue())
 
+    def test_however_many_tasks_wait_one_connection_listens(self, raw: redis.Redis) -> None:
+        async def queue() -> None:
+            held = await lock("line").aacquire()
+            tasks = [asyncio.create_task(lock("line", wait=600).aacquire()) for _ in range(200)]
+            while len(await asyncio.to_thread(waiting, "line")) < 200 or not listening(raw):
+                pass
+            assert len(listening(raw)) == 1
+            assert len(raw.client_list()) < 16
+            calls = evalsha_calls(raw)
+            while tasks:
+                await held.arelease()
+                (done,), _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                tasks.remove(done)
+                held = done.result()
+            await held.arelease()
+            assert evalsha_calls(raw) - calls < 300  # a call for each hand-over; some keep the places
+
+        asyncio.run(queue())
+
+    def test_however_many_threads_wait_one_connection_listens(self, raw: redis.Redis) -> None:
+        held = lock("line").acquire()
+        with in_line("line", 20) as futures:
+            wait_until(lambda: bool(listening(raw)))
+            assert len(listening(raw)) == 1
+            for future in futures:
+                held.release()
+                held = future.result(60)
+        held.release()
+
+    @pytest.mark.usefixtures("only_wake_ups_count")
+    @pytest.mark.parametrize("protocol", [2, 3])
+    def test_who_waits_is_woken_by_another_process(
+        self, settings: Any, redis_server: RedisServer, raw: redis.Redis, protocol: int
+    ) -> None:
+        settings.CACHES = caches(redis_server, protocol=protocol)
+        wakes_up_from_elsewhere(lambda: bool(listening(raw)))
+
+    def test_one_of_an_earlier_version_that_waits_does_no_harm(self, raw: redis.Redis) -> None:
+        held = lock("line").acquire()
+        raw.rpush("quota:1:{global}:q:line", "0123456789abcdef")
+        raw.zadd("quota:1:{global}:a:line", {"0123456789abcdef": 10**18})
+        held.release()
+        with pytest.raises(QuotaExceeded):
+            lock("line").acquire()
+
+    @pytest.mark.usefixtures("places_are_kept_often")
     def test_who_waits_goes_on_where_its_connection_is_cut(self, raw: redis.Redis) -> None:
-        held = lock("line", lease=60).acquire()
+        store = get_limiter().store
+        assert store.run(Acquire(keys_of("line"), token_elsewhere(), 0))[0]
         with in_line("line", 1) as futures:
-            cut: list[str] = []
-
-            def waits() -> bool:
-                cut[:] = blocked(raw)
-                return bool(cut)
-
-            wait_until(waits)
-            raw.client_kill_filter(_id=cut[0])
-            held.release()
+            wait_until(lambda: bool(listening(raw)))
+            raw.client_kill_filter(_id=listening(raw)[0])
+            store.run(Release(keys_of("line"), token_elsewhere()))
             futures[0].result(60).release()
+
+    @pytest.mark.usefixtures("only_wake_ups_count")
+    def test_who_waits_is_woken_over_a_new_connection_where_one_was_cut(self, raw: redis.Redis) -> None:
+        cut: list[str] = []
+
+        def listens_anew() -> bool:
+            if not cut and listening(raw):
+                cut.extend(listening(raw))
+                raw.client_kill_filter(_id=cut[0])
+            return bool(cut) and bool(listening(raw)) and listening(raw) != cut
+
+        wakes_up_from_elsewhere(listens_anew)
+
+    @pytest.mark.usefixtures("places_are_kept_often")
+    def test_who_waits_gets_in_though_it_is_not_permitted_to_listen(
+        self, settings: Any, redis_server: RedisServer, raw: redis.Redis, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        client: Any = raw
+        client.execute_command("ACL", "SETUSER", "deaf", "reset", "on", ">secret", "~*", "+@all", "resetchannels")
+        server = RedisServer(
+            f"{redis_server.url}?username=deaf&password=secret", redis_server.pid, redis_server.program
+        )
+        settings.CACHES = caches(server)
+        store = get_limiter().store
+        try:
+            assert store.run(Acquire(keys_of("line"), token_elsewhere(), 0))[0]
+            with in_line("line", 1) as futures:
+                wait_until(lambda: "Nobody is told when a slot comes free" in caplog.text)
+                store.run(Release(keys_of("line"), token_elsewhere()))
+                futures[0].result(60).release()
+            assert caplog.text.count("Nobody is told") == 1
+        finally:
+            store.close()
+            client.execute_command("ACL", "DELUSER", "deaf")
+
+    def test_the_thread_ends_when_nobody_has_waited_for_a_while(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_quota.stores.waiters.KEEP_EVERY", 0.02)
+        monkeypatch.setattr("django_quota.stores.waiters.IDLE", 0.1)
+        for _ in range(2):  # and another one begins where somebody waits again
+            held = lock("line", lease=60).acquire()
+            with in_line("line", 1) as futures:
+                held.release()
+                futures[0].result(60).release()
+            wait_until(lambda: get_limiter().store.waiters._thread is None)
 
     def test_without_redis_nobody_is_let_in(self, settings: Any) -> None:
         settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nowhere.sock"}}
@@ -754,9 +987,31 @@ class TestOnRedis:
             asyncio.run(wait())
 
 
-def blocked(raw: redis.Redis) -> list[str]:
-    """Return the ids of the clients that wait in a blocking command."""
-    return [client["id"] for client in raw.client_list() if "b" in client["flags"]]
+def listening(raw: redis.Redis) -> list[str]:
+    """Return the ids of the clients that listen for wake-ups."""
+    return [client["id"] for client in raw.client_list() if client["sub"] != "0"]
+
+
+def evalsha_calls(raw: redis.Redis) -> int:
+    return int(raw.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+
+def wakes_up_from_elsewhere(is_heard: Callable[[], bool]) -> None:
+    """Let another process give back what somebody here waits for."""
+    store = get_limiter().store
+    assert store.run(Acquire(keys_of("line"), token_elsewhere(), 0))[0]
+    with in_line("line", 1) as futures:
+        wait_until(is_heard)
+        store.run(Release(keys_of("line"), token_elsewhere()))
+        futures[0].result(60).release()
+
+
+@pytest.mark.usefixtures("a_place_is_kept", "only_wake_ups_count")
+def test_in_a_cluster_whoever_waits_is_woken_by_another_process(cluster: Cluster) -> None:
+    def is_heard() -> bool:
+        return any(listening(server.client) for server in cluster.servers)
+
+    wakes_up_from_elsewhere(is_heard)
 
 
 # --- what is wrong ----------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from django_quota.rules import Rule
 from tests.steps import START
 
 SLOT = leases.SlotKeys("l", "q", "a")
+ONE, TWO = (leases.make_token("p", number, 1, 9) for number in (1, 2))
 BAN = {"after": "1/m", "for": ["1m"]}
 NOTE = transfers.Note("id", 3, 1_000, "total", "inbox")
 GIVER = transfers.Giver("c", "m")
@@ -72,10 +73,10 @@ REPLIES = {
     "receive": done(operation=transfers.Receive(NOTE, START + 9, START + 9)),
     "receive late": done(operation=transfers.Receive(NOTE, START + 9, START)),
     "settle": done(operation=transfers.Settle(GIVER, NOTE, NOTE.words, gives_back=False)),
-    "acquire": done(operation=leases.Acquire(SLOT, "one", 1, 9, 0)),
-    "acquire in vain": done(leases.Acquire(SLOT, "one", 1, 9, 0), operation=leases.Acquire(SLOT, "two", 1, 9, 5)),
-    "release": done(operation=leases.Release(SLOT, "one")),
-    "holders": done(leases.Acquire(SLOT, "one", 1, 9, 0), operation=leases.Holders(SLOT)),
+    "acquire": done(operation=leases.Acquire(SLOT, ONE, 0)),
+    "acquire in vain": done(leases.Acquire(SLOT, ONE, 0), operation=leases.Acquire(SLOT, TWO, 5)),
+    "release": done(operation=leases.Release(SLOT, ONE)),
+    "holders": done(leases.Acquire(SLOT, ONE, 0), operation=leases.Holders(SLOT)),
     "read days": done(INCR, operation=ReadDays(["c:month", "d"])),
     "look": done(operation=Look("s", ["l", "other"])),
     "sweep": done(operation=Sweep(["l", "m"], [True, False], [1, 1], 9, repairs=False)),
@@ -119,6 +120,9 @@ def test_what_a_reply_names_must_be_there(name: str, place: int) -> None:
     assert look.fits([START, ["b:login", b"1 1 0"], [2, "one", "1.5", b"two", 9]])
     for found in ([START, ["b:login"], [0]], [START, [], [1, "one"]], [START, [], [1, "one", "x"]], [START, [], ["1"]]):
         assert not look.fits(found)
+    places = leases.KeepPlaces(SLOT, [ONE], 5)
+    assert all(map(places.fits, ([], [ONE], [ONE.encode()])))
+    assert not any(map(places.fits, ([1], [None], [b"\xff"], None, 1)))
     counter: Any = counters.Get("c")
     assert counter.fits([counters.NO_COUNTER, 1])
     assert not any(counter.fits([counters.NO_COUNTER, number]) for number in (0, 2))

@@ -260,7 +260,7 @@ SPARE = 3_600_000  # of the tests: keys live an hour longer where time is passed
         ("l", {"token": START - SECOND}, 3_600_000),
         ("h", {"token 3": START + SECOND}, 400 * DAY_MS),
         ("day", None, 8 * DAY_MS),
-        ("w", None, 3_600_000),
+        ("q", None, 3_600_000),
         ("once", None, 400 * DAY_MS),
         ("a", {"far": 10**18}, 315_360_000_000),
     ],

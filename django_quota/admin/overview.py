@@ -185,7 +185,6 @@ _KINDS = {
     "l": _lazy("leases"),
     "q": _lazy("who waits for a slot"),
     "a": _lazy("who of them is alive"),
-    "w": _lazy("bells of those who wait"),
     "once": _lazy("values that were seen"),
 }
 _SYSTEM_KINDS = {

@@ -1,8 +1,10 @@
 -- lease_common: what the scripts of the leases share. It stands in front of each of them, behind clock.
 --
+-- A token is <process>.<number>.<limit>.<span>: whose it is, how many slots there are, and how long its lease lasts.
+--
 -- KEYS   those of the script behind it: [1] the leases: a sorted set, token -> when it ends; [2] the queue of tokens that
 --        wait, in the order in which they came: a list; [3] who of them is alive: a sorted set, token -> until when, unless
---        it asks again
+--        its place is kept longer
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock; [2] the token that asks
 -- reply  that of the script behind it
 local leases_key, queue_key, alive_key = KEYS[1], KEYS[2], KEYS[3]
@@ -46,11 +48,47 @@ local function waiter_at(place)
   end
 end
 
--- Takes the token out of the queue; says whether it was alive there.
-local function leave()
-  if not redis.call('ZSCORE', alive_key, token) then return false end
-  local was_alive = ends(alive_key, token) ~= nil
-  redis.call('ZREM', alive_key, token)
-  redis.call('LREM', queue_key, 1, token)
+-- Takes a token out of the queue; says whether it was alive there.
+local function leave(one)
+  if not redis.call('ZSCORE', alive_key, one) then return false end
+  local was_alive = ends(alive_key, one) ~= nil
+  redis.call('ZREM', alive_key, one)
+  redis.call('LREM', queue_key, 1, one)
   return was_alive
+end
+
+local function process_of(one) return one:match('^[^.]*') end
+
+-- Returns the first of those who wait, and how long its lease lasts, where a slot is free for it.
+local function next_in_line()
+  local first = waiter_at(0)
+  if not first then return end
+  local limit, span = first:match('%.(%d+)%.(%d+)$') -- an earlier version's token says neither
+  local held = redis.call('ZCOUNT', leases_key, '(' .. integer(now), '+inf')
+  if not limit or held < tonumber(limit) then return first, tonumber(span) end
+end
+
+-- Wakes the next in line, so that it asks again. Where this is not permitted, it hears of its turn later.
+local function wake_next()
+  local first = next_in_line()
+  if first then redis.pcall('PUBLISH', 'django_quota:wake:' .. process_of(first), first) end
+end
+
+-- Lets a lease last for so many microseconds from now.
+local function hold(one, span)
+  redis.call('ZADD', leases_key, integer(now + span), one)
+  keep(leases_key, span)
+end
+
+local function until_all_end()
+  local last = redis.call('ZRANGE', leases_key, -1, -1, 'WITHSCORES')
+  return last[1] and math.max(0, tonumber(last[2]) - now) or 0
+end
+
+-- Returns how long until one more of so many slots is free, at the latest. More may be held, under a higher limit.
+local function until_one_more(limit)
+  local held = redis.call('ZCOUNT', leases_key, '(' .. integer(now), '+inf')
+  local over = math.max(0, held - limit)
+  local ending = redis.call('ZRANGEBYSCORE', leases_key, '(' .. integer(now), '+inf', 'WITHSCORES', 'LIMIT', over, 1)
+  return tonumber(ending[2]) - now
 end

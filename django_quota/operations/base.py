@@ -57,15 +57,21 @@ class States(Protocol):
         """Forget a key; say whether there was anything."""
         ...
 
+    def wake(self, token: str, /) -> None:
+        """Wake the one who waits under a token, once the operation is done."""
+        ...
+
 
 class DictStates:
     """States in a dict: what the memory store's shards and the tests use."""
 
-    __slots__ = ("kept",)
+    __slots__ = ("kept", "woken")
 
     def __init__(self) -> None:
         self.kept: dict[str, tuple[Any, int]] = {}
         """The value and the expiry of each key."""
+        self.woken: tuple[str, ...] = ()
+        """The tokens that were woken."""
 
     def get(self, key: str, now: int | None = None) -> Any:
         """Return the value of a key; see `States.get`."""
@@ -83,6 +89,10 @@ class DictStates:
     def drop(self, key: str) -> bool:
         """Forget a key; see `States.drop`."""
         return self.kept.pop(key, None) is not None
+
+    def wake(self, token: str) -> None:
+        """Note whom to wake; see `States.wake`."""
+        self.woken += (token,)
 
 
 class Repeated:

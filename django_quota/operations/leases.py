@@ -1,19 +1,16 @@
 """Leases: slots that so many may hold at once, and the queue of those who wait for one. Pure; `lua/lease_*.lua` twin.
 
-Whoever waits asks again now and then, which keeps it alive in the queue; who stops asking is passed over. Nobody is
-woken here: a reply says who should be, and its bell is rung by the caller.
+Every process keeps the places of its tokens in the queue, again and again (`KeepPlaces`). A token whose place is not
+kept any more is passed over. Whoever becomes the first of the queue is woken, through the process that its token names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from django_quota.operations.base import Operation, Script, States, script
 from django_quota.operations.shapes import is_row, is_rows, whole, words
-
-BELL_KEPT = 5_000_000
-"""How long a bell sounds where nobody waits at it, in microseconds."""
 
 
 def _script(name: str) -> Script:
@@ -28,7 +25,29 @@ class SlotKeys(NamedTuple):
     alive: str
 
 
-class _Line:
+class Token(NamedTuple):
+    """What a token says."""
+
+    process: str
+    """Whose it is."""
+    limit: int
+    """How many slots there are."""
+    span: int
+    """How long its lease lasts, in microseconds."""
+
+
+def make_token(process: str, number: int, limit: int, span: int) -> str:
+    """Return a token, by which a slot is held or waited for."""
+    return f"{process}.{number}.{limit}.{span}"
+
+
+def parse_token(token: str) -> Token:
+    """Return what a token says."""
+    process, _, limit, span = token.split(".")
+    return Token(process, int(limit), int(span))
+
+
+class WaitQueue:
     """Who waits, over the states of a slot."""
 
     def __init__(self, states: States, keys: SlotKeys, now: int) -> None:
@@ -56,8 +75,12 @@ class _Line:
         """Let a token be alive for so long from now, at its place, or at the end where it has none (any more)."""
         if not self.is_alive(token):
             self._queue = (*(other for other in self._queue if other != token), token)
-        self.alive[token] = self._now + patience
-        self._save(self._now + patience)
+        self.keep([token], patience)
+
+    def keep(self, tokens: Sequence[str], ttl: int) -> None:
+        """Let tokens be alive for so long from now."""
+        self.alive.update(dict.fromkeys(tokens, self._now + ttl))
+        self._save(self._now + ttl)
 
     def leave(self, token: str) -> bool:
         """Take a token out; say whether it was alive there."""
@@ -95,6 +118,18 @@ class _OfASlot(Operation):
         """Return all leases that are kept, each with its end."""
         return states.get(self.slot.leases) or {}
 
+    def next_in_line(self, states: States, line: WaitQueue, now: int) -> str:
+        """Return the first of those who wait, where a slot is free for it; else an empty text."""
+        first = line.at(0)
+        live = [stop for stop in self.held(states).values() if stop > now]
+        return first if first and len(live) < parse_token(first).limit else ""
+
+    def wake_next(self, states: States, line: WaitQueue, now: int) -> None:
+        """Wake the next in line, so that it asks again."""
+        first = self.next_in_line(states, line, now)
+        if first:
+            states.wake(first)
+
     def put(self, states: States, leases: Mapping[str, int]) -> None:
         """Keep these leases."""
         if leases:
@@ -105,54 +140,59 @@ class _OfASlot(Operation):
 
 
 class Acquire(_OfASlot):
-    """Take one of `limit` slots for `span` microseconds; the reply is that of `lua/lease_acquire.lua`.
+    """Take one of the slots; the reply is that of `lua/lease_acquire.lua`.
 
-    `patience`: how long the token is alive in the queue without asking again, in microseconds; 0: it does not wait.
+    `ttl`: how long the token's place in the queue is kept, in microseconds; 0: it does not wait.
     """
 
     script: ClassVar[Script] = _script("lease_acquire")
 
-    def __init__(self, keys: SlotKeys, token: str, limit: int, span: int, patience: int) -> None:
+    def __init__(self, keys: SlotKeys, token: str, ttl: int) -> None:
         super().__init__(keys, token)
-        self.limit = limit
-        self.span = span
-        self.patience = patience
+        self.ttl = ttl
 
     def arguments(self) -> list[str | int]:
         """Return the arguments as `lua/lease_acquire.lua` lists them."""
-        return [self.token, self.limit, self.span, self.patience]
+        return [self.token, self.ttl]
 
     def fits(self, reply: Any) -> bool:
         """Say whether a reply can be the one to this."""
-        return is_row(reply, whole, whole, whole, whole, whole, words)
+        return is_row(reply, whole, whole, whole, whole, whole)
 
     def has_written(self, reply: Any) -> bool:
         """Say whether it was taken."""
         return bool(reply[0])
 
-    def run(self, states: States, now: int) -> list[int | str]:
+    def run(self, states: States, now: int) -> list[int]:
         """Take it, or take a place in the queue."""
-        kept, line = self.held(states), _Line(states, self.slot, now)
+        _, limit, span = parse_token(self.token)
+        kept, line = self.held(states), WaitQueue(states, self.slot, now)
         live = {token: stop for token, stop in kept.items() if stop > now}
-        free = self.limit - len(live)
+        free = limit - len(live)
         if self.token in live or self._may_go(line, free):
-            live[self.token] = now + self.span
+            live[self.token] = now + span
             self.put(states, live)
             line.leave(self.token)
-            one_more = sorted(live.values())[max(0, len(live) - self.limit)] - now
-            return [1, max(0, self.limit - len(live)), one_more, max(live.values()) - now, 0, line.at(0)]
-        first, wake = 0, ""
-        if self.patience:
-            line.join(self.token, self.patience)
+            self.wake_next(states, line, now)
+            return [1, max(0, limit - len(live)), _one_more(live.values(), limit) - now, max(live.values()) - now, 0]
+        first = 0
+        if self.ttl:
+            line.join(self.token, self.ttl)
             first = int(line.at(0) == self.token)
         elif line.leave(self.token):
-            wake = line.at(0)
+            self.wake_next(states, line, now)
         stop = line.alive[line.at(0)] if free > 0 else sorted(live.values())[-free]
-        return [0, max(0, free), stop - now, max(0, max(kept.values(), default=0) - now), first, wake]
+        return [0, max(0, free), stop - now, max(0, max(kept.values(), default=0) - now), first]
 
-    def _may_go(self, line: _Line, free: int) -> bool:
+    def _may_go(self, line: WaitQueue, free: int) -> bool:
         """Say whether the token is among as many of those who wait as there are free slots, or would be."""
         return any(line.at(place) in ("", self.token) for place in range(free))
+
+
+def _one_more(ends: Iterable[int], limit: int) -> int:
+    """Return when one more of so many slots is free, at the latest, by the ends of all live leases."""
+    in_order = sorted(ends)
+    return in_order[max(0, len(in_order) - limit)]
 
 
 class Renew(_OfASlot):
@@ -179,6 +219,34 @@ class Renew(_OfASlot):
         return 1
 
 
+class KeepPlaces(_OfASlot):
+    """Keep the places of tokens in the queue for `ttl` microseconds; the reply lists those who should ask again."""
+
+    script: ClassVar[Script] = _script("lease_keep_places")
+
+    def __init__(self, keys: SlotKeys, tokens: Sequence[str], ttl: int) -> None:
+        super().__init__(keys, "")
+        self.tokens = tokens
+        self.ttl = ttl
+
+    def arguments(self) -> list[str | int]:
+        """Return the arguments as `lua/lease_keep_places.lua` lists them."""
+        return [self.ttl, *self.tokens]
+
+    def fits(self, reply: Any) -> bool:
+        """Say whether a reply can be the one to this."""
+        return is_rows(reply, words)
+
+    def run(self, states: States, now: int) -> list[str]:
+        """Keep them."""
+        line = WaitQueue(states, self.slot, now)
+        first, alive = line.at(0), [token for token in self.tokens if line.is_alive(token)]
+        again = [token for token in self.tokens if token == first or not line.is_alive(token)]
+        if alive:
+            line.keep(alive, self.ttl)
+        return again
+
+
 class Release(_OfASlot):
     """Give a slot back and leave the queue; the reply is that of `lua/lease_release.lua`."""
 
@@ -186,17 +254,28 @@ class Release(_OfASlot):
 
     def fits(self, reply: Any) -> bool:
         """Say whether a reply can be the one to this."""
-        return is_row(reply, whole, words)
+        return is_row(reply, whole, words, whole, whole, whole)
 
     def run(self, states: States, now: int) -> list[int | str]:
-        """Give it back."""
-        leases, line = dict(self.held(states)), _Line(states, self.slot, now)
+        """Give it back, and let the next in line have it where that one waits in the same process."""
+        leases, line = dict(self.held(states)), WaitQueue(states, self.slot, now)
         stop = leases.pop(self.token, None)
+        held = int((stop or 0) > now)
         if stop is not None:
             self.put(states, leases)
         if not line.leave(self.token) and stop is None:
-            return [0, ""]
-        return [int((stop or 0) > now), line.at(0)]
+            return [held, "", 0, 0, 0]
+        heir = self.next_in_line(states, line, now)
+        if not heir or parse_token(heir).process != parse_token(self.token).process:
+            self.wake_next(states, line, now)
+            return [held, "", 0, 0, 0]
+        _, limit, span = parse_token(heir)
+        leases[heir] = now + span
+        self.put(states, leases)
+        line.leave(heir)
+        self.wake_next(states, line, now)
+        live = [stop for stop in leases.values() if stop > now]
+        return [held, heir, max(0, limit - len(live)), _one_more(live, limit) - now, max(live) - now]
 
 
 class Holders(_OfASlot):
@@ -216,24 +295,3 @@ class Holders(_OfASlot):
         """Look, and write nothing."""
         live = sorted((stop, token) for token, stop in self.held(states).items() if stop > now)
         return [part for stop, token in live for part in (token, stop - now)]
-
-
-class Ring(Operation):
-    """Ring a bell; the reply is 1, or 0 where it still sounds from an earlier time."""
-
-    script: ClassVar[Script] = script("lease_ring")
-    replies: type = int
-
-    def __init__(self, bell: str) -> None:
-        self.keys = (bell,)
-
-    def arguments(self) -> list[str | int]:
-        """Return how long it sounds, in milliseconds."""
-        return [BELL_KEPT // 1_000]
-
-    def run(self, states: States, now: int) -> int:
-        """Ring it."""
-        if states.get(self.keys[0], now):
-            return 0
-        states.put(self.keys[0], True, now + BELL_KEPT)
-        return 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from django_quota.operations.base import Operation
+from django_quota.stores.waiters import Waiters
 
 
 class Store(Protocol):
@@ -18,32 +19,17 @@ class Store(Protocol):
         """Whether all of its servers have done what they were last asked."""
         ...
 
+    @property
+    def waiters(self) -> Waiters:
+        """Those of this process who wait for a slot of this store."""
+        ...
+
     def run(self, operation: Operation, now: int | None = None) -> Any:
         """Do an operation, undivided, and return its reply; `now` None is the store's own clock (microseconds)."""
         ...
 
     async def arun(self, operation: Operation, now: int | None = None) -> Any:
         """Do an operation; see `run`."""
-        ...
-
-    def listen(self, bell: str, seconds: float) -> bool:
-        """Wait at a bell until it rings, up to so many seconds; say whether it did.
-
-        Only one may wait at a bell. A ring may get lost, and a span of a second or more may end a tenth early: whoever
-        waits looks for itself what has become of what it waits for.
-        """
-        ...
-
-    async def alisten(self, bell: str, seconds: float) -> bool:
-        """Wait at a bell; see `listen`."""
-        ...
-
-    def ring(self, bell: str) -> None:
-        """Wake whoever waits at a bell, or comes to it within a few seconds."""
-        ...
-
-    async def aring(self, bell: str) -> None:
-        """Ring a bell; see `ring`."""
         ...
 
     def close(self) -> None:

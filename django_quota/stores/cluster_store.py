@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from redis import Redis, RedisError
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError
 
 from django_quota.exceptions import ConfigurationError
 from django_quota.operations.base import Operation
@@ -26,10 +26,12 @@ from django_quota.stores.cluster_errors import translated, translated_around_cal
 from django_quota.stores.connections import AllInUseError
 from django_quota.stores.errands import Errand, Taken, aanswer_on, ahear, along, answer_on, hear
 from django_quota.stores.errors import check_replies
+from django_quota.stores.listening import Subscription
 from django_quota.stores.nodes import AllBreakers, Node, Nodes
 from django_quota.stores.redis import RedisStore, Server, command_of
 from django_quota.stores.routing import Asked, Command, NotSentError, Pause, Router, Trip, Way
 from django_quota.stores.slots import SlotTable, slot_of
+from django_quota.stores.waiters import Waiters
 from django_quota.stores.wire import Cancellation, note_answer, packed, paired
 
 AT_ONCE = 200
@@ -49,6 +51,7 @@ class ClusterStore(RedisStore):
         self.breaker = AllBreakers(self.are_all_shut)
         self._twins = Twins(self._table)
         self._along = ClusterErrands(errands, self._table)
+        self.waiters = Waiters(self.run, self._subscribe)
 
     def _table(self) -> SlotTable:
         return self._router.table
@@ -248,27 +251,16 @@ class ClusterStore(RedisStore):
         with suppress(RedisError, OSError):  # an errand that fails is told so, and never fails the call
             yield Trip((yield from self._router.server_of(SYSTEM_SLOT)), [("PING",)])
 
-    # --- bells, and what waits ----------------------------------------------------------------------------------------
+    # --- listening ----------------------------------------------------------------------------------------------------
 
-    def listen(self, bell: str, seconds: float) -> bool:
-        """Wait at a bell; see `Store.listen`."""
-        with translated():
-            node = self._nodes[self._drive(self._router.server_of(slot_of(bell)))]
-            try:
-                return node.listener.listen(bell, seconds)
-            except ResponseError:
-                self._router.table.doubt()  # the bell is on the move: the ring is lost, and whoever waits looks
-                return False
-
-    async def alisten(self, bell: str, seconds: float) -> bool:
-        """Wait at a bell; see `Store.listen`."""
-        with translated():
-            node = self._nodes[await self._adrive(self._router.server_of(slot_of(bell)))]
-            try:
-                return await node.listener.alisten(bell, seconds)
-            except ResponseError:
-                self._router.table.doubt()
-                return False
+    def _subscribe(self, process: str) -> Subscription:
+        """Listen for the wake-ups of a process: any server passes on what is published at another one."""
+        node = self._nodes[self._drive(self._router.server_of(SYSTEM_SLOT))]
+        try:
+            return node.listener.subscribe(process)
+        except BaseException:
+            self._router.table.doubt()
+            raise
 
     async def acall(self, command: Sequence[str | int], seconds: float) -> Any:
         """Send a command on a system key that may wait so many seconds; see `RedisStore.acall`."""
@@ -336,6 +328,7 @@ class ClusterStore(RedisStore):
 
     def close(self) -> None:
         """Close idle connections; an event loop closes its own."""
+        self.waiters.close()
         self._nodes.close()
         vars(self).pop("known_router", None)
 

@@ -1,9 +1,6 @@
-"""Waiting in Redis, mostly at a bell: blocking commands, over connections that decisions do not need.
+"""Listening to Redis, for wake-ups and for what comes some time: over connections that decisions do not need.
 
 It raises redis-py's errors.
-
-There are as many of these connections as the alias may have of the others; where all are in use, the span passes
-without a ring, and whoever waits looks for itself.
 """
 
 from __future__ import annotations
@@ -13,67 +10,89 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from django_quota.stores.connections import AllInUseError, AsyncClients, SyncConnections
-from django_quota.stores.wire import Cancellation, packed
+from redis.exceptions import ConnectionError as RedisConnectionError
 
-COARSE = 0.1
-"""Seconds by which Redis may end a blocking command too late: an idle server looks ten times a second."""
-
-_LONG = 1.0
-"""Seconds from which on a span may end early rather than cost a connection."""
+from django_quota.operations.base import text
+from django_quota.stores.connections import AsyncClients, SyncConnections
+from django_quota.stores.wire import Cancellation, out_of_step, packed
 
 OVERDUE = 2.0
 """Seconds behind the end of its wait after which a command has not been answered at all."""
 
+CHANNEL = "django_quota:wake:"
+"""The channel of a process, whose name stands behind it; `lua/lease_common.lua` publishes there."""
+
+PROBE_EVERY = 1.0
+"""Seconds after which a subscription asks whether it is still heard."""
+
+
+class Subscription:
+    """Hears the wake-ups of one process, over a connection of its own.
+
+    It subscribes again now and then: where the reply does not come, the server is gone without a word.
+    """
+
+    def __init__(self, connections: SyncConnections, process: str) -> None:
+        self._connections = connections
+        self._command = packed(("SUBSCRIBE", f"{CHANNEL}{process}"))
+        self._connection: Any = connections.take()
+        self._asked_at: float | None = None
+        try:
+            self._ask()
+            self.hear(OVERDUE)
+            if self._asked_at is not None:
+                raise _not_answered()  # noqa: TRY301 — the connection is of no use any more
+        except BaseException:
+            self.close()
+            raise
+
+    def hear(self, seconds: float) -> list[str]:
+        """Wait up to so many seconds for wake-ups; return the tokens that are woken."""
+        if time.monotonic() >= self._probe_at:
+            self._ask()
+        tokens: list[str] = []
+        while self._connection.can_read(timeout=seconds):
+            reply = self._connection.read_response(push_request=True)
+            match reply:
+                case ["subscribe" | b"subscribe", _, _]:
+                    self._asked_at = None
+                case ["message" | b"message", _, token]:
+                    tokens.append(text(token))
+                case _:
+                    raise out_of_step(reply)
+            seconds = 0
+        return tokens
+
+    def _ask(self) -> None:
+        now = time.monotonic()
+        if self._asked_at is None:
+            self._asked_at = now
+            self._connection.send_packed_command((self._command,))
+        elif now - self._asked_at >= OVERDUE:
+            raise _not_answered()
+        self._probe_at = now + PROBE_EVERY
+
+    def close(self) -> None:
+        """Hear no more."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._connections.drop(connection)
+
+
+def _not_answered() -> RedisConnectionError:
+    return RedisConnectionError(f"a subscription was not answered within {OVERDUE:g} s")
+
 
 class Listener:
-    """Waits at bells, each a list of one entry while it sounds."""
+    """Connections to listen by."""
 
     def __init__(self, connections: SyncConnections, clients: AsyncClients) -> None:
         self._connections = connections
         self._clients = clients
 
-    def listen(self, bell: str, seconds: float) -> bool:
-        """Wait at a bell; see `Store.listen`."""
-        deadline = time.monotonic() + seconds
-        try:
-            connection = self._connections.take(seconds)
-        except AllInUseError:
-            return False
-        try:
-            left = deadline - time.monotonic()
-            connection.send_packed_command((_blocking_pop(bell, left),))
-            if not connection.can_read(timeout=max(0.0, left)):
-                self._connections.drop(connection)  # its reply is still under way
-                return False
-            reply = connection.read_response()
-        except BaseException:
-            self._connections.drop(connection)
-            raise
-        self._connections.give_back(connection)
-        return reply is not None
-
-    async def alisten(self, bell: str, seconds: float) -> bool:
-        """Wait at a bell; see `Store.listen`."""
-        client = await self._clients.get()
-        pool: Any = client.client.connection_pool
-        deadline = time.monotonic() + seconds
-        with Cancellation() as cancellation:
-            try:
-                async with asyncio.timeout(seconds), client.slots:
-                    connection = await client.take()
-                    try:
-                        await connection.send_packed_command((_blocking_pop(bell, deadline - time.monotonic()),))
-                        cancellation.pass_on()
-                        # Longer than the block around it lasts: without a number the socket's own time-out would hold.
-                        return await connection.read_response(timeout=seconds + 1) is not None
-                    except BaseException:
-                        await connection.disconnect(nowait=True)  # its reply may still be under way
-                        raise
-                    finally:
-                        await pool.release(connection)
-            except TimeoutError:
-                return False
+    def subscribe(self, process: str) -> Subscription:
+        """Return what hears the wake-ups of a process."""
+        return Subscription(self._connections, process)
 
     async def acall(self, command: Sequence[str | int], seconds: float) -> Any:
         """Send a command that may wait so many seconds, and return its reply as it comes over the wire."""
@@ -95,9 +114,3 @@ class Listener:
     def close(self) -> None:
         """Close idle connections; an event loop closes its own."""
         self._connections.close()
-
-
-def _blocking_pop(bell: str, seconds: float) -> bytes:
-    # A long span ends by the server's reply, so that the connection lasts; a short one on time, by hanging up.
-    served = seconds - COARSE if seconds > _LONG - COARSE else seconds + COARSE
-    return packed(("BLPOP", bell, f"{max(served, 0.001):.3f}"))

@@ -10,21 +10,20 @@ anew: an operation that would need another key is not done, and raises `StoreFul
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from django_quota.clock import SECOND
 from django_quota.exceptions import StoreFull
 from django_quota.forks import begins_anew_in_children
 from django_quota.operations.base import DictStates, Operation
-from django_quota.operations.leases import Ring
+from django_quota.stores.waiters import Waiters
 
 logger = logging.getLogger("django_quota")
 
@@ -63,10 +62,11 @@ class _Shard(DictStates):
 class _Joined:
     """The states of an operation, whose keys may lie in several shards."""
 
-    __slots__ = ("_shards",)
+    __slots__ = ("_shards", "woken")
 
     def __init__(self, shards: dict[str, _Shard]) -> None:
         self._shards = shards
+        self.woken: tuple[str, ...] = ()
 
     def get(self, key: str, now: int | None = None) -> Any:
         return self._shards[key].get(key, now)
@@ -80,15 +80,19 @@ class _Joined:
     def drop(self, key: str) -> bool:
         return self._shards[key].drop(key)
 
+    def wake(self, token: str) -> None:
+        self.woken += (token,)
+
 
 class _Draft:
     """What an operation would change: to be kept as a whole, or not at all."""
 
-    __slots__ = ("_changed", "_shards")
+    __slots__ = ("_changed", "_shards", "woken")
 
     def __init__(self, shards: dict[str, _Shard]) -> None:
         self._shards = shards
         self._changed: dict[str, tuple[Any, int] | None] = {}
+        self.woken: tuple[str, ...] = ()
 
     def _kept(self, key: str) -> tuple[Any, int]:
         found = self._changed[key] if key in self._changed else self._shards[key].kept.get(key)
@@ -108,6 +112,9 @@ class _Draft:
         found = self._changed[key] if key in self._changed else self._shards[key].kept.get(key)
         self._changed[key] = None
         return found is not None
+
+    def wake(self, token: str) -> None:
+        self.woken += (token,)
 
     def grows_by(self) -> int:
         """Return how many keys more there would be."""
@@ -142,8 +149,8 @@ class MemoryStore:
         self._starting = threading.Lock()
         self._sweeper: threading.Thread | None = None
         self._stop = threading.Event()
-        self._listeners: dict[str, Callable[[], object]] = {}
-        """What wakes the one who waits at a bell."""
+        self.waiters = Waiters(self.run, None)
+        """Those who wait for a slot."""
         begins_anew_in_children(self)
 
     def run(self, operation: Operation, now: int | None = None) -> Any:
@@ -153,8 +160,15 @@ class MemoryStore:
         moment = self._noted(now)
         if len(self) >= self._most and not self._finds_room(moment):
             return self._run_full(operation, placed, moment)
+        states = _Joined(placed)
         with _locked(list(placed.values())):
-            return operation.run(_Joined(placed), self.now() if now is None else now)
+            reply = operation.run(states, self.now() if now is None else now)
+        self._wake(states.woken)
+        return reply
+
+    def _wake(self, tokens: tuple[str, ...]) -> None:
+        for token in tokens:
+            self.waiters.wake(token)
 
     def _noted(self, now: int | None) -> int:
         """Return when it is for a decision; the sweeper goes by how far that is behind the machine's time."""
@@ -178,6 +192,7 @@ class MemoryStore:
             reply = operation.run(draft, now)
             if draft.grows_by() <= 0:
                 draft.keep()
+                self._wake(draft.woken)
                 return reply
         if not self._was_full:
             self._was_full = True
@@ -188,53 +203,6 @@ class MemoryStore:
     async def arun(self, operation: Operation, now: int | None = None) -> Any:
         """Do an operation; it takes microseconds, so that it does not leave the event loop."""
         return self.run(operation, now)
-
-    def listen(self, bell: str, seconds: float) -> bool:
-        """Wait at a bell; see `Store.listen`."""
-        rung = threading.Event()
-        with self._listening(bell, rung.set):
-            return self._sounds(bell) or (rung.wait(seconds) and self._sounds(bell))
-
-    async def alisten(self, bell: str, seconds: float) -> bool:
-        """Wait at a bell; see `Store.listen`."""
-        rung = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        with self._listening(bell, lambda: loop.call_soon_threadsafe(rung.set)):
-            if self._sounds(bell):
-                return True
-            try:
-                async with asyncio.timeout(seconds):
-                    await rung.wait()
-            except TimeoutError:
-                return False
-            return self._sounds(bell)
-
-    def ring(self, bell: str) -> None:
-        """Ring a bell; see `Store.ring`."""
-        with suppress(StoreFull):  # who waits looks again by itself
-            self.run(Ring(bell))
-        wake = self._listeners.get(bell)
-        if wake is not None:
-            wake()
-
-    async def aring(self, bell: str) -> None:
-        """Ring a bell; see `ring`."""
-        self.ring(bell)
-
-    @contextmanager
-    def _listening(self, bell: str, wake: Callable[[], object]) -> Iterator[None]:
-        # Before the bell is looked at: who rings afterwards finds the listener.
-        self._listeners[bell] = wake
-        try:
-            yield
-        finally:
-            del self._listeners[bell]
-
-    def _sounds(self, bell: str) -> bool:
-        """Say whether a bell has been rung, and stop its sounding."""
-        shard = self._shard(bell)
-        with shard.lock:
-            return shard.drop(bell)
 
     def sweep(self, now: int | None = None) -> int:
         """Drop all that has expired by `now` (microseconds); return how many keys that were.
@@ -253,7 +221,8 @@ class MemoryStore:
         self._was_full = False
 
     def close(self) -> None:
-        """Stop the sweeper thread; states stay, and the next decision starts it again."""
+        """Stop the threads; states stay, and the next decision starts them again."""
+        self.waiters.close()
         with self._starting:
             sweeper, self._sweeper = self._sweeper, None
             self._stop.set()
@@ -276,7 +245,6 @@ class MemoryStore:
         self._shards = [_Shard() for _ in self._shards]
         self._starting = threading.Lock()
         self._sweeper = None
-        self._listeners = {}
 
     def _ensure_sweeper(self) -> None:
         if self._sweeper is None:

@@ -17,7 +17,6 @@ from redis.exceptions import NoScriptError, ResponseError
 from django_quota.clock import SECOND
 from django_quota.exceptions import StoreUnavailable
 from django_quota.operations.base import Operation, Repeated
-from django_quota.operations.leases import Ring
 from django_quota.stores.aliases import config_of, sync_client
 from django_quota.stores.breaker import FREELY, Breaker, holding
 from django_quota.stores.connections import AllInUseError, AsyncClient, AsyncClients, SyncConnections
@@ -32,10 +31,11 @@ from django_quota.stores.errors import (
     raise_cut_at_once,
     translated,
 )
-from django_quota.stores.listening import Listener
+from django_quota.stores.listening import Listener, Subscription
 from django_quota.stores.loops import reply_on
 from django_quota.stores.plain import plain_client
 from django_quota.stores.sentinel import ask_in_time
+from django_quota.stores.waiters import Waiters
 from django_quota.stores.wire import Cancellation, InParts, is_of_caller, note_answer, note_end, out_of_step, packed
 
 Server = Any
@@ -51,6 +51,7 @@ class RedisStore:
         self._connections = SyncConnections(alias)
         self._async_clients = AsyncClients(alias)
         self._listener = Listener(SyncConnections(alias), AsyncClients(alias))
+        self.waiters = Waiters(self.run, self._subscribe)
         self.breaker = Breaker()
         """Keeps calls from a server that does not answer."""
         self._client: Redis | None = None
@@ -149,14 +150,9 @@ class RedisStore:
             check_replies(operations, replies)
         return replies
 
-    def listen(self, bell: str, seconds: float) -> bool:
-        """Wait at a bell; see `Store.listen`."""
-        with translated():
-            return self._listener.listen(bell, seconds)
-
-    def ring(self, bell: str) -> None:
-        """Ring a bell; see `Store.ring`."""
-        self.run(Ring(bell))
+    def _subscribe(self, process: str) -> Subscription:
+        """Listen for the wake-ups of a process."""
+        return self._listener.subscribe(process)
 
     def _exchange(self, wire: bytes, operation: Operation, turn: int = FREELY) -> Any:
         """Send one command and read its reply, which must fit: one round trip, never repeated."""
@@ -219,15 +215,6 @@ class RedisStore:
                     raise
                 raise ours(error) from error
         return reply
-
-    async def alisten(self, bell: str, seconds: float) -> bool:
-        """Wait at a bell; see `Store.listen`."""
-        with translated():
-            return await self._listener.alisten(bell, seconds)
-
-    async def aring(self, bell: str) -> None:
-        """Ring a bell; see `Store.ring`."""
-        await self.arun(Ring(bell))
 
     async def _aexchange(self, told: tuple[AsyncClient, int, Cancellation], wire: bytes, operation: Operation) -> Any:
         """Send one command and read its reply; see `_exchange`."""
@@ -301,6 +288,7 @@ class RedisStore:
 
     def close(self) -> None:
         """Close idle connections; an event loop closes its own client."""
+        self.waiters.close()
         self._connections.close()
         self._listener.close()
         self._client = None

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import date
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import redis
 from django.core.management import call_command
@@ -39,7 +39,7 @@ from django_quota.keys import key_of, subject_base, system_key
 from django_quota.limiter import get_limiter
 from django_quota.models import QuotaOverride
 from django_quota.operations.counters import Set
-from django_quota.operations.leases import Acquire, SlotKeys
+from django_quota.operations.leases import Acquire, Release, SlotKeys, make_token
 from django_quota.operations.tallies import FIELDS, SUBJECTS, AddTally, TallyKeys
 from django_quota.operations.transfers import LEASE, MARGIN, OVERDUE, Giver, Note, Send
 from django_quota.status import redis_store
@@ -47,6 +47,7 @@ from django_quota.testing import freeze
 from django_quota.transfers import carry_on
 from django_quota.usage import usage
 from tests.admin.operators import superuser
+from tests.commands import wait_until
 from tests.steps import START
 
 WHO = "user:7"
@@ -154,37 +155,22 @@ def slots() -> None:
     taken.renew()
     slot("work", 1, subject=WHO).holders()
 
-    async def wait() -> None:
-        async with slot("work", 1, lease=30, wait=5, subject=WHO):
-            pass
-
-    async def both() -> None:
-        store, listens = get_limiter().store, asyncio.Event()
-        alisten = store.alisten
-
-        def noted(bell: str, seconds: float) -> Any:
-            listens.set()
-            return alisten(bell, seconds)
-
-        with mock.patch.object(store, "alisten", noted):
-            waiting = asyncio.ensure_future(wait())
-            heard = asyncio.ensure_future(listens.wait())  # so that it comes to wait, and is rung for
-            await asyncio.wait([waiting, heard], return_when=asyncio.FIRST_COMPLETED)
-            heard.cancel()
-            await asyncio.to_thread(taken.release)
-            await waiting
-
-    asyncio.run(both())
-    with slot("work", 1, lease=30, subject=WHO):
-        pass
+    waiters = get_limiter().store.waiters
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(slot("work", 1, lease=30, wait=5, subject=WHO).acquire)
+        wait_until(lambda: (thread := waiters._thread) is not None and bool(thread._subscription or thread._is_told))
+        taken.release()
+        waiting.result().release()
 
 
 def waiters_that_died() -> None:
     base = subject_base("quota", WHO)
     keys = SlotKeys(*(key_of(base, kind, "left") for kind in "lqa"))
     store = get_limiter().store
-    for token, later, patience in (("a", 0, 0), ("b", 0, SECOND), ("c", 2, SECOND)):
-        store.run(Acquire(keys, token, 1, 60 * SECOND, patience), START + later * SECOND)
+    tokens = [make_token(f"process{number}", 1, 1, 60 * SECOND) for number in range(3)]
+    for token, later, ttl in zip(tokens, (0, 0, 2), (0, SECOND, SECOND), strict=True):
+        store.run(Acquire(keys, token, ttl), START + later * SECOND)
+    store.run(Release(keys, tokens[0]), START + 2 * SECOND)
 
 
 def tallies() -> None:

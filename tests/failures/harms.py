@@ -239,7 +239,7 @@ HARMS = (
     Harm("no-password", "(?i)auth", _locked, is_anonymous=True),
     Harm("wrong-password", "(?i)username-password|invalid", _ruled("resetpass", ">another-one")),
     Harm("user-off", "(?i)username-password|invalid", _ruled("off")),
-    Harm("not-permitted", "(?i)permission", _ruled("-evalsha", "-blpop")),
+    Harm("not-permitted", "(?i)permission", _ruled("-evalsha")),
     Harm("keys-not-permitted", "(?i)permission", _ruled("resetkeys", "~other:*")),
     Harm("busy", "BUSY", _busy),
 )

@@ -151,23 +151,23 @@ def test_what_follows_from_an_answer_may_ask_redis_at_once(kind: str, redis_cach
 
 @both
 def test_on_a_cluster_too(kind: str, cluster: Cluster) -> None:
-    from django_quota.operations.leases import Ring
+    from django_quota.operations.once import Once
     from django_quota.stores.cluster_store import ClusterStore
 
     errand = Curious()
     store = ClusterStore("default", errand)
-    bell = "quota:1:{!}:w:x:1"
-    store.run(Ring(bell))
-    node = store._nodes[store.server_of(bell)]
+    key = "quota:1:{!}:once:x"
+    store.run(Once(key, 1))
+    node = store._nodes[store.server_of(key)]
     errand.breaker = node.breaker = Breaker(pause=0.0)
     errand.saw.clear()
     for _ in range(FAILURES):
         node.breaker.failed()
     store._along._errands.hurry()
     if kind == "sync":
-        store.run(Ring(bell))
+        store.run(Once(key, 1))
     else:
-        asyncio.run(store.arun(Ring(bell)))
+        asyncio.run(store.arun(Once(key, 1)))
     store.close()
     assert set(errand.saw) == {False}
 

@@ -147,7 +147,6 @@ def test_what_has_no_answer_that_would_do_raises(settings: Any) -> None:
             way()
     with pytest.raises(QuotaError), reserve("9/m", "a:new", 2, ttl=60):
         pass
-    get_limiter().store.ring("quota:1:{a}:w:s:token")  # nobody hears it, and nobody is harmed
     assert counter("c").incr("user:known") == 2
     held.release()
     assert slot("s", 1, subject="b").acquire().token
@@ -244,7 +243,8 @@ BOUNDS = {
     "stores/connections.py _closers": "weak; one an event loop",
     "stores/connections.py _idle": "KEPT_CONNECTIONS",
     "stores/memory.py _changed": "of one operation",
-    "stores/memory.py _listeners": "who waits at the moment",
+    "stores/waiters.py _batches": "of one round",
+    "stores/waiters.py _turns": "who waits at the moment",
     "stores/nodes.py _nodes": "servers of the Cluster",
     "stores/routing.py _ownerless": "slots, 16,384",
     "stores/routing.py _silent": "servers of the Cluster",

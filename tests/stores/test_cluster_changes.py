@@ -13,6 +13,7 @@ import pytest
 
 from django_quota import acheck, check, overrides, peek
 from django_quota.exceptions import StoreUnavailable
+from django_quota.leases import lock
 from django_quota.limiter import get_limiter
 from django_quota.stores.cluster_store import ClusterStore
 from django_quota.stores.slots import Address, slot_of
@@ -183,26 +184,39 @@ def test_a_replica_that_is_promoted_is_found_and_the_limit_goes_on(replicated: C
     print(f"a replica took over after {promoted:.1f} s; {traffic.degraded} checks were decided without it")
 
 
-def test_what_waits_at_a_bell_survives_a_move(moving: Cluster) -> None:
+def test_who_waits_for_a_slot_is_let_in_though_its_keys_move(moving: Cluster) -> None:
+    key = f"quota:1:{{{SUBJECT}}}:q:line"
+    held = lock("line", subject=SUBJECT).acquire()
+    with ThreadPoolExecutor(1) as threads:
+        future = threads.submit(lock("line", wait=60, subject=SUBJECT).acquire)
+        store: Any = get_limiter().store
+        wait_until(lambda: store.of_each(("LLEN",), [key]) == [1])
+        source = moving.owner(key)
+        moving.move(slot_of(key), next(server for server in moving.servers if server is not source))
+        held.release()
+        future.result(60).release()
+
+
+def test_who_waits_for_a_slot_is_woken_though_the_server_is_gone_by_which_it_was_heard(moving: Cluster) -> None:
     store: Any = get_limiter().store
-    bell = f"quota:1:{{{SUBJECT}}}:w:x:1"
-    assert not store.listen(bell, 0.05)
-    source = moving.owner(bell)
-    to = next(server for server in moving.servers if server is not source)
-    moving.move(slot_of(bell), to)
-    store.ring(bell)
-    found = [store.listen(bell, 1.0) for _ in range(2)]
-    assert any(found)
+    there = next(server for server in moving.servers if server is not moving.owner("quota:1:{!}:x"))
+    subject = next(name for name in map("user:{}".format, range(1_000)) if moving.owner(f"{{{name}}}") is there)
+    held = lock("line", subject=subject).acquire()
+    with ThreadPoolExecutor(1) as threads:
+        future = threads.submit(lock("line", wait=60, subject=subject).acquire)
+        wait_until(lambda: store.of_each(("LLEN",), [f"quota:1:{{{subject}}}:q:line"]) == [1])
+        moving.owner("quota:1:{!}:x").kill()
+        held.release()
+        future.result(60).release()
 
 
 def test_without_any_server_there_is_a_clear_error(moving: Cluster) -> None:
-    store = get_limiter().store
     assert check("3/h", SUBJECT)
     for server in moving.servers:
         server.kill()
     assert check("3/h", SUBJECT).degraded
     with pytest.raises(StoreUnavailable):
-        store.ring(f"quota:1:{{{SUBJECT}}}:w:x:1")
+        lock("line", wait=60, subject=SUBJECT).acquire()
 
 
 def test_slots_that_move_are_no_loss_of_the_overrides_wherever_their_marks_lay(moving: Cluster) -> None:
