@@ -56,7 +56,7 @@ class Limiter:
         self.tally = tally
         """What counts its decisions for the overview; None: nobody does."""
         self.local = MemoryStore(most=conf.memory_keys)
-        """Decides for the rules that say `on_unavailable="local"`: each process its part of the limit."""
+        """Decides for rules with `on_unavailable="local"`, and by default while Redis is full: each process its part."""
         self.outages = Outages(is_whole=lambda: self.store.is_whole)
         self.telling = TellingStore(self)
         """The store for services that raise `StoreUnavailable`."""
@@ -82,7 +82,7 @@ class Limiter:
             return plan.uncounted(plan.rules)
         except StoreUnavailable as error:
             send(self.outages.failed(error, plan.subjects), Limiter)
-            return self._degraded(plan, mode)
+            return self._degraded(plan, mode, error)
 
     async def adecide(self, plan: Plan, mode: str) -> Decision:
         """Decide a plan in one call to the store; see `decide`."""
@@ -105,7 +105,7 @@ class Limiter:
             return plan.uncounted(plan.rules)
         except StoreUnavailable as error:
             await asend(self.outages.failed(error, plan.subjects), Limiter)
-            return self._degraded(plan, mode)
+            return self._degraded(plan, mode, error)
 
     def _guess(self, plan: Plan, now: int | None) -> int:
         """Guess the store's time, for the edges of calendar limits; the store corrects it where it is off."""
@@ -133,9 +133,9 @@ class Limiter:
             announcements.append((SIGNALS[what], {"rule": hit.rule, "subject": hit.subject, "decision": decision}))
         return announcements
 
-    def _degraded(self, plan: Plan, mode: str) -> Decision:
-        """Decide without the store."""
-        default = conf.on_unavailable
+    def _degraded(self, plan: Plan, mode: str, failure: StoreUnavailable) -> Decision:
+        """Decide without the store, which has failed like this."""
+        default = current().without_store(is_full=failure.out_of_memory)
         binding = [rule for rule in plan.rules if rule.limits and not rule.shadow]
         denying = [rule for rule in binding if (rule.on_unavailable or default) == "deny"]
         for rule in denying:
