@@ -112,8 +112,8 @@ class QuotaSettings:
     def without_store(self, *, is_full: bool) -> OnUnavailable:
         """Return what a rule that does not say `on_unavailable` does while the store does not decide.
 
-        `is_full`: whether that is because the memory of Redis is full. Then "allow" becomes "local": whoever fills Redis
-        must not switch the limits off.
+        `is_full`: whether that is because the memory of Redis is full. Then "allow" becomes "local": whoever fills
+        Redis must not switch the limits off.
         """
         return "local" if is_full and self.on_unavailable == "allow" else self.on_unavailable
 

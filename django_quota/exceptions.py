@@ -70,8 +70,8 @@ class StoreUnavailable(QuotaError):  # noqa: N818 — a public name of the desig
     `reason` is a short text without secrets, on one line; the cause is the store's own error. `only_writes`: the store
     answers, but changes nothing: it is read-only or full. `not_permitted`: it does not let us in, or do what was asked,
     which does not pass by itself. `only_here`: it is well, but what lies under a key of ours is not ours, or a script
-    may not use one of its commands; that is `not_permitted`, too. `out_of_memory`: the memory that Redis may use is full;
-    that is `only_writes`, too.
+    may not use one of its commands; that is `not_permitted`, too. `out_of_memory`: the memory of Redis is full; that is
+    `only_writes`, too.
     """
 
     def __init__(

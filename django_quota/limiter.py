@@ -56,7 +56,7 @@ class Limiter:
         self.tally = tally
         """What counts its decisions for the overview; None: nobody does."""
         self.local = MemoryStore(most=conf.memory_keys)
-        """Decides for rules with `on_unavailable="local"`, and by default while Redis is full: each process its part."""
+        """Decides for rules that say `on_unavailable="local"`, and by default on a full Redis: its part."""
         self.outages = Outages(is_whole=lambda: self.store.is_whole)
         self.telling = TellingStore(self)
         """The store for services that raise `StoreUnavailable`."""

@@ -27,7 +27,7 @@ PERMITTED_AGAIN = 60.0
 _WITHOUT_STORE = "%s. Rules decide by on_unavailable until it answers again."
 _WITHOUT_MEMORY = (
     "%s. Redis is full: until it takes changes again, each process counts by itself for rules that do not say "
-    "on_unavailable, unless ON_UNAVAILABLE says \"deny\"."
+    'on_unavailable, unless ON_UNAVAILABLE says "deny".'
 )
 
 

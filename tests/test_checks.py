@@ -12,7 +12,7 @@ import pytest
 from django.core.checks import ERROR, CheckMessage, run_checks
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
-from django.http import HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
 from django.urls import path
 from django.views import View
@@ -374,6 +374,69 @@ class TestMiddleware:
     ) -> None:
         settings.ROOT_URLCONF = SimpleURLs([path("", limit(lambda request: HttpResponse()))])
         assert ids({"RULES": {"site": "9/m"}}) == expected
+
+
+API = {"rate": "9/m", "key": "header:X-Api-Key", "match": "/api/"}
+BY_IP = {"rate": "600/m", "key": "ip", "match": "/"}
+
+
+class TestKeysThatAClientChooses:
+    """Such a client begins a new count with each request, and fills Redis."""
+
+    @pytest.fixture(autouse=True)
+    def with_middleware(self, settings: Any) -> None:
+        settings.MIDDLEWARE = [THEIRS, OURS]
+
+    @pytest.mark.parametrize("key", ["header:X-Api-Key", "cookie:c", "get:q", "post:p", "path", ("ip", "path")])
+    def test_w013_no_rule_by_ip_stands_beside_it(self, key: Any) -> None:
+        (found,) = findings({"RULES": {"api": {**API, "key": key}, "login": {**BY_IP, "match": "/login"}}})
+        part = key if isinstance(key, str) else "path"
+        assert found.id == "django_quota.W013"
+        assert found.msg.startswith(f"QUOTA[\"RULES\"]['api'] is limited by {part!r}")
+        assert "'key': 'ip'" in str(found.hint)
+
+    @pytest.mark.parametrize("key", ["ip", "user", "user_or_ip", "global", ("user", "ip"), lambda request: "a"])
+    def test_other_keys_are_fine(self, key: Any) -> None:
+        assert ids({"RULES": {"api": {**API, "key": key}}}) == []
+
+    @pytest.mark.parametrize(
+        ("beside", "expected"),
+        [
+            ({}, []), ({"match": "/api/"}, []), ({"match": ["/api", "/x/"]}, []), ({"key": "user_or_ip"}, []),
+            ({"match": "/ap"}, ["W013"]), ({"match": "/api/v1/"}, ["W013"]), ({"match": "host:x.org"}, ["W013"]),
+            ({"match": {"path": "/", "host": "x.org"}}, ["W013"]), ({"shadow": True}, ["W013"]),
+            ({"block": False}, ["W013"]), ({"methods": ["POST"]}, ["W013"]), ({"rate": None}, ["W013"]),
+            ({"exclude": "/static/"}, []), ({"exclude": "/api/"}, ["W013"]), ({"exclude": "/api/v1/"}, ["W013"]),
+        ],
+    )  # fmt: skip
+    def test_a_rule_by_ip_stands_beside_it_where_it_holds_for_the_same_requests(
+        self, beside: dict[str, Any], expected: list[str]
+    ) -> None:
+        assert ids({"RULES": {"api": API, "site": {**BY_IP, **beside}}}) == expected
+
+    def test_the_same_place_of_any_kind_is_beside_it(self, settings: Any) -> None:
+        place = {"match": {"path": "re:^/a", "host": "x.org"}}
+        assert ids({"RULES": {"api": {**API, **place}, "site": {**BY_IP, **place}}}) == []
+
+    @pytest.mark.parametrize(
+        ("rules", "limits", "expected"),
+        [
+            ({}, [quota("5/m", key="post:phone")], ["W013"]),
+            ({}, [quota("5/m", key="post:phone"), quota("9/m", key="ip", name="b")], []),
+            ({"api": {"rate": "9/m", "key": "get:q"}}, [quota(rule="api")], ["W013"]),
+            ({"site": BY_IP}, [quota("5/m", key="post:phone")], []),
+            ({"site": {**BY_IP, "match": "/x/"}}, [quota("5/m", key="post:phone")], ["W013"]),
+            ({"api": {"rate": "9/m", "key": "get:q"}}, [], []),
+        ],
+    )
+    def test_w013_of_views(self, rules: Any, limits: list[Any], expected: list[str], settings: Any) -> None:
+        def view(request: HttpRequest) -> HttpResponse:
+            return HttpResponse()
+
+        for limit in limits:
+            view = limit(view)
+        settings.ROOT_URLCONF = SimpleURLs([path("", view)])
+        assert ids({"RULES": rules}) == expected
 
 
 class SimpleURLs:
