@@ -7,8 +7,8 @@ ends by itself when the store is gone.
 It holds so many keys and no more. Nothing that still counts is thrown away for it, since whoever it was of could begin
 anew: an operation that would need another key is not done, and raises `StoreFull`. Whoever is known goes on.
 
-One rule cannot use up all keys: it gets no further one while it has `SHARE` times as many as are free. So a rule that is
-flooded with new subjects takes four fifths, two take four ninths each, and there is always room for the others.
+One rule cannot use up all keys: it gets no further one while it has `SHARE` times as many as are free. So a rule that
+is flooded with new subjects takes four fifths, two take four ninths each, and there is always room for the others.
 """
 
 from __future__ import annotations
