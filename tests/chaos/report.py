@@ -92,7 +92,7 @@ class Report:
             f"takes it. Rules: {ALLOW.limit} in {ALLOW.window} s (allow), {DENY.limit} a second (deny), {LOCAL.limit} "
             f"a second (local, {LOCAL.limit // 2} for each of two workers), and a plan over two subjects: "
             f"{PAIR.limit} a second (deny) for one, beside a limit that never refuses for the other. "
-            f"And {DEFAULT.limit} a second of a rule that does not say: on a full Redis it counts like local, else it allows."
+            f"And {DEFAULT.limit} a second where the rule does not say: like local on a full Redis, else like allow."
         )
         said = [taken]
         if self.cost is not None:
