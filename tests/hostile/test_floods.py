@@ -164,13 +164,12 @@ class TestShares:
         assert len(full) <= CAP
 
     def test_what_expires_is_given_back(self, full: MemoryStore) -> None:
-        rate = {"name": "api"}
         with freeze(START):
             for number in range(CAP):
-                check("9/m", f"a:{number}", **rate)
-            assert not check("9/m", "a:new", **rate).allowed
+                check("9/m", f"a:{number}", name="api")
+            assert not check("9/m", "a:new", name="api").allowed
         with freeze(START + 61 * SECOND):
-            assert sum(check("9/m", f"b:{number}", **rate).allowed for number in range(CAP)) == SHARE
+            assert sum(check("9/m", f"b:{number}", name="api").allowed for number in range(CAP)) == SHARE
             full.sweep(START + 200 * SECOND)
         assert [len(shard.owners) + len(shard.held) for shard in full._shards] == [0] * len(full._shards)
 
