@@ -19,6 +19,7 @@ import pytest
 import redis
 from django.apps import apps
 from django.contrib.auth.management import create_permissions
+from django.template.loader import render_to_string
 from django.test import Client
 from django.utils import translation
 
@@ -256,11 +257,10 @@ def test_a_line_is_rendered_once_for_all_viewers(monkeypatch: pytest.MonkeyPatch
     refuse(1, 2, 3)
     events = [entry.event for entry in live.newest(BEGINNING) if entry.event is not None]
     times: list[object] = []
-    render = live.render_to_string
 
     def counted(name: str, context: Any) -> str:
         times.append(context)
-        return render(name, context)
+        return render_to_string(name, context)
 
     monkeypatch.setattr(live, "render_to_string", counted)
     live._line.cache_clear()
