@@ -12,6 +12,7 @@ from django_quota.decisions import Decision, Outcome
 from django_quota.decorators import quota
 from django_quota.edge import QuotaRequest
 from django_quota.exceptions import (
+    ConfigurationError,
     CounterError,
     LeaseLost,
     QuotaError,
@@ -27,6 +28,7 @@ from django_quota.rules import Rule
 from django_quota.seen import aonce, once
 
 __all__ = [
+    "ConfigurationError",
     "Counter",
     "CounterError",
     "Decision",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import reprlib
+import sys
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Network, ip_address
 from typing import Literal
@@ -43,8 +45,11 @@ def is_from(request: HttpRequest, networks: tuple[Network, ...]) -> bool:
 
 def _client(request: HttpRequest, ipv6_prefix: int, proxies: tuple[Network | Literal["unix"], ...]) -> str:
     peer = request.META.get("REMOTE_ADDR") or ""
-    if not proxies and "HTTP_X_FORWARDED_FOR" in request.META:
-        _complain_of_a_proxy(peer)
+    if "HTTP_X_FORWARDED_FOR" in request.META:
+        if not proxies:
+            _complain_of_a_proxy(peer)
+        if hasattr(request, "scope") and _server_believes_everybody():
+            _complain_of_the_server()
     if proxies and _is_in(peer, proxies):
         peer = _walk(peer, request.META.get("HTTP_X_FORWARDED_FOR", ""), proxies)
     address = canonical(peer, ipv6_prefix)
@@ -66,6 +71,33 @@ def _complain_of_a_proxy(peer: str) -> None:
         'it count as one client: "TRUSTED_PROXIES": [%r] would do.',
         peer,
         peer,
+    )
+
+
+@lru_cache(maxsize=1)
+def _server_believes_everybody() -> bool:
+    """Say whether uvicorn, also as gunicorn's worker, was told to believe everybody's X-Forwarded-For."""
+    given, allowed = sys.argv, os.environ.get("FORWARDED_ALLOW_IPS", "")
+    for option, value in zip(given, [*given[1:], ""], strict=True):
+        if option == _ALLOWED:
+            allowed = value
+        elif option.startswith(f"{_ALLOWED}="):
+            allowed = option.partition("=")[2]
+    return "--no-proxy-headers" not in given and allowed.strip() == "*"
+
+
+_ALLOWED = "--forwarded-allow-ips"
+
+
+@lru_cache(maxsize=1)
+def _complain_of_the_server() -> None:
+    """Say once a process that any client chooses its own address."""
+    logger.warning(
+        "The server runs with %s '*': it takes the client's address from X-Forwarded-For, whoever sends it, before "
+        "TRUSTED_PROXIES is asked. So every client chooses its own address, and its own limit. Start uvicorn with "
+        "--no-proxy-headers, or gunicorn with %s ''.",
+        _ALLOWED,
+        _ALLOWED,
     )
 
 
@@ -161,6 +193,18 @@ def _canonical_part(part: str, ipv6_prefix: int) -> str:
     if address is None:
         raise _no_address(part)
     return f"ip:{address}"
+
+
+def address_of(subject: str) -> str | None:
+    """Return the address of a subject that is exactly one, as `ip_subject` writes it; None for any other.
+
+    It holds digits, letters, dots, colons and the slash of an IPv6 client's network, and nothing else: a text that
+    merely begins with an address, a network of many clients, or an address with a zone is none.
+    """
+    kind, _, text = subject.partition(":")
+    if kind != "ip" or len(text) > LONGEST:
+        return None
+    return text if canonical(text.partition("/")[0], current().ipv6_prefix) == text else None
 
 
 def is_network(text: str) -> bool:

@@ -7,7 +7,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class QuotaConfig(AppConfig):
-    """Registers the system checks, and has overrides published when they change, or Redis is back, or has lost them."""
+    """Registers the system checks, and has overrides published when they change, or Redis does not hold them."""
 
     name = "django_quota"
     verbose_name = _("Quotas")
@@ -15,6 +15,6 @@ class QuotaConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the checks, which importing does, and connect the publishing."""
-        from django_quota import checks, republishing  # noqa: F401, PLC0415 — apps must be loaded first
+        from django_quota import checks, override_sync  # noqa: F401, PLC0415 — apps must be loaded first
 
-        republishing.connect()
+        override_sync.connect()

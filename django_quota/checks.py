@@ -35,8 +35,7 @@ from django_quota.plans import Plan
 from django_quota.rules import Rule
 from django_quota.store_checks import check_store
 from django_quota.subjects import GLOBAL, check_keys
-from django_quota.view_kinds import is_dispatch
-from django_quota.views import limited_views, views_under_a_bare_quota
+from django_quota.views import limited_views, shared_names, views_under_a_bare_quota
 
 
 @register("django_quota")
@@ -68,7 +67,7 @@ def _check_names(given: Mapping[str, object]) -> Iterator[CheckMessage]:
     for name in given:
         if name not in KNOWN_SETTINGS:
             hint = f"Remove it.{did_you_mean(str(name), KNOWN_SETTINGS)}"
-            yield CheckWarning(f"QUOTA[{name!r}] is not a setting of django_quota.", hint=hint, id="django_quota.W001")
+            yield Error(f"QUOTA[{name!r}] is not a setting of django_quota.", hint=hint, id="django_quota.E015")
 
 
 def _check_values() -> Iterator[CheckMessage]:
@@ -103,7 +102,10 @@ def _id_of(error: RuleError) -> str:
 
 
 def _check_decorators() -> Iterator[CheckMessage]:
-    """Find `@quota` without a rate and `@quota(rule="...")` that names no rule, on the views that the URLs lead to."""
+    """Find what is wrong with the decorators on the views that the URLs lead to.
+
+    A `@quota` without a rate, a `@quota(rule="...")` that names no rule, and views that share a name and so a count.
+    """
     if not getattr(settings, "ROOT_URLCONF", None):
         return
     try:
@@ -113,11 +115,17 @@ def _check_decorators() -> Iterator[CheckMessage]:
     patterns = get_resolver().url_patterns
     for path in views_under_a_bare_quota(patterns):
         yield Error(f"@quota stands bare on the view {path}.", hint=BARE_HINT, id="django_quota.E012")
-    for path, _, view in limited_views(patterns):
-        for name in view.names:
+    for view in limited_views(patterns):
+        for name in view.spec.names:
             if name not in rules:
                 hint = f'Add it to QUOTA["RULES"].{did_you_mean(name, map(str, rules))}'
-                yield Error(f"@quota(rule={name!r}) on {path} names no rule.", hint=hint, id="django_quota.E010")
+                yield Error(f"@quota(rule={name!r}) on {view.path} names no rule.", hint=hint, id="django_quota.E010")
+    for decorator, name in shared_names(patterns):
+        yield CheckWarning(
+            f"Several views are called {name!r}, and {decorator} on them has no name: they share one count.",
+            hint=f"Give each a name of its own: {decorator}(..., name='...'). Those of one name share on purpose.",
+            id="django_quota.W013",
+        )
 
 
 def _check_proxies() -> Iterator[CheckMessage]:
@@ -190,11 +198,9 @@ def _check_users(applied: list[Rule]) -> Iterator[CheckMessage]:
 
 def _rules_without_a_framework(patterns: Iterable[Any]) -> Iterator[Rule]:
     """Return the rules of views, but for those that stand where a framework has found the user by itself."""
-    for _, view_class, view in limited_views(patterns):
-        if is_dispatch(view.view) or not hasattr(view_class, "authentication_classes"):  # Django REST framework's
-            for source in view.sources:
-                with suppress(RuleError):  # said by _check_rules
-                    yield source(view_class)
+    for view in limited_views(patterns):
+        if not hasattr(view.called_by, "authentication_classes"):  # Django REST framework's
+            yield from view.rules()
 
 
 def _check_shared_names() -> Iterator[CheckMessage]:
@@ -206,16 +212,13 @@ def _check_shared_names() -> Iterator[CheckMessage]:
     of_settings = {rule.name: rule for rule in _rules_of_settings()}
     if not of_settings or not getattr(settings, "ROOT_URLCONF", None):
         return
-    for path, view_class, view in limited_views(get_resolver().url_patterns):
-        for source in view.sources:
-            try:
-                rule = source(view_class)
-            except RuleError:  # said by _check_rules
-                continue
+    for view in limited_views(get_resolver().url_patterns):
+        for rule in view.rules():
             other = of_settings.get(rule.name)
             if other is None or other.key != rule.key:
                 continue
-            yield from _check_joined(path, rule, other) if other.match is not None else _check_apart(path, rule, other)
+            check = _check_apart if other.match is None else _check_joined
+            yield from check(view.path, rule, other)
 
 
 def _check_joined(path: str, rule: Rule, other: Rule) -> Iterator[CheckMessage]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta
 
 SECOND = 1_000_000
 """Microseconds in a second."""
@@ -22,13 +23,30 @@ def frozen_now() -> int | None:
 
 
 @contextmanager
-def freeze(now: int) -> Iterator[None]:
-    """Decide as if it were `now` (microseconds) within the block; other threads and tasks are not touched."""
-    token = _frozen.set(now)
+def freeze(now: int | datetime) -> Iterator[None]:
+    """Set the clock to `now` within the block; other threads and tasks keep theirs.
+
+    `now`: a datetime with a time zone, or whole microseconds since 1970. Raises `ValueError` for a datetime without a
+    time zone, and `TypeError` for anything else.
+    """
+    token = _frozen.set(_microseconds(now))
     try:
         yield
     finally:
         _frozen.reset(token)
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _microseconds(now: object) -> int:
+    if isinstance(now, datetime):
+        if now.utcoffset() is None:
+            raise ValueError(f"freeze({now!r}) has no time zone. Use, for example, datetime(2026, 1, 31, tzinfo=UTC).")
+        return (now - _EPOCH) // timedelta(microseconds=1)
+    if isinstance(now, int) and not isinstance(now, bool):
+        return now
+    raise TypeError(f"freeze({now!r}) takes a datetime with a time zone, or whole microseconds since 1970.")
 
 
 _UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))

@@ -74,8 +74,9 @@ def concurrency(
         if isinstance(view, HttpRequest) or not callable(view):
             raise RuleError(f"@concurrency stands on {type(view).__name__}, not on a view.")
         name_for = naming(view) if name is None else lambda _: name
-        gate = _Gate(made, name_for, key, on_unavailable, block=block)
+        gate = Gate(made, name_for, key, on_unavailable, block=block, is_named=name is not None)
         wrapped = _wrap(view, gate)
+        gate.wrapper = wrapped
         setattr(wrapped, _MARK, gate)
         return wrapped
 
@@ -85,13 +86,13 @@ def concurrency(
 _MARK = "_django_quota_gate"
 
 
-def slot_of(view: object, owner: type | None) -> Slot | None:
-    """Return the slot that `@concurrency` takes before a view of this class (None: a function); None for no slot."""
-    gate = getattr(view, _MARK, None)
-    return gate.slot(owner) if isinstance(gate, _Gate) else None
+def gate_of(view: object) -> Gate | None:
+    """Return what `@concurrency` keeps of a view that it wraps itself; None for others."""
+    gate = getattr(view, _MARK, None)  # which functools.wraps copies to others, too
+    return gate if isinstance(gate, Gate) and gate.wrapper is view else None
 
 
-class _Gate:
+class Gate:
     """What lets requests into one view."""
 
     def __init__(
@@ -102,12 +103,16 @@ class _Gate:
         on_unavailable: OnUnavailable | None,
         *,
         block: bool,
+        is_named: bool,
     ) -> None:
+        self.is_named = is_named
+        """Whether it was given a name, and is not called by its view's path."""
         self._make = make
         self._name_for = name_for
         self._key = key
         self._on_unavailable = on_unavailable
         self._block = block
+        self.wrapper: Callable[..., Any] | None = None
         self._slots: dict[str, Slot] = {}
 
     def entering(self, request: HttpRequest, owner: type | None) -> Flow:
@@ -248,7 +253,7 @@ class _Holding:
 # --- wrappers ---------------------------------------------------------------------------------------------------------
 
 
-def _wrap(view: Callable[..., Any], gate: _Gate) -> Callable[..., Any]:
+def _wrap(view: Callable[..., Any], gate: Gate) -> Callable[..., Any]:
     async def acall(request: HttpRequest, owner: type | None, args: Any, kwargs: Any) -> HttpResponseBase:
         holding, refused = await aanswer(gate.entering(request, owner))
         if refused is not None:

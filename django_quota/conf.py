@@ -19,7 +19,7 @@ from django_quota.algorithms.calendar import is_zone
 from django_quota.bans import Ban
 from django_quota.dotted import function_at, imported, is_path
 from django_quota.exceptions import ConfigurationError, RateError, RuleError, did_you_mean
-from django_quota.rules import OnUnavailable, Rule, path_of
+from django_quota.rules import OnUnavailable, Rule, is_lambda, path_of
 
 T = TypeVar("T")
 
@@ -52,6 +52,8 @@ class QuotaSettings:
 
     def _get(self, name: str, kind: type[T], default: T, example: str) -> T:
         value = self._given.get(name, default)
+        if kind is bool and not isinstance(value, bool):
+            raise ConfigurationError(f'QUOTA["{name}"] is {value!r}.', "It must be True or False.")
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise ConfigurationError(f'QUOTA["{name}"] is {value!r}.', f"{example} would do.")
         return value
@@ -59,7 +61,7 @@ class QuotaSettings:
     @cached_property
     def enabled(self) -> bool:
         """`ENABLED`: where false, everything is allowed and Redis is not asked."""
-        return self._get("ENABLED", bool, True, "True")
+        return self._get("ENABLED", bool, True, "")
 
     @cached_property
     def store(self) -> Literal["redis", "memory"]:
@@ -128,12 +130,12 @@ class QuotaSettings:
     @cached_property
     def headers(self) -> bool:
         """`HEADERS`: whether replies carry RateLimit-Policy and RateLimit."""
-        return self._get("HEADERS", bool, True, "True")
+        return self._get("HEADERS", bool, True, "")
 
     @cached_property
     def legacy_headers(self) -> bool:
         """`LEGACY_HEADERS`: whether replies carry X-RateLimit-Limit, -Remaining and -Reset too."""
-        return self._get("LEGACY_HEADERS", bool, False, "True")
+        return self._get("LEGACY_HEADERS", bool, False, "")
 
     @cached_property
     def template(self) -> str:
@@ -321,5 +323,7 @@ def _make_rule(rate: object, options: Mapping[str, object]) -> Rule:
     if name is not None:
         return rule
     # The same rate, however it is spelt, is the same rule: "10/m" and "10 per minute" share their state.
+    if any(map(is_lambda, rule.rates)):  # which would be known by its line
+        raise RateError(path_of(rate), None, "a lambda has no name to count under", "Add name='...'.")
     spelt = [path_of(rate) if callable(rate) else str(rate) for rate in rule.rates]
     return rule.named("; ".join(spelt) or "unlimited")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from django_quota.algorithms import Limit
+from django_quota.algorithms import NEVER, NUMBERS, Limit
 from django_quota.algorithms.concurrency import AtOnce, Concurrency
 from django_quota.clock import SECOND, in_words
 from django_quota.exceptions import QuotaExceeded
@@ -42,6 +42,8 @@ class Outcome(NamedTuple):
     """Seconds until the same hit would be admitted: 0.0 where it was, None where no time helps."""
     reset_after: float
     """Seconds until nothing of this limit is used any more."""
+    next_after: float | None = None
+    """Seconds until more is left than now; None where nothing is used, or no time brings more."""
     delay: float = 0.0
     """Seconds to hold an admitted hit back (`leaky_bucket`; else 0.0)."""
     shadow: bool = False
@@ -215,8 +217,10 @@ def outcomes_of(reply: Sequence[int], hits: Sequence[Hit]) -> tuple[Outcome, ...
         above: Why = "override" if hit.override else ""
         shadow, blocks = hit.rule.shadow, hit.group == 0
         for limit in hit.limits:
-            ok, remaining, wait, reset = reply[position : position + 4]
-            position += 4
+            ok, remaining, wait, reset, more = reply[position : position + NUMBERS]
+            position += NUMBERS
+            if not ok and wait != NEVER:  # a hit that costs nothing may be admitted before anything is left
+                more = min(more, wait)
             outcomes.append(
                 Outcome(
                     limit,
@@ -226,6 +230,7 @@ def outcomes_of(reply: Sequence[int], hits: Sequence[Hit]) -> tuple[Outcome, ...
                     remaining,
                     0.0 if ok else None if wait < 0 else wait / SECOND,
                     reset / SECOND,
+                    None if more == NEVER else more / SECOND,
                     wait / SECOND if ok else 0.0,
                     shadow,
                     blocks,
@@ -252,7 +257,7 @@ def told(reply: Sequence[int], hits: Sequence[Hit], limits: int) -> Sequence[tup
 
 def notes(reply: Sequence[int], limits: int) -> Sequence[tuple[int, int, int]]:
     """Return the notes of a reply on so many limits: hit, what, until."""
-    first = 2 + 4 * limits
+    first = 2 + NUMBERS * limits
     if len(reply) == first:
         return ()
     return [(reply[i], reply[i + 1], reply[i + 2]) for i in range(first, len(reply), 3)]

@@ -9,22 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, Unpack, cast
 
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponseBase
 
 from django_quota.conf import current
 from django_quota.edge import aenter, arefuse_in_view, enter, is_taken, leave, refuse_in_view
-from django_quota.exceptions import QuotaExceeded, RateError, RuleError
+from django_quota.exceptions import ConfigurationError, QuotaExceeded, RateError, RuleError
 from django_quota.request_decisions import adecide_request, decide_request
-from django_quota.rules import Rule, path_of, shared_name
+from django_quota.rules import Rule, RuleOptions, path_of, shared_name
 from django_quota.subjects import check_keys, is_async_callable
 from django_quota.view_kinds import dispatch_of, is_a_trial, is_async, is_dispatch, naming, request_of
-
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from django_quota.rules import RuleOptions
 
 V = TypeVar("V", bound=Callable[..., Any])
 """A view function, a method of a view, or a class of views."""
@@ -57,6 +53,11 @@ class Limited:
         sources = [source for source in self.sources if isinstance(source, partial)]
         return [source.args[0] for source in sources if source.func is _rule_of_the_settings]
 
+    def names_by_view(self, owner: type | None) -> list[str]:
+        """Return the names of the rules that were given none, for a view of this class (None: a function)."""
+        sources = [source for source in self.sources if isinstance(source, partial)]
+        return [source.args[0](owner) for source in sources if source.func not in (_rule_of_the_settings, _itself)]
+
     def rules(self, owner: type | None) -> list[Rule]:
         """Return the rules as they stand now, for a view of this class (None: a function)."""
         if owner is None and self._of_function is not None:
@@ -78,9 +79,9 @@ def quota(
     `rates`: `"10/m"`, several (`"10/s", "500/h"`), a dict of them by tier, or functions of the request that return
     them, sync or async; None is unlimited. `rule`: in their place, the name of a rule of the settings, read at each
     request. `name`: what the rule is called in keys, logs and headers; by default the path of the view's function or
-    class, so that no two views share a limit. The options are those of `Rule`: `key`, `algorithm`, `cost`, `burst`,
-    `precision`, `tz`, `count_refused`, `methods`, `block`, `shadow`, `skip`, `exempt`, `tier`, `on_unavailable`, `ban`,
-    `warn_at`, `daily`, `distinct`.
+    class, and what `as_view()` was given; a system check names views that share one all the same. The options are those
+    of `Rule`: `key`, `algorithm`, `cost`, `burst`, `precision`, `tz`, `count_refused`, `methods`, `block`, `shadow`,
+    `skip`, `exempt`, `tier`, `on_unavailable`, `ban`, `warn_at`, `daily`, `distinct`.
 
     The Decision lies on `request.quota`. A refused request is answered with 429, and so is a `QuotaExceeded` raised
     inside the view.
@@ -89,19 +90,53 @@ def quota(
     """
     if rule is not None:
         if rates or options or name is not None:
-            raise RuleError("@quota(rule=...) takes its rates and options from the rule; give one or the other.")
+            raise _beside_a_rule(rule, rates, [*(["name"] if name is not None else []), *options])
         if not isinstance(cast("object", rule), (str, Rule)):
             raise RuleError(f"rule={rule!r} is not the name of a rule; @quota(rule='search') would do.")
         return _Decorator(rule)
+    for option in _NAMES_OF_A_RATE & options.keys():
+        given = cast("dict[str, object]", options)[option]
+        raise RuleError(f"@quota takes no {option}=. The rate comes first and has no name: write @quota({given!r}).")
     if not rates:
         raise RateError((), None, "@quota got none", "@quota('10/m') or @quota(rule='search') would do.")
     if len(rates) == 1 and callable(rates[0]) and not options and name is None and _looks_like_a_view(rates[0]):
         raise RateError(path_of(rates[0]), None, "it is a view", "Write @quota('10/m') with a rate.")
-    template = Rule.make("unnamed" if name is None else name, *rates, **options)
+    try:
+        template = Rule.make("unnamed" if name is None else name, *rates, **options)
+    except RateError as error:
+        raise _rule_given_as_rate(error) or error from None
     check_keys(template)
     if template.distinct is True:
         raise RuleError("distinct=True needs check(..., value=); on a view, distinct='header:X-Device' would do.")
     return _Decorator(template, named=name is not None)
+
+
+_NAMES_OF_A_RATE = frozenset({"rate", "rates", "limit"})
+"""What people call the argument that has no name."""
+
+
+def _beside_a_rule(rule: object, rates: tuple[object, ...], options: list[str]) -> RuleError:
+    """Return the error of a `@quota(rule=...)` that was given more."""
+    given = " and ".join([*map(repr, rates), *(f"{option}=" for option in options)])
+    name = rule.name if isinstance(rule, Rule) else rule
+    return RuleError(
+        f"@quota(rule={name!r}) takes all from the rule: {given} cannot stand beside rule=. Set it in "
+        f"QUOTA[\"RULES\"][{name!r}], or write a rate in the place of rule=, such as @quota('10/m')."
+    )
+
+
+def _rule_given_as_rate(error: RateError) -> RateError | None:
+    """Return a better error where the name of a rule of the settings was given as a rate; else None."""
+    text = error.text
+    if not isinstance(text, str) or not text.strip() or any(sign.isdigit() for sign in text):
+        return None
+    hint = f"Write @quota(rule={text!r})."
+    try:
+        if text in current().rules:
+            return RateError(text, None, "it is the name of a rule of the settings", hint)
+    except (ConfigurationError, ImproperlyConfigured):  # said by the system checks
+        pass
+    return RateError(text, error.position, error.problem, f"{error.hint} If it is a rule of the settings: {hint}")
 
 
 def _looks_like_a_view(value: object) -> bool:

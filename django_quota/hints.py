@@ -6,6 +6,7 @@ Nothing is refused here: a call may name any subject and any rule. It must not k
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
@@ -13,14 +14,17 @@ from urllib.parse import unquote
 from django.contrib.auth import get_user_model
 from django.core.exceptions import FieldDoesNotExist, ValidationError
 from django.db import router
+from django.http import HttpRequest, QueryDict
+from django.http.request import HttpHeaders
 from django.utils.translation import gettext as _
 
 from django_quota.addresses import FULL_IPV6, canonical, is_network
 from django_quota.conf import current
 from django_quota.exceptions import RuleError
 from django_quota.overrides import ALL_RULES
+from django_quota.rules import path_of
 from django_quota.status import known_rules
-from django_quota.subjects import GLOBAL, named_subject, user_subject
+from django_quota.subjects import GLOBAL, answer, named_subject, path_subject, subject_flow, user_subject
 
 MOST_USERS = 20
 """Users that a text may mean, of each way to find them."""
@@ -37,11 +41,97 @@ def is_address(text: str) -> bool:
 
 
 def meant_subject(text: str) -> str:
-    """Return the subject that a text means: as `named_subject`, and `ip:...` for a bare address.
+    """Return the subject that a text means: as `named_subject`, and what a human writes for its parts.
+
+    A bare address is `ip:...`. Of a value, as in `post:phone=+1555`, the digest is taken, and a path is escaped, as a
+    request's are; parts are joined by a plus sign: `ip:203.0.113.9+post:username=ann`. The value must go nowhere.
 
     Raises `RuleError` where it means nobody.
     """
-    return named_subject(f"ip:{text}" if is_address(text) else text)
+    return named_subject("+".join(_meant_part(part) for part in _BETWEEN_PARTS.split(text)))
+
+
+_BETWEEN_PARTS = re.compile(
+    r"\+(?=(?:ip|user|path|header|cookie|get|post):|(?:header|cookie|get|post|key)\.|global(?:\+|\Z))"
+)
+"""The plus signs that part a subject: one with anything else behind it belongs to a value."""
+
+_VALUE = re.compile(r"(header|cookie|get|post):([^=]+)=(.*)", re.DOTALL)
+
+
+def _meant_part(part: str) -> str:
+    if is_address(part):
+        return f"ip:{part}"
+    value = _VALUE.fullmatch(part)
+    if value:
+        return _part_of_value(*value.groups())
+    kind, colon, path = part.partition(":")
+    return path_subject(unquote(path, errors="surrogatepass")) if kind == "path" and colon else part
+
+
+def _part_of_value(kind: str, name: str, value: str) -> str:
+    """Return the subject of a request that would bring this value: so it is spelt and digested as any other is."""
+    if not value:
+        raise RuleError(_("There is no value behind the equals sign."))
+    request = HttpRequest()
+    name = name.strip()
+    if kind == "header":
+        request.META[HttpHeaders.to_wsgi_name(name)] = value
+    elif kind == "cookie":
+        request.COOKIES[name] = value
+    else:
+        fields = QueryDict(mutable=True)
+        fields[name] = value
+        setattr(request, kind.upper(), fields)
+    return str(answer(subject_flow(f"{kind}:{name}", request)))
+
+
+def sought_subject(text: str) -> str:
+    """Return the subject that a text means; a network as it stands, since code may have named it so."""
+    return named_subject(text) if network_hint(text) else meant_subject(text)
+
+
+def composite_subjects(subject: str) -> dict[str, str]:
+    """Return the subject of each known rule whose key has more parts than this one, by the rule's name.
+
+    What the subject does not say stands in angle brackets: `ip:203.0.113.9+post:username=<value>`.
+    """
+    found = {}
+    for name, rule in known_rules().items():
+        parts = _BETWEEN_PARTS.split(subject)
+        if isinstance(rule, str) or not isinstance(rule.key, tuple) or len(parts) >= len(rule.key):
+            continue
+        asked = [_taken(key, parts) or _unknown(key) for key in rule.key]
+        if not parts:
+            found[name] = "+".join(asked)
+    return found
+
+
+def _taken(key: object, parts: list[str]) -> str | None:
+    """Take the part of a subject that a key makes out of these; None where it makes none of them."""
+    for part in parts:
+        kind = part.partition(":")[0]
+        kinds = {"ip": ("ip", "user", "user_or_ip"), "user": ("user", "user_or_ip")}.get(kind, (kind,))
+        if key in kinds or (isinstance(key, str) and _field_of(key) == kind):
+            parts.remove(part)
+            return part
+    return None
+
+
+def _field_of(key: str) -> str:
+    """Return what the subjects of a key such as `header:X-Device` begin with."""
+    kind, _colon, name = key.partition(":")
+    return f"{kind}.{name.strip().lower() if kind == 'header' else name.strip()}"
+
+
+def _unknown(key: object) -> str:
+    """Return what a part of a subject looks like whose value is not known."""
+    if not isinstance(key, str):
+        return f"key.{path_of(key)}:<value>"
+    known = {"ip": "ip:<address>", "user": "user:<key>", "user_or_ip": "user:<key>", "path": "path:<path>"}
+    if key in known or ":" not in key:
+        return known.get(key, key if key == GLOBAL else f"key.{key}:<value>")
+    return f"{key}=<value>"
 
 
 def network_hint(text: str) -> str:

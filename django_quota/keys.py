@@ -44,7 +44,7 @@ SYSTEM_KINDS = {
     "events": "what was refused, banned or is near: a stream; events:banned, its bans alone: another one",
     "dead": "events that a group has given up: dead:<group>; a stream",
     "bans": "all bans: <subject> <rule>, by their end; a sorted set",
-    "overrides": "that all overrides are published; a string, and its locks behind a colon",
+    "overrides": "which generation of the overrides is published, and behind a colon what guards that; strings",
     "sweep": "how far a sweep has come; a string",
     "tally": "checks of all subjects, by rule: tally:<date>, tally:<minute since 1970>; a hash",
     "refused": "who was refused how often on a day: refused:<date>; a sorted set",

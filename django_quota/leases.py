@@ -265,9 +265,9 @@ class _Place:
                 continue
             yield from self.waking(wake)
             if granted:
-                return self._decision(free, None, reset)
+                return self._decision(True, free, wait, reset)
             if left <= 0:
-                raise QuotaExceeded(self._decision(free, wait, reset))
+                raise QuotaExceeded(self._decision(False, free, wait, reset))
             queued = True
             # Only the first minds when the next lease ends: the others would ask in vain.
             until_free = wait / SECOND + 0.001 if first else ASK_AGAIN
@@ -296,10 +296,10 @@ class _Place:
     def _bell(self, token: str) -> str:
         return key_of(self._base, "w", self.slot.name, token)
 
-    def _decision(self, free: int, wait: int | None, reset: int) -> Decision:
-        limit = Concurrency(self.slot.name, self.slot.limit)
-        retry_after = 0.0 if wait is None else wait / SECOND
-        return Decision.of((Outcome(limit, self.subject, 1, wait is None, free, retry_after, reset / SECOND),))
+    def _decision(self, granted: bool, free: int, wait: int, reset: int) -> Decision:
+        limit, next_after = Concurrency(self.slot.name, self.slot.limit), wait / SECOND
+        retry_after = 0.0 if granted else next_after
+        return Decision.of((Outcome(limit, self.subject, 1, granted, free, retry_after, reset / SECOND, next_after),))
 
 
 def _pause(seconds: float) -> Ask:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
+from typing import Unpack
 
 from django.core.signals import setting_changed
 
@@ -20,13 +22,14 @@ from django_quota.exceptions import RuleError, StoreFull, StoreUnavailable
 from django_quota.outage_telling import TellingStore
 from django_quota.outages import Outages, ongoing
 from django_quota.planning import RuleOrRate, Subject, plan_of
-from django_quota.plans import Plan
+from django_quota.plans import Plan, forget_published
+from django_quota.rules import CallOptions
 from django_quota.signals import Announcement, asend, banned, near_limit, refused, send
 from django_quota.stores.base import Store
 from django_quota.stores.cluster_store import store_of
 from django_quota.stores.errands import Watch
 from django_quota.stores.memory import MemoryStore
-from django_quota.subjects import aanswer, answer
+from django_quota.subjects import Ask, Flow, aanswer, answer
 from django_quota.tallies import Tally
 from django_quota.workers import Workers, part_of
 
@@ -40,6 +43,8 @@ SIGNALS = {"refused": refused, "banned": banned, "near": near_limit}
 
 _COUNTED = ("check", "reserve")
 """The modes in which a decision is one of those that are counted."""
+
+_SPENDING = (*_COUNTED, "take")
 
 _WITHOUT_HOLDS = {"reserve": "check", "settle": "peek"}
 
@@ -107,6 +112,37 @@ class Limiter:
             await asend(self.outages.failed(error, plan.subjects), Limiter)
             return self._degraded(plan, mode, error)
 
+    def in_turn(self, first: Plan, then: Callable[[], Flow]) -> Flow:
+        """Decide two plans of one request (as the flow's result): `then` makes the second where the first allows it.
+
+        All or nothing, as if they were one: where the second refuses, what the first spent is given back. Whoever comes
+        in between may find less room than there is, never more. Where the second cannot be made, since a body is broken
+        or too large, the request fails and what the first spent stays counted. So does what was decided without the
+        store.
+        """
+        decision = yield Ask(partial(self.decide, first, "take"), partial(self.adecide, first, "take"))
+        if decision.blocked:
+            return decision
+        last = yield from then()
+        decided = yield Ask(partial(self.decide, last, "check"), partial(self.adecide, last, "check"))
+        if decided.blocked:
+            decision = yield from self._given_back(first, decision)
+        elif self.tally is not None and first.moment is not None:
+            self.tally.count(first.moment, first.hits, decision)
+        return decision.joined(decided)
+
+    def _given_back(self, plan: Plan, decision: Decision) -> Flow:
+        """Give back what a plan spent; return (as the flow's result) the decision on it as it is then."""
+        try:
+            operation = plan.compensation()
+            if operation is None:
+                return decision
+            run = (operation, frozen_now())
+            return plan.compensated((yield Ask(partial(self.store.run, *run), partial(self.store.arun, *run))))
+        except StoreUnavailable as error:
+            logger.warning("What a request took of a part of its limits stays taken: %s", error)
+            return decision
+
     def _guess(self, plan: Plan, now: int | None) -> int:
         """Guess the store's time, for the edges of calendar limits; the store corrects it where it is off."""
         if now is not None or plan.timeless:
@@ -122,10 +158,11 @@ class Limiter:
         """Note that the store has answered; return what is to be announced."""
         announcements: list[Announcement] = []
         if self.outages.is_on:
-            announcements = self.outages.answered(wrote=mode.startswith(_COUNTED) and plan.has_spent)
-        if self.tally is not None and mode.startswith(_COUNTED):
+            announcements = self.outages.answered(wrote=mode.startswith(_SPENDING) and plan.has_spent)
+        # What is taken for the time being is counted when it is known to stand.
+        if self.tally is not None and (mode.startswith(_COUNTED) or (mode == "take" and decision.blocked)):
             self.tally.count(reply[0], plan.hits, decision)
-        if mode == "check":
+        if mode in ("check", "take"):
             for outcome in decision.outcomes:
                 if outcome.shadow and not outcome.allowed:
                     logger.info("Shadow rule %r would have refused %r.", outcome.rule, outcome.subject)
@@ -177,7 +214,7 @@ def limiter_of(settings: QuotaSettings) -> Limiter:
     kind, alias = named = (settings.store, settings.cache)
     limiter = _limiters.get(named)
     if limiter is None:
-        tally, watch, workers = Tally(), Watch(_overrides_marker, _overrides_lost), Workers()
+        tally, watch, workers = Tally(), Watch(_overrides_turn, _overrides_due), Workers()
         in_memory = kind == "memory"
         store = MemoryStore(most=settings.memory_keys) if in_memory else store_of(alias, watch, tally, workers)
         tally.carried_to(store)
@@ -191,14 +228,25 @@ def note_failure(error: StoreUnavailable) -> None:
         send(get_limiter().outages.failed(error, []), Limiter)
 
 
-def _overrides_marker() -> str:
-    """Return the key that shows that Redis holds the overrides; empty where nobody would publish them."""
-    return overrides.marker_key(current().prefix) if overrides.on_lost else ""
+def _overrides_turn() -> str:
+    """Return the key whose absence says that nobody has looked lately whether Redis holds all overrides."""
+    return overrides.turn_key(current().prefix) if overrides.on_due else ""
 
 
-def _overrides_lost() -> None:
-    if overrides.on_lost is not None:
-        overrides.on_lost()
+def _overrides_due() -> None:
+    if overrides.on_due is not None:
+        overrides.on_due()
+
+
+def clear_memory() -> None:
+    """Forget all that this process counts in its own memory. Redis is not asked, and keeps what it has."""
+    for limiter in _limiters.values():
+        limiter.local.clear()
+        if isinstance(limiter.store, MemoryStore):
+            limiter.store.clear()
+            if limiter.tally is not None:
+                limiter.tally.forget()
+    forget_published()
 
 
 def _forget(*, setting: str, **_: object) -> None:
@@ -217,7 +265,12 @@ setting_changed.connect(_forget, dispatch_uid="django_quota.limiter")
 
 
 def check(
-    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, *, value: object = None, **rule_options: object
+    rule_or_rate: RuleOrRate,
+    subject: Subject,
+    cost: int | None = None,
+    *,
+    value: object = None,
+    **rule_options: Unpack[CallOptions],
 ) -> Decision:
     """Take a hit: decide whether it may go on, and count it if so.
 
@@ -235,7 +288,12 @@ def check(
 
 
 async def acheck(
-    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, *, value: object = None, **rule_options: object
+    rule_or_rate: RuleOrRate,
+    subject: Subject,
+    cost: int | None = None,
+    *,
+    value: object = None,
+    **rule_options: Unpack[CallOptions],
 ) -> Decision:
     """Take a hit without blocking the event loop; see `check`."""
     plan = await aanswer(plan_of(rule_or_rate, subject, cost, value, rule_options))
@@ -243,7 +301,12 @@ async def acheck(
 
 
 def peek(
-    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, *, value: object = None, **rule_options: object
+    rule_or_rate: RuleOrRate,
+    subject: Subject,
+    cost: int | None = None,
+    *,
+    value: object = None,
+    **rule_options: Unpack[CallOptions],
 ) -> Decision:
     """Say what `check` would, spending nothing and writing nothing; `remaining` is what is left as it stands."""
     plan = answer(plan_of(rule_or_rate, subject, cost, value, rule_options))
@@ -251,14 +314,21 @@ def peek(
 
 
 async def apeek(
-    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, *, value: object = None, **rule_options: object
+    rule_or_rate: RuleOrRate,
+    subject: Subject,
+    cost: int | None = None,
+    *,
+    value: object = None,
+    **rule_options: Unpack[CallOptions],
 ) -> Decision:
     """Say what `acheck` would; see `peek`."""
     plan = await aanswer(plan_of(rule_or_rate, subject, cost, value, rule_options))
     return await adecide_plan(plan, "peek")
 
 
-def refund(rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, **rule_options: object) -> Decision:
+def refund(
+    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, **rule_options: Unpack[CallOptions]
+) -> Decision:
     """Give a cost back, never more than is used; return what `peek` says afterwards.
 
     Refund a hit that still counts. A sliding window gives back its oldest hits: so room comes back at once, and what
@@ -273,7 +343,7 @@ def refund(rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, 
 
 
 async def arefund(
-    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, **rule_options: object
+    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, **rule_options: Unpack[CallOptions]
 ) -> Decision:
     """Give a cost back; see `refund`."""
     plan = _giving_back(await aanswer(plan_of(rule_or_rate, subject, cost, None, rule_options)))
@@ -287,7 +357,7 @@ def _giving_back(plan: Plan) -> Plan:
     return plan
 
 
-def reset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: object) -> bool:
+def reset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: Unpack[CallOptions]) -> bool:
     """Forget all that a rule has counted for a subject; say whether there was anything.
 
     It lifts a ban; an override stays. Raises `StoreUnavailable` where the store does not answer.
@@ -299,7 +369,7 @@ def reset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: object) ->
     return bool(get_limiter().telling.run(plan.forgetting()) > 0)
 
 
-async def areset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: object) -> bool:
+async def areset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: Unpack[CallOptions]) -> bool:
     """Forget all that a rule has counted for a subject; see `reset`."""
     plan = await aanswer(plan_of(rule_or_rate, subject, 0, None, rule_options))
     if not plan or not current().enabled:

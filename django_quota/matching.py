@@ -38,8 +38,8 @@ class Where(Protocol):
         """The view's name with its namespaces, such as `"api:search"`; empty where there is none."""
 
     @property
-    def host(self) -> str:
-        """The host without its port, in lower case; empty where it is not to be believed."""
+    def host(self) -> str | None:
+        """The host without its port, in lower case; None where Django does not allow it, so that it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,14 @@ class Place:
 
     patterns: tuple[tuple[Pattern, ...], ...]
 
-    def holds(self, where: Where) -> bool:
-        """Say whether a request goes there."""
+    def holds(self, where: Where, *, unknown: bool) -> bool:
+        """Say whether a request goes there; `unknown`: what is said of a host that is unknown."""
         for alternatives in self.patterns:
             value = getattr(where, alternatives[0].kind)
+            if value is None:
+                if not unknown:
+                    return False
+                continue
             for pattern in alternatives:
                 if pattern.fits(value):
                     break
@@ -83,7 +87,8 @@ class Match:
 
         A text is a path (`/api/`, `/files/*.zip`, `re:^/v[12]/`), the name of a view (`api:search`), a namespace with
         all below it (`api:*`) or a host (`host:*.example.com`). A list fits where any of its entries does, a dict
-        (`{"path": ..., "host": ...}`) where all of its kinds do.
+        (`{"path": ..., "host": ...}`) where all of its kinds do. A glob takes time in proportion to the path; a regular
+        expression is the site's own risk, since one that goes back and forth may take minutes for a path.
         """
         if isinstance(value, Match):
             return value
@@ -92,9 +97,13 @@ class Match:
             raise RuleError(f"{option}={value!r} names nothing.", _EXAMPLE)
         return cls(tuple(_place(option, entry) for entry in entries))
 
-    def holds(self, where: Where) -> bool:
-        """Say whether a request goes to any of the places."""
-        return any(place.holds(where) for place in self.places)
+    def holds(self, where: Where, *, unknown: bool = True) -> bool:
+        """Say whether a request goes to any of the places.
+
+        `unknown`: what is said of a host that Django does not allow. A stranger chooses it: so it satisfies a `match`,
+        and never an `exclude`.
+        """
+        return any(place.holds(where, unknown=unknown) for place in self.places)
 
     @property
     def patterns(self) -> Iterator[Pattern]:
@@ -197,6 +206,8 @@ def _path(option: str, text: str) -> Pattern:
 
 def _prefix(text: str) -> Pattern:
     """Return the pattern of a path and all below it; without a slash at its end, of the path itself too."""
+    if text == "/":  # targets such as `*` and `http://host/`, which no slash begins, are somewhere too
+        return Pattern("path", text, lambda path: True)  # noqa: ARG005
     anchor = text.split("/", 2)[1] or None
     if text.endswith("/"):
         return Pattern("path", text, _begins_with(text), anchor)
@@ -206,12 +217,54 @@ def _prefix(text: str) -> Pattern:
 
 def _glob(text: str) -> Pattern:
     """Return the pattern of a glob, which fits a whole path: `*` stays within a part of it, `**` does not."""
-    parts = re.split(r"(\*+)", text)
-    wild = {"*": "[^/]*"}
-    expression = "".join(wild.get(part, ".*") if part.startswith("*") else re.escape(part) for part in parts)
     first = text.split("/", 2)
     literal = len(first) > 2 and "*" not in first[1]  # noqa: PLR2004 — before, first part, rest
-    return Pattern("path", text, re.compile(expression, re.DOTALL).fullmatch, (first[1] or None) if literal else None)
+    return Pattern("path", text, Glob(text).fits, (first[1] or None) if literal else None)
+
+
+class Glob:
+    """A glob, compared in one pass: a stranger chooses the path, and a regular expression would go back and forth.
+
+    It follows all ways through the glob at once. A way is a bit: bit i means that part i of the glob comes next, and
+    the bit behind the last part that all of it has been met. A part is a sign or a star.
+    """
+
+    def __init__(self, text: str) -> None:
+        prefix, stars, rest = re.split(r"(\*+)", text, maxsplit=1)
+        self._prefix = prefix
+        self._signs: dict[str, int] = {}
+        """The parts that each sign fits."""
+        self._stars = 0
+        """The parts that are stars: they may fit nothing at all, and the next sign as well."""
+        self._double_stars = 0
+        """Those of them that fit a slash, too."""
+        position = 0
+        for part in re.split(r"(\*+)", stars + rest):
+            if part.startswith("*"):
+                self._stars |= 1 << position
+                self._double_stars |= (len(part) > 1) << position
+                position += 1
+                continue
+            for sign in part:
+                self._signs[sign] = self._signs.get(sign, 0) | 1 << position
+                position += 1
+        self._end = 1 << position
+
+    def fits(self, path: str) -> bool:
+        """Say whether it fits a whole path."""
+        return path.startswith(self._prefix) and self.follow(path[len(self._prefix) :])
+
+    def follow(self, signs: Iterable[str]) -> bool:
+        """Say whether the parts from the first star on fit all of these signs."""
+        known, stars = self._signs.get, self._stars
+        ways = 0b11  # a star comes first: it is met, or passed over
+        for sign in signs:
+            stays = ways & (self._double_stars if sign == "/" else stars)
+            ways = (ways & known(sign, 0)) << 1 | stays
+            if not ways:
+                return False
+            ways |= (ways & stars) << 1
+        return bool(ways & self._end)
 
 
 def _regex(option: str, text: str) -> Pattern:

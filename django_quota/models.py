@@ -1,6 +1,6 @@
-"""The tables: overrides, the outbox of those that Redis has not been told of, and the usage of each day.
+"""The tables: overrides, the outbox of those that Redis has not been told of, what it was, and the usage of each day.
 
-They are the record; what decides lies in Redis. They must not know Redis: `publishing` brings overrides there,
+They are the record; what decides lies in Redis. They must not know Redis: `override_sync` brings overrides there,
 `rollup` brings usage here. Limiting works without any of them.
 """
 
@@ -165,7 +165,7 @@ class QuotaOverride(models.Model):
         if self.mode == self.Mode.RATE:
             parse_rates(self.rate)
         using = kwargs.get("using") or router.db_for_write(type(self), instance=self)
-        with transaction.atomic(using=using):  # `publishing` writes the outbox along with it
+        with transaction.atomic(using=using):  # `override_sync` writes the outbox along with it
             begin_writing(using)
             super().save(*args, **kwargs)
 
@@ -245,7 +245,7 @@ class OverrideOutbox(models.Model):
     """A subject whose overrides have changed: written with the change, gone when Redis knows.
 
     What is left here was saved while Redis was away, or by a process that ended too soon; who publishes it then stands
-    in `republishing`.
+    in `override_sync`.
     """
 
     subject = models.CharField(max_length=500)
@@ -260,6 +260,23 @@ class OverrideOutbox(models.Model):
 
     def __str__(self) -> str:
         return self.subject
+
+
+class OverrideGeneration(models.Model):
+    """The generation of the overrides that Redis was told of last: one row, none before the first.
+
+    A Redis that shows an older one has lost a part of its memory; see `override_sync`.
+    """
+
+    number = models.PositiveBigIntegerField()
+
+    class Meta:
+        """Nobody edits it."""
+
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return str(self.number)
 
 
 def begin_writing(using: str) -> None:

@@ -1,20 +1,23 @@
 """Overrides as they are published: where they lie, how they are written, how Redis shows that it still has them all.
 
 The decision script reads them in the subject's own hash, so that they bind at once and cost no further trip. Where they
-come from it must not know: the models publish them (see `publishing`), and limiting works without any.
+come from it must not know: the models publish them (see `override_sync`), and limiting works without any.
 """
 
 from __future__ import annotations
 
 import secrets
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
-from redis import Redis, ResponseError
+from redis import Redis
 
+from django_quota.clock import SECOND
 from django_quota.keys import field, key_of, named, pattern, subject_base, system_key
 from django_quota.operations.base import Operation, text
+from django_quota.operations.generations import FinishMarking, Raise
 from django_quota.operations.publish import FIELD, Publish
 from django_quota.stores.base import Store
 from django_quota.stores.redis import RedisStore, Server
@@ -29,16 +32,17 @@ MARKED_FOR = 7 * 86_400
 BEGUN_FOR = 3_600
 """Seconds that publishing all of them may take."""
 
-LOCKED_FOR = 60
-"""Seconds that a process which publishes all of them keeps others from doing the same, unless it says so again."""
+TURN = 1.5
+"""Seconds from one look whether Redis holds all of them to the next, whichever process looks. A process that publishes
+them says again and again that it is at it: where it dies, the next one looks as soon as this is over."""
 
 Mode = Literal["rate", "exempt", "blocked"]
 
 _LETTERS: dict[Mode, str] = {"rate": "r", "exempt": "x", "blocked": "b"}
 _MODES: dict[str, Mode] = {letter: mode for mode, letter in _LETTERS.items()}
 
-on_lost: Callable[[], None] | None = None
-"""What to call when Redis turns out to have lost the overrides; returns at once. The app sets it."""
+on_due: Callable[[], None] | None = None
+"""What to call when it is time to look whether Redis holds all overrides; returns at once. The app sets it."""
 
 
 class Override(NamedTuple):
@@ -137,72 +141,120 @@ def _scan(client: Redis, cursor: int, matching: str, count: int) -> tuple[int, l
 
 
 def marker_key(prefix: str) -> str:
-    """Return the key whose absence says that Redis does not hold all overrides: it has lost its memory, or is new."""
+    """Return the key that shows which generation of the overrides Redis holds; it holds not all where there is none."""
     return system_key(prefix, "overrides")
 
 
-def is_marked(store: RedisStore, prefix: str) -> bool:
-    """Say whether Redis still shows that it holds all overrides."""
+def turn_key(prefix: str) -> str:
+    """Return the key that is there while a process looks whether Redis holds all overrides, and a moment longer."""
+    return f"{marker_key(prefix)}:turn"
+
+
+class Turn:
+    """The turn of one process to look whether Redis holds all overrides. It only saves work: two may look at once.
+
+    It ends by itself: so a process that dies keeps the others waiting for no longer than `TURN`.
+    """
+
+    def __init__(self, store: RedisStore, prefix: str) -> None:
+        self._store = store
+        self._key = turn_key(prefix)
+        self._kept = 0.0
+
+    def take(self) -> bool:
+        """Take it; False where another process has it, or has had it a moment ago."""
+        with self._store.commands() as client:
+            self._kept = time.monotonic()
+            return bool(client.set(self._key, "1", nx=True, px=int(TURN * 1_000)))
+
+    def keep(self) -> None:
+        """Keep it: the work goes on. Call it as often as you like."""
+        if time.monotonic() > self._kept + TURN / 3:
+            self._keep(TURN)
+
+    def rest(self, seconds: float) -> None:
+        """Let nobody look for so long."""
+        self._keep(seconds)
+
+    def _keep(self, seconds: float) -> None:
+        with self._store.commands() as client:
+            client.set(self._key, "1", px=int(seconds * 1_000))
+        self._kept = time.monotonic()
+
+
+def is_marked(store: RedisStore, prefix: str, generation: int = 1) -> bool:
+    """Say whether all servers show that they hold this generation of the overrides, or a later one."""
     walk = Walk(store)
     for markers in _markers(store, prefix).values():
         with walk.past():
-            if not all(store.of_each(("EXISTS",), markers)):  # wherever they are by now
+            # Wherever the markers are by now.
+            if any(int(shown or 0) < max(1, generation) for shown in store.of_each(("GET",), markers)):
                 return False
     walk.end()
     return True
 
 
 def _markers(store: RedisStore, prefix: str) -> dict[Server, list[str]]:
-    """Return the keys by which each server shows that it has not lost its memory."""
+    """Return the keys by which each server shows what it holds."""
     return store.by_server(store.witnesses(marker_key(prefix)))
 
 
-def begin_marking(store: RedisStore, prefix: str) -> str:
-    """Note that all overrides are about to be published; returns what `finish_marking` takes."""
-    begun = secrets.token_hex(8)
-    for server, markers in _markers(store, prefix).items():
-        with store.commands(server) as client, client.pipeline(transaction=False) as pipeline:
-            for marker in markers:
-                pipeline.set(f"{marker}:{begun}", "1", ex=BEGUN_FOR)
-            pipeline.execute()
-    return begun
+def raise_generation(store: RedisStore, prefix: str, least: int) -> int:
+    """Note that something was published, behind it; returns the new generation.
 
-
-def finish_marking(store: RedisStore, prefix: str, begun: str) -> bool:
-    """Note that all overrides have been published; False where Redis has lost its memory since `begin_marking`."""
-    for server, markers in _markers(store, prefix).items():
-        with store.commands(server) as client, client.pipeline(transaction=False) as pipeline:
-            for marker in markers:
-                pipeline.expire(f"{marker}:{begun}", MARKED_FOR)
-                pipeline.rename(f"{marker}:{begun}", marker)
-            try:
-                pipeline.execute()
-            except ResponseError as error:
-                if "no such key" not in str(error):
-                    raise
-                return False
-    return True
-
-
-@contextmanager
-def locked(store: RedisStore, prefix: str) -> Iterator[Callable[[], None] | None]:
-    """Hold the lock of the process that publishes all; yields what keeps it, None where another one holds it.
-
-    It only saves work: two that publish at once do no harm. So it is let go without asking whose it has become.
+    Returns 0 where a server shows no generation, or one below `least`: it has lost something, and is to be told all.
     """
-    key = f"{marker_key(prefix)}:lock"
-    with store.commands() as client:
-        is_ours = client.set(key, "1", nx=True, ex=LOCKED_FOR)
-    if not is_ours:
-        yield None
-        return
+    first, *others = store.witnesses(marker_key(prefix))
+    (raised,) = run_all(store, [Raise(first, least)], None)
+    if not raised or not all(run_all(store, [Raise(other, least, raised) for other in others], None)):
+        return 0
+    return int(raised)
 
-    def keep() -> None:
-        with store.commands() as client:
-            client.expire(key, LOCKED_FOR)
 
-    try:
-        yield keep
-    finally:
-        with store.commands() as client:
-            client.delete(key)
+class Marking:
+    """The way to note that all overrides have been published: `begin`, `told` behind each piece, then `finish`.
+
+    A server counts the pieces that it was told. So it shows where it has lost the last of them meanwhile.
+    """
+
+    def __init__(self, store: RedisStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._token = secrets.token_hex(8)
+        self._told: Counter[str] = Counter()
+
+    def begin(self) -> None:
+        """Note that all overrides are about to be published."""
+        for server, markers in _markers(self._store, self._prefix).items():
+            with self._store.commands(server) as client, client.pipeline(transaction=False) as pipeline:
+                for marker in markers:
+                    pipeline.set(self._count_of(marker), 0, ex=BEGUN_FOR)
+                pipeline.execute()
+
+    def told(self, key: str) -> None:
+        """Note that the server of a key was told a piece."""
+        server = self._store.server_of(key)
+        marker = self._store.witness(marker_key(self._prefix), server)
+        if not marker:
+            return
+        with self._store.commands(server) as client, client.pipeline(transaction=False) as pipeline:
+            pipeline.incrby(self._count_of(marker), 1)
+            pipeline.expire(self._count_of(marker), BEGUN_FOR)
+            pipeline.execute()
+        self._told[marker] += 1
+
+    def finish(self, generation: int) -> int:
+        """Note that all overrides have been published, with a generation that must be at least so late.
+
+        Returns the generation; 0 where a server has lost some of them since `begin`.
+        """
+        markers = self._store.witnesses(marker_key(self._prefix))
+        latest = max(1, generation, *(int(shown or 0) for shown in self._store.of_each(("GET",), markers)))
+        finished = [
+            FinishMarking(marker, self._count_of(marker), self._told[marker], latest, MARKED_FOR * SECOND)
+            for marker in markers
+        ]
+        return latest if all(run_all(self._store, finished, None)) else 0
+
+    def _count_of(self, marker: str) -> str:
+        return f"{marker}:{self._token}"

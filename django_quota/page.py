@@ -132,13 +132,12 @@ def _is_shown(outcome: Outcome) -> bool:
 
 
 def _shown(outcome: Outcome) -> LimitShown:
-    remaining = max(outcome.remaining, 0)
     wait = outcome.retry_after
     return {
         "rate": rate_in_words(outcome.rate),
         "limit": outcome.limit,
-        "remaining": remaining,
-        "used": max(outcome.limit - remaining, 0),
+        "remaining": outcome.remaining,
+        "used": outcome.limit - outcome.remaining,
         "cost": outcome.cost,
         "wait": "" if wait is None else wait_in_words(max(1, math.ceil(wait))),
     }

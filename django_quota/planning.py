@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, cast
 
@@ -90,7 +90,7 @@ def _is_applied(rule: Rule, subject: str, request: HttpRequest) -> bool:
 
 
 def plan_of(
-    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None, value: object, options: dict[str, object]
+    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None, value: object, options: Mapping[str, object]
 ) -> Plan | Flow:
     """Return the plan of one rule for a subject as the verbs take it; a flow of it where a request must be asked."""
     rule = rule_of(rule_or_rate, options)
@@ -143,7 +143,7 @@ def _value_flow(rule: Rule, request: HttpRequest) -> Flow:
             f"Rule {rule.name!r} counts different values, but does not say of what.",
             "distinct='header:X-Device' would do, or check(..., value=).",
         )
-    return digest((yield from subject_flow(rule.distinct, request)))
+    return digest((yield from subject_flow(rule.distinct, request, exact=True)))
 
 
 def _digest(rule: Rule, value: object) -> str:

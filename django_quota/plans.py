@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
-from django_quota.algorithms import Limit, Step
+from django_quota.algorithms import NUMBERS, Limit, Step
 from django_quota.days import day_of
 from django_quota.decisions import Decision, notes, outcomes_of
 from django_quota.exceptions import RuleError
@@ -20,6 +20,7 @@ from django_quota.operations.base import text
 from django_quota.operations.decide import ALLOWED, STALE, Decide, Log
 from django_quota.operations.forget import Forget, Place
 from django_quota.operations.hits import DayKey, Form, Hit, arguments_of
+from django_quota.operations.spread import compensated, compensation
 from django_quota.operations.standing import BANNED, BLOCKED, EXEMPT, HOLDS_DUE
 from django_quota.rules import Rule, shared_name
 
@@ -168,6 +169,24 @@ class Plan:
         return f"{self._reply[0] + ttl} {token}" if self._reply and self.has_spent else ""
 
     @property
+    def moment(self) -> int | None:
+        """When the store decided it, in microseconds; None where it has not."""
+        return self._reply[0] if self._reply else None
+
+    def compensation(self) -> Decide | None:
+        """Return the operation that gives back what it spent by the last reply, which is one to "take".
+
+        None where it spent nothing, or somewhere else. Raises `StoreUnavailable` where that reply does not say enough.
+        """
+        return compensation(self.hits, self._reply)[0] if self._reply else None
+
+    def compensated(self, found: Sequence[int]) -> Decision:
+        """Return the decision on it once its cost is given back; `found`: the reply to `compensation`."""
+        before = self._reply or ()
+        after = compensated(self.hits, before, compensation(self.hits, before)[1], found)
+        return Decision.of(outcomes_of(after, self.hits))
+
+    @property
     def has_spent(self) -> bool:
         """Whether any hit was spent, by the last reply, where that is one to a mode which spends."""
         reply = self._reply
@@ -177,8 +196,8 @@ class Plan:
         stands_above = {index for index, what, _ in found if what in (EXEMPT, BLOCKED, BANNED)}
         position = 2  # behind now and the verdict
         for index, hit in enumerate(self.hits):
-            end = position + 4 * len(hit.limits)
-            if hit.cost and index not in stands_above and all(reply[position:end:4]):
+            end = position + NUMBERS * len(hit.limits)
+            if hit.cost and index not in stands_above and all(reply[position:end:NUMBERS]):
                 return True
             position = end
         return False
@@ -278,6 +297,11 @@ def _remember(hit: Hit, published: str) -> None:
     if len(_known) >= MAX_KNOWN:
         _known.clear()  # the store tells them again
     _known[place] = published
+
+
+def forget_published() -> None:
+    """Forget which overrides the store has told; it tells them again."""
+    _known.clear()
 
 
 def _overridden(hit: Hit, published: str) -> Rule:

@@ -104,12 +104,12 @@ def _fill(shown: Preview, account: Account, reached: Mapping[str, Rule], overrid
             asked.append(replace(rule.with_rates(override.rates), ban=None))
         except RuleError as error:
             changes[name].problem = str(error)
+    bans = {ban.rule: ban.ends_in for ban in account.bans}
     for outcome in _as_if(account.subject, asked, account.now):
         change = changes[outcome.rule]
         limit = replace(LimitStatus.of(outcome, ""), why="override")
-        banned = next((other for other in change.now if other.why == "banned"), None)
-        if banned is not None:
-            limit = replace(limit, why="banned", retry_after=banned.retry_after)
+        if outcome.rule in bans and any(other.why == "banned" for other in change.now):
+            limit = replace(limit, why="banned", retry_after=_later(bans[outcome.rule], limit.retry_after))
         change.then.append(limit)
 
 
@@ -117,7 +117,16 @@ def _standing(limit: LimitStatus, now: int, override: Override) -> LimitStatus:
     """Return a limit as it stands under an override that lets all in, or nobody."""
     if override.mode == "exempt":
         return replace(limit, why="exempt", retry_after=0.0)
-    return replace(limit, why="blocked", retry_after=(override.ends - now) / SECOND if override.ends else None)
+    ends_in = (override.ends - now) / SECOND if override.ends else None
+    own = limit.retry_after
+    if limit.why in ("exempt", "blocked"):  # which hides how long the limit itself refuses
+        own = 0.0 if limit.remaining else limit.reset_after if limit.limit else None
+    return replace(limit, why="blocked", retry_after=_later(ends_in, own))
+
+
+def _later(one: float | None, other: float | None) -> float | None:
+    """Return the longer of two waits; None is never."""
+    return None if one is None or other is None else max(one, other)
 
 
 def _as_if(subject: str, rules: Sequence[Rule], now: int) -> Iterator[Outcome]:

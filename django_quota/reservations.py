@@ -8,9 +8,9 @@ all of it when it is cancelled, or, where nobody ever does either, by itself at 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from django_quota.decisions import Decision
 from django_quota.exceptions import RuleError
@@ -19,6 +19,7 @@ from django_quota.operations.decide import reserving, settling
 from django_quota.planning import RuleOrRate, Subject, plan_of
 from django_quota.plans import Plan
 from django_quota.rates import check_cost, span_of
+from django_quota.rules import CallOptions
 from django_quota.subjects import aanswer, answer
 
 
@@ -90,7 +91,12 @@ class Hold:
 
 
 def reserve(
-    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, *, ttl: float = 60, **rule_options: object
+    rule_or_rate: RuleOrRate,
+    subject: Subject,
+    cost: int | None = None,
+    *,
+    ttl: float = 60,
+    **rule_options: Unpack[CallOptions],
 ) -> Hold:
     """Spend an estimate, and return the hold that settles it.
 
@@ -106,7 +112,12 @@ def reserve(
 
 
 def areserve(
-    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, *, ttl: float = 60, **rule_options: object
+    rule_or_rate: RuleOrRate,
+    subject: Subject,
+    cost: int | None = None,
+    *,
+    ttl: float = 60,
+    **rule_options: Unpack[CallOptions],
 ) -> _Reserving:
     """Spend an estimate, to be awaited or entered by `async with`; see `reserve`."""
     return _Reserving(rule_or_rate, subject, cost, ttl, rule_options)
@@ -116,7 +127,12 @@ class _Reserving:
     """What `areserve` returns: to be awaited, or entered."""
 
     def __init__(
-        self, rule_or_rate: RuleOrRate, subject: Subject, cost: int | None, ttl: float, rule_options: dict[str, object]
+        self,
+        rule_or_rate: RuleOrRate,
+        subject: Subject,
+        cost: int | None,
+        ttl: float,
+        rule_options: Mapping[str, object],
     ) -> None:
         self._ttl = _span(ttl)
         self._asked = (rule_or_rate, subject, cost, None, rule_options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from http import HTTPStatus
@@ -83,7 +84,8 @@ def _policies(limits: tuple[AnyLimit, ...]) -> tuple[list[str], str]:
 def policy_names(limits: Sequence[AnyLimit]) -> list[str]:
     """Return the public name of each limit: the last part of the rule's name, and the window where needed.
 
-    A rule without a name of its own is called by its view's path, which is nobody else's business.
+    A rule without a name of its own is called by its view's path, and maybe what `as_view()` was given: that is nobody
+    else's business.
     """
     taken: dict[str, None] = {}
     rules = [limit.rule for limit in limits]
@@ -98,8 +100,13 @@ def policy_names(limits: Sequence[AnyLimit]) -> list[str]:
 
 
 def _label(rule: str, rate: Rate | AtOnce | None) -> str:
-    name = quote(rule.rpartition(".")[2] or rule, safe=" !#$&'()*+,-./:;<=>?@[]^_`{|}~", errors="surrogatepass")
+    public = _ARGUMENTS.sub("", rule)
+    name = quote(public.rpartition(".")[2] or rule, safe=" !#$&'()*+,-./:;<=>?@[]^_`{|}~", errors="surrogatepass")
     return name if rate is None else f"{name}-{rate.window}"
+
+
+_ARGUMENTS = re.compile(r"(?<=\w)\(.*\)(?=#\d+\Z|\Z)", re.DOTALL)
+"""What `as_view()` was given, in the name of a rule."""
 
 
 def _policy(name: str, limit: AnyLimit) -> str:
@@ -113,12 +120,12 @@ _SHUT_OUT = ("blocked", "banned")
 
 
 def _state(name: str, outcome: Outcome) -> str:
-    remaining, reset = outcome.remaining, math.ceil(outcome.reset_after)
+    remaining = min(max(outcome.remaining, 0), _MOST)
     if outcome.why and not outcome.allowed and outcome.why in _SHUT_OUT:  # whatever the limit has left
-        remaining, reset = 0, math.ceil(outcome.retry_after or outcome.reset_after)
-    if not (0 <= remaining <= _MOST and reset <= _MOST):
-        remaining, reset = min(max(remaining, 0), _MOST), min(reset, _MOST)
-    return f'"{name}";r={remaining};t={reset}'
+        remaining = 0
+    if outcome.next_after is None:  # there is no more to wait for
+        return f'"{name}";r={remaining}'
+    return f'"{name}";r={remaining};t={min(math.ceil(outcome.next_after), _MOST)}'
 
 
 def refusal(request: HttpRequest, decision: Decision) -> HttpResponse:

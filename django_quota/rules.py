@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
 from typing import Any, Literal, TypedDict, cast, get_args
 
-from django_quota.algorithms import ALGORITHMS, DISTINCT, Limit, Options
+from django_quota.algorithms import ALGORITHMS, DISTINCT, AlgorithmName, Limit, Options
 from django_quota.bans import Ban
 from django_quota.exceptions import AlgorithmError, RateError, RuleError, did_you_mean
 from django_quota.exemptions import Exemption
@@ -31,6 +31,9 @@ _SHARED = ("shadow", "block", "ban", "warn_at", "daily", "distinct", "on_unavail
 
 _BY_TIER = "Rates by tier stand under 'rate': {'rate': {'anonymous': '10/m', 'authenticated': '100/m'}}."
 
+MAX_ARGUMENT = 80
+"""Characters of an argument above which only its type stands in a rule's name."""
+
 LEAST_SHARE = 0.001
 """The least of `warn_at`."""
 
@@ -38,12 +41,11 @@ DynamicRate = Callable[[Any], Any]
 """A function of the request that returns a rate (`"10/m"`, several, or None for unlimited); may be async."""
 
 
-class RuleOptions(TypedDict, total=False):
+class _Options(TypedDict, total=False):
     """The options of a rule by name, with their types; see `Rule`."""
 
     key: Any
-    algorithm: str
-    cost: int | Callable[[Any], Any]
+    algorithm: AlgorithmName
     burst: int | None
     precision: int | None
     tz: str | None
@@ -59,6 +61,18 @@ class RuleOptions(TypedDict, total=False):
     warn_at: float | None
     daily: bool | None
     distinct: Any
+
+
+class RuleOptions(_Options, total=False):
+    """The options that `@quota` takes."""
+
+    cost: int | Callable[[Any], Any]
+
+
+class CallOptions(_Options, total=False):
+    """The options that `check` and its like take with a rate; `cost` is an argument of theirs."""
+
+    name: str
 
 
 @dataclass(frozen=True)
@@ -86,7 +100,7 @@ class Rule:
     name: str
     rates: tuple[Rate | DynamicRate | Tiers, ...]
     key: Any = "ip"
-    algorithm: str = "sliding_window"
+    algorithm: AlgorithmName = "sliding_window"
     cost: int | Callable[[Any], Any] = 1
     burst: int | None = None
     precision: int | None = None
@@ -112,6 +126,8 @@ class Rule:
     """The rule of each tier, by the tier's name; empty where the rates are not by tier."""
     is_plain: bool = field(init=False, repr=False, compare=False)
     """Whether nothing of a request matters to it but its key."""
+    needs_body: bool = field(init=False, repr=False, compare=False)
+    """Whether its key, or what it tells apart, is a field of a form: then the body of the request is read for it."""
     wire: str = field(init=False, repr=False, compare=False)
     """What `lua/decide.lua` is told of the rule besides its limits: near from, ban, whether its events are told."""
 
@@ -125,6 +141,7 @@ class Rule:
         asking = (self.methods, self.skip, self.exempt, self.match, self.distinct)
         is_plain = not dynamic and not callable(self.cost) and all(option is None for option in asking)
         object.__setattr__(self, "is_plain", is_plain)
+        object.__setattr__(self, "needs_body", _is_of_a_form((self.key, self.distinct)))
         ban = "-" if self.ban is None or self.shadow else self.ban.wire
         object.__setattr__(self, "wire", f"{int((self.warn_at or 0) * 1000)} {ban} {not self.shadow:d}")
 
@@ -218,15 +235,44 @@ def shared_name(rule: Rule, other: Rule) -> RuleError:
 
 
 def path_of(function: Any) -> str:
-    """Return the dotted path that a function is known by; a lambda's has its line, to tell it from its neighbours."""
+    """Return the dotted path that a function or class is known by, and the arguments that a `partial` holds.
+
+    A lambda's path has its line, to tell it from its neighbours.
+    """
     if isinstance(function, partial):
-        given = (*function.args, *function.keywords.items())
-        plain = (repr(each) if isinstance(each, (str, int, tuple)) else type(each).__name__ for each in given)
-        return f"{path_of(function.func)}({', '.join(plain)})"
+        return path_of(function.func) + arguments_of(function.args, function.keywords)
     owner = function if hasattr(function, "__qualname__") else type(function)
-    path = f"{owner.__module__}.{owner.__qualname__}"
+    qualname = owner.__qualname__
+    if isinstance(owner, type):  # Django REST framework's @api_view renames its class by __name__ alone
+        qualname = f"{qualname.rpartition('.')[0]}.{owner.__name__}".lstrip(".")
+    path = f"{owner.__module__}.{qualname}"
     code = getattr(function, "__code__", None)
     return f"{path}:{code.co_firstlineno}" if path.endswith("<lambda>") and code else path
+
+
+def arguments_of(args: Iterable[object], keywords: Mapping[str, object]) -> str:
+    """Return arguments as they stand in the name of a rule: the same in every process."""
+    shown = [*map(_argument, args), *(f"{name}={_argument(value)}" for name, value in keywords.items())]
+    return f"({', '.join(shown)})"
+
+
+def _argument(value: object) -> str:
+    if value is None or (isinstance(value, (str, int)) and len(repr(value)) <= MAX_ARGUMENT):
+        return repr(value)
+    return path_of(value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value))
+
+
+def _is_of_a_form(key: object) -> bool:
+    if isinstance(key, tuple):
+        return any(map(_is_of_a_form, key))
+    return isinstance(key, str) and key.startswith("post:")
+
+
+def is_lambda(function: Any) -> bool:
+    """Say whether a function has no name of its own."""
+    while isinstance(function, partial):
+        function = function.func
+    return str(getattr(function, "__qualname__", "")).endswith("<lambda>")
 
 
 def _normalize(rule: Rule) -> None:

@@ -27,12 +27,12 @@ class Destination:
         self.view: str = match.view_name if match is not None and match.view_name is not None else ""
 
     @cached_property
-    def host(self) -> str:
-        """The host; empty where Django does not believe it."""
+    def host(self) -> str | None:
+        """The host; None where Django does not allow it."""
         try:
             return str(split_domain_port(self._request.get_host())[0])
         except DisallowedHost:  # Django's answer will be 400
-            return ""
+            return None
 
     @property
     def anchors(self) -> Iterator[tuple[str, str]]:
@@ -79,9 +79,9 @@ class RuleIndex:
 
 
 def _holds(rule: Rule, where: Destination) -> bool:
-    if rule.match is None or not rule.match.holds(where):
+    if rule.match is None or not rule.match.holds(where, unknown=True):
         return False
-    return rule.exclude is None or not rule.exclude.holds(where)
+    return rule.exclude is None or not rule.exclude.holds(where, unknown=False)
 
 
 class _Current:

@@ -23,6 +23,7 @@ from django_quota.health import is_full, refused_change
 from django_quota.limiter import get_limiter
 from django_quota.operations.base import text
 from django_quota.operations.forget import Forget, Place
+from django_quota.operations.look import Look
 from django_quota.overrides import Override, published, standing_key
 from django_quota.plans import Plan, log_of
 from django_quota.rules import Rule
@@ -187,6 +188,8 @@ def status_of(subject: str, rules: Iterable[str] | None = None) -> SubjectStatus
             status.unread[name] = rule
         else:
             _ask(status, rule)
+    banned = {limit.rule for limit in status.limits if limit.why == "banned"}
+    status.bans = _bans(subject, banned) if banned else {}
     status.states = {name: sorted(states[name]) for name in status.unread if name in states}
     if isinstance(store, RedisStore):
         status.overrides = published(store, prefix, subject)
@@ -215,8 +218,14 @@ def _ask(status: SubjectStatus, rule: Rule, tier: str = "") -> None:
     for outcome, step in zip(decision.outcomes, plan.steps, strict=False):
         limit = LimitStatus.of(outcome, step.key, tier)
         status.limits.append(limit.while_store(status.refuses, rule))
-        if outcome.why == "banned" and outcome.retry_after is not None:
-            status.bans[rule.name] = outcome.retry_after
+
+
+def _bans(subject: str, rules: Iterable[str]) -> dict[str, float]:
+    """Return the seconds until the bans of a subject from these rules end, by rule."""
+    now, flat = get_limiter().telling.run(Look(standing_key(current().prefix, subject), []), frozen_now())
+    fields = dict(zip(map(text, flat[::2]), map(text, flat[1::2]), strict=True))
+    ends = {name: int(fields.get(f"b:{keys.field(name)}", "0").split(" ")[0]) for name in sorted(rules)}
+    return {name: (stop - now) / SECOND for name, stop in ends.items() if stop > now}
 
 
 def _rule_by_name(name: str, state_id: str) -> Rule | str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
+import unicodedata
 from collections.abc import Callable, Generator
 from functools import lru_cache, partial
 from types import GeneratorType
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
-from django.http import HttpRequest
+from django.http import HttpRequest, QueryDict
 from django.utils.encoding import force_bytes
 from django.utils.functional import LazyObject
 
@@ -24,7 +25,7 @@ from django_quota.addresses import canonical_part, client_ip
 from django_quota.conf import conf, current
 from django_quota.dotted import function_at
 from django_quota.exceptions import ConfigurationError, RuleError, SubjectKeyError, did_you_mean
-from django_quota.rules import Rule, path_of
+from django_quota.rules import Rule, is_lambda, path_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -117,15 +118,15 @@ def _raise(error: Exception) -> Any:
 # --- what a key may be ------------------------------------------------------------------------------------------------
 
 
-def subject_flow(key: object, request: HttpRequest) -> Flow:
+def subject_flow(key: object, request: HttpRequest, *, exact: bool = False) -> Flow:
     """Return (as the flow's result) the subject of a request for a key of a rule.
 
     What the request does not have falls back to its IP: leaving a header out gives nobody a free pass, nor puts all
-    who do into one bucket. Raises `ConfigurationError` where there is no address either, `RuleError` where the key is
-    none.
+    who do into one bucket. `exact`: whether fields of a form count as they were sent, and not as they were meant; see
+    `_from_field`. Raises `ConfigurationError` where there is no address either, `RuleError` where the key is none.
     """
     parts = []
-    for resolver in compile_key(key):
+    for resolver in compile_key(key, exact=exact):
         part = resolver(request)
         if part is not None and not isinstance(part, str):
             part = yield from part
@@ -133,12 +134,12 @@ def subject_flow(key: object, request: HttpRequest) -> Flow:
     return parts[0] if len(parts) == 1 else "+".join(parts)
 
 
-def compile_key(key: object) -> tuple[Resolver, ...]:
-    """Return the resolvers of a key's parts. Raises `RuleError` where it is not a key."""
+def compile_key(key: object, *, exact: bool = False) -> tuple[Resolver, ...]:
+    """Return the resolvers of a key's parts; see `subject_flow`. Raises `RuleError` where it is not a key."""
     try:
-        return _compile(key)
+        return _compile(key, exact)
     except TypeError:  # a function that cannot be a key of the cache
-        return _compile.__wrapped__(key)
+        return _compile.__wrapped__(key, exact)
 
 
 def check_keys(rule: Rule) -> None:
@@ -152,25 +153,33 @@ def check_keys(rule: Rule) -> None:
 
 
 @lru_cache(maxsize=256)
-def _compile(key: object) -> tuple[Resolver, ...]:
+def _compile(key: object, exact: bool) -> tuple[Resolver, ...]:
     if isinstance(key, str):
-        return _compile_text(key)
+        return _compile_text(key, exact=exact)
     if isinstance(key, tuple):
         if not key:
             raise SubjectKeyError("key=() names nothing.", "'ip' would do.")
-        return tuple(resolver for part in key for resolver in compile_key(part))
+        return tuple(resolver for part in key for resolver in compile_key(part, exact=exact))
     if callable(key):
+        if is_lambda(key):
+            raise SubjectKeyError(
+                f"key={path_of(key)} is a lambda, which has no name. Its subjects would be others whenever its line "
+                "moves, and no block or ban would hold for them any more.",
+                "Write it as a function: def by_tenant(request): ...",
+            )
         return (partial(_from_callable, key),)
     raise SubjectKeyError(f"key={key!r} is not a key.", "'ip', 'user', 'header:X-Api-Key' or a function would do.")
 
 
-def _compile_text(key: str) -> tuple[Resolver, ...]:
+def _compile_text(key: str, *, exact: bool) -> tuple[Resolver, ...]:
     if key in _PLAIN:
         return (_PLAIN[key],)
     kind, colon, name = key.partition(":")
+    if kind in _FIELDS and name.strip():
+        return (partial(_FIELDS[kind], name.strip(), exact),)
     if kind in _NAMED and name.strip():
         return (partial(_NAMED[kind], name.strip()),)
-    if kind in _NAMED:
+    if kind in _EXAMPLES:
         raise SubjectKeyError(f"key={key!r} does not say which.", f"{kind + ':' + _EXAMPLES[kind]!r} would do.")
     if not colon and "." in key:
         return (partial(_from_callable, function_at("key", key, SubjectKeyError)),)
@@ -209,7 +218,14 @@ def _lazy_user(request: HttpRequest) -> Flow:
 
 
 def _known_user(user: Any) -> str | None:
-    return user_subject(user) if getattr(user, "is_authenticated", False) else None
+    if not getattr(user, "is_authenticated", False):
+        return None
+    if getattr(user, "pk", None) is None:
+        raise RuleError(
+            f"The request's user is a {type(user).__name__} without a primary key, so there is nothing to limit by.",
+            "Give the class a `pk`, or use a function of the request as the key.",
+        )
+    return user_subject(user)
 
 
 def _from_header(name: str, request: HttpRequest) -> str | None:
@@ -220,12 +236,48 @@ def _from_cookie(name: str, request: HttpRequest) -> str | None:
     return _secret("cookie", name, request.COOKIES.get(name))
 
 
-def _from_get(name: str, request: HttpRequest) -> str | None:
-    return _secret("get", name, request.GET.get(name))
+def _from_get(name: str, exact: bool, request: HttpRequest) -> str | None:
+    return _from_field("get", name, request.GET, exact=exact)
 
 
-def _from_post(name: str, request: HttpRequest) -> str | None:
-    return _secret("post", name, request.POST.get(name))
+def _from_post(name: str, exact: bool, request: HttpRequest) -> Flow:
+    if has_unread_body(request):
+        # Parsing it takes long: under async in a thread, so that other requests go on.
+        fields = yield Ask(partial(_form_of, request), partial(sync_to_async(_form_of), request))
+    else:
+        fields = request.POST
+    return _from_field("post", name, fields, exact=exact)
+
+
+def has_unread_body(request: HttpRequest) -> bool:
+    """Say whether the form of a request is still to be read: a long one takes a tenth of a second."""
+    return request.method not in _WITHOUT_FORM and not hasattr(request, "_post")
+
+
+_WITHOUT_FORM = ("GET", "HEAD")
+
+
+def _form_of(request: HttpRequest) -> QueryDict:
+    return request.POST
+
+
+def _from_field(kind: str, name: str, fields: QueryDict, *, exact: bool) -> str | None:
+    """Return the part for a field of a form.
+
+    Two values that Django's own forms take for one are one: blanks around it do not count, nor does the way in which a
+    letter is put together (NFKC), nor the case, in which an e-mail address or a user's name is found again. `exact`: as
+    it was sent, where different values are counted, so that nobody has two for one.
+    """
+    value = fields.get(name)
+    if value and not exact:
+        value = value.strip()
+        if len(value) <= LONGEST_FOLDED:
+            value = unicodedata.normalize("NFKC", value).casefold()
+    return _secret(kind, name, value)
+
+
+LONGEST_FOLDED = 1_000
+"""Characters of a field above which it is no name that anybody has: folding it takes long, and is left out."""
 
 
 def _from_callable(function: Callable[[HttpRequest], Any], request: HttpRequest) -> Flow:
@@ -255,19 +307,23 @@ def ip_subject(request: HttpRequest) -> str:
     return f"ip:{client_ip(request)}"
 
 
+def path_subject(path: str) -> str:
+    """Return the subject of a path: `path:/reports/`."""
+    return f"path:{_escape(path)}"
+
+
 _PLAIN: dict[str, Resolver] = {
     "ip": ip_subject,
     "user": _user,
     "user_or_ip": _user,
-    "path": lambda request: f"path:{_escape(request.path)}",
+    "path": lambda request: path_subject(request.path_info),
     GLOBAL: lambda request: GLOBAL,  # noqa: ARG005
 }
 _NAMED: dict[str, Callable[[str, HttpRequest], str | None]] = {
     "header": _from_header,
     "cookie": _from_cookie,
-    "get": _from_get,
-    "post": _from_post,
 }
+_FIELDS: dict[str, Callable[[str, bool, HttpRequest], str | Flow | None]] = {"get": _from_get, "post": _from_post}
 _EXAMPLES = {"header": "X-Api-Key", "cookie": "device", "get": "token", "post": "phone"}
 
 

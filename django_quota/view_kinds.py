@@ -5,14 +5,14 @@ It knows Django's views and `method_decorator`, and nothing of limits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
 from django.http import HttpRequest
 
 from django_quota.exceptions import ConfigurationError
-from django_quota.rules import path_of
+from django_quota.rules import arguments_of, path_of
 from django_quota.subjects import is_async_callable
 
 
@@ -36,18 +36,40 @@ def naming(view: Any, suffix: str = "") -> Callable[[type | None], str]:
 
 
 def _name(path: str, method: str, owner: type | None) -> str:
-    return path if owner is None else f"{owner.__module__}.{owner.__qualname__}{method}"
+    return path if owner is None else path_of(owner) + method
+
+
+def class_of(view: Any) -> type | None:
+    """Return the class of what its `as_view()` returned; None for other views."""
+    found = getattr(view, "view_class", None) or getattr(view, "cls", None)  # the second of Django REST framework
+    return found if isinstance(found, type) else None
+
+
+def given_to(view: Any) -> dict[str, Any]:
+    """Return what `as_view()` was given; that of a ViewSet also takes the methods that answer."""
+    given = (getattr(view, name, None) for name in ("actions", "initkwargs", "view_initkwargs"))
+    return {name: value for each in given if isinstance(each, Mapping) for name, value in each.items()}
 
 
 def _dotted_path(view: Any) -> str:
-    """Return the dotted path of a view; for a bound method, the class of the view that it is bound to counts."""
-    bound_to = _bound_to(view)
+    """Return the dotted path of a view; for a bound method, the class of the view that it is bound to counts.
+
+    What `as_view()` returned is called by its class and by what it was given: two of one class are two views.
+    """
+    bound_to = bound_to_class(view)
     if bound_to is not None:
-        owner = bound_to if isinstance(bound_to, type) else type(bound_to)
-        path = f"{owner.__module__}.{owner.__qualname__}"
+        path = path_of(bound_to)
         return path if is_dispatch(view) else f"{path}.{getattr(view, '__name__', '')}"
-    view_class = getattr(view, "view_class", None)  # of what as_view() returns
-    return path_of(view_class or (view.func if isinstance(view, partial) else view))
+    view_class, given = class_of(view), given_to(view)
+    if view_class is None:
+        return path_of(view)
+    return path_of(view_class) + (arguments_of((), given) if given else "")
+
+
+def bound_to_class(view: Any) -> type | None:
+    """Return the class of the view instance (or the class) that a method is bound to; None where it is not bound."""
+    bound_to = _bound_to(view)
+    return bound_to if bound_to is None or isinstance(bound_to, type) else type(bound_to)
 
 
 def _bound_to(view: Any) -> Any:

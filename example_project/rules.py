@@ -16,6 +16,7 @@ MOST_PAGES = 5
 
 RULES: dict[str, object] = {
     "login": {"rate": "5/10m", "key": "ip", "ban": {"after": "1/10m", "for": ["10m", "1h", "1d"]}},
+    "login-account": {"rate": "20/h", "key": "post:username"},
     "tokens": {"rate": "10000/h", "key": "ip"},
     # The API has no decorators: these rules say themselves where they hold.
     "api": {

@@ -56,6 +56,8 @@ class Scene:
     """What the requests bring, where it is not the same each time."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """The headers that every request brings."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """The fields of the form that every request brings."""
     fresh_header: str = ""
     """The header that tells who is limited: each run makes up a new value."""
     signs_in: tuple[str, ...] = ()
@@ -93,6 +95,11 @@ class Scene:
     def headers_json(self) -> str:
         """The headers that every request brings, for the front page."""
         return json.dumps(dict(self.headers))
+
+    @property
+    def fields_json(self) -> str:
+        """The fields that every request brings, for the front page."""
+        return json.dumps(dict(self.fields))
 
     @property
     def each_json(self) -> str:
@@ -256,7 +263,7 @@ SCENES = (
         title="Five failed logins, then a ban",
         shows="The view says no to five wrong passwords; the sixth try bans the address, for ten minutes, then an "
         "hour, then a day. Until then even the right one, “correct horse”, is refused. Given in time, it forgives the "
-        "wrong ones.",
+        "wrong ones. An account has a limit of its own, from wherever it is tried.",
         view=views.log_in,
         sends=7,
         admits=0,
@@ -264,8 +271,9 @@ SCENES = (
         declines_with=HTTPStatus.FORBIDDEN,
         method="POST",
         given=Given("password", "Password", "guess", ("guess",) * 6 + ("correct horse",)),
+        fields={"username": "ann"},
         tells=True,
-        rules=("login",),
+        rules=("login", "login-account"),
         problem="abnormal-usage-detected",
     ),
     Scene(

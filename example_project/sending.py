@@ -53,5 +53,5 @@ def _headers(scene: Scene) -> dict[str, str]:
 def _send(scene: Scene, visitor: Visitor, value: str, headers: dict[str, str]) -> Reply:
     given = {scene.given.name: value} if scene.given else {}
     if scene.method == "POST":
-        return visitor.send(scene.method, scene.url, fields=given, headers=headers)
+        return visitor.send(scene.method, scene.url, fields={**scene.fields, **given}, headers=headers)
     return visitor.send(scene.method, scene.url, headers={**headers, **given})

@@ -35,11 +35,11 @@ MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
     "django.middleware.common.CommonMiddleware",
-    "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_quota.middleware.QuotaMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",  # below ours, since it reads the form of each POST
 ]
 
 # Each page shows one limit. A real site puts a rule by IP beside a key that comes from a header or a form.

@@ -89,10 +89,12 @@ def members(request: QuotaRequest) -> JsonResponse:
 
 @require_POST
 @quota(rule="login")
+@quota(rule="login-account")
 def log_in(request: QuotaRequest) -> JsonResponse:
     if request.POST.get("password") != "correct horse":
         return JsonResponse({"detail": "Wrong password."}, status=403)
     reset("login", request)
+    reset("login-account", request)
     return JsonResponse({"detail": "Welcome."})
 
 

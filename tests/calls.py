@@ -8,7 +8,7 @@ from inspect import isawaitable
 from typing import Any
 
 import pytest
-from django.http import HttpResponseBase
+from django.http import HttpRequest, HttpResponseBase
 from django.test import RequestFactory
 
 from django_quota.limiter import get_limiter
@@ -16,6 +16,15 @@ from django_quota.limiter import get_limiter
 
 def get(method: str = "get", **meta: Any) -> Any:
     return getattr(RequestFactory(), method)("/", **{"REMOTE_ADDR": "192.0.2.1", **meta})
+
+
+def always(value: object) -> Callable[[HttpRequest], Any]:
+    """Return a key function that returns this value for every request."""
+
+    def key(request: HttpRequest) -> object:
+        return value
+
+    return key
 
 
 def run(view: Callable[..., Any], request: Any = None) -> HttpResponseBase:

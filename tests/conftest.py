@@ -6,7 +6,7 @@ import contextvars
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import redis
+from asgiref.sync import SyncToAsync
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.backends.sqlite3.base import DatabaseWrapper as SqliteWrapper
@@ -25,7 +26,15 @@ from django_quota.testing import RedisServer, running_redis, server_programs
 from tests import inputs
 from tests.clusters import Cluster, can_cluster, running_cluster
 from tests.commands import PATIENCE
-from tests.databases import default_database, empty, migrate, postgres_programs, running_postgres, sqlite_database
+from tests.databases import (
+    default_database,
+    empty,
+    forget_connection,
+    migrate,
+    postgres_programs,
+    running_postgres,
+    sqlite_database,
+)
 
 inputs.prepare()
 
@@ -40,6 +49,19 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     runner: Any = item.config.pluginmanager.get_plugin("runner")
     return bool(contextvars.copy_context().run(runner.pytest_runtest_protocol, item, nextitem))
 
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Report a skip where it was decided, not at each test: so the summary says once what this machine lacks."""
+    report = yield
+    if report.skipped and call.excinfo is not None and isinstance(report.longrepr, tuple):
+        decided = [entry for entry in call.excinfo.traceback if Path(entry.path).is_relative_to(TESTS)]
+        if decided:
+            report.longrepr = (str(decided[-1].path), decided[-1].lineno + 1, report.longrepr[2])
+    return report
+
+
+TESTS = Path(__file__).parent
 CLIENT = "django_redis.client.DefaultClient"
 CLUSTER_CLIENT = "django_quota.stores.cluster.ClusterClient"
 
@@ -97,7 +119,10 @@ def no_connection_is_left_to_the_next_test() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_thread_leaves_a_database_to_the_collector() -> Iterator[None]:
-    """Django never closes SQLite in memory; what a thread has opened there would go with the thread, some time."""
+    """Close what other threads have opened: asgiref's thread lives on, and would lead the next test to this database.
+
+    Django never closes SQLite in memory.
+    """
     opened: list[BaseDatabaseWrapper] = []
 
     def note(connection: BaseDatabaseWrapper, **_: Any) -> None:
@@ -107,6 +132,8 @@ def no_thread_leaves_a_database_to_the_collector() -> Iterator[None]:
     connection_created.connect(note)
     yield
     connection_created.disconnect(note)
+    if opened:
+        SyncToAsync.single_thread_executor.submit(forget_connection).result()
     for each in opened:
         if isinstance(each, SqliteWrapper) and each.is_in_memory_db() and each.connection is not None:
             each.connection.close()
@@ -122,18 +149,7 @@ def a_connection_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def overrides_are_not_republished(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most tests have no database, and an emptied Redis; those of the overrides turn it on again."""
-    monkeypatch.setattr("django_quota.overrides.on_lost", None)
-
-
-@pytest.fixture(autouse=True)
-def nothing_that_waits_is_published_after_an_outage() -> Iterator[None]:
-    """Most tests have no database; those of what waits connect it again."""
-    from django_quota.republishing import DISPATCH_UID, publish_when_back
-    from django_quota.signals import store_back
-
-    store_back.disconnect(dispatch_uid=DISPATCH_UID)
-    yield
-    store_back.connect(publish_when_back, dispatch_uid=DISPATCH_UID)
+    monkeypatch.setattr("django_quota.overrides.on_due", None)
 
 
 @pytest.fixture(autouse=True)
@@ -204,7 +220,7 @@ def postgres(django_db_blocker: Any) -> Iterator[dict[str, Any]]:
     """A private PostgreSQL with our tables, as DATABASES has it."""
     programs = postgres_programs()
     if programs is None:
-        pytest.skip("There is no PostgreSQL on this machine: apt-get install postgresql")
+        pytest.skip("No initdb on PATH: apt-get install postgresql, then add /usr/lib/postgresql/<version>/bin to PATH")
     with running_postgres(programs) as server:
         with django_db_blocker.unblock():
             migrate(server)

@@ -26,12 +26,10 @@ UNPRIVILEGED = "nobody"
 
 
 def postgres_programs() -> Path | None:
-    """Return the folder of PostgreSQL's programs on this machine, the newest version's; None where there is none."""
+    """Return the folder of the PostgreSQL programs on PATH; None where there are none."""
     on_path = shutil.which("initdb")
-    folders = [Path(on_path).resolve().parent] if on_path else []
-    installed = Path("/usr/lib/postgresql").glob("*/bin")
-    folders += sorted(installed, key=lambda folder: int(folder.parent.name), reverse=True)
-    return next((folder for folder in folders if (folder / "postgres").exists() and (folder / "initdb").exists()), None)
+    folder = Path(on_path).resolve().parent if on_path else None
+    return folder if folder is not None and (folder / "postgres").exists() else None
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from django_quota.algorithms import Step
+from django_quota.algorithms import NUMBERS, Step
 from django_quota.clock import SECOND
 from django_quota.operations.base import DictStates, Operation
 from django_quota.operations.decide import STALE, Decide, Mode
@@ -27,6 +27,7 @@ class Answer(NamedTuple):
     remaining: int
     wait: int
     reset: int
+    more: int
 
 
 SUBJECT = "ip:203.0.113.9"
@@ -68,8 +69,8 @@ def driven(
 
 def answers(reply: Sequence[Any]) -> list[Answer]:
     """Return a reply's part for each limit; there must be no notes behind them."""
-    assert len(reply) % 4 == 2
-    return [Answer(bool(reply[i]), *reply[i + 1 : i + 4]) for i in range(2, len(reply), 4)]
+    assert len(reply) % NUMBERS == 2
+    return [Answer(bool(reply[i]), *reply[i + 1 : i + NUMBERS]) for i in range(2, len(reply), NUMBERS)]
 
 
 class Spec:

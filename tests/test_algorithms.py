@@ -15,8 +15,10 @@ from django_quota.algorithms.calendar import edges
 from django_quota.algorithms.sliding_window import WRAP, Entry
 from django_quota.clock import SECOND
 from django_quota.exceptions import RuleError
+from django_quota.operations.decide import ALLOWED
+from django_quota.plans import Plan
 from django_quota.rules import Rule
-from tests.steps import ALGORITHMS, START, Spec
+from tests.steps import ALGORITHMS, START, Spec, driven, steps_of
 
 MINUTE = 60 * SECOND
 GIVING_BACK = [name for name in ALGORITHMS if name != "leaky_bucket"]
@@ -210,7 +212,7 @@ def test_what_a_refund_says_of_a_token_bucket_is_kept_while_a_hit_may_ask_for_it
     limit.now = expiry
     limit.run()
     ((state, _),) = limit.states.kept.values()
-    assert state == (expiry + 10 * SECOND, 0, 0, 0)
+    assert state == (expiry + 10 * SECOND, 0, 0, 0, expiry)
 
 
 @given(arrivals=st.lists(st.integers(0, 30 * SECOND), max_size=40), count=st.integers(1, 50))
@@ -223,6 +225,54 @@ def test_whoever_waits_the_delay_of_a_leaky_bucket_is_spaced_evenly(arrivals: li
         if answer.ok:
             starts.append(limit.now + answer.wait)
     assert all(later - earlier >= MINUTE // count for earlier, later in itertools.pairwise(starts))
+
+
+BUCKETS = ("token_bucket", "leaky_bucket")
+
+
+@pytest.mark.parametrize("algorithm", BUCKETS)
+def test_a_clock_that_steps_back_an_hour_uses_up_nothing_of_a_bucket(algorithm: str) -> None:
+    limit = Spec("10/m", algorithm)
+    limit.run()
+    limit.now -= 3_600 * SECOND
+    assert limit.run("peek").remaining == 9
+    assert sum(limit.run().ok for _ in range(20)) == 9
+    limit.now += 6 * SECOND
+    assert [limit.run().ok for _ in range(2)] == [True, False]
+
+
+@pytest.mark.parametrize("algorithm", BUCKETS)
+@given(
+    spent=st.lists(st.tuples(st.integers(0, 20 * SECOND), st.integers(1, 10)), min_size=1, max_size=20),
+    step=st.one_of(st.integers(1, 3 * MINUTE), st.sampled_from([3_600 * SECOND, 86_400 * SECOND])),
+    cost=st.integers(1, 10),
+)
+def test_a_clock_that_steps_back_locks_nobody_out_of_a_bucket_for_longer_than_a_full_one_takes(
+    algorithm: str, spent: list[tuple[int, int]], step: int, cost: int
+) -> None:
+    limit = Spec("10/m", algorithm)
+    for gap, units in spent:
+        limit.now += gap
+        limit.run(cost=units)
+    limit.now -= step
+    answer = limit.run(cost=cost)
+    assert answer.reset <= MINUTE
+    if not answer.ok:
+        assert answer.wait <= cost * 6 * SECOND
+        limit.now += answer.wait
+        assert limit.run(cost=cost).ok
+
+
+@pytest.mark.parametrize("algorithm", BUCKETS)
+def test_what_was_spent_past_the_limit_is_owed_after_a_step_back_too(algorithm: str) -> None:
+    limit = Spec("10/m", algorithm)
+    (step,) = steps_of(limit.rule)
+    state, _ = step.limit.algorithm.spend(None, step.parameters, 30, limit.now, over=True)
+    limit.states.put(step.key, state, step.limit.algorithm.expiry(state))
+    limit.now -= 3_600 * SECOND
+    assert limit.run().wait == 126 * SECOND
+    limit.now += 126 * SECOND
+    assert limit.run().ok
 
 
 def test_a_rate_that_a_bucket_cannot_space_is_refused() -> None:
@@ -245,8 +295,7 @@ ZONES = sorted(available_timezones() - {"localtime"})
 def test_periods_hold_the_moment_and_follow_on_each_other(unit: tuple[str, int], zone: str, now: int) -> None:
     start, end, following = edges(*unit, zone, now)
     assert start <= now < end < following
-    if unit not in [("second", 1), ("second", 15), ("minute", 1), ("minute", 20), ("hour", 1)]:
-        assert edges(*unit, zone, end)[:2] == (end, following)
+    assert edges(*unit, zone, end)[:2] == (end, following)
 
 
 def jumps(zone: str) -> list[int]:
@@ -279,6 +328,11 @@ def test_periods_hold_the_moment_around_every_jump_of_the_clock(zone: str) -> No
             for unit in [*CALENDAR_UNITS, ("hour", 2), ("hour", 3), ("hour", 12)]:
                 start, end, following = edges(*unit, zone, now)
                 assert start <= now < end <= following, (unit, jump, minutes)
+                # Whoever asks a moment earlier or later, with a clock that is off, means the same periods.
+                assert edges(*unit, zone, start) == (start, end, following), (unit, jump, minutes)
+                assert edges(*unit, zone, end - 1) == (start, end, following), (unit, jump, minutes)
+                if end < following:
+                    assert edges(*unit, zone, end)[:2] == (end, following), (unit, jump, minutes)
 
 
 def local(year: int, month: int, day: int, hour: int = 0, *, zone: str) -> int:
@@ -301,6 +355,32 @@ def test_an_hour_that_the_clock_repeats_is_two_periods() -> None:
     first = int(datetime(2026, 10, 25, 0, 30, tzinfo=UTC).timestamp()) * SECOND  # 02:30 summer time in Berlin
     second = first + 3_600 * SECOND  # 02:30 again
     assert edges("hour", 1, "Europe/Berlin", first)[1] <= edges("hour", 1, "Europe/Berlin", second)[0]
+
+
+def test_a_period_ends_where_the_clock_jumps_by_half_an_hour() -> None:
+    on = int(datetime(2026, 10, 3, 15, 30, tzinfo=UTC).timestamp()) * SECOND  # Lord Howe: 02:00 becomes 02:30
+    back = int(datetime(2026, 4, 4, 15, 0, tzinfo=UTC).timestamp()) * SECOND  # 02:00 becomes 01:30
+    for jump in (on, back):
+        half, hour = 1_800 * SECOND, 3_600 * SECOND
+        expected = (jump - hour, jump, jump + half)
+        assert edges("hour", 1, "Australia/Lord_Howe", jump - 120 * SECOND) == expected
+        assert edges("hour", 1, "Australia/Lord_Howe", jump) == (jump, jump + half, jump + half + hour)
+
+
+def test_no_hour_admits_more_than_the_limit_where_an_apps_clock_is_behind_as_the_zones_clock_jumps() -> None:
+    limit = Spec("10/h", "calendar", tz="Australia/Lord_Howe")
+    jump = int(datetime(2026, 10, 3, 15, 30, tzinfo=UTC).timestamp()) * SECOND  # the clock goes from 02:00 to 02:30
+
+    def is_admitted(minute: int, behind: int) -> bool:
+        now = jump + minute * 60 * SECOND
+        plan = Plan("quota")
+        plan.add(limit.rule, "ip:203.0.113.9", 1)
+        reply = driven(lambda asked, at: asked.run(limit.states, at), plan, "check", now, now - behind * 60 * SECOND)
+        return bool(reply[1] == ALLOWED)
+
+    assert is_admitted(0, behind=2)
+    # From 03:00 to 04:00, half an hour after the jump.
+    assert sum(is_admitted(minute, behind=0) for minute in range(30, 90)) == 10
 
 
 def test_a_midnight_that_the_clock_skips_is_the_moment_of_the_jump() -> None:

@@ -78,6 +78,26 @@ def test_no_arrivals_get_more_than_the_bound(case: str, data: st.DataObject) -> 
 
 
 @pytest.mark.parametrize("case", CASES)
+@inputs(150)
+@given(data=st.data())
+def test_no_arrivals_get_more_than_the_bound_where_the_clock_steps_back(case: str, data: st.DataObject) -> None:
+    options, bound = CASES[case]
+    limit = Spec(**options)
+    costs = st.integers(1, max(1, limit.rule.limits[0].rate.count // 3))
+    steps = st.one_of(st.just(0), st.just(0), st.sampled_from([1, SECOND, MINUTE, 3_600 * SECOND]))
+    time, admitted = limit.now, []
+    for gap, cost, step in data.draw(st.lists(st.tuples(GAPS, costs, steps), max_size=60), label="hits"):
+        time += gap
+        limit.now += gap - step
+        answer = limit.run(cost=cost)
+        if answer.ok:
+            admitted.append((time + (answer.wait if case == "leaky-bucket" else 0), cost))
+    if case == "leaky-bucket":
+        bound += max((cost for _, cost in admitted), default=1) - 1
+    assert most_in_a_window(admitted) <= bound
+
+
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("step", [SECOND // 7, SECOND, 59 * SECOND // 10])
 def test_hammering_gets_no_more_than_the_bound(case: str, step: int) -> None:
     options, bound = CASES[case]

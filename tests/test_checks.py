@@ -81,7 +81,7 @@ def test_e001_the_setting_is_no_dict(quota: object) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "hint"),
     [
-        ("ENABLED", 1, "True would do."), ("PREFIX", "{", "a text without braces"), ("STORE", "x", None),
+        ("ENABLED", 1, "It must be True or False."), ("PREFIX", "{", "a text without braces"), ("STORE", "x", None),
         ("PREFIX", "a; {b", "a text without braces"), ("IPV6_PREFIX", 0, "1 to 128 would do"),
         ("TRUSTED_PROXIES", ["10.0.0.1/8"], "would do"), ("TRUSTED_PROXIES", "10.0.0.1", "would do"),
         ("TRUSTED_PROXIES", [["10.0.0.0/8"]], "would do"), ("RULES", "a; b", "{'search': '10/m'} would do"),
@@ -483,10 +483,10 @@ def test_every_wrong_rule_is_said_at_once() -> None:
     assert ids({"RULES": {"a": "5/mx", "b": "5/m", "c": {"rate": "5/m", "key": "x"}}}) == ["E007", "E009"]
 
 
-def test_w001_an_unknown_setting_is_a_warning_with_the_nearest_one() -> None:
+def test_e015_an_unknown_setting_is_an_error_with_the_nearest_one() -> None:
     found, other = findings({"PREFXI": "p", 5: 5})
-    assert (found.id, other.id) == ("django_quota.W001", "django_quota.W001")
-    assert found.is_serious() is False
+    assert (found.id, other.id) == ("django_quota.E015", "django_quota.E015")
+    assert found.is_serious()
     assert found.hint == "Remove it. Did you mean 'PREFIX'?"
 
 

@@ -80,7 +80,8 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("name", "value", "text"),
         [
-            ("CACHE", None, "'default' would do"), ("ENABLED", 1, "True would do"), ("HEADERS", "no", "True would do"),
+            ("CACHE", None, "'default' would do"), ("ENABLED", 1, "must be True or False"),
+            ("HEADERS", "no", "must be True or False"),
             ("STORE", "postgres", "'redis' or 'memory'"), ("PREFIX", "", "without braces"),
             ("PREFIX", "a{b", "without braces"), ("IPV6_PREFIX", 0, "1 to 128"), ("IPV6_PREFIX", 129, "1 to 128"),
             ("IPV6_PREFIX", True, "64 would do"), ("ON_UNAVAILABLE", "open", "'allow', 'deny' or 'local'"),
@@ -90,7 +91,7 @@ class TestSettings:
             ("TRUSTED_PROXIES", ["10.0.0.1/8"], "host bits"), ("TRUSTED_PROXIES", ["nginx"], "'nginx'"),
             ("TRUSTED_PROXIES", [5], "holds 5"), ("TRUSTED_PROXIES", [True], "holds True"),
             ("TRUSTED_PROXIES", [["10.0.0.0/8"]], "holds"), ("TRUSTED_PROXIES", [None], "holds None"),
-            ("TEMPLATE", 429, "'429.html' would do"), ("LEGACY_HEADERS", None, "True would do"),
+            ("TEMPLATE", 429, "'429.html' would do"), ("LEGACY_HEADERS", None, "must be True or False"),
             ("RULES", ["10/m"], "{'search': '10/m'} would do"), ("RULES", None, "would do"),
         ],
     )  # fmt: skip

@@ -44,7 +44,7 @@ def outcome(
 
 def test_a_note_of_a_reply_is_about_all_limits_of_its_hit_and_no_others() -> None:
     hits = hits_of(Rule.make("a", "5/m"), Rule.make("b", "5/m; 70/h"), Rule.make("c", "9/m"))
-    answers = [1, 4, 0, 60 * SECOND] * 4
+    answers = [1, 4, 0, 60 * SECOND, 60 * SECOND] * 4
     assert [each.why for each in outcomes_of([START, 1, *answers], hits)] == ["", "", "", ""]
     assert told([START, 1, *answers], hits, 4) == ()
     reply = [START, 0, *answers, 1, BANNED, START + SECOND, 1, BAN_BEGAN, START + SECOND, 2, NEAR_TOLD, 0]

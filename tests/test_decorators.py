@@ -204,6 +204,16 @@ class TestWhoSharesALimit:
             return
         assert statuses(view, 2) == [200, 429]
 
+    def test_two_rules_of_one_name_and_one_key_are_refused_at_import(self) -> None:
+        with pytest.raises(RuleError, match="Two rules are named 'x'"):
+            quota("9/m", name="x", key="ip")(quota("1/m", name="x", key="ip")(plain))
+
+    def test_two_rules_of_one_name_and_different_keys_count_apart(self) -> None:
+        view = quota("9/m", name="x", key="global")(quota("1/m", name="x", key="ip")(plain))
+        assert statuses(view, 2) == [200, 429]
+        assert check("9/m", "global", name="x").remaining == 7
+        assert check("1/m", "ip:192.0.2.1", name="x").remaining == 0
+
     def test_an_empty_name_is_refused(self) -> None:
         with pytest.raises(RuleError, match="name"):
             quota("1/m", name="")
@@ -263,14 +273,38 @@ class TestArguments:
     def test_nothing_or_both_is_refused_at_import(self) -> None:
         with pytest.raises(RateError, match="@quota got none"):
             quota()
-        for options in ({"name": "x"}, {"cost": 2}):
-            with pytest.raises(RuleError, match="give one or the other"):
-                quota(rule="x", **options)
         for wrong in ({"key": "usr"}, {"algorithm": "x"}, {"bloc": False}):
             with pytest.raises(RuleError, match=r"Did you mean|Known"):
                 quota("1/m", **wrong)
         with pytest.raises(RuleError):
             quota(rule=5)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        ("rates", "options", "named"),
+        [
+            ((), {"methods": ["POST"]}, "methods= cannot stand beside rule="),
+            ((), {"name": "x", "cost": 2}, "name= and cost= cannot stand beside rule="),
+            (("5/m",), {}, "'5/m' cannot stand beside rule="),
+        ],
+    )
+    def test_what_cannot_stand_beside_a_rule_of_the_settings_is_named(
+        self, rates: tuple[str, ...], options: dict[str, Any], named: str
+    ) -> None:
+        with pytest.raises(RuleError, match=named) as caught:
+            quota(*rates, rule="search", **options)
+        assert "QUOTA[\"RULES\"]['search']" in str(caught.value)
+
+    @override_settings(QUOTA={"RULES": {"search": "10/m"}})
+    def test_the_name_of_a_rule_given_as_a_rate_is_told_to_be_one(self) -> None:
+        with pytest.raises(RateError, match=r"name of a rule of the settings. Write @quota\(rule='search'\)"):
+            quota("search")
+        with pytest.raises(RateError, match=r"Write a count.* If it is a rule .*@quota\(rule='later'\)"):
+            quota("later")
+
+    @pytest.mark.parametrize("name", ["rate", "rates", "limit"])
+    def test_a_rate_given_by_name_is_told_to_come_first(self, name: str) -> None:
+        with pytest.raises(RuleError, match=rf"@quota takes no {name}=.* write @quota\('5/m'\)"):
+            quota(**{name: "5/m"})  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("option", ["cost", "skip", "key", "tuple", "rate"])
     @pytest.mark.parametrize("on", ["function", "class"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.db import connection
+from django.db import connection, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory
 from django.utils.functional import SimpleLazyObject
@@ -26,6 +26,23 @@ def test_a_refusal_in_a_view_rolls_its_transaction_back_where_there_is_one(
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", atomic)
     assert client.get("/writes/").status_code == 429
     assert User.objects.count() == (0 if atomic else 1)
+
+
+def refused_inside(request: HttpRequest) -> HttpResponse:
+    check("0/m", request, name="inside").raise_if_refused()
+    raise AssertionError
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("limit", [quota("9/m", name="outside"), concurrency(1, name="outside")], ids=["rate", "slot"])
+def test_a_refusal_in_a_view_leaves_the_transaction_of_its_caller_alone(limit: Any) -> None:
+    """Where Django opened none for the request, the one that is open belongs to somebody else."""
+    view = limit(refused_inside)
+    with transaction.atomic():
+        User.objects.create_user("ann")
+        assert view(RequestFactory().get("/")).status_code == 429
+        assert not transaction.get_rollback()
+    assert User.objects.count() == 1
 
 
 def test_what_a_view_returns_beside_a_response_is_left_to_django() -> None:

@@ -296,14 +296,99 @@ def test_placeholders_are_put_in_once_and_what_is_none_stays() -> None:
     ]  # fmt: skip
 
 
-def test_a_value_cannot_become_an_option() -> None:
-    with pytest.raises(UnfitError, match="reads as an option"):
-        Program(["fw", "{value}"], 1).arguments(values(value="-rf"))
-    assert Program(["fw", "--ip={value}", "-{value}"], 1).arguments(values(value="-rf")) == [
-        b"fw",
-        b"--ip=-rf",
-        b"--rf",
-    ]
+@pytest.mark.parametrize("word", ["{value}", "--ip={value}", "{ {value} }", "-{value}"])
+@pytest.mark.parametrize("value", ["-rf", "@blocked", "@/etc/passwd"])
+def test_a_value_cannot_become_an_option_or_a_file(word: str, value: str) -> None:
+    with pytest.raises(UnfitError, match="reads as an option or a file"):
+        Program(["fw", word], 1).arguments(values(value=value))
+
+
+def test_an_empty_value_does_not_turn_what_follows_into_an_option() -> None:
+    with pytest.raises(UnfitError, match="would become '-x'"):
+        Program(["fw", "{value}-x"], 1).arguments(values(value=""))
+    assert Program(["fw", "-x{value}"], 1).arguments(values(value="")) == [b"fw", b"-x"]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_an_address_comes_with_its_family(raw: redis.Redis, tmp_path: Path) -> None:
+    tell(raw, "ip:203.0.113.9")
+    tell(raw, "ip:2001:db8::/64")
+    said = consume(*recorder(tmp_path / "ran", "blocked{family}", "{ {ip} }"))
+    assert ran(tmp_path / "ran") == [["blocked4", "{ 203.0.113.9 }"], ["blocked6", "{ 2001:db8::/64 }"]]
+    assert "skipped" not in said
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "user:1",
+        "global",
+        "203.0.113.9",
+        "ip:203.0.113.9 }; flush ruleset; #",
+        "ip:203.0.113.9+post.phone:7b1d",
+        "post.phone:7b1d+ip:203.0.113.9",
+        "ip:203.0.113.0/24",
+        "ip:0.0.0.0/0",
+        "ip:::/0",
+        "ip:2001:db8::/32",
+        "ip:2001:db8::1",
+        "ip:fe80::1%}; flush ruleset; #",
+        "ip:203.0.113.9\n",
+        "ip:٢٠٣.0.113.9",
+        "ip:@blocked",
+        "ip:-rf",
+        "ip:",
+        "key.by_name:203.0.113.9",
+        "ip:" + "a" * 300,
+    ],
+)
+def test_an_event_of_no_single_address_is_skipped_where_the_program_takes_one(
+    raw: redis.Redis, tmp_path: Path, subject: str
+) -> None:
+    tell(raw, subject)
+    tell(raw, "ip:203.0.113.9")
+    said = consume(*recorder(tmp_path / "ran", "{ip}"))
+    assert ran(tmp_path / "ran") == [["203.0.113.9"]]
+    assert said.count("is skipped: its subject") == 1
+    assert pending(raw) == 0
+    assert shown("--dead") == []
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_whole_ipv6_addresses_are_single_where_the_site_tells_them_apart(
+    raw: redis.Redis, tmp_path: Path, settings: Any
+) -> None:
+    settings.QUOTA = {"IPV6_PREFIX": 128}
+    tell(raw, "ip:2001:db8::1")
+    tell(raw, "ip:2001:db8::/64")
+    assert "ip:2001:db8::/64" in consume(*recorder(tmp_path / "ran", "{ip}"))
+    assert ran(tmp_path / "ran") == [["2001:db8::1"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["sh", "-c", "ban {value}"], "{value} stands behind sh -c"),
+        (["/bin/bash", "-ec", "ban $1", "ban", "{subject}"], '"$QUOTA_EVENT_SUBJECT" in the script'),
+        (["sudo", "dash", "-c", "ban {ip}"], "{ip} stands behind dash -c"),
+        (["nft", "add", "element", "inet", "filter", "blocked", "{ {value} }"], "Use {ip} instead"),
+        (["ssh", "fw", "ban", "{rule}"], "ssh parses its arguments"),
+        (["sh", "ban.sh", "{value}"], ""),
+        (["sh", "-c", 'ban "$QUOTA_EVENT_VALUE"'], ""),
+        (["nft", "add", "element", "inet", "filter", "blocked{family}", "{ {ip} }"], ""),
+        (["ban", "-c", "{value}"], ""),
+    ],
+)
+def test_placeholders_that_a_program_would_parse_are_warned_of(words: list[str], said: str) -> None:
+    warning = Program(words, 1).warning
+    assert said in warning
+    assert bool(warning) is bool(said)
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_the_warning_is_printed_when_the_consumer_starts() -> None:
+    assert "Warning: {value} stands behind sh -c" in consume("sh", "-c", "true {value}")
 
 
 def test_an_event_does_not_choose_the_program() -> None:

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from django.core.checks import run_checks
-from django.test import RequestFactory
+from django.test import AsyncRequestFactory, RequestFactory
 
 from django_quota import RateError, Rule, addresses, check, quota
 from django_quota.exceptions import QuotaError, RuleError
 from django_quota.testing import RedisServer
+from tests.calls import always
 from tests.conftest import caches
 
 
@@ -35,7 +36,7 @@ def test_a_key_function_that_names_nobody_is_an_error_and_not_a_new_limit_each_t
     value: object, memory_store: None
 ) -> None:
     with pytest.raises(RuleError, match="names nobody"):
-        check("1/m", RequestFactory().get("/"), key=lambda request: value)
+        check("1/m", RequestFactory().get("/"), key=always(value))
 
 
 def test_a_misspelt_method_does_not_switch_a_rule_off() -> None:
@@ -69,6 +70,45 @@ def test_a_proxy_that_nobody_has_named_is_told_of_once(
             check("1/m", request, key="ip")
     assert len(caplog.messages) == told
     assert all(f'"TRUSTED_PROXIES": [{peer!r}] would do' in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("words", "allowed", "told"),
+    [
+        (["uvicorn", "--forwarded-allow-ips", "*", "site.asgi"], "", 1),
+        (["gunicorn", "-k", "uvicorn.workers.UvicornWorker", "--forwarded-allow-ips=*"], "", 1),
+        (["uvicorn", "site.asgi"], "*", 1),
+        (["uvicorn", "site.asgi"], "", 0),
+        (["uvicorn", "--forwarded-allow-ips", "10.0.0.1", "site.asgi"], "*", 0),
+        (["uvicorn", "--forwarded-allow-ips", "*", "--no-proxy-headers", "site.asgi"], "*", 0),
+    ],
+)
+@pytest.mark.usefixtures("memory_store")
+def test_a_server_that_believes_everybody_is_told_of_once(
+    words: list[str], allowed: str, told: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sys.argv", words)
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", allowed)
+    addresses._server_believes_everybody.cache_clear()
+    addresses._complain_of_the_server.cache_clear()
+    for client in ("203.0.113.1", "203.0.113.2"):
+        request = AsyncRequestFactory().get("/", headers={"x-forwarded-for": client})
+        check("1/m", request, key="ip")
+    found = [line for line in caplog.messages if "--no-proxy-headers" in line]
+    assert len(found) == told
+    addresses._server_believes_everybody.cache_clear()
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_under_wsgi_no_server_rewrites_the_address(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sys.argv", ["gunicorn", "--forwarded-allow-ips", "*"])
+    addresses._server_believes_everybody.cache_clear()
+    addresses._complain_of_the_server.cache_clear()
+    check("1/m", RequestFactory().get("/", REMOTE_ADDR="8.8.8.8", HTTP_X_FORWARDED_FOR="203.0.113.1"), key="ip")
+    assert caplog.messages == []
+    addresses._server_believes_everybody.cache_clear()
 
 
 SITE_WITHOUT_USERS = """

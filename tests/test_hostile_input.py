@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import unicodedata
 from collections.abc import Callable
 from io import StringIO
 from ipaddress import ip_address, ip_network
@@ -78,6 +79,10 @@ class TestSecrets:
     def test_different_values_are_different_subjects_and_none_is_in_the_clear(
         self, key: str, one: str, other: str
     ) -> None:
+        if key.startswith(("get", "post")):  # spellings that a form takes for one are one
+            one, other = (unicodedata.normalize("NFKC", value.strip()).casefold() for value in (one, other))
+            assume(one == unicodedata.normalize("NFKC", one.strip()).casefold())
+            assume(other == unicodedata.normalize("NFKC", other.strip()).casefold())
         assume(one != other)
         subjects = [answer(subject_flow(key, self.bringing(key, value))) for value in (one, other)]
         assert subjects[0] != subjects[1]

@@ -26,7 +26,7 @@ from django_quota import Decision, Rule, acheck, check, concurrency, quota
 from django_quota.exceptions import RuleError
 from django_quota.responses import write_headers
 from django_quota.testing import freeze
-from tests.calls import get, run
+from tests.calls import always, get, run
 from tests.inputs import inputs
 
 NOW = 1_790_000_000_123_457
@@ -111,7 +111,7 @@ def ask(name: str, now: int) -> HttpResponseBase:
 def limited(name: str, rule: str, rates: list[str], options: dict[str, Any]) -> Iterator[None]:
     """Limit a view so, with nothing used yet."""
     subject = f"number-{next(NUMBERS)}"
-    options = {**options, "key": lambda request: subject}
+    options = {**options, "key": always(subject)}
     ASKED.update(rates="; ".join(rates), options={**options, "name": rule}, slot=subject)
     rules = {rule: {"rate": rates, "match": "/", **options}} if name.startswith("middleware") else {}
     with override_settings(ROOT_URLCONF=__name__, QUOTA={"STORE": "memory", "RULES": rules}):
@@ -137,7 +137,10 @@ def agree(response: HttpResponseBase, decision: Decision) -> None:
         assert type(name) is str
         assert p["q"] == outcome.limit
         assert p.get("w") == outcome.window
-        assert s == {"r": max(outcome.remaining, 0), "t": math.ceil(outcome.reset_after)}
+        more = {} if outcome.next_after is None else {"t": math.ceil(outcome.next_after)}
+        assert s == {"r": max(outcome.remaining, 0), **more}
+        assert ("t" in s) == (outcome.remaining < outcome.limit)
+        assert outcome.allowed or outcome.retry_after is None or s["t"] <= max(1, math.ceil(outcome.retry_after))
         assert all(type(number) is int and number in INTEGERS for number in (*s.values(), p["q"], p.get("w", 0)))
         assert s["r"] <= p["q"]
     assert ("Retry-After" in response.headers) == (not decision.allowed and decision.retry_after is not None)
@@ -194,7 +197,7 @@ def test_headers_parse_agree_with_the_decision_and_tell_the_truth(
 @pytest.mark.parametrize("name", sorted(VIEWS))
 def test_on_every_store_every_edge_says_the_same(name: str) -> None:
     store = django_settings.QUOTA
-    options = {"key": lambda request: "ann", "cost": 2}
+    options = {"key": always("ann"), "cost": 2}
     ASKED.update(rates="5/m; 9/h", options={**options, "name": "r"}, slot="s")
     rules = {"r": {"rate": "5/m; 9/h", "match": "/", **options}} if name.startswith("middleware") else {}
     with override_settings(ROOT_URLCONF=__name__, QUOTA={**store, "RULES": rules}):
@@ -224,8 +227,19 @@ def test_who_finds_no_slot_is_told_when_one_comes_free_at_the_latest(is_async: b
     assert response.headers["Retry-After"] == "30"
 
 
-def test_a_debt_above_all_bounds_is_an_integer_of_a_structured_field() -> None:
-    outcome = check("1/m", "global").outcomes[0]._replace(remaining=-5, reset_after=1e30)
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ({"remaining": -5}, {"r": 0, "t": 60}),
+        ({"remaining": 10**16}, {"r": 999_999_999_999_999, "t": 60}),
+        ({"next_after": 1e30}, {"r": 0, "t": 999_999_999_999_999}),
+    ],
+)
+def test_what_is_out_of_bounds_is_told_as_an_integer_of_a_structured_field(
+    found: dict[str, Any], told: dict[str, int]
+) -> None:
+    outcome = check("1/m", f"number-{next(NUMBERS)}").outcomes[0]._replace(**found)
     response = HttpResponse()
-    write_headers(response, Decision.of((outcome,)))
-    assert parsed(response, "RateLimit") == [("1/m", {"r": 0, "t": 999_999_999_999_999})]
+    with freeze(NOW):
+        write_headers(response, Decision.of((outcome,)))
+    assert parsed(response, "RateLimit") == [("1/m", told)]

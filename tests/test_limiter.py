@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,25 @@ def test_retry_after_is_true_to_the_microsecond(algorithm: str, rate: str) -> No
         assert not check(rate, SUBJECT, **options)
     with freeze(now + wait):
         assert check(rate, SUBJECT, **options)
+
+
+@pytest.mark.usefixtures("either_store")
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "leaky_bucket"])
+def test_counted_refusals_fill_a_limit_and_no_more(algorithm: str) -> None:
+    options: dict[str, Any] = {"algorithm": algorithm, "count_refused": True}
+    with freeze(START):
+        assert bools([check("10/m", SUBJECT, 6, **options) for _ in range(3)]) == [True, False, False]
+        assert refund("10/m", SUBJECT, 10, **options).remaining == 10
+
+
+@pytest.mark.usefixtures("either_store")
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_is_left_is_never_below_zero(algorithm: str) -> None:
+    options: dict[str, Any] = {"algorithm": algorithm}
+    with freeze(START):
+        reserve("10/h", SUBJECT, 1, name="rule", **options).settle(25)
+        told = [verb("4/h", SUBJECT, name="rule", **options) for verb in (peek, check, refund)]
+    assert [each.remaining for each in told] == [0, 0, 0]
 
 
 def test_a_cost_above_the_limit_promises_no_retry(memory_store: None) -> None:
@@ -268,6 +288,28 @@ def test_a_reset_that_cannot_be_done_is_an_error() -> None:
         reset("1/m", SUBJECT)
     with pytest.raises(StoreUnavailable):
         asyncio.run(areset("1/m", SUBJECT))
+
+
+def test_a_shadow_refusal_is_logged_by_a_check_and_not_by_a_peek(
+    memory_store: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "django_quota")
+    assert not peek("0/m", SUBJECT, name="shade", shadow=True).outcomes[0].allowed
+    assert not asyncio.run(apeek("0/m", SUBJECT, name="shade", shadow=True)).outcomes[0].allowed
+    assert caplog.messages == []
+    check("0/m", SUBJECT, name="shade", shadow=True)
+    asyncio.run(acheck("0/m", SUBJECT, name="shade", shadow=True))
+    assert caplog.messages == [f"Shadow rule 'shade' would have refused {SUBJECT!r}."] * 2
+
+
+@pytest.mark.parametrize("setting", ["CACHES", "QUOTA"])
+def test_no_sweeper_of_the_old_settings_goes_on_when_they_change(setting: str, settings: Any, tmp_path: Path) -> None:
+    settings.CACHES = caches(RedisServer(f"unix://{tmp_path}/nobody.sock", 0, Path()))
+    before = set(threading.enumerate())
+    assert check("1/m", SUBJECT, on_unavailable="local").degraded
+    (sweeper,) = [thread for thread in set(threading.enumerate()) - before if thread.name == "django-quota-sweeper"]
+    setattr(settings, setting, dict(getattr(settings, setting)))
+    assert not sweeper.is_alive()
 
 
 # --- what a review found ----------------------------------------------------------------------------------------------

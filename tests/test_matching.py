@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota.exceptions import RuleError
-from django_quota.matching import Match
+from django_quota.matching import Glob, Match
+from tests.inputs import inputs
 
 
 class Place(NamedTuple):
@@ -55,6 +56,31 @@ class TestPaths:
         )
         if "**" not in pattern:
             assert holds(pattern, subject) is fits
+
+    @inputs(2_000)
+    @given(st.text("ab/*.\n", max_size=10), st.text("ab/.\n", max_size=12))
+    def test_a_glob_fits_what_its_regular_expression_would(self, glob: str, path: str) -> None:
+        pattern = f"/{glob}"
+        if "*" in pattern:
+            assert holds(pattern, f"/{path}") is bool(_expression(pattern).fullmatch(f"/{path}"))
+
+    def test_a_glob_reads_a_path_once_and_never_goes_back(self) -> None:
+        signs = iter("-" * 5 + ".csv")
+        assert Glob("*-*-**.csv").follow(signs)  # an iterator cannot go back
+        assert next(signs, None) is None
+
+    def test_many_stars_on_a_long_path_are_compared_without_going_back(self) -> None:
+        for glob in ("/reports/*-*-*.csv", "/**-**-**.csv", "/**-*-**-*.csv", "/reports/" + "*-" * 100 + ".csv"):
+            assert not holds(glob, "/reports/" + "-" * 4_000)
+            assert holds(glob, "/reports/" + "-" * 4_000 + ".csv")
+
+
+def _expression(glob: str) -> re.Pattern[str]:
+    """Return what a glob means, as a regular expression says it."""
+    signs = (
+        "[^/]*" if part == "*" else ".*" if part[:1] == "*" else re.escape(part) for part in re.split(r"(\*+)", glob)
+    )
+    return re.compile("".join(signs), re.DOTALL)
 
 
 class TestViews:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import redis
@@ -19,20 +21,20 @@ from django.db import OperationalError, connection, connections, transaction
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from django_quota import background, check, overrides, publishing, republishing
+from django_quota import background, check, override_sync, overrides
 from django_quota.clock import SECOND
 from django_quota.exceptions import StoreUnavailable
 from django_quota.keys import MAX_PART, field
 from django_quota.limiter import get_limiter
-from django_quota.models import OverrideOutbox, QuotaOverride
+from django_quota.models import OverrideOutbox, Overview, QuotaOverride, Subject
 from django_quota.operations.base import DictStates, text
+from django_quota.operations.generations import FinishMarking, Raise
 from django_quota.operations.publish import AFTER_END, OVERRIDE_TTL
 from django_quota.overrides import Override, marker_key, publication, published, standing_key
-from django_quota.signals import store_back
+from django_quota.stores.errands import EVERY
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis import RedisStore
 from django_quota.testing import RedisServer, freeze
-from tests.commands import wait_until
 from tests.databases import default_database, sqlite_database
 from tests.inputs import inputs
 from tests.steps import START
@@ -129,6 +131,40 @@ def test_lua_and_specification_never_differ(
     store.close()
 
 
+marks = st.one_of(
+    st.builds(Raise, st.just("quota:mark"), st.integers(0, 4), st.integers(0, 6)),
+    st.builds(
+        FinishMarking,
+        st.just("quota:mark"),
+        st.just("quota:count"),
+        st.integers(0, 2),
+        st.integers(1, 5),
+        st.just(60 * SECOND),
+    ),
+    st.integers(0, 2),
+)
+
+
+@given(steps=st.lists(marks, max_size=8))
+@inputs(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_scripts_of_the_generation_and_their_specification_never_differ(
+    redis_cache: RedisServer, raw: redis.Redis, steps: list[Raise | FinishMarking | int]
+) -> None:
+    raw.flushall()
+    states, store = DictStates(), RedisStore("default")
+    for step in steps:
+        if isinstance(step, int):  # what its server was told is counted
+            raw.set("quota:count", step, ex=60)
+            states.put("quota:count", step, START + 60 * SECOND)
+            continue
+        assert store.run(step, START) == step.run(states, START)
+        for key in ("quota:mark", "quota:count"):
+            value = raw.get(key)
+            assert (None if value is None else int(value)) == states.get(key)
+            assert value is None or raw.pttl(key) > 0
+    store.close()
+
+
 @pytest.mark.usefixtures("redis_cache")
 def test_publishing_shortens_no_life(raw: redis.Redis) -> None:
     key = standing_key(PREFIX, "user:1")
@@ -154,11 +190,29 @@ def test_an_override_outlives_its_end_by_a_minute_and_an_endless_one_thirty_days
 
 
 @pytest.fixture
-def published_at_once(redis_cache: RedisServer, database: dict[str, Any]) -> Iterator[None]:
-    """Tables, and a Redis that is told; no thread outlives the test."""
-    yield
-    for name in (republishing.RETRIES, republishing.REPUBLISHING):
-        background.join(name)
+def published_at_once(redis_cache: RedisServer, database: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables, and a Redis that is told."""
+    for name, value in vars(override_sync._Looking).items():
+        if not name.startswith("_"):
+            monkeypatch.setattr(override_sync._Looking, name, type(value)())
+
+
+def next_turn(raw: redis.Redis) -> None:
+    """Let the time pass until somebody may look again whether Redis holds all overrides."""
+    raw.delete(overrides.turn_key(PREFIX))
+
+
+@contextmanager
+def another_database(folder: Path) -> Iterator[str]:
+    """Have our tables in a second database for a block; yields its alias."""
+    connections.databases["other"] = {**connections.databases["default"], **sqlite_database(folder / "other.sqlite3")}
+    try:
+        call_command("migrate", database="other", verbosity=0)
+        yield "other"
+    finally:
+        connections["other"].close()
+        del connections["other"]
+        del connections.databases["other"]
 
 
 @pytest.mark.usefixtures("published_at_once")
@@ -201,9 +255,9 @@ class TestSaving:
 
     def test_statements_over_many_rows_publish_too(self) -> None:
         QuotaOverride.objects.bulk_create(
-            [QuotaOverride(subject=f"user:{n}", rule="*", mode="blocked") for n in range(publishing.BATCH + 3)]
+            [QuotaOverride(subject=f"user:{n}", rule="*", mode="blocked") for n in range(override_sync.BATCH + 3)]
         )
-        assert held("user:0") == held(f"user:{publishing.BATCH + 2}") == {"*": BLOCKED}
+        assert held("user:0") == held(f"user:{override_sync.BATCH + 2}") == {"*": BLOCKED}
         QuotaOverride.objects.filter(subject="user:0").update(mode="exempt")
         assert held("user:0") == {"*": Override("exempt")}
         rows = list(QuotaOverride.objects.filter(subject__in=["user:1", "user:2"]))
@@ -214,7 +268,7 @@ class TestSaving:
         assert held("user:1") == held("user:2") == {}
         assert held("user:11") == held("user:21") == {"*": BLOCKED}
         QuotaOverride.objects.all().delete()
-        assert held("user:11") == held(f"user:{publishing.BATCH + 2}") == {}
+        assert held("user:11") == held(f"user:{override_sync.BATCH + 2}") == {}
 
     def test_what_a_fixture_loads_is_published(self, tmp_path: Any) -> None:
         blocked()
@@ -258,12 +312,12 @@ class TestSaving:
         run_all = overrides.run_all
 
         def overtaken(*arguments: Any) -> Any:
-            monkeypatch.setattr(publishing, "run_all", run_all)
+            monkeypatch.setattr(override_sync, "run_all", run_all)
             QuotaOverride.objects.filter(pk=row.pk).update(mode="exempt")
             return run_all(*arguments)
 
-        monkeypatch.setattr(publishing, "run_all", overtaken)
-        publishing.publish(["user:1"], "default")
+        monkeypatch.setattr(override_sync, "run_all", overtaken)
+        override_sync.publish(["user:1"], "default")
         assert held() == {"search": Override("exempt")}
 
     def test_many_who_save_at_once_leave_what_the_rows_say(self) -> None:
@@ -291,40 +345,33 @@ class TestRedisAway:
     """The row is saved whatever happens to Redis, and Redis knows in the end."""
 
     @pytest.fixture
-    def away(self, published_at_once: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
-        """Let Redis be away, or back; retries begin when the test says so."""
+    def away(self, published_at_once: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+        """Let Redis be away, or back."""
         run_all = overrides.run_all
-        pause = threading.Event()
-        monkeypatch.setattr(republishing._wake, "pause", lambda _: pause.wait())
 
         def refuse(*_: Any) -> Any:
             raise StoreUnavailable("it is away")
 
-        def switch(is_away: bool) -> None:
-            monkeypatch.setattr(publishing, "run_all", refuse if is_away else run_all)
-            if not is_away:
-                pause.set()
+        return lambda is_away: monkeypatch.setattr(override_sync, "run_all", refuse if is_away else run_all)
 
-        yield switch
-        switch(False)  # a test that fails leaves nobody waiting
-
-    def test_the_row_is_saved_the_error_logged_and_this_process_tries_again(
-        self, away: Callable[[bool], None], caplog: pytest.LogCaptureFixture
+    def test_the_row_is_saved_the_error_logged_and_the_next_look_publishes_it(
+        self, away: Callable[[bool], None], raw: redis.Redis, caplog: pytest.LogCaptureFixture
     ) -> None:
         away(True)
         row = blocked()
         assert row.pk
         assert "not published: The quota store is unavailable: it is away. They wait in the database" in caplog.text
         assert OverrideOutbox.objects.get().subject == "user:1"
+        override_sync.look()
+        assert held() == {}
         away(False)
-        background.join(republishing.RETRIES)
+        next_turn(raw)
+        override_sync.look()
         assert held() == {"search": BLOCKED}
         assert not OverrideOutbox.objects.exists()
+        assert "had waited in the database, and were published: 1 of them" in caplog.text
 
-    def test_where_the_process_ends_the_next_change_publishes_it(
-        self, away: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(republishing, "in_background", lambda *_: None)
+    def test_the_next_change_publishes_it_too(self, away: Callable[[bool], None]) -> None:
         away(True)
         blocked().delete()
         blocked(rule="login")
@@ -333,135 +380,14 @@ class TestRedisAway:
         assert held() == {"login": BLOCKED}
         assert not OverrideOutbox.objects.exists()
 
-    def test_a_sync_publishes_it_too(self, away: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(republishing, "in_background", lambda *_: None)
+    def test_a_sync_publishes_it_too(self, away: Callable[[bool], None]) -> None:
         away(True)
         blocked()
         away(False)
-        assert publishing.is_pending("user:1", "default")
+        assert override_sync.is_pending("user:1", "default")
         call_command("quota_sync", stdout=StringIO())
         assert held() == {"search": BLOCKED}
-        assert not publishing.is_pending("user:1", "default")
-
-
-@pytest.mark.usefixtures("published_at_once")
-class TestRedisBack:
-    """What waits is published by whoever notices that Redis is back, and by nobody twice."""
-
-    @pytest.fixture(autouse=True)
-    def _anew(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(republishing, "_wake", republishing._Wake())
-        monkeypatch.setattr(republishing._Looking, "has_missed_tables", False)
-
-    def saved_while_away(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Save a block by a process that ends: nobody tries again."""
-        with monkeypatch.context() as patch:
-            patch.setattr(publishing, "run_all", self.refuse)
-            patch.setattr(republishing, "in_background", lambda *_: None)
-            blocked()
-        assert held() == {}
-
-    @staticmethod
-    def refuse(*_: Any) -> Any:
-        raise StoreUnavailable("it is away")
-
-    def back(self) -> None:
-        republishing.publish_when_back(seconds=2.0)
-        background.join(republishing.RETRIES)
-
-    def test_it_is_what_the_end_of_an_outage_calls(self) -> None:
-        republishing.connect()
-        assert republishing.publish_when_back in store_back._live_receivers(None)[0]
-
-    def test_what_another_process_saved_is_published(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        self.saved_while_away(monkeypatch)
-        self.back()
-        assert held() == {"search": BLOCKED}
-        assert not OverrideOutbox.objects.exists()
-        assert "published late, 1 of them" in caplog.text
-
-    def test_where_nothing_waits_nothing_is_said_and_redis_is_not_asked(
-        self, settings: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        pauses = iter([None])
-        monkeypatch.setattr(republishing._wake, "pause", lambda _: next(pauses))  # a second look would be an error
-        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nonexistent/redis.sock"}}
-        self.back()
-        assert caplog.text == ""
-
-    def test_a_retry_that_pauses_is_woken(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(republishing, "FIRST_RETRY", 86_400.0)
-        with monkeypatch.context() as patch:
-            patch.setattr(publishing, "run_all", self.refuse)
-            blocked()
-        assert held() == {}
-        try:
-            republishing.publish_when_back(seconds=2.0)
-            wait_until(lambda: held() == {"search": BLOCKED})
-        finally:
-            republishing._wake.now()  # a test that fails leaves nobody waiting
-
-    def test_while_another_process_publishes_it_is_left_to_that_one_and_looked_at_again(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        self.saved_while_away(monkeypatch)
-        pauses: list[float] = []
-        with overrides.locked(RedisStore("default"), PREFIX) as keep:
-            assert keep is not None
-            lock = f"{marker_key(PREFIX)}:lock"
-
-            def pause(seconds: float) -> None:
-                pauses.append(seconds)
-                assert held() == {}
-                if len(pauses) == 3:  # the other one has died, and its lock has run out
-                    with get_limiter().store.commands() as client:  # type: ignore[attr-defined]
-                        client.delete(lock)
-
-            monkeypatch.setattr(republishing._wake, "pause", pause)
-            self.back()
-        assert pauses == [0.0, 1.0, 2.0]
-        assert held() == {"search": BLOCKED}
-
-    def test_a_database_that_does_not_answer_is_told_once_and_asked_again(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        self.saved_while_away(monkeypatch)
-        answers = iter([OperationalError("it is slow"), OperationalError("it is slow"), None])
-
-        def count(using: str, most: int | None = None) -> int:
-            if (error := next(answers)) is not None:
-                raise error
-            return publishing.how_many_wait(using, most)
-
-        monkeypatch.setattr(republishing, "how_many_wait", count)
-        monkeypatch.setattr(republishing._wake, "pause", lambda _: None)
-        self.back()
-        assert held() == {"search": BLOCKED}
-        assert caplog.text.count("Overrides wait, and cannot be published: it is slow. It is tried again.") == 1
-
-    def test_where_limiting_is_off_it_waits_on(self, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.saved_while_away(monkeypatch)
-        settings.QUOTA = {"ENABLED": False}
-        self.back()
-        assert publishing.is_pending("user:1", "default")
-
-    def test_a_site_without_the_tables_is_told_once(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        monkeypatch.setattr(type(connection.introspection), "table_names", lambda *_, **__: [])
-        self.back()
-        self.back()
-        assert caplog.text.count("`migrate` makes them") == 1
-
-    def test_a_site_without_a_database_is_told_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
-        with default_database({"ENGINE": "django.db.backends.dummy"}):
-            self.back()
-            republishing._Looking.again = 0.0
-            republishing.republish_if_lost()
-            background.join(republishing.REPUBLISHING)
-        assert caplog.text == ""
+        assert not override_sync.is_pending("user:1", "default")
 
 
 def commanded(*words: str, at_fault: str = "") -> str:
@@ -476,8 +402,7 @@ class TestCommandsPublishWhatWaits:
     """Where no process noticed an outage, the commands that cron runs publish what waits, and all say how much does."""
 
     @pytest.fixture(autouse=True)
-    def _waiting(self, published_at_once: None, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        monkeypatch.setattr(republishing, "in_background", lambda *_: None)
+    def _waiting(self, published_at_once: None, raw: redis.Redis) -> Iterator[None]:
         raw.config_set("maxmemory", 1)
         try:
             blocked()
@@ -579,29 +504,29 @@ class TestSync:
 
         def overtaken(store: Any, operations: Any, now: Any) -> Any:
             if operations:
-                monkeypatch.setattr(publishing, "run_all", run_all)
+                monkeypatch.setattr(override_sync, "run_all", run_all)
                 blocked(subject, "*")
             return run_all(store, operations, now)
 
-        monkeypatch.setattr(publishing, "run_all", overtaken)
+        monkeypatch.setattr(override_sync, "run_all", overtaken)
         synced()
         assert QuotaOverride.objects.exists()
         assert held(subject) == {"*": BLOCKED}
 
     def test_blocking_ones_come_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(publishing, "BATCH", 2)
+        monkeypatch.setattr(override_sync, "BATCH", 2)
         for n in range(3):
             blocked(f"user:{n}", mode="exempt")
             blocked(f"user:{n}0")
         blocked("user:00", "*", mode="exempt")
         told: list[str] = []
-        publish = publishing.publish
+        publish = override_sync.publish
 
         def noted(subjects: Any, using: str) -> None:
             told.extend(subjects)
             publish(subjects, using)
 
-        monkeypatch.setattr(publishing, "publish", noted)
+        monkeypatch.setattr(override_sync, "publish", noted)
         assert synced() == {"subjects": 6, "withdrawn": 0}
         assert told == ["user:00", "user:10", "user:20", "user:0", "user:1", "user:2"]
 
@@ -609,14 +534,14 @@ class TestSync:
         self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         blocked()
-        withdraw = publishing._withdraw_orphans
+        withdraw = override_sync._withdraw_orphans
 
         def lose(*arguments: Any) -> int:
-            monkeypatch.setattr(publishing, "_withdraw_orphans", withdraw)
+            monkeypatch.setattr(override_sync, "_withdraw_orphans", withdraw)
             raw.flushall()
             return withdraw(*arguments)
 
-        monkeypatch.setattr(publishing, "_withdraw_orphans", lose)
+        monkeypatch.setattr(override_sync, "_withdraw_orphans", lose)
         synced()
         assert held() == {"search": BLOCKED}
         assert raw.exists(marker_key(PREFIX))
@@ -624,7 +549,7 @@ class TestSync:
     def test_where_redis_loses_its_memory_again_and_again_it_says_so(
         self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(publishing, "_withdraw_orphans", lambda *_: raw.flushall())
+        monkeypatch.setattr(override_sync, "_withdraw_orphans", lambda *_: raw.flushall())
         with pytest.raises(CommandError, match="lost its memory"):
             synced()
         assert not raw.exists(marker_key(PREFIX))
@@ -633,8 +558,8 @@ class TestSync:
         for n in range(3):
             blocked(f"user:{n}", mode="exempt" if n else "blocked")
         reported: list[int] = []
-        publishing.republish(report=reported.append)
-        assert sum(reported) == publishing.count_subjects("default") == 3
+        override_sync.republish(report=reported.append)
+        assert sum(reported) == override_sync.count_subjects("default") == 3
 
     def test_a_redis_that_is_away_is_an_error(self, settings: Any) -> None:
         settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nonexistent/redis.sock"}}
@@ -644,63 +569,202 @@ class TestSync:
 
 @pytest.mark.usefixtures("published_at_once")
 class TestLost:
-    """A Redis that lost its memory gets it back without anybody asking."""
+    """A Redis that lost its memory, or a part of it, gets it back without anybody asking."""
 
-    @pytest.fixture(autouse=True)
-    def _looks_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(republishing._Looking, "again", 0.0)
-        monkeypatch.setattr(republishing._Looking, "has_missed_tables", False)
+    def lose_the_last(self, raw: redis.Redis, change: Callable[[], object]) -> None:
+        """Make a change that Redis holds, and then no longer: as a replica that takes over may have missed it."""
+        snapshot = {key: (raw.dump(key), raw.pttl(key)) for key in raw.scan_iter()}
+        change()
+        raw.flushall()
+        for key, (value, ttl) in snapshot.items():
+            raw.restore(key, ttl, value or b"")
+        raw.delete(overrides.turn_key(PREFIX))
 
-    def republish(self) -> None:
-        republishing.republish_if_lost()
-        background.join(republishing.REPUBLISHING)
+    def test_looking_is_what_requests_ask_for(self) -> None:
+        override_sync.connect()
+        assert overrides.on_due is override_sync.look_soon
 
-    def test_it_is_what_the_watcher_calls(self) -> None:
-        republishing.connect()
-        assert overrides.on_lost is republishing.republish_if_lost
-
-    def test_what_was_lost_comes_back(self, raw: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
+    def test_all_that_was_lost_comes_back(self, raw: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
         blocked()
         raw.flushall()
-        self.republish()
+        override_sync.look()
         assert held() == {"search": BLOCKED}
         assert "those of 1 subjects are back" in caplog.text
-        assert [key for key in raw.scan_iter() if b"lock" in key] == []
+        assert {key.decode() for key in raw.scan_iter("*overrides*")} == {
+            marker_key(PREFIX),
+            overrides.turn_key(PREFIX),
+        }
+        assert all(raw.ttl(key) > 0 for key in raw.scan_iter())
+
+    def test_a_block_that_alone_was_lost_comes_back(self, raw: redis.Redis) -> None:
+        synced()
+        self.lose_the_last(raw, blocked)
+        assert held() == {}
+        override_sync.look()
+        assert held() == {"search": BLOCKED}
+
+    def test_an_exemption_that_was_withdrawn_and_is_there_again_is_withdrawn_again(self, raw: redis.Redis) -> None:
+        row = blocked(mode="exempt")
+        synced()
+        self.lose_the_last(raw, row.delete)
+        assert held() == {"search": Override("exempt")}
+        override_sync.look()
+        assert held() == {}
+
+    def test_what_is_saved_after_a_loss_does_not_hide_it(self, raw: redis.Redis) -> None:
+        synced()
+        self.lose_the_last(raw, blocked)
+        for name in ("user:2", "user:3"):
+            blocked(name)
+        assert held() == {}
+        assert held("user:3") == {"search": BLOCKED}
+        override_sync.look()
+        assert held() == {"search": BLOCKED}
+
+    def test_what_sql_has_changed_and_a_sync_has_told_comes_back_too(self, raw: redis.Redis) -> None:
+        synced()
+
+        def by_sql() -> None:
+            QuotaOverride.objects.bulk_create([QuotaOverride(subject="user:1", rule="search", mode="blocked")])
+            OverrideOutbox.objects.all().delete()
+            synced()
+
+        with patch.object(override_sync, "publish_pending"):
+            self.lose_the_last(raw, by_sql)
+        assert held() == {}
+        override_sync.look()
+        assert held() == {"search": BLOCKED}
+
+    @pytest.mark.parametrize("command", ["quota_sweep", "quota_rollup"])
+    def test_the_commands_that_cron_runs_notice_a_loss(self, raw: redis.Redis, command: str) -> None:
+        synced()
+        self.lose_the_last(raw, blocked)
+        assert "Redis had lost overrides: published those of 1 subjects again." in commanded(command)
+        assert held() == {"search": BLOCKED}
+        assert json.loads(commanded(command, "--json"))["republished"] == 0
 
     def test_where_nothing_was_lost_nothing_is_done(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
         synced()
-        monkeypatch.setattr(republishing, "republish", None)
-        self.republish()
-        raw.flushall()
-        with overrides.locked(RedisStore("default"), PREFIX) as keep:
-            assert keep is not None
-            self.republish()  # another process does it
-        assert republishing._Looking.again == 0.0
+        blocked()
+        monkeypatch.setattr(override_sync, "_publish_all", None)
+        override_sync.look()
+        assert held() == {"search": BLOCKED}
 
-    def test_what_goes_wrong_is_logged_and_left_alone_for_a_while(
-        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_one_process_looks_and_the_others_leave_it_to_that_one(self, raw: redis.Redis) -> None:
         blocked()
         raw.flushall()
-        with monkeypatch.context() as patch:
-            patch.setattr(republishing, "republish", lambda **_: 1 / 0)
-            self.republish()
-        assert "ZeroDivisionError" in caplog.text
-        self.republish()
+        assert overrides.Turn(RedisStore("default"), PREFIX).take()
+        override_sync.look()
         assert held() == {}
-        monkeypatch.setattr(republishing._Looking, "again", 0.0)
-        self.republish()
+
+    def test_a_turn_is_kept_while_all_is_published(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+        for number in range(3):
+            blocked(f"user:{number}")
+        raw.flushall()
+        monkeypatch.setattr(override_sync, "BATCH", 1)
+        monkeypatch.setattr(overrides, "TURN", 60.0)
+        monkeypatch.setattr(overrides.Turn, "keep", lambda turn: turn._keep(overrides.TURN))
+        publish, left = override_sync.publish, []
+
+        def late(subjects: Any, using: str) -> None:
+            if subjects:
+                left.append(raw.pttl(overrides.turn_key(PREFIX)))
+                raw.pexpire(overrides.turn_key(PREFIX), 10_000)
+            publish(subjects, using)
+
+        monkeypatch.setattr(override_sync, "publish", late)
+        override_sync.look()
+        assert len(left) == 3
+        assert min(left) > 10_000
+
+    def test_a_process_that_dies_in_its_turn_keeps_the_others_waiting_for_less_than_three_seconds(
+        self, raw: redis.Redis
+    ) -> None:
+        assert overrides.Turn(RedisStore("default"), PREFIX).take()
+        assert raw.pttl(overrides.turn_key(PREFIX)) + 1_000 * EVERY < 3_000  # the others ask once in `EVERY`
+
+    def test_what_goes_wrong_is_logged_once_and_tried_again_later(
+        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(*_: Any) -> Any:
+            raise OperationalError("it is slow")
+
+        blocked()
+        raw.flushall()
+        with monkeypatch.context() as patched:
+            patched.setattr(override_sync, "how_many_wait", fail)
+            for _ in range(2):
+                override_sync.look()
+                assert overrides.TURN * 1_000 < raw.pttl(overrides.turn_key(PREFIX)) <= 10_000
+                next_turn(raw)
+        assert caplog.text.count("cannot be published: it is slow. It is tried again.") == 1
+        override_sync.look()
         assert held() == {"search": BLOCKED}
+
+    def test_where_limiting_is_off_it_waits_on(self, raw: redis.Redis, settings: Any) -> None:
+        blocked()
+        raw.flushall()
+        settings.QUOTA = {"ENABLED": False}
+        override_sync.look()
+        assert held() == {}
 
     def test_a_site_without_the_tables_is_told_once(
         self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(type(connection.introspection), "table_names", lambda *_, **__: [])
         for _ in range(2):
-            monkeypatch.setattr(republishing._Looking, "again", 0.0)
-            self.republish()
+            override_sync.look()
         assert caplog.text.count("`migrate` makes them") == 1
         assert not raw.exists(marker_key(PREFIX))
+
+    def test_a_site_without_a_database_is_told_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
+        with default_database({"ENGINE": "django.db.backends.dummy"}):
+            override_sync.look()
+        assert caplog.text == ""
+
+    def test_a_database_in_memory_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        looked: list[int] = []
+        monkeypatch.setattr(override_sync, "look", lambda: looked.append(1))
+        with default_database({"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}):
+            override_sync.look_soon()
+        background.join(override_sync.LOOKING)
+        assert looked == []
+        override_sync.look_soon()
+        background.join(override_sync.LOOKING)
+        assert looked == [1]
+
+
+@pytest.mark.usefixtures("published_at_once")
+class TestWhatCounts:
+    """Each row of the database that overrides are written to, by whatever model; and no other row."""
+
+    def test_a_row_of_another_database_changes_nothing(self, tmp_path: Path, django_db_blocker: Any) -> None:
+        blocked()
+        with another_database(tmp_path) as other:
+            copy = QuotaOverride(subject="user:1", rule="search", mode="exempt")
+            copy.save(using=other)
+            assert held() == {"search": BLOCKED}
+            QuotaOverride.objects.using(other).update(mode="blocked", rule="login")
+            QuotaOverride.objects.using(other).bulk_create([QuotaOverride(subject="user:2", rule="a", mode="exempt")])
+            QuotaOverride.objects.using(other).all().delete()
+            assert (held(), held("user:2")) == ({"search": BLOCKED}, {})
+            assert not OverrideOutbox.objects.using(other).exists()
+
+    @pytest.mark.parametrize("model", [Subject, Overview])
+    def test_a_row_of_a_proxy_model_is_an_override_like_any_other(self, model: Any) -> None:
+        row = model.objects.create(subject="user:1", rule="search", mode="blocked")
+        assert held() == {"search": BLOCKED}
+        row.mode = "exempt"
+        row.save()
+        assert held() == {"search": Override("exempt")}
+        model.objects.update(mode="blocked")
+        assert held() == {"search": BLOCKED}
+        row.delete()
+        assert held() == {}
+        model.objects.bulk_create([model(subject="user:1", rule="login", mode="blocked")])
+        assert held() == {"login": BLOCKED}
+        model.objects.all().delete()
+        assert held() == {}
 
 
 class ReplicaThatLags:
@@ -733,7 +797,7 @@ def test_the_memory_store_is_told_too() -> None:
     key = standing_key(PREFIX, "user:1")
     assert store._shard(key).get(key) == {"o:search": BLOCKED.wire}
     store._shard(key).drop(key)
-    assert publishing.republish().subjects == 1
+    assert override_sync.republish().subjects == 1
     assert store._shard(key).get(key) == {"o:search": BLOCKED.wire}
     row.delete()
     assert store._shard(key).get(key) is None
@@ -749,6 +813,9 @@ def said(*words: str) -> Any:
     out, notes = StringIO(), StringIO()
     call_command("quota_override", *words, stdout=out, stderr=notes)
     return json.loads(out.getvalue()) if "--json" in words else out.getvalue() + notes.getvalue()
+
+
+_SETTING = [["set", "user:1", "5/m", option] for option in ("--rule", "--reason")]
 
 
 @pytest.mark.usefixtures("published_at_once")
@@ -801,6 +868,12 @@ class TestTheCommand:
         assert told in str(caught.value)
         assert not QuotaOverride.objects.exists()
 
+    def test_an_option_whose_bytes_are_no_text_is_a_clear_error(self) -> None:
+        odd = os.fsdecode(b"a\xff")
+        for words in (["list", "--rule"], ["clear", "user:1", "--rule"], *_SETTING):
+            with pytest.raises(CommandError, match=rf"^{words[-1]} 'a\\udcff' is not UTF-8 text"):
+                said(*words, odd)
+
     def test_a_rule_that_the_settings_do_not_know_is_pointed_out(self, settings: Any) -> None:
         settings.QUOTA = {"RULES": {"search": "10/m"}}
         assert "Did you mean 'search'?" in said("set", "user:1", "blocked", "--rule", "serch")
@@ -851,9 +924,8 @@ class TestTheCommand:
         def refuse(*_: Any) -> Any:
             raise StoreUnavailable("it is away")
 
-        monkeypatch.setattr(publishing, "run_all", refuse)
-        monkeypatch.setattr(republishing, "in_background", lambda *_: None)
-        with pytest.raises(CommandError, match="published soon after Redis is back: by a process that notices"):
+        monkeypatch.setattr(override_sync, "run_all", refuse)
+        with pytest.raises(CommandError, match="published soon after Redis is back: by a process that serves requests"):
             said("set", "user:1", "blocked")
         assert QuotaOverride.objects.exists()
 

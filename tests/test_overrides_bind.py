@@ -1,27 +1,33 @@
-"""An override that one process saves binds in another, at once and without SQL, and comes back by itself when lost."""
+"""An override that one process saves binds in another, at once and without SQL, and comes back by itself when lost.
+
+The test's own process is one that serves requests. Others are real ones, and are killed in the middle of their work.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from django.db import connection
+from django.core.management import call_command
+from django.db import connection, transaction
 from django.http import HttpResponse
 from django.test.utils import CaptureQueriesContext
 
-from django_quota import acheck, background, check, overrides, plans, publishing, quota, republishing
+from django_quota import acheck, background, check, override_sync, overrides, plans, quota
 from django_quota.limiter import get_limiter
 from django_quota.models import QuotaOverride
-from django_quota.signals import store_back
-from django_quota.stores.redis import RedisStore
-from django_quota.testing import RedisServer
+from django_quota.stores.errands import EVERY
+from django_quota.testing import RedisServer, server_programs
 from tests.calls import get, run
+from tests.clusters import Server
 from tests.commands import Manage, managing, wait_until
 from tests.conftest import caches
+from tests.ports import free_port
 
 SUBJECT = "ip:192.0.2.1"
 
@@ -57,45 +63,219 @@ def test_it_binds_with_the_next_request_and_no_query_is_made(manage: Manage) -> 
     assert [len(queries), len(more), len(most)] == [0, 0, 0]
 
 
-def test_a_redis_that_comes_back_empty_is_told_again_by_whoever_asks_next(
-    manage: Manage, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(overrides, "on_lost", republishing.republish_if_lost)
-    monkeypatch.setattr(republishing._Looking, "again", 0.0)
-    QuotaOverride.objects.create(subject=SUBJECT, rule="*", mode="blocked")
-    publishing.publish_pending("default")
-    store = get_limiter().store
-    assert isinstance(store, RedisStore)
-    assert not check("5/m", SUBJECT)
-    background.join(republishing.REPUBLISHING)
-    raw.flushall()  # scripts stay: the missing marker alone tells
-    monkeypatch.setattr(republishing._Looking, "again", 0.0)
-    store._errands.hurry()  # a second later
-    assert check("5/m", SUBJECT)
-    wait_until(lambda: not check("5/m", SUBJECT))
-    background.join(republishing.REPUBLISHING)
+class Serving:
+    """This process, as one that serves requests of the subject."""
+
+    def __init__(self, kind: str = "sync") -> None:
+        self.kind = kind
+
+    def admits(self) -> bool:
+        """Serve a request; say whether it was let in. It must make no query."""
+        with CaptureQueriesContext(connection) as queries:
+            ask = check("1000000/m", SUBJECT) if self.kind == "sync" else asyncio.run(acheck("1000000/m", SUBJECT))
+        assert queries.captured_queries == []
+        assert not ask.degraded
+        return bool(ask)
+
+    def admits_after_three_seconds(self) -> bool:
+        """Let three seconds pass: a turn ends, a request comes, and what that one has asked for is done."""
+        store: Any = get_limiter().store
+        with store.commands() as client:
+            ends_after = client.pttl(overrides.turn_key("quota")) / 1_000
+            client.delete(overrides.turn_key("quota"))
+        assert ends_after + EVERY < 3
+        store._errands.hurry()
+        self.admits()
+        background.join(override_sync.LOOKING)
+        return self.admits()
+
+
+@pytest.fixture
+def serving(database: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Serving:
+    """This process, on a database, looks whether Redis holds all overrides."""
+    plans._known.clear()
+    monkeypatch.setattr(overrides, "on_due", override_sync.look_soon)
+    monkeypatch.setattr(override_sync._Looking, "again", 0.0)
+    monkeypatch.setattr(override_sync._Looking, "has_tables", False)
+    return Serving()
+
+
+def block() -> QuotaOverride:
+    return QuotaOverride.objects.create(subject=SUBJECT, rule="*", mode="blocked")
+
+
+def killed(manage: Manage, where: str, work: str) -> None:
+    """Run a process up to a function of `override_sync`, and kill it there."""
+    process = manage.start(
+        "shell",
+        "--verbosity=0",
+        "-c",
+        f"""
+import time
+from django_quota import override_sync
+from django_quota.models import QuotaOverride
+def hang(*_):
+    print("It is there.", flush=True)
+    time.sleep(3600)
+override_sync.{where} = hang
+{work}
+""",
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "It is there.\n"
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_redis_that_comes_back_empty_is_told_again_by_whoever_asks_next(serving: Serving, raw: redis.Redis) -> None:
+    block()
+    assert not serving.admits()
+    raw.flushall()  # scripts stay: nothing else tells
+    assert not serving.admits_after_three_seconds()
     assert raw.exists(overrides.marker_key("quota"))
 
 
+def test_where_the_process_that_publishes_all_again_is_killed_another_one_does(
+    serving: Serving, manage: Manage, raw: redis.Redis
+) -> None:
+    block()
+    raw.flushall()
+    killed(manage, "publish", "override_sync.look()")
+    assert raw.exists(overrides.turn_key("quota"))
+    assert not serving.admits_after_three_seconds()
+
+
+def test_a_block_whose_process_is_killed_behind_the_commit_binds(
+    serving: Serving, manage: Manage, caplog: pytest.LogCaptureFixture
+) -> None:
+    killed(manage, "publish_pending", f"QuotaOverride.objects.create(subject={SUBJECT!r}, rule='*', mode='blocked')")
+    assert QuotaOverride.objects.exists()
+    assert not serving.admits_after_three_seconds()
+    assert "had waited in the database, and were published: 1 of them" in caplog.text
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_block_binds_though_something_else_that_waits_for_the_commit_fails(serving: Serving) -> None:
+    def save() -> None:
+        with transaction.atomic():
+            transaction.on_commit(lambda: 1 / 0)
+            block()
+
+    with pytest.raises(ZeroDivisionError):
+        save()
+    assert serving.admits()
+    assert not serving.admits_after_three_seconds()
+
+
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_block_that_was_saved_while_redis_took_no_changes_binds_once_a_web_process_notices_that_it_does(
-    kind: str, manage: Manage, raw: redis.Redis, caplog: pytest.LogCaptureFixture
+def test_a_block_that_was_saved_while_redis_took_no_changes_binds_once_it_does(
+    kind: str, serving: Serving, manage: Manage, raw: redis.Redis
 ) -> None:
     """`quota_override` has ended long since: the process that decides has nothing of it but the row."""
-
-    def ask() -> Any:
-        return check("1000000/m", SUBJECT) if kind == "sync" else asyncio.run(acheck("1000000/m", SUBJECT))
-
-    store_back.connect(republishing.publish_when_back, dispatch_uid=republishing.DISPATCH_UID)
-    assert not ask().degraded
+    serving.kind = kind
+    assert serving.admits()
     raw.config_set("maxmemory", 1)
     try:
         assert manage.start("quota_override", "set", SUBJECT, "blocked").wait() == 1
-        assert ask().degraded
     finally:
         raw.config_set("maxmemory", 0)
-    with CaptureQueriesContext(connection) as queries:
-        wait_until(lambda: not ask())
-    assert queries.captured_queries == []
-    background.join(republishing.RETRIES)
-    assert "published late, 1 of them" in caplog.text
+    assert not serving.admits_after_three_seconds()
+
+
+class Machine:
+    """Real Redis servers with a memory on disk, at an address that can be given to another one of them."""
+
+    def __init__(self, program: Path, folder: Path) -> None:
+        self.program = program
+        self.folder = folder
+        self.address = folder / "redis.sock"
+        self.servers: list[Server] = []
+
+    def server(self) -> Server:
+        """Start another server."""
+        port = free_port()
+        folder = self.folder / str(port)
+        folder.mkdir()
+        options = {
+            "port": port,
+            "dir": folder,
+            "unixsocket": folder / "sock",
+            "save": "",
+            "repl-diskless-sync-delay": 0,
+        }
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        server = Server(port, [str(self.program), *words], folder / "log", redis.Redis(port=port))
+        self.servers.append(server)
+        server.start()
+        return server
+
+    def give_address_to(self, server: Server) -> None:
+        """Let clients find this server, as they find a new primary by Sentinel, a name or an address that moves."""
+        self.address.unlink(missing_ok=True)
+        self.address.symlink_to(self.folder / str(server.port) / "sock")
+
+    def end(self) -> None:
+        for server in self.servers:
+            server.kill()
+            server.client.close()
+
+
+@pytest.fixture(params=server_programs(), ids=lambda program: program.parent.name)
+def machine(request: pytest.FixtureRequest, tmp_path: Path, settings: Any) -> Iterator[Machine]:
+    """A machine for Redis servers, at whose address the site finds one."""
+    machine = Machine(request.param, tmp_path)
+    settings.CACHES = caches(RedisServer(f"unix://{machine.address}", 0, request.param))
+    yield machine
+    machine.end()
+
+
+@pytest.mark.parametrize("what", ["block", "withdrawn exemption"])
+class TestAPartOfItsMemory:
+    """What was changed last is lost, and nothing else: no key that always is there is missing."""
+
+    def changed(self, what: str, serving: Serving, saved: Callable[[], object]) -> None:
+        """Save a snapshot, or whatever else lacks the next change, and make the change."""
+        if what == "block":
+            call_command("quota_sync", stdout=StringIO())
+            saved()
+            block()
+        else:
+            block()
+            exemption = QuotaOverride.objects.create(subject=SUBJECT, rule="1000000/m", mode="exempt")
+            call_command("quota_sync", stdout=StringIO())
+            assert serving.admits()
+            saved()
+            exemption.delete()
+        assert not serving.admits()
+
+    def test_a_redis_that_is_restarted_from_an_older_snapshot_is_told_what_it_lacks(
+        self, what: str, serving: Serving, machine: Machine
+    ) -> None:
+        server = machine.server()
+        machine.give_address_to(server)
+        self.changed(what, serving, server.client.save)
+        server.kill()
+        server.start()
+        assert not serving.admits_after_three_seconds()
+
+    def test_a_replica_that_takes_over_and_lacked_the_last_change_is_told(
+        self, what: str, serving: Serving, machine: Machine
+    ) -> None:
+        primary, replica = machine.server(), machine.server()
+        machine.give_address_to(primary)
+        replica.client.replicaof("127.0.0.1", primary.port)
+
+        def has_all() -> bool:
+            told, heard = primary.client.info("replication"), replica.client.info("replication")
+            return bool(heard.get("slave_repl_offset") == told["master_repl_offset"] > 0)
+
+        def cut_off() -> None:
+            wait_until(has_all)
+            replica.client.replicaof("127.0.0.1", 1)
+
+        self.changed(what, serving, cut_off)
+        primary.kill()
+        replica.client.replicaof("no", "one")
+        machine.give_address_to(replica)
+        assert not serving.admits_after_three_seconds()

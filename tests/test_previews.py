@@ -76,6 +76,28 @@ def test_an_exemption_and_a_block_are_said() -> None:
     assert [limit.retry_after for limit in for_good.then] == [None, None]
 
 
+def test_a_block_that_ends_before_a_limit_has_room_says_when_it_has() -> None:
+    with freeze(START):
+        check("search", SUBJECT, 10)
+        block = Override("blocked", ends=START + 20 * SECOND)
+        (change,) = preview(SUBJECT, "search", block).changes
+        override("b 0 0 ", "search")
+        (instead,) = preview(SUBJECT, "search", block).changes
+        override(f"b 0 {block.ends} ", "search")
+        outcomes = peek("search", SUBJECT).outcomes
+    assert [limit.retry_after for limit in change.then] == [60.0, 20.0] == [each.retry_after for each in outcomes]
+    assert [limit.retry_after for limit in instead.then] == [60.0, 20.0]
+
+
+def test_a_ban_that_ends_before_the_other_rate_has_room_says_when_it_has() -> None:
+    with freeze(START):
+        check("1/d", SUBJECT, name="banning")
+        check("banning", SUBJECT)
+        check("banning", SUBJECT)
+        (change,) = preview(SUBJECT, "banning", Override("rate", rates="1/d")).changes
+    assert lines(change.then) == [("1/d", 1, 0, 86_400.0, "banned")]
+
+
 def test_a_ban_goes_before_another_rate() -> None:
     with freeze(START):
         check("banning", SUBJECT)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -123,6 +125,13 @@ def test_a_wrong_rate_is_refused_with_the_place_and_the_problem(text: str, posit
     assert caught.value.position == position
     assert problem in caught.value.problem
     assert f"at position {position}. {caught.value.hint}" in str(caught.value)
+
+
+@pytest.mark.parametrize("typo", ["mx", "xm", "ds", "Mm", "hh", "z", "ws"])
+def test_a_misspelt_unit_is_never_taken_for_one_of_a_single_letter(typo: str) -> None:
+    with pytest.raises(RateError) as caught:
+        parse_rate(f"10/{typo}")
+    assert not re.search(r"Did you mean '.'\?", str(caught.value))
 
 
 @pytest.mark.parametrize(("typo", "meant"), [("mnth", "month"), ("hourss", "hours"), ("Minute", "minute")])

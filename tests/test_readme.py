@@ -7,6 +7,7 @@ import doctest
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -70,8 +71,8 @@ def test_the_settings_that_it_shows_pass_the_checks(shown_settings: dict[str, An
 def test_every_snippet_of_the_tour_runs_and_prints_what_it_shows(tour: dict[str, Any]) -> None:
     views = [name for name, value in tour.items() if limited(value)]
     assert sorted(views) == [
-        "export", "forgotten_password", "front_page", "gentle", "lookup", "members", "report", "search", "sms_code",
-        "watch",
+        "export", "forgotten_password", "front_page", "gentle", "log_in", "lookup", "members", "report", "search",
+        "sms_code", "watch",
     ]  # fmt: skip
 
 
@@ -80,7 +81,7 @@ def test_an_address_that_was_typed_is_limited_in_any_case_and_lies_in_redis_as_a
 ) -> None:
     view, made = tour["forgotten_password"], RequestFactory()
     for number in range(6):
-        email = "Ann@example.org" if number % 2 else "ann@Example.org"
+        email = ("Ann@example.org", " ann@Example.org", "ann@example.org\t")[number % 3]
         code = view(made.post("/", {"email": email}, REMOTE_ADDR="192.0.2.5")).status_code
         assert code == (200 if number < 5 else 429)
     assert view(made.post("/", {"email": "bob@example.org"}, REMOTE_ADDR="192.0.2.5")).status_code == 200
@@ -94,6 +95,7 @@ def test_every_view_of_the_tour_limits_as_it_says(tour: dict[str, Any]) -> None:
         assert [tour["export"](visitor()).status_code for _ in range(11)] == [200] * 10 + [429]
         assert [tour["sms_code"](visitor(phone="+49 1")).status_code for _ in range(2)] == [200, 429]
         assert tour["sms_code"](visitor(phone="+49 2")).status_code == 200
+        assert [tour["log_in"](visitor(username="ann")).status_code for _ in range(6)] == [200] * 5 + [429]
         assert asyncio.run(tour["report"](visitor())).status_code == 200
         assert asyncio.run(tour["Orders"].as_view()(visitor(a="b"))).headers["RateLimit"] == '"Orders";r=99;t=3600'
         ids = RequestFactory().get("/?id=1&id=2&id=3")
@@ -199,7 +201,15 @@ def test_its_table_lists_the_algorithms_that_there_are() -> None:
     assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == list(ALGORITHMS)
 
 
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+def test_how_to_report_a_vulnerability_is_linked_and_goes_with_the_source_distribution() -> None:
+    assert "](SECURITY.md)" in README
+    included = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["sdist"]
+    assert "/SECURITY.md" in included["include"]
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "SECURITY.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+)
 def test_every_path_that_it_links_to_exists(page: str) -> None:
     text = (ROOT / page).read_text()
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", text):

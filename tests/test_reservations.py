@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from django_quota import QuotaExceeded, areserve, check, peek, refund, reserve, reset
+from django_quota.algorithms import AlgorithmName
 from django_quota.clock import SECOND
 from django_quota.exceptions import RuleError
 from django_quota.testing import freeze
@@ -30,14 +31,16 @@ def left(rate: str = "1000/h", **options: Any) -> int | None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 class TestEveryAlgorithm:
-    def test_the_estimate_is_spent_and_settling_gives_the_rest_back(self, algorithm: str) -> None:
+    def test_the_estimate_is_spent_and_settling_gives_the_rest_back(self, algorithm: AlgorithmName) -> None:
         with freeze(START):
             with reserve("1000/h", SUBJECT, 600, algorithm=algorithm) as hold:
                 assert left(algorithm=algorithm) == 400
                 hold.settle(150)
             assert left(algorithm=algorithm) == 850
 
-    def test_more_than_the_estimate_is_taken_and_past_the_limit_the_next_one_pays(self, algorithm: str) -> None:
+    def test_more_than_the_estimate_is_taken_and_past_the_limit_the_next_one_pays(
+        self, algorithm: AlgorithmName
+    ) -> None:
         with freeze(START):
             hold = reserve("1000/h", SUBJECT, 600, algorithm=algorithm)
             assert hold.settle(1_500).remaining == 0
@@ -46,7 +49,7 @@ class TestEveryAlgorithm:
         assert decision.retry_after is not None
         assert decision.retry_after > 0
 
-    def test_what_goes_past_the_limit_is_owed_in_full(self, algorithm: str) -> None:
+    def test_what_goes_past_the_limit_is_owed_in_full(self, algorithm: AlgorithmName) -> None:
         with freeze(START):
             check("1000/h", SUBJECT, 300, algorithm=algorithm)
             reserve("1000/h", SUBJECT, 600, algorithm=algorithm).settle(1_500)
@@ -56,13 +59,13 @@ class TestEveryAlgorithm:
             assert refund("1000/h", SUBJECT, 300, algorithm=algorithm).remaining == 0
             assert refund("1000/h", SUBJECT, 600, algorithm=algorithm).remaining == 100
 
-    def test_cancelling_gives_all_of_it_back(self, algorithm: str) -> None:
+    def test_cancelling_gives_all_of_it_back(self, algorithm: AlgorithmName) -> None:
         with freeze(START):
             hold = reserve("1000/h", SUBJECT, 600, algorithm=algorithm)
             hold.cancel()
             assert left(algorithm=algorithm) == 1_000
 
-    def test_an_abandoned_hold_returns_by_itself_at_its_ttl(self, algorithm: str) -> None:
+    def test_an_abandoned_hold_returns_by_itself_at_its_ttl(self, algorithm: AlgorithmName) -> None:
         with freeze(START):
             reserve("1000/h", SUBJECT, 1_000, ttl=60, algorithm=algorithm)
         with freeze(START + MINUTE - 1):
@@ -71,7 +74,7 @@ class TestEveryAlgorithm:
             assert check("1000/h", SUBJECT, 500, algorithm=algorithm)
             assert left(algorithm=algorithm) in (500, 499)  # a bucket gives whole units back
 
-    def test_settling_twice_or_after_the_ttl_changes_nothing(self, algorithm: str) -> None:
+    def test_settling_twice_or_after_the_ttl_changes_nothing(self, algorithm: AlgorithmName) -> None:
         with freeze(START):
             hold = reserve("1000/h", SUBJECT, 600, algorithm=algorithm)
             hold.settle(100)
@@ -83,7 +86,7 @@ class TestEveryAlgorithm:
             late.settle(900)
             assert left(algorithm=algorithm) == 900
 
-    def test_what_has_left_the_window_is_not_given_back_once_more(self, algorithm: str) -> None:
+    def test_what_has_left_the_window_is_not_given_back_once_more(self, algorithm: AlgorithmName) -> None:
         with freeze(START):
             hold = reserve("1000/h", SUBJECT, 600, ttl=4 * 3_600, algorithm=algorithm)
         with freeze(START + 2 * 3_600 * SECOND):
@@ -197,7 +200,7 @@ class TestBuckets:
     )
 )
 @inputs(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_settling_never_mints(algorithm: str, work: list[tuple[int, int, int, int]]) -> None:
+def test_settling_never_mints(algorithm: AlgorithmName, work: list[tuple[int, int, int, int]]) -> None:
     """What is left is never more than a limiter that had known the real costs beforehand would leave."""
     moments = []
     now = START

@@ -25,6 +25,7 @@ from django_quota.exceptions import ConfigurationError
 from django_quota.responses import PROBLEM, policy_names, preferred_type, refusal, write_headers
 from django_quota.testing import freeze
 from django_quota.wording import message
+from tests.calls import always
 from tests.site_response import in_vain, teapot
 
 NOW = 1_790_000_000_123_457
@@ -322,7 +323,7 @@ class TestBodies:
             assert message(check("1/d", "global")) == f"The limit is 1 per day. Please try again in {words}."
 
     @pytest.mark.parametrize("accept", [None, BROWSER, "text/plain"])
-    @pytest.mark.parametrize("wrap", [quota("1/m", key="header:X-Api-Key"), quota("1/m", key=lambda r: SECRET)])
+    @pytest.mark.parametrize("wrap", [quota("1/m", key="header:X-Api-Key"), quota("1/m", key=always(SECRET))])
     def test_no_subject_secret_or_module_path_leaks(self, accept: str, wrap: Callable[[Any], Any]) -> None:
         limited = wrap(view)
         meta = {"HTTP_X_API_KEY": SECRET, "REMOTE_ADDR": "203.0.113.77"}

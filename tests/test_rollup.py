@@ -338,7 +338,7 @@ class TestTheCommand:
         call_command("quota_rollup", json=True, stdout=out)
         assert json.loads(out.getvalue()) == {
             "days": 1, "rows": 1, "allowed": 3, "refused": 1, "dropped": 1, "stopped": False,
-            "published": 0, "waiting": 0,
+            "published": 0, "republished": 0, "waiting": 0,
         }  # fmt: skip
         out = StringIO()
         call_command("quota_rollup", stdout=out)

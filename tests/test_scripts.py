@@ -10,7 +10,7 @@ import pytest
 import redis
 
 import django_quota
-from django_quota.algorithms import ALGORITHMS
+from django_quota.algorithms import ALGORITHMS, NUMBERS
 from django_quota.operations.base import lua_source
 from django_quota.operations.decide import PARTS, Decide
 from django_quota.operations.hits import Hit
@@ -89,7 +89,7 @@ def test_the_head_of_the_decision_is_what_it_replies(raw: redis.Redis) -> None:
     hits = hits_of(Rule.make("a", "5/m; 7/h"))
     reply = evaluate(raw, hits, None)
     assert isinstance(reply, list)
-    assert len(reply) == 2 + 4 * len(hits[0].steps)
+    assert len(reply) == 2 + NUMBERS * len(hits[0].steps)
     assert all(isinstance(number, int) for number in reply)
 
 
@@ -114,5 +114,5 @@ def test_a_time_survives_the_way_through_lua_to_the_microsecond(raw: redis.Redis
     now = 4_102_444_799_999_999  # the last microsecond of 2099
     hits = hits_of(rule)
     reply = evaluate(raw, hits, now)
-    assert reply == [now, 1, 1, 0, 0, 366 * 86_400 * 1_000_000]
+    assert reply == [now, 1, 1, 0, 0, 366 * 86_400 * 1_000_000, 366 * 86_400 * 1_000_000]
     assert raw.get(hits[0].steps[0].key) == f"1 {now + 366 * 86_400 * 1_000_000}".encode()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from django_quota.algorithms import NUMBERS
 from django_quota.operations import counters, leases, transfers
 from django_quota.operations.base import DictStates, Operation
 from django_quota.operations.decide import Decide
@@ -128,10 +129,10 @@ def test_an_undoing_whose_reply_lacks_what_was_known_before_is_left(caplog: pyte
     class Part:
         hits = taken.hits
 
-    undoing = _undone(Part(), reply[: 2 + 4])  # type: ignore[arg-type]
+    undoing = _undone(Part(), reply[: 2 + NUMBERS])  # type: ignore[arg-type]
     with pytest.raises(StopIteration) as ended:
         next(undoing)
-    assert ended.value.value == reply[: 2 + 4]
+    assert ended.value.value == reply[: 2 + NUMBERS]
     assert "stays taken" in caplog.text
     assert next(_undone(Part(), reply))[0].mode.startswith("undo ")  # type: ignore[arg-type, attr-defined]
 

@@ -107,11 +107,24 @@ class TestFinding:
             == []
         )
 
-    def test_a_host_that_is_not_to_be_believed_fits_no_host(self, settings: Any) -> None:
+    def test_a_host_that_is_not_allowed_escapes_no_rule(self, settings: Any) -> None:
         settings.ALLOWED_HOSTS = ["testserver"]
-        rules = matching("host:evil.example", "/")
-        assert found("/plain/", rules, HTTP_HOST="evil.example") == ["1"]
+        rules = matching("host:testserver", {"path": "/plain/", "host": "*.example"}, {"path": "/x/", "host": "a.b"})
+        for host in ("evil.example", "a b", ""):
+            assert found("/plain/", rules, HTTP_HOST=host) == ["0", "1"]
+        excluding = matching("/", exclude=["host:evil.example", {"path": "/plain/", "host": "*.example"}])
+        assert found("/plain/", excluding, HTTP_HOST="evil.example") == ["0"]
+        assert found("/plain/", matching("/", exclude="host:testserver"), HTTP_HOST="testserver") == []
         assert found("/plain/", matching("host:testserver"), HTTP_HOST="TestServer:8000") == ["0"]
+
+    @pytest.mark.parametrize("target", ["*", "http://h/x", "", "x"])
+    def test_a_rule_for_all_paths_holds_for_targets_that_no_slash_begins(self, target: str) -> None:
+        request = RequestFactory().options("/", PATH_INFO=target)
+        request.resolver_match = None
+        with override_settings(
+            QUOTA={"STORE": "memory", "RULES": matching("/", {"path": "/", "host": "testserver"}, "/x")}
+        ):
+            assert [rule.name for rule in site_rules(request)] == ["0", "1"]
 
     def test_the_prefix_that_a_site_is_mounted_under_does_not_count(self) -> None:
         request = RequestFactory().get("/plain/", SCRIPT_NAME="/mounted")
@@ -273,7 +286,11 @@ class TestJoining:
     def test_but_it_counts_it_for_another_subject(self, kind: str, settings: Any) -> None:
         """As where a view's own authentication finds the user that no middleware knew."""
         names = iter(["before", "after"])
-        rule = {"rate": "30/m", "match": "/", "key": lambda request: next(names)}
+
+        def by_name(request: HttpRequest) -> str:
+            return next(names)
+
+        rule = {"rate": "30/m", "match": "/", "key": by_name}
         settings.QUOTA = {**settings.QUOTA, "RULES": {"site": rule}}
         settings.ROOT_URLCONF = "tests.test_site_rules"
         (reply,) = fetch(kind, "/by-the-settings/")

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota import plans
+from django_quota.algorithms import NEVER, NUMBERS
 from django_quota.algorithms.sliding_window import Entry
 from django_quota.algorithms.token_bucket import Bucket
 from django_quota.clock import SECOND
@@ -95,7 +96,7 @@ def plan_of(asked: list[Asked], *, told: bool) -> Plan:
 
 def in_order(reply: list[Any], asked: list[Asked]) -> tuple[list[Any], list[Any]]:
     """Return what a reply says of the limits, and its notes, whose order says nothing."""
-    first = 2 + 4 * sum(len(hit.steps) for hit in plan_of(asked, told=False).hits)
+    first = 2 + NUMBERS * sum(len(hit.steps) for hit in plan_of(asked, told=False).hits)
     return reply[:first], sorted(reply[i : i + 3] for i in range(first, len(reply), 3))
 
 
@@ -146,8 +147,8 @@ def test_a_refusal_stays_one_where_it_cannot_be_undone_or_told(caplog: Any) -> N
     places.fails = lambda operation: isinstance(operation, Decide) and operation.mode.startswith(("undo", "late"))
     reply = check_over(places, (WIDE, "ip:1"), (SHUT, "ip:2"), (WIDE, "ip:3"))
     assert reply[1:3] == [REFUSED, 1]
-    assert reply[6] == 0  # the one that refuses
-    assert reply[10:14] == [1, 0, 0, 0]  # of which nothing is known: it promises nothing
+    assert reply[2 + NUMBERS] == 0  # the one that refuses
+    assert reply[2 + 2 * NUMBERS :] == [1, 0, 0, 0, NEVER]  # of which nothing is known: it promises nothing
     assert "stays taken" in caplog.text
     assert "how it stands" in caplog.text
 

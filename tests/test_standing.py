@@ -233,7 +233,7 @@ class TestOverrides:
 
 
 class TestBans:
-    def refuse(self, times: int, rule: str = "1/h", ban: Any = BAN) -> Decision:
+    def refuse(self, times: int, rule: str = "1/m", ban: Any = BAN) -> Decision:
         for _ in range(times):
             decision = check(rule, SUBJECT, ban=ban)
         return decision
@@ -246,7 +246,7 @@ class TestBans:
             decision = self.refuse(1)
         assert (decision.retry_after, decision.outcomes[0].why) == (540.0, "banned")
         assert decision.explain() == (
-            f"Rule '1/h' shuts {SUBJECT} out, banned by too many refusals; try again in 9 minutes."
+            f"Rule '1/m' shuts {SUBJECT} out, banned by too many refusals; try again in 9 minutes."
         )
 
     def test_a_rule_that_would_admit_again_still_refuses_who_is_banned(self) -> None:
@@ -302,18 +302,18 @@ class TestBans:
         with freeze(START):
             self.refuse(1)
             for _ in range(9):
-                assert peek("1/h", SUBJECT, ban=BAN).outcomes[0].why == ""
+                assert peek("1/m", SUBJECT, ban=BAN).outcomes[0].why == ""
             self.refuse(3)
-            assert peek("1/h", SUBJECT, ban=BAN).outcomes[0].why == "banned"
+            assert peek("1/m", SUBJECT, ban=BAN).outcomes[0].why == "banned"
 
     def test_reset_lifts_it_and_the_next_one_is_the_first_again(self) -> None:
         with freeze(START):
             self.refuse(4)
-            assert reset("1/h", SUBJECT, ban=BAN)
+            assert reset("1/m", SUBJECT, ban=BAN)
             assert self.refuse(1)
             assert self.refuse(3).retry_after == 600.0
-            assert reset("1/h", SUBJECT, ban=BAN)
-            assert not reset("1/h", SUBJECT, ban=BAN)
+            assert reset("1/m", SUBJECT, ban=BAN)
+            assert not reset("1/m", SUBJECT, ban=BAN)
 
     def test_a_refusal_counts_once_though_the_rule_has_several_limits(self) -> None:
         ban = {"after": "4/m", "for": "1h"}
@@ -342,17 +342,17 @@ class TestBans:
     def test_an_exempt_subject_is_not_banned(self) -> None:
         with freeze(START):
             self.refuse(4)
-            override("x 0 0 ", "1/h")
+            override("x 0 0 ", "1/m")
             assert self.refuse(9)
 
     def test_a_shadow_rule_bans_nobody(self) -> None:
         with freeze(START):
-            assert all(check("1/h", SUBJECT, ban=BAN, shadow=True) for _ in range(9))
+            assert all(check("1/m", SUBJECT, ban=BAN, shadow=True) for _ in range(9))
 
     def test_another_subject_and_another_rule_are_not_banned(self) -> None:
         with freeze(START):
             self.refuse(4)
-            assert check("1/h", "ip:192.0.2.1", ban=BAN)
+            assert check("1/m", "ip:192.0.2.1", ban=BAN)
             assert check("2/h", SUBJECT, ban=BAN)
 
     @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ class TestBans:
     )
     def test_what_cannot_be_read_is_an_error_that_says_what_would_do(self, ban: Any, says: str) -> None:
         with pytest.raises(RuleError, match=says) as caught:
-            check("1/h", SUBJECT, ban=ban)
+            check("1/m", SUBJECT, ban=ban)
         assert "'after': '20/m'" in str(caught.value)
 
 

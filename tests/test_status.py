@@ -12,21 +12,27 @@ import redis
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.http import HttpResponse
-from django.test import override_settings
+from django.test import RequestFactory, override_settings
 from django.urls import path
 
 from django_quota import check, quota, reserve
 from django_quota.clock import SECOND
 from django_quota.conf import rule_of
 from django_quota.exceptions import ConfigurationError
+from django_quota.overrides import ALL_RULES
 from django_quota.refusals import refused_lately
 from django_quota.status import counted, known_rules, status_of, tiers_for
+from django_quota.subjects import digest
 from django_quota.testing import RedisServer, freeze
 from tests.published import override
 from tests.steps import START
 
 SUBJECT = "ip:203.0.113.9"
 BAN = {"after": "1/m", "for": "1h"}
+
+
+def one_more(request: Any) -> str:
+    return "1"
 
 
 @quota("7/m", key="ip", name="viewed")
@@ -103,6 +109,20 @@ def test_looking_changes_nothing(raw: redis.Redis) -> None:
         assert {key: raw.dump(key) for key in raw.scan_iter()} == before
 
 
+def test_a_ban_is_said_until_its_own_end_and_a_limit_until_the_next_hit_is_admitted() -> None:
+    with freeze(START - 1_800 * SECOND):
+        check("banning", SUBJECT)
+    with freeze(START - 1):
+        check("banning", SUBJECT)
+    with freeze(START):
+        override("r 0 0 1/d", "banning")
+        status = status_of(SUBJECT, ["banning"])
+        check("1/d", SUBJECT, name="banning")
+        later = status_of(SUBJECT, ["banning"])
+    assert status.bans == later.bans == {"banning": 3_600.0 - 1e-6}
+    assert [limit.retry_after for limit in (*status.limits, *later.limits)] == [3_600.0 - 1e-6, 86_400.0]
+
+
 def test_overrides_bans_holds_and_days_are_said() -> None:
     with freeze(START):
         override(f"r 0 {START + 60 * SECOND} 50/m", "search")
@@ -148,6 +168,71 @@ def test_what_is_unused_is_shown_when_asked_for() -> None:
     )
     assert "viewed: 7/m" in run("quota_status", SUBJECT, "--all")
     assert "Nothing is used" in run("quota_status", "ip:192.0.2.77")
+
+
+def test_an_override_for_all_rules_is_said_once_and_not_of_each_unused_limit() -> None:
+    with freeze(START):
+        override("b 0 0 ", ALL_RULES)
+        check("search", "ip:192.0.2.1")
+    assert run("quota_status", SUBJECT).splitlines() == [
+        SUBJECT,
+        "  Nothing is used.",
+        "  7 more can be seen with --all: limits that are unused, and rules that cannot be asked",
+        "  override  *: blocked",
+    ]
+    assert "0 of 7 used, 7 left; no hit is admitted (blocked)" in run("quota_status", SUBJECT, "--all")
+    with freeze(START):
+        override("x 0 0 ", "viewed")
+    assert [line for line in run("quota_status", SUBJECT).splitlines() if " by sliding_window" in line] == [
+        "  viewed: 7/m by sliding_window"
+    ]
+
+
+class TestSubjectsOfSeveralParts:
+    """They are asked for by what a human knows of them."""
+
+    WHOLE = "ip:203.0.113.9+post:username=ann"
+
+    @pytest.fixture(autouse=True)
+    def _rule(self, rules: None, settings: Any) -> None:
+        settings.QUOTA = {
+            "RULES": {
+                "login": {"rate": "2/h", "key": ("ip", "post:username")},
+                "devices": {"rate": "2/h", "key": ["path", "header:X-Device", "user", one_more]},
+                "search": "10/m",
+            }
+        }
+
+    def hit(self, times: int = 1) -> None:
+        request = RequestFactory().post("/login/", {"username": "ann"}, REMOTE_ADDR="203.0.113.9")
+        with freeze(START):
+            for _ in range(times):
+                check("login", request)
+
+    @pytest.mark.parametrize("asked", [WHOLE, "203.0.113.9+post:username=ann", "ip:203.0.113.9+post: username =ann"])
+    def test_status_and_reset_find_them(self, asked: str) -> None:
+        self.hit()
+        shown = run("quota_status", asked)
+        assert shown.startswith(f"ip:203.0.113.9+post.username:{digest('ann')}\n")
+        assert "1 of 2 used" in shown
+        assert "=ann" not in shown
+        assert run("quota_reset", asked).startswith("Forgot login for ip:203.0.113.9+post.username:")
+
+    @pytest.mark.django_db(transaction=True)
+    def test_an_override_is_set_for_them_and_holds(self) -> None:
+        run("quota_override", "set", self.WHOLE, "blocked")
+        assert "no hit is admitted (blocked)" in run("quota_status", self.WHOLE, "--rule", "login")
+        assert "=ann" not in run("quota_override", "list", "--subject", self.WHOLE)
+        assert "blocked" in run("quota_override", "clear", self.WHOLE)
+
+    def test_of_a_part_alone_it_is_said_which_rules_count_it_with_more(self) -> None:
+        shown = run("quota_status", SUBJECT)
+        assert f"  composite login counts this together with more: ask for '{SUBJECT}+post:username=<value>'" in shown
+        said = json.loads(run("quota_status", "user:7", "--json"))["composite"]
+        assert said == {"devices": f"path:<path>+header:X-Device=<value>+user:7+key.{__name__}.one_more:<value>"}
+        assert json.loads(run("quota_status", "header:X-Device=a", "--json"))["composite"].keys() == {"devices"}
+        assert json.loads(run("quota_status", self.WHOLE, "--json"))["composite"] == {}
+        assert json.loads(run("quota_status", "global", "--json"))["composite"] == {}
 
 
 def test_the_command_says_it_to_machines() -> None:
@@ -354,8 +439,10 @@ class TestWhatAStrangerAsks:
 
     @pytest.mark.parametrize("command", ["quota_status", "quota_reset"])
     def test_of_an_address_without_its_kind_the_subject_is_named(self, command: str) -> None:
-        assert "“ip:203.0.113.9”" in noted(command, "203.0.113.9")
+        assert noted(command, "203.0.113.9") == "Note: '203.0.113.9' is taken for 'ip:203.0.113.9'.\n"
         assert noted(command, SUBJECT) == ""
+        assert "'ip:2001:db8::/64'" in noted(command, "2001:db8::7")
+        assert run(command, "203.0.113.9") == run(command, SUBJECT)
 
     @pytest.mark.parametrize("network", ["10.0.0.0/8", "10.0.0.1/x", "2001:db8::/32", "10.0.0.0/8/8"])
     @pytest.mark.parametrize("command", [("quota_status",), ("quota_reset",), ("quota_reset", "--dry-run")])

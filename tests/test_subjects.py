@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,9 +19,10 @@ from django.utils.asyncio import async_unsafe
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from django_quota import RateError, check, reset
-from django_quota.exceptions import ConfigurationError, RuleError
+from django_quota import RateError, check, concurrency, quota, reset
+from django_quota.exceptions import ConfigurationError, RuleError, SubjectKeyError
 from django_quota.subjects import aanswer, answer, compile_key, named_subject, subject_flow
+from tests.calls import always
 
 IP = "ip:192.0.2.1"
 SECRET = "s3cret-value"
@@ -44,6 +46,12 @@ def with_user(user: object, **meta: Any) -> HttpRequest:
     return made
 
 
+def test_a_path_is_one_subject_whatever_the_site_is_mounted_under() -> None:
+    for mounted in ("", "/mounted", "/other"):
+        given = RequestFactory().get("/a/", SCRIPT_NAME=mounted, REMOTE_ADDR="192.0.2.1")
+        assert answer(subject_flow("path", given)) == "path:/a/"
+
+
 @pytest.mark.parametrize(("key", "found"), [("ip", IP), ("global", "global"), ("path", "path:/a%2Bb%25/")])
 def test_a_plain_key_names_its_subject(key: str, found: str) -> None:
     assert subject(key) == found
@@ -63,6 +71,11 @@ class TestUsers:
     def test_a_primary_key_with_signs_in_it_stays_one_part(self, key: str) -> None:
         odd = SimpleNamespace(is_authenticated=True, pk="a+ip:1%")
         assert subject(key, with_user(odd)) == "user:a%2Bip:1%25"
+
+    def test_an_authenticated_user_without_a_primary_key_is_a_clear_error(self, key: str) -> None:
+        odd = SimpleNamespace(is_authenticated=True, username="ann")
+        with pytest.raises(RuleError, match=r"user is a SimpleNamespace without a primary key.*Give the class a `pk`"):
+            subject(key, with_user(odd))
 
     def test_a_user_that_another_middleware_set_counts_under_async_too(self, key: str) -> None:
         made = with_user(User(pk=7))  # token authentication: sets request.user, knows nothing of auser
@@ -155,7 +168,7 @@ class TestTuples:
     @given(*[st.text("ab:+%.", max_size=4)] * 4)
     def test_a_moved_boundary_between_parts_gives_another_subject(self, a: str, b: str, c: str, d: str) -> None:
         def of(one: str, other: str) -> str:
-            return str(answer(subject_flow((lambda r: one or None, lambda r: other or None), request())))
+            return str(answer(subject_flow((always(one or None), always(other or None)), request())))
 
         assert (of(a, b) == of(c, d)) == ((a, b) == (c, d))
 
@@ -178,26 +191,50 @@ NOT_CALLABLE = 5
 class TestFunctions:
     @pytest.mark.parametrize("empty", [None, ""])
     def test_none_falls_back_to_the_ip(self, empty: str | None) -> None:
-        assert subject(lambda r: empty) == IP
+        assert subject(always(empty)) == IP
 
     @pytest.mark.parametrize("value", [0, False, "x", 3.5])
     def test_any_other_value_is_a_subject(self, value: object) -> None:
-        assert subject(lambda r: value).endswith(f":{value}")
+        assert subject(always(value)).endswith(f":{value}")
 
     def test_a_user_that_it_returns_is_that_user(self) -> None:
-        assert subject(lambda r: User(pk=42)) == "user:42"
+        assert subject(always(User(pk=42))) == "user:42"
 
     def test_an_anonymous_visitor_that_it_returns_falls_back_to_the_ip(self) -> None:
-        assert subject(lambda r: r.user, with_user(AnonymousUser())) == IP
+        assert subject(always(AnonymousUser())) == IP
 
     def test_a_dotted_path_is_the_function_it_names(self) -> None:
         assert subject("tests.test_subjects.tenant") == subject(tenant)
 
     def test_two_functions_that_give_the_same_value_do_not_share_a_limit(self, memory_store: None) -> None:
-        by_tenant = lambda r: 5  # noqa: E731
-        by_order = lambda r: 5  # noqa: E731
+        def by_tenant(request: HttpRequest) -> int:
+            return 5
+
+        def by_order(request: HttpRequest) -> int:
+            return 5
+
         assert check("1/m", request(), key=by_tenant)
         assert check("1/m", request(), key=by_order)
+
+    @pytest.mark.parametrize("key", [lambda r: "x", partial(lambda r, kind: kind, kind="x"), ("ip", lambda r: "x")])
+    def test_a_lambda_is_refused_since_its_subjects_would_change_with_its_line(
+        self, key: Any, memory_store: None
+    ) -> None:
+        words = r"is a lambda, which has no name.*Write it as a function: def by_tenant"
+        with pytest.raises(SubjectKeyError, match=words):
+            check("1/m", request(), key=key)
+        with pytest.raises(SubjectKeyError, match=words):
+            quota("1/m", key=key, name="named")
+        with pytest.raises(SubjectKeyError, match=words):
+            concurrency(1, key=key)
+        with pytest.raises(SubjectKeyError, match="Write it as a function: def by_tenant"):
+            quota("1/m", distinct=key)
+
+    def test_a_check_whose_rate_is_a_lambda_needs_a_name_to_count_under(self, memory_store: None) -> None:
+        rate: Any = lambda r: "1/m"  # noqa: E731
+        with pytest.raises(RateError, match=r"a lambda has no name to count under. Add name='\.\.\.'"):
+            check(rate, request())
+        assert check(rate, request(), name="tenants").rule == "tenants"
 
     def test_an_async_function_is_awaited_and_refused_where_it_cannot_be(self) -> None:
         async def key(of: HttpRequest) -> str:

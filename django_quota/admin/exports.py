@@ -30,8 +30,13 @@ BY_SUBJECT = ("subject", "day", "rule")
 
 COLUMNS = ("subject", "rule", "day", "allowed", "refused")
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What makes a spreadsheet program take a cell for a formula."""
+_FORMULA = re.compile(r"""(?:^|(?<=[;,|\t\r\n"]))(?=[=+\-@\t\r\uff0b\uff0d\uff1d\uff20])""")
+"""Where a spreadsheet may take the rest of a text for a formula.
+
+That is the beginning of a cell, and behind each character that some spreadsheet takes for the end of one: with German,
+French or Spanish settings Excel separates by semicolons, whatever the file does. The last four signs are the full-width
+forms of the first four.
+"""
 
 
 def as_download(request: HttpRequest, lines: Iterator[str], name: str) -> StreamingHttpResponse:
@@ -50,7 +55,7 @@ def file_name(name: str) -> str:
 def csv_lines(rows: Iterable[Sequence[Any]], header: Sequence[str] = COLUMNS, at_a_time: int = PAGE) -> Iterator[str]:
     """Make lines of CSV of rows, some of them at a time."""
     buffer = StringIO()
-    writer = csv.writer(buffer)
+    writer = csv.writer(buffer, quoting=csv.QUOTE_ALL)  # so a semicolon inside a field separates nothing
     writer.writerow(header)
     waiting = 0
     for row in rows:
@@ -65,11 +70,10 @@ def csv_lines(rows: Iterable[Sequence[Any]], header: Sequence[str] = COLUMNS, at
 
 
 def cell(value: Any) -> Any:
-    """Return a value as a cell holds it: a text that a spreadsheet would run gets an apostrophe before it."""
+    """Return a value as a cell holds it, with an apostrophe before whatever a spreadsheet would run as a formula."""
     if not isinstance(value, str):
         return value
-    safe = value.encode(errors="backslashreplace").decode()
-    return f"'{safe}" if safe.startswith(FORMULA) else safe
+    return _FORMULA.sub("'", value.encode(errors="backslashreplace").decode())
 
 
 def pages(queryset: QuerySet[DailyCounter], order: Sequence[str], size: int = PAGE) -> Iterator[Sequence[Any]]:

@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_quota.admin.waiting import tell_what_waits
 from django_quota.admin.wording import state_of
 from django_quota.models import QuotaOverride
-from django_quota.publishing import BATCH, write_database
+from django_quota.override_sync import BATCH, write_database
 
 MOST_AT_ONCE = 5_000
 """Overrides that one action changes: each is published before the answer is sent."""

@@ -17,11 +17,11 @@ from django.utils.translation import gettext_lazy
 from django_quota.admin.names import user_key
 from django_quota.admin.wording import LimitRow
 from django_quota.exceptions import QuotaError, RuleError
-from django_quota.hints import is_address, meant_subject, rule_hint, subject_hint
+from django_quota.hints import meant_subject, rule_hint, subject_hint
 from django_quota.models import QuotaOverride
+from django_quota.override_sync import as_published
 from django_quota.overrides import ALL_RULES
 from django_quota.previews import Preview, RuleChange, preview
-from django_quota.publishing import as_published
 from django_quota.status import LimitStatus, known_rules
 from django_quota.subjects import user_subject
 
@@ -97,7 +97,7 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's own t
         """Bring a user into the place of the subject."""
         cleaned = super().clean() or self.cleaned_data
         user, subject = cleaned.get("user"), cleaned.get("subject")
-        if subject and is_address(subject):
+        if subject:
             subject = self._meant(subject)
         if user is not None:
             named = user_subject(user)
@@ -108,13 +108,15 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's own t
             self.add_error("subject", _("Say whom: a subject, or a user."))
         return cleaned
 
-    def _meant(self, address: str) -> str | None:
-        """Put the subject that an address means into its field, where it means one."""
+    def _meant(self, text: str) -> str | None:
+        """Put the subject that a text means into its field, where it means one."""
         try:
-            meant = meant_subject(address)
+            meant = meant_subject(text)
         except RuleError as error:
             self.add_error("subject", str(error))
             return None
+        if meant == text:
+            return meant
         shown: Any = cast("Any", self.data).copy()
         shown[self.add_prefix("subject")] = self.cleaned_data["subject"] = meant
         self.data = shown  # the field shows what is meant

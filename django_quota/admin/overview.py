@@ -31,7 +31,7 @@ from django_quota.feeds import SHOWN
 from django_quota.health import Health, health
 from django_quota.limiter import get_limiter
 from django_quota.models import DailyCounter, Overview
-from django_quota.publishing import how_many_wait, write_database
+from django_quota.override_sync import how_many_wait, write_database
 from django_quota.sizes import KindSize, sizes
 from django_quota.stores.redis import RedisStore
 from django_quota.wording import wait_in_words

@@ -23,8 +23,8 @@ from django_quota.admin.wording import moment_in_words, rule_in_words, sentence
 from django_quota.exceptions import QuotaError
 from django_quota.keys import named
 from django_quota.models import QuotaOverride, begin_writing
+from django_quota.override_sync import write_database
 from django_quota.overrides import ALL_RULES
-from django_quota.publishing import write_database
 
 SPANS: Mapping[str, timedelta] = {
     "1h": timedelta(hours=1),

@@ -36,8 +36,8 @@ from django_quota.events import Event
 from django_quota.exceptions import QuotaError, RateError
 from django_quota.keys import escape
 from django_quota.models import QuotaOverride, Subject
+from django_quota.override_sync import is_pending
 from django_quota.overrides import ALL_RULES
-from django_quota.publishing import is_pending
 from django_quota.rates import MAX_COUNT, Rate, parse_rates
 from django_quota.refusals import refused_lately
 from django_quota.status import Held, LimitStatus

@@ -24,7 +24,7 @@ from django_quota.admin.subject_acts import ACTS, Act, Target, explained
 from django_quota.admin.subject_page import DIGESTED, note, page_of
 from django_quota.admin.waiting import tell_what_waits
 from django_quota.exceptions import QuotaError, RuleError
-from django_quota.hints import subject_hint
+from django_quota.hints import composite_subjects, subject_hint
 from django_quota.models import QuotaOverride, Subject
 from django_quota.overrides import ALL_RULES
 from django_quota.subjects import named_subject
@@ -96,12 +96,16 @@ class SubjectAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's own 
     def _find(self, request: HttpRequest) -> HttpResponse:
         asked = request.POST.get("subject") or request.POST.get("find", "")
         try:
-            found = [Found(named_subject(asked))] if "subject" in request.POST else find(asked)
+            found = (
+                [Found(named_subject(asked))]
+                if "subject" in request.POST
+                else find(asked, with_users=may_see_users(request))
+            )
         except RuleError as error:
             # What was typed may hold a plain value: it is not shown again.
             return self._show(request, "find", {"title": _("Find a subject"), "trouble": str(error)})
         if len(found) > 1:
-            return self._show(request, "choice", {"title": _("Whom do you mean?"), "found": _shown(request, found)})
+            return self._show(request, "choice", {"title": _("Whom do you mean?"), "found": _shown(found)})
         return self._lead_to(request, found[0].subject)
 
     def _lead_to(self, request: HttpRequest, subject: str) -> HttpResponse:
@@ -116,6 +120,7 @@ class SubjectAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's own 
         context["links"] = _links(request, subject, page.user)
         is_met = page.used or page.refused or page.overrides
         context["hint"] = "" if is_met else subject_hint(subject, with_users=may_see_users(request))
+        context["composite"] = composite_subjects(subject).items()
         context["sees_overrides"] = may_see(request, QuotaOverride)
         return self._show(request, "page", context)
 
@@ -200,10 +205,9 @@ def _short(subject: str) -> str:
     return subject if len(subject) <= 80 else f"{subject[:79]}…"  # noqa: PLR2004
 
 
-def _shown(request: HttpRequest, found: list[Found]) -> list[tuple[str, str]]:
-    """Return each subject with the user's name, where whoever asks may see users."""
-    sees_users = may_see_users(request)
-    return [(one.subject, str(one.user) if sees_users else "") for one in found]
+def _shown(found: list[Found]) -> list[tuple[str, str]]:
+    """Return each subject with the user's name."""
+    return [(one.subject, str(one.user)) for one in found]
 
 
 def _links(request: HttpRequest, subject: str, user: Any) -> list[tuple[str, str]]:

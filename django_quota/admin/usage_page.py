@@ -29,6 +29,7 @@ from django_quota.admin.names import may_see_users, user_names
 from django_quota.admin.usage_figures import RECENT, Figures, figures, rule_name, subject_name
 from django_quota.charts import Figure, Words, bar_key, bars, bounds, heat_key, heat_map
 from django_quota.exceptions import RuleError
+from django_quota.hints import subject_hint
 
 TEMPLATE = "admin/django_quota/dailycounter/usage.html"
 PAGE, CSV = "django_quota_dailycounter_usage", "django_quota_dailycounter_usage_csv"
@@ -109,7 +110,7 @@ def usage_view(admin: ModelAdmin[Any], request: HttpRequest) -> HttpResponse:
         answer = _chosen(request, form)
         if answer is not None and len(answer) == 1:
             if answer[0]["is_guess"]:
-                messages.info(request, _("No user is called so: this is the usage of a subject of that name."))
+                messages.info(request, _guess_note(request, str(answer[0]["subject"])))
             return HttpResponseRedirect(str(answer[0]["link"]))
         return TemplateResponse(request, TEMPLATE, context | {"form": form, "choices": answer or ()})
     if not request.GET.get("subject"):
@@ -148,21 +149,28 @@ def _chosen(request: HttpRequest, form: UsageForm) -> list[dict[str, str | bool]
     if not form.is_valid():
         return None
     try:
-        found = [(subject_name(one.subject), one) for one in find(form.cleaned_data["who"])]
+        found = find(form.cleaned_data["who"], with_users=may_see_users(request))
+        named = [(subject_name(one.subject), one) for one in found]
     except RuleError as error:
         form.add_error("who", str(error))
         return None
     year, rule = form.cleaned_data["year"], rule_name(form.cleaned_data["rule"])
-    sees_users = may_see_users(request)
     return [
         {
             "link": Asked(subject, rule, year, "").query(),
             "subject": subject,
-            "name": str(one.user or "") if sees_users else "",
+            "name": str(one.user or ""),
             "is_guess": one.is_guess,
         }
-        for subject, one in found
+        for subject, one in named
     ]
+
+
+def _guess_note(request: HttpRequest, subject: str) -> str:
+    """Say that a name was taken for a subject; who may not see users is not told whether there is such a user."""
+    if may_see_users(request):
+        return _("No user is called so: this is the usage of a subject of that name.")
+    return subject_hint(subject, with_users=False)
 
 
 # --- what is shown ----------------------------------------------------------------------------------------------------

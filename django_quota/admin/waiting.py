@@ -12,7 +12,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
 from django_quota.conf import current
-from django_quota.publishing import are_pending, write_database
+from django_quota.override_sync import are_pending, write_database
 
 
 def tell_what_waits(model_admin: Any, request: HttpRequest, subjects: Collection[str]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-from django_quota.algorithms.base import NEVER, Algorithm, Limit, Options, Parameters, Step, Verdict
+from django_quota.algorithms.base import NEVER, NUMBERS, Algorithm, Limit, Options, Parameters, Step, Verdict
 from django_quota.algorithms.calendar import Calendar, is_stale
 from django_quota.algorithms.distinct import Distinct
 from django_quota.algorithms.fixed_window import FixedWindow
@@ -17,7 +17,9 @@ __all__ = [
     "DISTINCT",
     "EVERY",
     "NEVER",
+    "NUMBERS",
     "Algorithm",
+    "AlgorithmName",
     "Limit",
     "Options",
     "Parameters",
@@ -25,6 +27,9 @@ __all__ = [
     "Verdict",
     "is_stale",
 ]
+
+AlgorithmName = Literal["sliding_window", "fixed_window", "calendar", "token_bucket", "leaky_bucket"]
+"""What `algorithm=` takes, so that editors complete it and type checkers find a typo."""
 
 ALGORITHMS: dict[str, Algorithm[Any]] = {
     algorithm.name: algorithm

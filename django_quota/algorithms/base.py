@@ -1,7 +1,7 @@
 """What every algorithm is: parameters, and three pure steps over one state. Pure; it must not know Redis.
 
 An algorithm is written twice: here in Python, as the executable specification that the memory store runs, and in
-`lua/<name>.lua` for Redis. Both take the same four integers as parameters and answer with the same four, and a test
+`lua/<name>.lua` for Redis. Both take the same four integers as parameters and answer with the same five, and a test
 holds them to the same answers. A step never mutates a state: it returns the next one.
 """
 
@@ -41,13 +41,19 @@ class Verdict(NamedTuple):
     """What one limit answers; times are spans in microseconds.
 
     `wait`: where refused, how long until the same hit is admitted (`NEVER`: no time helps); where admitted, how long
-    the hit should be held back (the leaky bucket; else 0). `reset`: until nothing is used any more.
+    the hit should be held back (the leaky bucket; else 0). `reset`: until nothing is used any more. `more`: until more
+    is left than now (`NEVER`: no time brings more, since nothing is used, or the limit is 0).
     """
 
     ok: bool
     remaining: int
     wait: int
     reset: int
+    more: int
+
+
+NUMBERS = len(Verdict._fields)
+"""How many numbers of a reply are about each limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +129,10 @@ class Algorithm(ABC, Generic[State]):
     def give_back(self, state: State | None, p: Parameters, units: int, mark: Sequence[int], now: int) -> State | None:
         """Give back of a hold's units those that still count, by what it noted; None where nothing is left to keep."""
         return self.refund(state, p, units, now) if mark[0] > now else state
+
+    def follow_clock(self, state: State | None, now: int) -> State | None:
+        """Return the state in the time of a clock that has stepped back; the same one where it has not."""
+        return state
 
     @abstractmethod
     def expiry(self, state: State) -> int:

@@ -90,18 +90,50 @@ def is_zone(name: str) -> bool:
 def edges(unit: str, multiple: int, tz: str | None, now: int) -> tuple[int, int, int]:
     """Return where the period around `now` begins, where it ends, and where the next one ends (microseconds)."""
     zone = _zone(tz)
-    local = datetime.fromtimestamp(now // SECOND, zone)
     period = UNITS[unit] * multiple
     if period <= UNITS["hour"]:
-        # Counted on the clock's face but without its jumps: an hour that the clock repeats is two periods.
-        offset = int((local.utcoffset() or timedelta()).total_seconds()) * SECOND
-        start = (now + offset) // period * period - offset
-        return start, start + period, start + 2 * period
-    return _wall_edges(unit, multiple, zone, local, now)
+        offset = _offset(zone, now)
+        return _short_edges(period, zone, offset, (now + offset) // period * period - offset)
+    return _wall_edges(unit, multiple, zone, now)
 
 
-def _wall_edges(unit: str, multiple: int, zone: ZoneInfo, local: datetime, now: int) -> tuple[int, int, int]:
-    index, wall = _index(unit, multiple, local)
+@lru_cache(maxsize=256)
+def _short_edges(period: int, zone: ZoneInfo, offset: int, start: int) -> tuple[int, int, int]:
+    """Return the edges of a period of an hour at most, which the clock's face shows from `start` on at this offset.
+
+    It is cut where the clock jumps: an hour that the clock repeats is two periods, and where it jumps by half an hour,
+    the one that it jumps out of ends there. So no two periods overlap, whoever asks when.
+    """
+    begin, end = _cut(zone, offset, start, start + period)
+    offset = _offset(zone, end)
+    start = (end + offset) // period * period - offset
+    return begin, end, _cut(zone, offset, start, start + period)[1]
+
+
+def _cut(zone: ZoneInfo, offset: int, start: int, end: int) -> tuple[int, int]:
+    """Return the part of a span in which the clock of a zone is so far ahead of UTC."""
+    if _offset(zone, start) != offset:
+        return _jump(zone, start, end), end
+    return start, end if _offset(zone, end) == offset else _jump(zone, start, end)
+
+
+def _offset(zone: ZoneInfo, now: int) -> int:
+    """Return how far the clock of a zone is ahead of UTC."""
+    return int((datetime.fromtimestamp(now // SECOND, zone).utcoffset() or timedelta()).total_seconds()) * SECOND
+
+
+def _jump(zone: ZoneInfo, before: int, after: int) -> int:
+    """Return the moment between these at which the clock of a zone jumps."""
+    low, high = before // SECOND, after // SECOND
+    offset = _offset(zone, before)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _offset(zone, middle * SECOND) == offset else (low, middle)
+    return high * SECOND
+
+
+def _wall_edges(unit: str, multiple: int, zone: ZoneInfo, now: int) -> tuple[int, int, int]:
+    index, wall = _index(unit, multiple, datetime.fromtimestamp(now // SECOND, zone))
 
     def edge(number: int) -> int:
         # fold=0: the first of two midnights; a midnight that the clock skips is the moment of the jump.

@@ -48,12 +48,11 @@ class Distinct(Algorithm[Values]):
         remaining = max(0, p.capacity - len(live))
         reset = max(live.values()) - now if live else 0
         adds = int(cost > 0 and p.value not in live)
+        more = _until_more(live, p, now)
         if p.capacity > 0 and (adds == 0 or len(live) + 1 <= p.capacity):
-            return Verdict(ok=True, remaining=remaining, wait=0, reset=reset)
-        if p.capacity == 0:
-            return Verdict(ok=False, remaining=remaining, wait=NEVER, reset=reset)
-        makes_room = sorted(live.values())[len(live) - p.capacity]
-        return Verdict(ok=False, remaining=remaining, wait=makes_room - now, reset=reset)
+            return Verdict(ok=True, remaining=remaining, wait=0, reset=reset, more=more)
+        # A new value finds no room: it has to wait for the same moment.
+        return Verdict(ok=False, remaining=remaining, wait=more, reset=reset, more=more)
 
     def spend(
         self, state: Values | None, p: Parameters, cost: int, now: int, *, over: bool = False
@@ -64,7 +63,8 @@ class Distinct(Algorithm[Values]):
         # the one leaves the other.
         after = {**live, p.value: max(now + p.a, live.get(p.value, 0) + 1)}
         remaining = max(0, p.capacity - len(after))
-        return after, Verdict(ok=True, remaining=remaining, wait=0, reset=max(after.values()) - now)
+        reset, more = max(after.values()) - now, _until_more(after, p, now)
+        return after, Verdict(ok=True, remaining=remaining, wait=0, reset=reset, more=more)
 
     def refund(self, state: Values | None, p: Parameters, cost: int, now: int) -> Values | None:
         """Forget the value."""
@@ -73,6 +73,13 @@ class Distinct(Algorithm[Values]):
     def expiry(self, state: Values) -> int:
         """Return when the last value is forgotten."""
         return max(state.values())
+
+
+def _until_more(live: Values, p: Parameters, now: int) -> int:
+    """Return how long until a value is forgotten that makes room; `NEVER` where no time makes any."""
+    if not live or p.capacity == 0:
+        return NEVER
+    return sorted(live.values())[max(0, len(live) - p.capacity)] - now
 
 
 def _live(state: Values | None, now: int) -> Values:

@@ -39,11 +39,12 @@ class FixedWindow(Algorithm[Tally]):
         count, end = _open(state, now)
         reset = end - now if count else 0
         remaining = max(0, p.capacity - count)
+        more = reset if count and p.capacity else NEVER
         if p.capacity > 0 and count + cost <= p.capacity:
-            return Verdict(ok=True, remaining=remaining, wait=0, reset=reset)
+            return Verdict(ok=True, remaining=remaining, wait=0, reset=reset, more=more)
         if cost > p.capacity or p.capacity == 0:
-            return Verdict(ok=False, remaining=remaining, wait=NEVER, reset=reset)
-        return Verdict(ok=False, remaining=remaining, wait=end - now, reset=reset)
+            return Verdict(ok=False, remaining=remaining, wait=NEVER, reset=reset, more=more)
+        return Verdict(ok=False, remaining=remaining, wait=end - now, reset=reset, more=more)
 
     def spend(
         self, state: Tally | None, p: Parameters, cost: int, now: int, *, over: bool = False
@@ -54,7 +55,8 @@ class FixedWindow(Algorithm[Tally]):
         full = MOST if over else max(p.capacity, count)
         after = Tally(min(count + cost, full), end if count else self.end(p, now))
         remaining = max(0, p.capacity - after.used)
-        return after, Verdict(ok=True, remaining=remaining, wait=0, reset=after.end - now)
+        reset = after.end - now
+        return after, Verdict(ok=True, remaining=remaining, wait=0, reset=reset, more=reset)
 
     def refund(self, state: Tally | None, p: Parameters, cost: int, now: int) -> Tally | None:
         """Take the cost off the open window's count."""

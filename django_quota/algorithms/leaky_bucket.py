@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from django_quota.algorithms.base import Parameters
-from django_quota.algorithms.token_bucket import Bucket, Queued, TokenBucket, given_back
+from django_quota.algorithms.token_bucket import Bucket, Queued, TokenBucket, given_back, known_of
 
 
 class LeakyBucket(TokenBucket):
@@ -36,4 +36,5 @@ class LeakyBucket(TokenBucket):
     ) -> Bucket | None:
         """Give back what nobody stands behind, and time has not come to yet."""
         queued = Queued(*mark)
-        return given_back(state, units * queued.interval, now) if state and state.tat == queued.stop else state
+        is_last = known_of(state, now).tat == queued.stop
+        return given_back(state, units * queued.interval, now) if is_last else state

@@ -66,14 +66,13 @@ class SlidingWindow(Algorithm[tuple[Entry, ...]]):
         used = _used(live)
         reset = live[-1].expiry - now if live else 0
         remaining = max(0, p.capacity - used)
+        more = _until_more(live, p, now)
         if p.capacity > 0 and used + cost <= p.capacity:
-            return Verdict(ok=True, remaining=remaining, wait=0, reset=reset)
+            return Verdict(ok=True, remaining=remaining, wait=0, reset=reset, more=more)
         if cost > p.capacity or p.capacity == 0:
-            return Verdict(ok=False, remaining=remaining, wait=NEVER, reset=reset)
-        base = live[0].total - live[0].cost
-        needed = used + cost - p.capacity
-        makes_room = bisect_left(live, needed, key=lambda entry: (entry.total - base) % WRAP)
-        return Verdict(ok=False, remaining=remaining, wait=live[makes_room].expiry - now, reset=reset)
+            return Verdict(ok=False, remaining=remaining, wait=NEVER, reset=reset, more=more)
+        wait = _until_back(live, used + cost - p.capacity, now)
+        return Verdict(ok=False, remaining=remaining, wait=wait, reset=reset, more=more)
 
     def spend(
         self, state: tuple[Entry, ...] | None, p: Parameters, cost: int, now: int, *, over: bool = False
@@ -92,7 +91,8 @@ class SlidingWindow(Algorithm[tuple[Entry, ...]]):
         # An entry of the whole limit refuses all: more says nothing, but where it may be given back in part.
         cost = min(cost, most if over else max(0, p.capacity - merged))
         after = (*live, Entry((total + cost) % WRAP, merged + cost, expiry))
-        return after, Verdict(ok=True, remaining=max(0, p.capacity - _used(after)), wait=0, reset=expiry - now)
+        remaining, more = max(0, p.capacity - _used(after)), _until_more(after, p, now)
+        return after, Verdict(ok=True, remaining=remaining, wait=0, reset=expiry - now, more=more)
 
     def refund(self, state: tuple[Entry, ...] | None, p: Parameters, cost: int, now: int) -> tuple[Entry, ...] | None:
         """Take from the oldest entries: what stays expires no earlier than the hits that still count."""
@@ -113,6 +113,17 @@ def _live(state: tuple[Entry, ...] | None, now: int) -> tuple[Entry, ...]:
     if not state or state[0].expiry > now:
         return state or ()
     return state[bisect_left(state, now + 1, key=lambda entry: entry.expiry) :]
+
+
+def _until_back(live: tuple[Entry, ...], needed: int, now: int) -> int:
+    """Return how long until so much of what is used has come back."""
+    base = live[0].total - live[0].cost
+    return live[bisect_left(live, needed, key=lambda entry: (entry.total - base) % WRAP)].expiry - now
+
+
+def _until_more(live: tuple[Entry, ...], p: Parameters, now: int) -> int:
+    """Return how long until more is left; `NEVER` where no time brings more."""
+    return _until_back(live, max(0, _used(live) - p.capacity) + 1, now) if live and p.capacity else NEVER
 
 
 def _used(live: tuple[Entry, ...]) -> int:

@@ -9,6 +9,10 @@ What was taken first flows back first: a hit stands in a queue, and what is left
 Where something is given back, those behind it move up, and nobody notes by how much each of them. So the bucket says
 how much was given back in all. Whoever gives back what he spent (a hold, or a hit that is undone) takes off what was
 given since: so he may get less than is left of it, never more. See `TokenBucket.left`.
+
+A clock that steps back would look like a backlog as long as the step, and lock the subject out for as long. So a bucket
+says when it was written. Where that is later than now, it moves back with the clock, as if the step had been refunded:
+what was used when it was written is used now. A refused hit writes that down, so that time passes from then on.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ class Bucket(NamedTuple):
     """By refunds, of which nobody knows whose units they were."""
     asked_until: int = 0
     """The moment from which on nothing of what was spent is used, whatever is given back; 0: nothing was given back."""
+    written: int = 0
+    """When it was written."""
 
 
 class Queued(NamedTuple):
@@ -93,27 +99,29 @@ class TokenBucket(Algorithm[Bucket]):
 
     def inspect(self, state: Bucket | None, p: Parameters, cost: int, now: int) -> Verdict:
         """Admit where backlog + cost fits the bucket; else wait until enough has flowed."""
-        backlog = max(0, state.tat - now) if state else 0
+        backlog = backlog_of(state, now)
         span = p.capacity * p.a
         remaining = max(0, (span - backlog) // p.a)
-        wait = backlog + cost * p.a - span
+        wait, more = backlog + cost * p.a - span, _until_more(p, backlog, remaining)
         if p.capacity > 0 and wait <= 0:
-            return Verdict(ok=True, remaining=remaining, wait=self.held_back(backlog), reset=backlog)
+            return Verdict(ok=True, remaining=remaining, wait=self.held_back(backlog), reset=backlog, more=more)
         if cost > p.capacity or p.capacity == 0:
-            return Verdict(ok=False, remaining=remaining, wait=NEVER, reset=backlog)
-        return Verdict(ok=False, remaining=remaining, wait=wait, reset=backlog)
+            return Verdict(ok=False, remaining=remaining, wait=NEVER, reset=backlog, more=more)
+        return Verdict(ok=False, remaining=remaining, wait=wait, reset=backlog, more=more)
 
     def spend(
         self, state: Bucket | None, p: Parameters, cost: int, now: int, *, over: bool = False
     ) -> tuple[Bucket, Verdict]:
         """Move the TAT on by the cost, but, unless `over`, never further than a full bucket's worth from now."""
-        backlog = max(0, state.tat - now) if state else 0
+        backlog = backlog_of(state, now)
         span = p.capacity * p.a
         after = min(backlog + cost * p.a, MOST if over else max(span, backlog))
         remaining = max(0, (span - after) // p.a)
-        verdict = Verdict(ok=True, remaining=remaining, wait=self.held_back(backlog), reset=after)
+        more = _until_more(p, after, remaining)
+        verdict = Verdict(ok=True, remaining=remaining, wait=self.held_back(backlog), reset=after, more=more)
         tat, before = now + after, known_of(state, now)
-        return before._replace(tat=tat, asked_until=before.asked_until and max(before.asked_until, tat)), verdict
+        asked_until = before.asked_until and max(before.asked_until, tat)
+        return before._replace(tat=tat, asked_until=asked_until, written=now), verdict
 
     def refund(self, state: Bucket | None, p: Parameters, cost: int, now: int) -> Bucket | None:
         """Move the TAT back, at most to now: a bucket is never more than full."""
@@ -142,19 +150,45 @@ class TokenBucket(Algorithm[Bucket]):
         own = (known.refunded - queued.refunded) % GIVEN_WRAP
         return max(queued.stop - moved_up, queued.alone - own) - now
 
+    def follow_clock(self, state: Bucket | None, now: int) -> Bucket | None:
+        """Return the bucket moved back with the clock."""
+        return known_of(state, now) if state and state.written > now else state
+
     def expiry(self, state: Bucket) -> int:
         """Return the TAT, from when on the bucket is full, or when nobody asks any more what was given back."""
         return max(state.tat, state.asked_until)
 
 
 def known_of(state: Bucket | None, now: int) -> Bucket:
-    """Return the bucket with what was given back of it, as far as that may be asked for."""
-    return (state if state.asked_until > now else Bucket(state.tat)) if state else Bucket(0)
+    """Return the bucket with what was given back of it, as far as that may be asked for, in the time of the clock."""
+    if state is None:
+        return Bucket(0)
+    known = state if state.asked_until > now else Bucket(state.tat, written=state.written)
+    step = state.written - now
+    if step <= 0:
+        return known
+    return Bucket(
+        known.tat - step,
+        (known.given + step) % GIVEN_WRAP,
+        (known.refunded + step) % GIVEN_WRAP,
+        max(known.asked_until, known.tat),
+        now,
+    )
+
+
+def backlog_of(state: Bucket | None, now: int) -> int:
+    """Return how long (microseconds) it takes until nothing is used."""
+    return max(0, known_of(state, now).tat - now)
+
+
+def _until_more(p: Parameters, backlog: int, remaining: int) -> int:
+    """Return how long until one unit more is left; `NEVER` where no time brings one."""
+    return backlog - (p.capacity - remaining - 1) * p.a if backlog and p.capacity else NEVER
 
 
 def given_back(state: Bucket | None, span: int, now: int, *, is_refund: bool = False) -> Bucket | None:
     """Return the bucket with so much (microseconds) of its backlog given back; None where nothing is left to keep."""
-    known, backlog = known_of(state, now), max(0, state.tat - now) if state else 0
+    known, backlog = known_of(state, now), backlog_of(state, now)
     span = min(span, backlog)
     if span <= 0:
         return state
@@ -165,6 +199,7 @@ def given_back(state: Bucket | None, span: int, now: int, *, is_refund: bool = F
         (known.given + span) % GIVEN_WRAP,
         (known.refunded + span) % GIVEN_WRAP if is_refund else known.refunded,
         known.asked_until or known.tat,
+        now,
     )
 
 

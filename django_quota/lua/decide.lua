@@ -8,8 +8,9 @@
 --        [2] the mode: "check"; "peek" (spends nothing); "refund" (gives each cost back, then peeks);
 --            "reserve <token> <ttl>" (checks, and notes what was spent as a hold of so many microseconds);
 --            "settle <actual> <due> <token>" (makes what a hold spent what was really used, whatever the limit; then peeks)
---            and for a plan in several slots of a Cluster: "take" (a check that may be undone); "late" (a check, where
---            the plan is refused already); "undo <n|-><mark>,<mark> ..." (of hits that passed in a "take": see undo)
+--            and for a plan in parts (in several slots of a Cluster, or with a body to be read in between): "take"
+--            (a check that may be undone); "late" (a check, where the plan is refused already);
+--            "undo <n|-><mark>,<mark> ..." (of hits that passed in a "take": see undo)
 --        [3] how many events the stream keeps; 0: nothing is told; -1: the log is out of reach, and the caller tells
 --        then for each hit "<rule> <group> <limits> <warn> <ban> <told> <begins> <ends> <holds>" and the rate override
 --        that its limits are those of, as it was published ('' for none)
@@ -23,10 +24,11 @@
 --            "<algorithm> <capacity> <a> <b> <c> <counted> <value>": whole numbers, but for the value ('-': none); counted 1:
 --            a refused hit is spent all the same
 --            the cost of the hit, a whole number from 0 up
--- reply  {now, verdict}, four for each limit {ok, remaining, wait, reset}, and three for each note {hit, what, until}: whole
+-- reply  {now, verdict}, five for each limit {ok, remaining, wait, reset, more}, and three for each note {hit, what, until}: whole
 --        numbers, times in microseconds, hits counted from 0
 --        verdict 1: allowed; 0: refused; -1: stale: the plan must be sent in another form
 --        wait: where refused, until the same hit is admitted (-1: never); where admitted, how long to hold it back
+--        more: until more is left than now (-1: never; nothing is used, say)
 --        what 1: exempt; 2: blocked; 3: banned (until: the end, 0 for none); 4: the ban has begun now; 5: the refusal was
 --            told; 6: near the limit, and told; 7: where the caller tells, which ban in a row it is (until: its number);
 --            8: of a "take", for each limit that counts values: until when the value was known before (0: it was not);
@@ -131,11 +133,11 @@ end
 local refused = { [0] = mode == 'late' or nil }
 for _, hit in ipairs(hits) do
   for _, limit in ipairs(hit) do
-    limit.ok, limit.remaining, limit.wait, limit.reset = limit.algorithm.inspect(limit, now)
+    limit.ok, limit.remaining, limit.wait, limit.reset, limit.more = limit.algorithm.inspect(limit, now)
     if hit.standing == EXEMPT then
       limit.ok, limit.wait = true, 0
     elseif hit.standing then
-      limit.ok, limit.wait = false, hit.stop > 0 and hit.stop - now or NEVER
+      shut_out(limit, hit.stop)
     end
     if not limit.ok then
       hit.refused = true
@@ -146,11 +148,13 @@ end
 
 local function spend(hit, limit)
   if not refused[0] and not refused[hit.group] then
-    limit.remaining, limit.wait, limit.reset = limit.algorithm.spend(limit, now)
+    limit.remaining, limit.wait, limit.reset, limit.more = limit.algorithm.spend(limit, now)
   elseif limit.counted and limit.capacity > 0 and refused[hit.group] then
     limit.algorithm.spend(limit, now)
     -- What a refused hit has filled refuses the next one: so it is said to, and how long.
-    limit.ok, limit.remaining, limit.wait, limit.reset = limit.algorithm.inspect(limit, now)
+    limit.ok, limit.remaining, limit.wait, limit.reset, limit.more = limit.algorithm.inspect(limit, now)
+  elseif limit.algorithm.follow_clock then
+    limit.algorithm.follow_clock(limit, now)
   end
 end
 
@@ -189,6 +193,7 @@ for _, hit in ipairs(hits) do
     reply[#reply + 1] = limit.remaining
     reply[#reply + 1] = limit.wait
     reply[#reply + 1] = limit.reset
+    reply[#reply + 1] = limit.more
   end
 end
 for _, number in ipairs(notes) do reply[#reply + 1] = number end

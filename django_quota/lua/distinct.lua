@@ -2,7 +2,7 @@
 --
 -- KEYS   limit.key: a sorted set; score = the moment the value is forgotten (microseconds), member = its digest
 -- ARGV   capacity; a = window in microseconds; value = the digest ('-' where only what is used is asked)
--- reply  inspect: ok, remaining, wait, reset; spend: remaining, wait, reset
+-- reply  inspect: ok, remaining, wait, reset, more; spend: remaining, wait, reset, more
 
 local function distinct_read(limit, now)
   limit.live = redis.call('ZCOUNT', limit.key, '(' .. integer(now), '+inf')
@@ -14,16 +14,21 @@ local function distinct_read(limit, now)
   limit.before = limit.before or limit.until_now
 end
 
+-- How long until a value is forgotten that makes room.
+local function distinct_more(limit, now)
+  if limit.live == 0 or limit.capacity == 0 then return NEVER end
+  local makes_room = redis.call('ZRANGEBYSCORE', limit.key, '(' .. integer(now), '+inf', 'WITHSCORES', 'LIMIT',
+    math.max(0, limit.live - limit.capacity), 1)
+  return tonumber(makes_room[2]) - now
+end
+
 algorithms.distinct = {
   inspect = function(limit, now)
     distinct_read(limit, now)
     local remaining, reset = math.max(0, limit.capacity - limit.live), limit.expiry - now
-    local adds = limit.cost > 0 and not limit.known and 1 or 0
-    if limit.capacity > 0 and (adds == 0 or limit.live + 1 <= limit.capacity) then return true, remaining, 0, reset end
-    if limit.capacity == 0 then return false, remaining, NEVER, reset end
-    local makes_room = redis.call('ZRANGEBYSCORE', limit.key, '(' .. integer(now), '+inf', 'WITHSCORES', 'LIMIT',
-      limit.live - limit.capacity, 1)
-    return false, remaining, tonumber(makes_room[2]) - now, reset
+    local adds, more = limit.cost > 0 and not limit.known and 1 or 0, distinct_more(limit, now)
+    if limit.capacity > 0 and (adds == 0 or limit.live + 1 <= limit.capacity) then return true, remaining, 0, reset, more end
+    return false, remaining, more, reset, more -- a new value finds no room: it has to wait for the same moment
   end,
 
   spend = function(limit, now)
@@ -33,7 +38,7 @@ algorithms.distinct = {
     redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now))
     distinct_read(limit, now)
     expire(limit.key, limit.expiry - now)
-    return math.max(0, limit.capacity - limit.live), 0, limit.expiry - now
+    return math.max(0, limit.capacity - limit.live), 0, limit.expiry - now, distinct_more(limit, now)
   end,
 
   refund = function(limit, now)

@@ -2,7 +2,7 @@
 --
 -- KEYS   limit.key: a string "<count> <end in microseconds>"
 -- ARGV   capacity; a = window in microseconds
--- reply  inspect: ok, remaining, wait, reset; spend: remaining, wait, reset
+-- reply  inspect: ok, remaining, wait, reset, more; spend: remaining, wait, reset, more
 
 local function tally_read(limit, now)
   limit.count, limit.stop = 0, now
@@ -21,9 +21,10 @@ local function tally_inspect(limit, now)
   tally_read(limit, now)
   local remaining = math.max(0, limit.capacity - limit.count)
   local reset = limit.stop - now
-  if limit.capacity > 0 and limit.count + limit.cost <= limit.capacity then return true, remaining, 0, reset end
-  if limit.cost > limit.capacity or limit.capacity == 0 then return false, remaining, NEVER, reset end
-  return false, remaining, reset, reset
+  local more = limit.count > 0 and limit.capacity > 0 and reset or NEVER
+  if limit.capacity > 0 and limit.count + limit.cost <= limit.capacity then return true, remaining, 0, reset, more end
+  if limit.cost > limit.capacity or limit.capacity == 0 then return false, remaining, NEVER, reset, more end
+  return false, remaining, reset, reset, more
 end
 
 local function tally_spend(limit, now, stop, over)
@@ -32,7 +33,8 @@ local function tally_spend(limit, now, stop, over)
   local full = over and MOST or math.max(limit.capacity, limit.count)
   limit.count = math.min(limit.count + limit.cost, full)
   tally_write(limit, now)
-  return math.max(0, limit.capacity - limit.count), 0, limit.stop - now
+  local reset = limit.stop - now
+  return math.max(0, limit.capacity - limit.count), 0, reset, reset
 end
 
 local function tally_refund(limit, now)

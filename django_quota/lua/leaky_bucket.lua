@@ -1,6 +1,6 @@
 -- leaky_bucket: the token bucket read the other way round: the backlog is a queue that drains evenly.
 --
--- KEYS   limit.key: a string, the moment the queue is empty, in microseconds, as token_bucket keeps it
+-- KEYS   limit.key: a string, the moment the queue is empty (microseconds), as token_bucket keeps its TAT
 -- ARGV   capacity = room of the queue; a = interval between hits in microseconds
 -- reply  as token_bucket, but that an admitted hit's wait is its delay: the time the hits before it take to leave
 --
@@ -9,16 +9,17 @@
 
 algorithms.leaky_bucket = {
   inspect = function(limit, now)
-    local ok, remaining, wait, reset = bucket_inspect(limit, now)
+    local ok, remaining, wait, reset, more = bucket_inspect(limit, now)
     if ok then wait = limit.backlog end
-    return ok, remaining, wait, reset
+    return ok, remaining, wait, reset, more
   end,
   spend = function(limit, now, over)
     local delay = limit.backlog
-    local remaining, _, reset = bucket_spend(limit, now, over)
-    return remaining, delay, reset
+    local remaining, _, reset, more = bucket_spend(limit, now, over)
+    return remaining, delay, reset, more
   end,
   refund = function() end,
+  follow_clock = bucket_follow_clock,
   mark = bucket_mark,
   still_used = function(limit, units, now, stop, words)
     bucket_read(limit, now)

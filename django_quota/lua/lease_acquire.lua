@@ -5,7 +5,8 @@
 --        [5] how long the token is alive in the queue without asking again, in microseconds; 0: it does not wait (any more)
 -- reply  {granted, free, wait, reset, first, wake}: whole numbers, times in microseconds; wake is a text
 --        granted 1: the slot is the token's; 0: refused, and nothing live has changed but the token's place in the queue
---        free: slots that nobody holds; wait: where refused, how long until that may change; reset: until all leases end
+--        free: slots that nobody holds; wait: where refused, how long until that may change; where granted, until one more is
+--        free at the latest; reset: until all leases end
 --        first 1: the token is the first of those who wait
 --        wake: who is the first now that the token has left the queue, and should ask again; '' for nobody
 local limit, span, patience = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -26,6 +27,11 @@ local function until_all_end()
   return last[1] and math.max(0, tonumber(last[2]) - now) or 0
 end
 
+local function until_one_more()
+  local over = math.max(0, redis.call('ZCARD', leases_key) - limit) -- held under a higher limit
+  return tonumber(redis.call('ZRANGE', leases_key, over, over, 'WITHSCORES')[2]) - now
+end
+
 -- A token that holds a slot has asked again because the reply was lost.
 local has_one = ends(leases_key, token) ~= nil
 if has_one or may_go() then
@@ -35,7 +41,7 @@ if has_one or may_go() then
   redis.call('ZREMRANGEBYSCORE', leases_key, '-inf', integer(now))
   leave()
   if not has_one then free = free - 1 end
-  return { 1, math.max(0, free), 0, until_all_end(), 0, waiter_at(0) or '' }
+  return { 1, math.max(0, free), until_one_more(), until_all_end(), 0, waiter_at(0) or '' }
 end
 
 local first, wake = 0, ''

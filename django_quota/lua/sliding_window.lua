@@ -2,7 +2,7 @@
 --
 -- KEYS   limit.key: a sorted set; score = the moment the entry expires (microseconds), member = "<running total>:<cost>"
 -- ARGV   capacity; a = window; b = slice width (0: every hit is an entry); both in microseconds
--- reply  inspect: ok, remaining, wait, reset; spend: remaining, wait, reset
+-- reply  inspect: ok, remaining, wait, reset, more; spend: remaining, wait, reset, more
 --
 -- What is used is (last total - total before the first live entry): no scan. Totals count modulo 2^52.
 
@@ -47,14 +47,19 @@ local function sliding_wait(limit, needed, now)
   return tonumber(redis.call('ZRANGE', limit.key, low, low, 'WITHSCORES')[2]) - now
 end
 
+local function sliding_more(limit, now)
+  if limit.used == 0 or limit.capacity == 0 then return NEVER end
+  return sliding_wait(limit, math.max(0, limit.used - limit.capacity) + 1, now)
+end
+
 algorithms.sliding_window = {
   inspect = function(limit, now)
     sliding_read(limit, now)
     local remaining = math.max(0, limit.capacity - limit.used)
-    local reset = limit.expiry - now
-    if limit.capacity > 0 and limit.used + limit.cost <= limit.capacity then return true, remaining, 0, reset end
-    if limit.cost > limit.capacity or limit.capacity == 0 then return false, remaining, NEVER, reset end
-    return false, remaining, sliding_wait(limit, limit.used + limit.cost - limit.capacity, now), reset
+    local reset, more = limit.expiry - now, sliding_more(limit, now)
+    if limit.capacity > 0 and limit.used + limit.cost <= limit.capacity then return true, remaining, 0, reset, more end
+    if limit.cost > limit.capacity or limit.capacity == 0 then return false, remaining, NEVER, reset, more end
+    return false, remaining, sliding_wait(limit, limit.used + limit.cost - limit.capacity, now), reset, more
   end,
 
   spend = function(limit, now, over)
@@ -74,7 +79,8 @@ algorithms.sliding_window = {
     if merged > 0 and member ~= limit.last then redis.call('ZREM', limit.key, limit.last) end
     if merged == 0 or expiry > limit.expiry then expire(limit.key, expiry - now) end
     if limit.has_expired then redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now)) end
-    return math.max(0, limit.capacity - limit.used - cost), 0, expiry - now
+    local first_expiry = limit.used > 0 and limit.first_expiry or expiry
+    return math.max(0, limit.capacity - limit.used - cost), 0, expiry - now, first_expiry - now
   end,
 
   -- Takes from the oldest entries: what stays expires no earlier than the hits that still count.

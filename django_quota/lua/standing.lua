@@ -7,7 +7,8 @@
 --          d:<rule>       when the first hold that is not settled is due
 --          e:<rule>, w:<rule>  until when nothing more is told of refusals, of being near the limit
 -- ARGV   as decide
--- reply  stand: puts hit.standing (EXEMPT, BLOCKED, BANNED or nil) and hit.stop (its end, 0 for none) on the hit
+-- reply  stand: puts hit.standing (EXEMPT, BLOCKED, BANNED or nil) and hit.stop (its end, 0 for none) on the hit;
+--        shut_out: makes a limit refuse
 
 -- Returns the mode of an override that is in force now, its end, and the override itself.
 local function in_force(override)
@@ -15,6 +16,16 @@ local function in_force(override)
   local kind, from, stop = string.match(override, '^(%l) (%d+) (%d+)')
   stop = tonumber(stop)
   if tonumber(from) <= now and (stop == 0 or stop > now) then return kind, stop, override end
+end
+
+-- The later of two ends; 0 is none.
+local function later_of(one, other) return one > 0 and other > 0 and math.max(one, other) or 0 end
+
+-- Refuses until a ban or a block ends (0: it has no end), and then for as long as the limit itself has no room.
+local function shut_out(limit, stop)
+  local function later(own) return stop > 0 and own ~= NEVER and math.max(stop - now, own) or NEVER end
+  limit.ok, limit.wait = false, later(limit.ok and 0 or limit.wait)
+  limit.more = later(limit.remaining > 0 and 0 or limit.more)
 end
 
 local function stand(hit, stale)
@@ -32,13 +43,18 @@ local function stand(hit, stale)
   if hit.due and hit.due <= now and not hit.holds_key then
     stale[#stale + 1], stale[#stale + 2], stale[#stale + 3] = hit.index, HOLDS_DUE, ''
   end
+  local banned_until = now
+  if hit.tally_key and fields[4] then
+    local ends, level, remembered = string.match(fields[4], '^(%d+) (%d+) (%d+)$')
+    banned_until, hit.level, hit.remembered = tonumber(ends), tonumber(level), tonumber(remembered)
+  end
   if kind == 'x' then
     hit.standing, hit.stop = EXEMPT, stop
   elseif kind == 'b' then
-    hit.standing, hit.stop = BLOCKED, stop
-  elseif hit.tally_key and fields[4] then
-    local ends, level, remembered = string.match(fields[4], '^(%d+) (%d+) (%d+)$')
-    hit.level, hit.remembered = tonumber(level), tonumber(remembered)
-    if tonumber(ends) > now then hit.standing, hit.stop = BANNED, tonumber(ends) end
+    -- Where it ends, a block of all rules or a ban may go on.
+    local of_all, end_of_all = in_force(fields[2])
+    hit.standing, hit.stop = BLOCKED, later_of(later_of(stop, of_all == 'b' and end_of_all or now), banned_until)
+  elseif banned_until > now then
+    hit.standing, hit.stop = BANNED, banned_until
   end
 end

@@ -65,7 +65,7 @@ local function ban_after(hit, notes)
   redis.call('HSET', hit.standing_key, 'b:' .. hit.rule,
     integer(stop) .. ' ' .. integer(level) .. ' ' .. integer(remembered))
   keep(hit.standing_key, remembered - now)
-  for _, limit in ipairs(hit) do limit.ok, limit.wait = false, stop - now end
+  for _, limit in ipairs(hit) do shut_out(limit, stop) end
   note(notes, hit, BANNED, stop)
   if tells then
     note(notes, hit, BAN_BEGAN, stop)

@@ -20,7 +20,7 @@ from django.db import DatabaseError
 
 from django_quota import status
 from django_quota.exceptions import ConfigurationError
-from django_quota.hints import rule_hint, subject_hint
+from django_quota.hints import is_address, rule_hint, subject_hint
 from django_quota.stores.redis import RedisStore
 
 NOBODY_READS = 141
@@ -111,6 +111,14 @@ def explained(error: Exception) -> str:
 def printable(text: str) -> str:
     """Return a text with what cannot be printed as Python would write it: names may be what a client chose."""
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
+SUBJECT_HELP = "such as user:42, 203.0.113.9, post:phone=+1555 or ip:203.0.113.9+post:username=ann"
+
+
+def address_note(given: str, subject: str) -> str:
+    """Say which subject a bare address is taken for; empty where a text is none."""
+    return f"Note: {printable(given)!r} is taken for {subject!r}." if is_address(given) and given != subject else ""
 
 
 def subject_note(subject: str) -> str:

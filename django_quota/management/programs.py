@@ -1,8 +1,10 @@
 """A program that is run for each event: its arguments with the placeholders filled in, never by a shell. POSIX.
 
 It must not know streams. Each argument stays one argument, whatever an event holds, and arrives byte by byte as it is
-(texts in UTF-8). Names come from clients, so an event is unfit where an argument that opens with a placeholder would
-begin with '-' and be read as an option, where a text holds a null byte, and where a name is not known.
+(texts in UTF-8). Clients choose names, so an event is unfit where a value that the program takes begins with '-' (an
+option to most programs) or '@' (a file to curl, a set to nft), where a text holds a null byte, and where a name is not
+known. A program that parses its arguments again, as nft, ssh and shells do, can still be injected through a name:
+`{ip}` is safe there, since it is only ever an address.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from django_quota.addresses import address_of
 from django_quota.clock import SECOND
 from django_quota.events import Event
 
@@ -21,7 +24,9 @@ PLACEHOLDERS = {
     "kind": "refused, banned or near",
     "rule": "the rule's name",
     "subject": "whom it is about, as ip:203.0.113.9",
-    "value": "the subject without its kind, as 203.0.113.9",
+    "value": "the subject without its kind, as 203.0.113.9; clients may choose it: never for nft, ssh or a shell",
+    "ip": "the address of a subject that is one address: 203.0.113.9; IPv6 as its network: 2001:db8::/64",
+    "family": "4 or 6: the version of that address",
     "at": "when it happened, in whole Unix seconds",
     "until": "when it ends, in whole Unix seconds, rounded up; 0: never",
     "seconds": "from the event until its end, in whole seconds, rounded up; 0: it has none",
@@ -33,19 +38,37 @@ PLACEHOLDERS = {
 
 _PLACEHOLDER = re.compile(rf"\{{({'|'.join(PLACEHOLDERS)})\}}")
 
+_OF_AN_ADDRESS = ("ip", "family")
+"""Placeholders that only events of one address have."""
+
+_FREE_TEXTS = ("rule", "subject", "value")
+"""Placeholders that may hold any text."""
+
+_SHELLS = frozenset({"ash", "bash", "csh", "dash", "fish", "ksh", "mksh", "sh", "tcsh", "zsh"})
+
+_PARSES_AGAIN = frozenset({"nft", "ssh"})
+"""Programs that join their arguments to one text, and parse that."""
+
 
 class UnfitError(ValueError):
     """An event that the program cannot be run for, however often one tries; the text says why."""
 
 
+class NoAddressError(ValueError):
+    """An event that a program with `{ip}` is not meant for: its subject is not one address; the text says so."""
+
+
 def values_of(event: Event) -> dict[str, str]:
     """Return what the placeholders stand for; a name that is not known is left out. Raises `UnfitError`."""
+    address = None if event.subject is None else address_of(event.subject)
     values = {
         "id": event.id,
         "kind": event.kind,
         "rule": event.rule,
         "subject": event.subject,
         "value": event.value,
+        "ip": address,
+        "family": None if address is None else "6" if ":" in address else "4",
         "at": str(event.at // SECOND),
         "until": str(-(-event.until // SECOND)),
         "seconds": str(-(-event.lasts // SECOND)),
@@ -71,12 +94,33 @@ class Program:
         self.timeout = timeout
         """Seconds that it may take; then it is killed, with all that it has started in its process group."""
 
+    @property
+    def warning(self) -> str:
+        """What is unsafe about its placeholders; empty where nothing is."""
+        for position, word in enumerate(self.words):
+            name, behind = os.path.basename(word), self.words[position + 1 :]  # noqa: PTH119 — no file is meant
+            if name in _SHELLS and any(_RUNS_A_TEXT.match(option) for option in behind):
+                found = _PLACEHOLDER.search("\0".join(behind))
+                if found:
+                    return (
+                        f"{found[0]} stands behind {name} -c, which runs what an event holds as code. "
+                        f'Take it out, and write "$QUOTA_EVENT_{found[1].upper()}" in the script, in double quotes.'
+                    )
+            if name in _PARSES_AGAIN:
+                for found in _PLACEHOLDER.finditer("\0".join(behind)):
+                    if found[1] in _FREE_TEXTS:
+                        return f"{name} parses its arguments, and {found[0]} may hold any text. Use {{ip}} instead."
+        return ""
+
     def arguments(self, values: Mapping[str, str]) -> list[bytes]:
-        """Return the program's path and arguments for these values. Raises `UnfitError`."""
+        """Return the program's path and arguments for these values. Raises `UnfitError` or `NoAddressError`."""
         return [_filled(word, values) for word in self.words]
 
     def run(self, event: Event) -> str | None:
-        """Run it for an event, and wait; return None where it succeeded, else what went wrong. Raises `UnfitError`."""
+        """Run it for an event, and wait; return None where it succeeded, else what went wrong.
+
+        Raises `UnfitError` or `NoAddressError`.
+        """
         values = values_of(event)
         environment = dict(os.environb)
         environment |= {f"QUOTA_EVENT_{name.upper()}".encode(): _bytes(value) for name, value in values.items()}
@@ -102,16 +146,28 @@ class Program:
         return f"its exit status was {code}" if code else None
 
 
+_STEERS = ("-", "@")
+"""What programs read as an option, or as the name of a file or a set."""
+
+_RUNS_A_TEXT = re.compile(r"-[a-zA-Z]*c$")
+"""The option of a shell that takes its script as an argument: `-c`, `-ec`."""
+
+
 def _filled(word: str, values: Mapping[str, str]) -> bytes:
     def value(match: re.Match[str]) -> str:
-        try:
-            return values[match[1]]
-        except KeyError:
-            raise UnfitError(f"its {match[1]} is so long that only a digest is known") from None
+        name = match[1]
+        found = values.get(name)
+        if found is None and name in _OF_AN_ADDRESS:
+            raise NoAddressError(f"its subject {values.get('subject', '(too long)')!r} is not one address")
+        if found is None:
+            raise UnfitError(f"its {name} is so long that only a digest is known")
+        if found.startswith(_STEERS):
+            raise UnfitError(f"its {name} {found!r} begins with {found[0]!r}, which reads as an option or a file")
+        return found
 
     filled = _PLACEHOLDER.sub(value, word)  # once: a placeholder within a value stays as it is
-    if filled.startswith("-") and not word.startswith("-"):
-        raise UnfitError(f"{word} would become {filled!r}, which reads as an option")
+    if filled.startswith(_STEERS) and not word.startswith(_STEERS):
+        raise UnfitError(f"{word} would become {filled!r}, which reads as an option or a file")
     return _bytes(filled)
 
 

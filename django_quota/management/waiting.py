@@ -9,13 +9,15 @@ from django.db import DatabaseError
 from django_quota.conf import current
 from django_quota.exceptions import QuotaError
 from django_quota.management.console import explained
-from django_quota.publishing import has_tables, how_many_wait, is_pending, publish_pending, write_database
+from django_quota.override_sync import CaughtUp, catch_up, has_tables, how_many_wait, is_pending, write_database
 
 
 class Waiting(NamedTuple):
-    """What became of changes of overrides that waited to be published."""
+    """What became of overrides that Redis did not hold."""
 
     published: int = 0
+    republished: int | None = None
+    """How many subjects have overrides, where Redis had lost some of those, and was told all; None: it had not."""
     left: int | None = None
     """How many wait still; None where that is not known: there is no database, or it does not answer."""
     note: str = ""
@@ -27,25 +29,28 @@ class Waiting(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """What is to be said of those that were published."""
-        return [f"Published {self.published:,} changes of overrides that had waited."] if self.published else []
+        """What is to be said of what was published."""
+        lines = [f"Published {self.published:,} changes of overrides that had waited."] if self.published else []
+        if self.republished:
+            lines.append(f"Redis had lost overrides: published those of {self.republished:,} subjects again.")
+        return lines
 
     def as_json(self) -> dict[str, int | None]:
         """Return it for machines."""
-        return {"published": self.published, "waiting": self.left}
+        return {"published": self.published, "republished": self.republished or 0, "waiting": self.left}
 
 
 def publish_what_waits() -> Waiting:
-    """Publish the overrides that were saved while Redis was away, and say what waits still. It raises nothing."""
-    database, published, problem = write_database(), 0, None
+    """Publish the overrides that Redis does not hold, and say what waits still. It raises nothing."""
+    database, done, problem = write_database(), CaughtUp(), None
     try:
         if current().enabled and has_tables(database):
-            published = publish_pending(database)
+            done = catch_up(database)
     except QuotaError as error:
         problem = error
     except DatabaseError as error:
         return _not_known(error)
-    return what_waits()._replace(published=published, problem=problem)
+    return what_waits()._replace(published=done.changes, republished=done.subjects, problem=problem)
 
 
 def what_waits(subject: str | None = None) -> Waiting:
@@ -61,7 +66,7 @@ def what_waits(subject: str | None = None) -> Waiting:
     note = f"{left:,} changes of overrides wait to be published to Redis." if left else ""
     if with_subject:
         note += " Some are of this subject: what is said of it holds without them."
-    return Waiting(0, left, note, with_subject)
+    return Waiting(left=left, note=note, with_subject=with_subject)
 
 
 def _not_known(error: DatabaseError) -> Waiting:

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
-from django_quota.algorithms import EVERY, Step, Verdict, is_stale
+from django_quota.algorithms import EVERY, NUMBERS, Step, Verdict, is_stale
 from django_quota.operations.base import Operation, Repeated, Script, States, lua_source, text
 from django_quota.operations.hits import Hit
 from django_quota.operations.holds import give_back_due, hold, replace, settle, states_after_due
 from django_quota.operations.shapes import are_whole, is_rows, moment, whole, words
-from django_quota.operations.standing import BAN_BEGAN, BAN_LEVEL, EXEMPT, Case, stand
+from django_quota.operations.standing import BAN_BEGAN, BAN_LEVEL, EXEMPT, Case, shut_out, stand
 from django_quota.operations.telling import count, tell
 from django_quota.operations.undo import known_before, undo_all
 
@@ -68,7 +68,8 @@ class Decide(Operation):
     """Decide a plan; the reply is that of `lua/decide.lua`.
 
     `mode`: "check", "peek" or "refund"; or `reserving(...)`, `settling(...)` of a plan of one hit; "take", "late" and
-    `undoing(...)` are for the parts of a plan, see `spread`. `log`: where events are told; None: nowhere.
+    `undoing(...)` are for plans that are decided in parts, see `spread` and `Limiter.in_turn`. `log`: where events are
+    told; None: nowhere.
     """
 
     script: ClassVar[Script] = Script.of(_put_together())
@@ -101,7 +102,7 @@ class Decide(Operation):
             return not self.mode.startswith("undo") and is_rows(reply[2:], self._is_index, whole, _is_override)
         end = 2
         for hit in self.hits:
-            end += 4 * len(hit.limits)
+            end += NUMBERS * len(hit.limits)
         if len(reply) < end or (len(reply) - end) % 3 or not are_whole(reply):
             return False
         return len(reply) == end or all(map(self._is_index, reply[end::3]))
@@ -163,8 +164,8 @@ def _is_override(part: object) -> bool:
 
 def _numbers(cases: Sequence[Case]) -> Iterator[int]:
     for case in cases:
-        for ok, remaining, wait, reset in case.verdicts:
-            yield from (int(ok), remaining, wait, reset)
+        for ok, *others in case.verdicts:
+            yield from (int(ok), *others)
 
 
 def reserving(token: str, ttl: int) -> str:
@@ -208,7 +209,7 @@ def _inspect(states: States, case: Case, number: int, now: int) -> Verdict:
     if case.standing == EXEMPT:
         return verdict._replace(ok=True, wait=0)
     if case.standing:
-        return verdict._replace(ok=False, wait=case.stop - now if case.stop else -1)
+        return shut_out(verdict, case.stop, now)
     return verdict
 
 
@@ -226,9 +227,11 @@ def _spend_one(states: States, step: Step, verdict: Verdict, group: int, refused
     algorithm = step.limit.algorithm
     passed = not refused & {0, group}
     counted = step.limit.options.count_refused and step.parameters.capacity > 0 and group in refused
+    before = states.get(step.key)
     if not passed and not counted:
+        replace(states, step, before, algorithm.follow_clock(before, now))
         return verdict
-    state, spent = algorithm.spend(states.get(step.key), step.parameters, step.cost, now)
+    state, spent = algorithm.spend(before, step.parameters, step.cost, now)
     states.put(step.key, state, algorithm.expiry(state))
     if passed:
         return spent

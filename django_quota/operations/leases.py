@@ -139,7 +139,8 @@ class Acquire(_OfASlot):
             live[self.token] = now + self.span
             self.put(states, live)
             line.leave(self.token)
-            return [1, max(0, self.limit - len(live)), 0, max(live.values()) - now, 0, line.at(0)]
+            one_more = sorted(live.values())[max(0, len(live) - self.limit)] - now
+            return [1, max(0, self.limit - len(live)), one_more, max(live.values()) - now, 0, line.at(0)]
         first, wake = 0, ""
         if self.patience:
             line.join(self.token, self.patience)

@@ -16,7 +16,7 @@ from functools import singledispatch
 from itertools import pairwise
 from typing import Any
 
-from django_quota.algorithms import NEVER, Step
+from django_quota.algorithms import NEVER, NUMBERS, Step
 from django_quota.exceptions import QuotaError, StoreUnavailable
 from django_quota.operations.announce import Announce, News
 from django_quota.operations.base import Operation
@@ -53,14 +53,14 @@ def _decide(operation: Decide, home: Home) -> Spread:
     hits, log = operation.hits, operation.log
     if len(hits) == 1 or len({home(hit.standing) for hit in hits}) == 1:  # nearly always
         (reply,) = yield [operation if log is None else Decide(hits, operation.mode, FAR_LOG)]
-        if reply[1] == STALE or len(reply) == 2 + 4 * sum(len(hit.steps) for hit in hits):
+        if reply[1] == STALE or len(reply) == 2 + NUMBERS * sum(len(hit.steps) for hit in hits):
             return reply
         replies = [reply]
         parts = _parts(hits, home)
     else:
         parts = _parts(hits, home)
         replies = yield from _joined(parts, operation.mode, log)
-    reply = _whole(parts, replies, hits)
+    reply = _whole(parts, replies, hits, operation.mode)
     if log is not None and reply[1] != STALE:
         told = [news for part, its_reply in zip(parts, replies, strict=True) for news in _news(part, its_reply)]
         yield from _announced(log, told)
@@ -77,6 +77,9 @@ class _Part:
 
     def asked(self, mode: str, log: Log | None) -> Decide:
         """Return the operation that decides them."""
+        if mode.startswith("undo "):  # it says of each hit what that spent
+            name, *spent = mode.split(" ")
+            mode = " ".join([name, *(spent[number] for number in self.numbers)])
         return Decide(self.hits, mode, None if log is None else FAR_LOG)
 
 
@@ -106,7 +109,7 @@ def _in_turn(part: _Part, mode: str, log: Log | None) -> Spread:
 
 def _joined(parts: Sequence[_Part], mode: str, log: Log | None) -> Spread:
     """Return (as the spread's result) the replies of the parts, as if they had been decided in one."""
-    if mode != "check":
+    if mode not in ("check", "take"):
         return (yield [part.asked(mode, log) for part in parts])
     replies: list[Any] = []
     try:
@@ -134,14 +137,14 @@ def _joined(parts: Sequence[_Part], mode: str, log: Log | None) -> Spread:
 def _undone(part: _Part, reply: Sequence[int]) -> Spread:
     """Undo what a part has taken, and return its reply as it is then. Each by itself: what fails holds up no other."""
     try:
-        undo, chosen = _undo(part, reply)
+        undo, chosen = compensation(part.hits, reply)
         if undo is None:
             return reply
         (found,) = yield [undo]
     except StoreUnavailable as error:
         logger.warning("What a plan took of a part of its limits stays taken: %s", error)
         return reply
-    return _after_undo(part, reply, chosen, found)
+    return compensated(part.hits, reply, chosen, found)
 
 
 def _told_late(part: _Part, log: Log | None, now: int) -> Spread:
@@ -150,27 +153,29 @@ def _told_late(part: _Part, log: Log | None, now: int) -> Spread:
         (reply,) = yield [part.asked("late", log)]
     except StoreUnavailable as error:
         logger.warning("A part of a plan that is refused does not say how it stands: %s", error)
-        return [now, REFUSED, *_flat([[(1, 0, 0, 0)] * len(hit.steps) for hit in part.hits])]
+        return [now, REFUSED, *_flat([[(1, 0, 0, 0, NEVER)] * len(hit.steps) for hit in part.hits])]
     return reply
 
 
-def _undo(part: _Part, reply: Sequence[int]) -> tuple[Decide | None, list[int]]:
-    """Return the operation that undoes what the hits of a part spent, and which of them did."""
-    notes = list(_notes(part.hits, reply))
+def compensation(hits: Sequence[Hit], reply: Sequence[int]) -> tuple[Decide | None, list[int]]:
+    """Return the operation that gives back what hits spent, and which of them did; None where none did.
+
+    `reply`: the one to their `Decide` in the mode "take".
+    """
+    notes = list(_notes(hits, reply))
     is_exempt = {index for index, what, _ in notes if what == EXEMPT}
     chosen, spent = [], []
-    for index, (hit, answers) in enumerate(zip(part.hits, _answers(part.hits, reply), strict=True)):
+    for index, (hit, answers) in enumerate(zip(hits, _answers(hits, reply), strict=True)):
         if not hit.cost or not all(ok for ok, *_ in answers):
             continue
         before = iter([value for noted, what, value in notes if noted == index and what == KNOWN_BEFORE])
         marks = [
             Mark(0) if index in is_exempt else _mark(step, reply[0], reset, before)
-            for step, (_, _, _, reset) in zip(hit.steps, answers, strict=True)
+            for step, (_, _, _, reset, _) in zip(hit.steps, answers, strict=True)
         ]
         chosen.append(index)
         spent.append(Spent(marks, any(noted == index and what == NEAR_TOLD for noted, what, _ in notes)))
-    hits = [part.hits[index] for index in chosen]
-    return (Decide(hits, undoing(spent)) if hits else None), chosen
+    return (Decide([hits[index] for index in chosen], undoing(spent)) if chosen else None), chosen
 
 
 def _mark(step: Step, now: int, reset: int, before: Iterator[int]) -> Mark:
@@ -189,14 +194,14 @@ def _next(before: Iterator[int]) -> int:
     return found
 
 
-def _after_undo(part: _Part, before: Sequence[int], chosen: Sequence[int], after: Sequence[int]) -> list[int]:
-    """Return the reply of a part whose plan was refused: how its limits stand now."""
-    answers = list(_answers(part.hits, before))
-    is_exempt = {index for index, what, _ in _notes(part.hits, before) if what == EXEMPT}
-    for index, found in zip(chosen, _answers([part.hits[index] for index in chosen], after), strict=True):
+def compensated(hits: Sequence[Hit], before: Sequence[int], chosen: Sequence[int], after: Sequence[int]) -> list[int]:
+    """Return the reply to hits whose cost was given back: how their limits stand now; `after`: the reply to that."""
+    answers = list(_answers(hits, before))
+    is_exempt = {index for index, what, _ in _notes(hits, before) if what == EXEMPT}
+    for index, found in zip(chosen, _answers([hits[index] for index in chosen], after), strict=True):
         if index not in is_exempt:  # how it stands has nothing to do with the limits
             answers[index] = found
-    notes = [note for note in _notes(part.hits, before) if note[1] != NEAR_TOLD]
+    notes = [note for note in _notes(hits, before) if note[1] != NEAR_TOLD]
     return [before[0], REFUSED, *_flat(answers), *(word for note in notes for word in note)]
 
 
@@ -208,13 +213,13 @@ def _answers(hits: Sequence[Hit], reply: Sequence[int]) -> Iterator[list[Sequenc
     """Yield what a reply says of each limit, hit by hit."""
     position = 2
     for hit in hits:
-        ends = position + 4 * len(hit.steps)
-        yield [reply[first : first + 4] for first in range(position, ends, 4)]
+        ends = position + NUMBERS * len(hit.steps)
+        yield [reply[first : first + NUMBERS] for first in range(position, ends, NUMBERS)]
         position = ends
 
 
 def _notes(hits: Sequence[Hit], reply: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    first = 2 + 4 * sum(len(hit.steps) for hit in hits)
+    first = 2 + NUMBERS * sum(len(hit.steps) for hit in hits)
     for position in range(first, len(reply), 3):
         yield reply[position], reply[position + 1], reply[position + 2]
 
@@ -223,7 +228,7 @@ _OF_THE_PARTS = frozenset({BAN_LEVEL, KNOWN_BEFORE})
 """Notes that only serve the parts."""
 
 
-def _whole(parts: Sequence[_Part], replies: Sequence[Any], hits: Sequence[Hit]) -> list[Any]:
+def _whole(parts: Sequence[_Part], replies: Sequence[Any], hits: Sequence[Hit], mode: str) -> list[Any]:
     """Return the reply of the plan that these parts make up."""
     now = replies[0][0]
     for part, reply in zip(parts, replies, strict=False):
@@ -237,7 +242,8 @@ def _whole(parts: Sequence[_Part], replies: Sequence[Any], hits: Sequence[Hit]) 
         notes += [(part.numbers[i], what, value) for i, what, value in _notes(part.hits, reply)]
     verdict = ALLOWED if all(reply[1] == ALLOWED for reply in replies) else REFUSED
     in_order = [answers[number] for number in range(len(hits))]
-    kept = [note for note in notes if note[1] not in _OF_THE_PARTS]
+    dropped = {BAN_LEVEL} if mode == "take" else _OF_THE_PARTS
+    kept = [note for note in notes if note[1] not in dropped]
     return [now, verdict, *_flat(in_order), *(word for note in kept for word in note)]
 
 
@@ -265,14 +271,14 @@ def _news(part: _Part, reply: Sequence[int]) -> Iterator[News]:
 
 def _longest(answers: Sequence[Sequence[int]]) -> int:
     """Return which limit refuses longest."""
-    refusing = [(number, wait) for number, (ok, _, wait, _) in enumerate(answers) if not ok]
+    refusing = [(number, wait) for number, (ok, _, wait, *_) in enumerate(answers) if not ok]
     return max(refusing, key=lambda one: float("inf") if one[1] == NEVER else one[1], default=(0, 0))[0]
 
 
 def _nearing(hit: Hit, answers: Sequence[Sequence[int]]) -> int:
     """Return the first limit whose use has passed the share from which on it is near."""
     warn = int((hit.rule.warn_at or 0) * 1000)
-    for number, (step, (_, remaining, _, _)) in enumerate(zip(hit.steps, answers, strict=True)):
+    for number, (step, (_, remaining, *_)) in enumerate(zip(hit.steps, answers, strict=True)):
         capacity = step.parameters.capacity
         threshold, used = -(-capacity * warn // 1000), capacity - remaining
         if threshold < capacity and used - step.cost < threshold <= used:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from django_quota.algorithms import Verdict
+from django_quota.algorithms import NEVER, Verdict
 from django_quota.operations.base import States
 from django_quota.operations.hits import Hit
 
@@ -62,13 +62,29 @@ def stand(states: States, case: Case, now: int) -> list[int | str]:
     case.due = None if due is None else int(due)
     if case.due is not None and case.due <= now and not case.hit.holds:
         stale += (case.index, HOLDS_DUE, "")
-    if override and override.mode != "r":
-        case.standing, case.stop = EXEMPT if override.mode == "x" else BLOCKED, override.stop
-    elif case.hit.tally and f"b:{rule}" in fields:
-        ends, case.level, case.remembered = map(int, fields[f"b:{rule}"].split(" "))
-        if ends > now:
-            case.standing, case.stop = BANNED, ends
+    banned_until = now
+    if case.hit.tally and f"b:{rule}" in fields:
+        banned_until, case.level, case.remembered = map(int, fields[f"b:{rule}"].split(" "))
+    if override and override.mode == "x":
+        case.standing, case.stop = EXEMPT, override.stop
+    elif override and override.mode == "b":
+        # Where it ends, a block of all rules or a ban may go on.
+        of_all = in_force(fields.get("o:*"), now)
+        ends = [override.stop, banned_until, *([of_all.stop] if of_all and of_all.mode == "b" else [])]
+        case.standing, case.stop = BLOCKED, 0 if 0 in ends else max(ends)
+    elif banned_until > now:
+        case.standing, case.stop = BANNED, banned_until
     return stale
+
+
+def shut_out(verdict: Verdict, stop: int, now: int) -> Verdict:
+    """Refuse until a ban or a block ends (0: it has no end), and then for as long as the limit itself has no room."""
+
+    def later(own: int) -> int:
+        return max(stop - now, own) if stop and own != NEVER else NEVER
+
+    wait = later(0 if verdict.ok else verdict.wait)
+    return verdict._replace(ok=False, wait=wait, more=later(0 if verdict.remaining else verdict.more))
 
 
 def in_force(published: str | None, now: int) -> InForce | None:

@@ -11,7 +11,16 @@ from collections.abc import Iterable
 from django_quota.algorithms import ALGORITHMS, NEVER, Step, Verdict
 from django_quota.clock import SECOND
 from django_quota.operations.base import States
-from django_quota.operations.standing import BAN_BEGAN, BANNED, NEAR_TOLD, REFUSAL_TOLD, Case, fields_of, set_field
+from django_quota.operations.standing import (
+    BAN_BEGAN,
+    BANNED,
+    NEAR_TOLD,
+    REFUSAL_TOLD,
+    Case,
+    fields_of,
+    set_field,
+    shut_out,
+)
 
 DAY = 86_400 * SECOND
 DAY_KEPT = 8 * DAY
@@ -62,7 +71,7 @@ def _ban_after(states: States, case: Case, tells: bool, now: int) -> list[int]:
     stop = now + ban.spans[min(level, len(ban.spans)) - 1]
     remembered = stop + ban.spans[-1]
     set_field(states, hit.standing, f"b:{hit.field}", f"{stop} {level} {remembered}", remembered)
-    case.verdicts = [verdict._replace(ok=False, wait=stop - now) for verdict in case.verdicts]
+    case.verdicts = [shut_out(verdict, stop, now) for verdict in case.verdicts]
     return [case.index, BANNED, stop, *((case.index, BAN_BEGAN, stop) if tells else ())]
 
 

@@ -48,7 +48,7 @@ class ClusterStore(RedisStore):
         self._nodes = Nodes(alias, lambda: self._router.table.known)
         self.breaker = AllBreakers(self.are_all_shut)
         self._twins = Twins(self._table)
-        self._along = ClusterErrands(errands, self._table, self._twins)
+        self._along = ClusterErrands(errands, self._table)
 
     def _table(self) -> SlotTable:
         return self._router.table
@@ -154,7 +154,7 @@ class ClusterStore(RedisStore):
             for errand in taken:
                 errand.over()
         if any(isinstance(reply, NoScriptError) for reply in replies):
-            self._along.hurry(node.address)
+            self._along.hurry()
         return replies
 
     # --- async --------------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class ClusterStore(RedisStore):
         finally:
             client.slots.release()
         if any(isinstance(reply, NoScriptError) for reply in replies):
-            self._along.hurry(node.address)
+            self._along.hurry()
         return replies
 
     def _errands_alone(self) -> Way:

@@ -124,15 +124,15 @@ _SERVES_NOTHING = frozenset({"ClusterDownError", "MovedError", "AskError", "TryA
 
 
 class Watch:
-    """A key whose absence shows that Redis has lost its memory: an errand that looks for it.
+    """A key that is there while something is not due: an errand that looks for it. A Redis without memory has none.
 
-    `key` returns its name, empty where there is nothing to watch; `lost` is called where the key is not there.
+    `key` returns its name, empty where there is nothing to watch; `due` is called where the key is not there.
     """
 
-    def __init__(self, key: Callable[[], str], lost: Callable[[], None]) -> None:
+    def __init__(self, key: Callable[[], str], due: Callable[[], None]) -> None:
         self._key = key
-        self._lost = lost
-        self._has_lost = False
+        self._due = due
+        self._is_due = False
         self._is_refused = False
 
     def question(self) -> tuple[str, str] | None:
@@ -150,16 +150,16 @@ class Watch:
             self._is_refused = True
         else:
             self._is_refused = False
-            self._has_lost = not reply
+            self._is_due = not reply
 
     def lost(self) -> None:
         """Nothing is known; it is asked again."""
 
     def tell(self) -> None:
-        """Call `lost` where the answer was that the key is not there. What goes wrong there is nobody's request's."""
-        if self._has_lost:
-            self._has_lost = False
+        """Call `due` where the answer was that the key is not there. What goes wrong there is nobody's request's."""
+        if self._is_due:
+            self._is_due = False
             try:
-                self._lost()
+                self._due()
             except Exception:
-                logger.exception("The overrides could not be published again.")
+                logger.exception("Nobody can look whether Redis holds the overrides.")

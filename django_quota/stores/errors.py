@@ -13,10 +13,10 @@ from typing import Any
 
 from redis.asyncio.sentinel import MasterNotFoundError as AsyncMasterNotFoundError
 from redis.exceptions import (
-    AskError,
     AuthenticationError,
     ClusterCrossSlotError,
     InvalidResponse,
+    MovedError,
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -31,7 +31,7 @@ from django_quota.operations.base import Operation
 from django_quota.stores.connections import AllInUseError
 from django_quota.stores.wire import CutAtOnceError, MisfitError, has_answered, is_of_caller, out_of_step
 
-_OF_A_CLUSTER = (ClusterCrossSlotError, AskError)  # MOVED is an AskError of redis-py
+_OF_A_CLUSTER = (ClusterCrossSlotError, MovedError)  # not ASK: it says that a slot moves just now, which passes
 """What a server of a Cluster says to a client that knows of none; by their names before redis-py 6."""
 
 _TOLD_BY_A_CLUSTER = re.compile(r"CROSSSLOT|MOVED \d")

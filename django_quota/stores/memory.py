@@ -312,6 +312,11 @@ class MemoryStore:
             self._was_full = False
         return dropped
 
+    def clear(self) -> None:
+        """Forget every key."""
+        self._shards = [_Shard() for _ in self._shards]
+        self._was_full = False
+
     def close(self) -> None:
         """Stop the sweeper thread; states stay, and the next decision starts it again."""
         with self._starting:

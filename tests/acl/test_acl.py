@@ -99,7 +99,7 @@ def own_server(redis_server: RedisServer) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def guarded(own_server: RedisServer, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guarded]:
-    monkeypatch.setattr("django_quota.overrides.on_lost", lambda: None)  # so that its marker is looked for
+    monkeypatch.setattr("django_quota.overrides.on_due", lambda: None)  # so that its marker is looked for
     monkeypatch.setattr("django_quota.workers.Workers.is_on", True)
     with redis.Redis.from_url(own_server.url) as client:
         yield Guarded(own_server, client, settings)

@@ -90,7 +90,7 @@ def counters_of_one() -> None:
 class TestCluster:
     @pytest.fixture
     def guarded(self, own_cluster: Cluster, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-        monkeypatch.setattr("django_quota.overrides.on_lost", lambda: None)
+        monkeypatch.setattr("django_quota.overrides.on_due", lambda: None)
         monkeypatch.setattr("django_quota.workers.Workers.is_on", True)
         own_cluster.flush()
         given = cluster_caches(own_cluster)

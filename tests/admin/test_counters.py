@@ -19,7 +19,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import connection
 from django.test import AsyncClient, Client
 from django.test.utils import CaptureQueriesContext
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_quota.admin import counter_list, exports, lists, names
@@ -299,18 +299,45 @@ def test_under_asgi_each_part_is_made_when_it_is_asked_for() -> None:
     assert asyncio.run(read()) == [["a"], ["a", "b"], ["a", "b", "c"]]
 
 
-@given(st.text())
-def test_a_spreadsheet_runs_no_cell(text: str) -> None:
+RUN = ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""What a spreadsheet takes for the beginning of a formula; the last four where it reads Japanese."""
+
+
+@example("x;=1+1")
+@example('x";"=1+1')
+@example("x\t=1+1")
+@example("\uff1d1+1")
+@given(st.text("ab;,|\t\r\n\"' =+-@\uff1d1") | st.text())
+def test_a_spreadsheet_runs_no_cell_whatever_it_takes_for_the_separator(text: str) -> None:
     made = cell(text)
-    assert not made.startswith(("=", "+", "-", "@", "\t", "\r"))
     made.encode()
-    (_, read) = csv.reader(io.StringIO("".join(csv_lines([[text]])), newline=""))
-    assert read == [made]
+    lines = "".join(csv_lines([[text, text, 7]], ["subject", "rule", "allowed"]))
+    (_, read) = csv.reader(io.StringIO(lines, newline=""))
+    assert read == [made, made, "7"]
+    for separator in ",;|\t":  # a spreadsheet in German, French or Spanish takes the semicolon
+        cells = [each for row in csv.reader(io.StringIO(lines, newline=""), delimiter=separator) for each in row]
+        assert not [each for each in cells if each.startswith(RUN)]
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1"])
-def test_what_looks_like_a_formula_gets_an_apostrophe(text: str) -> None:
-    assert cell(text) == f"'{text}"
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("=1+1", "'=1+1"),
+        ("+1", "'+1"),
+        ("-1", "'-1"),
+        ("@x", "'@x"),
+        ("\r=1", "'\r'=1"),
+        ("a;=1", "a;'=1"),
+        ("ip:203.0.113.9+path:/a-b", "ip:203.0.113.9+path:/a-b"),
+    ],
+)
+def test_what_looks_like_a_formula_gets_an_apostrophe(text: str, made: str) -> None:
+    assert cell(text) == made
+
+
+def test_every_field_of_a_file_is_quoted() -> None:
+    (lines,) = csv_lines([["user:1", 'a"b', date(2026, 11, 21), 5, 0]])
+    assert lines == ('"subject","rule","day","allowed","refused"\r\n"user:1","a""b","2026-11-21","5","0"\r\n')
 
 
 @given(st.text())

@@ -107,12 +107,31 @@ class TestFinding:
         assert "1555" not in answer.url  # type: ignore[attr-defined]
         assert not LogEntry.objects.filter(change_message__contains="1555").exists()
 
-    def test_of_several_users_one_is_chosen_and_names_are_for_those_who_may_see_them(self) -> None:
+    def test_a_subject_of_several_parts_is_found_by_what_a_human_knows_of_it(self) -> None:
+        client = superuser()
+        text, subject = "203.0.113.9+post:username=ann", f"ip:203.0.113.9+post.username:{digest('ann')}"
+        assert found(client, text) == subject
+        assert "ann" not in client.post(PAGE, {"find": text}).url  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize("text", ["ann", "ann@example.org", "1", "nobody"])
+    def test_without_the_permission_to_view_users_a_name_finds_nobody(self, text: str) -> None:
+        user = User.objects.create_user("ann", "ann@example.org")
+        client = operator("view_subject")
+        text = str(user.pk) if text == "1" else text
+        with CaptureQueriesContext(connection) as queries:
+            assert found(client, text) == text
+        user_table = User._meta.db_table
+        asked = [query["sql"] for query in queries if f'FROM "{user_table}"' in query["sql"]]
+        assert len(asked) == 1  # the one who asks
+        shown = page(client, text)
+        assert f"user:{user.pk}" not in shown
+        assert "user:&lt;key&gt;" in shown  # the hint says how to write a user instead
+
+    def test_of_several_users_one_is_chosen(self) -> None:
         users = [User.objects.create_user(name, "same@example.org") for name in ("bob", "cid")]
-        for client, sees in ((superuser(), True), (operator("view_subject"), False)):
-            shown = client.post(PAGE, {"find": "same@example.org"}).content.decode()
-            assert all(f'value="user:{user.pk}"' in shown for user in users)
-            assert ("cid" in shown) is sees
+        client = superuser()
+        shown = client.post(PAGE, {"find": "same@example.org"}).content.decode()
+        assert all(f'value="user:{user.pk}"' in shown and str(user) in shown for user in users)
         assert client.post(PAGE, {"subject": f"user:{users[0].pk}"}).status_code == 302
 
     @pytest.mark.parametrize("text", ["", "ip:nowhere", "post:phone="])
@@ -155,6 +174,13 @@ class TestPage:
             "of which nothing is used",
         ):
             assert words in shown, words
+
+    def test_rules_that_count_a_subject_together_with_more_are_named(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"login": {"rate": "5/m", "key": ("ip", "post:username")}}}
+        client = superuser()
+        shown = page(client, "ip:203.0.113.9")
+        assert "login: <code>ip:203.0.113.9+post:username=&lt;value&gt;</code>" in shown
+        assert "together with more" not in page(client, f"ip:203.0.113.9+post.username:{digest('ann')}")
 
     def test_a_refusal_by_a_rule_that_only_a_call_knows_is_shown(self) -> None:
         client = superuser()

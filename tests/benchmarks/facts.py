@@ -8,21 +8,14 @@ import time
 from typing import TYPE_CHECKING
 
 from tests.benchmarks.measure import Contender, Server, bytes_a_subject, fresh_ip
-from tests.benchmarks.shared import hits_of
+from tests.benchmarks.report import EACH, EDGE_RATE, MEMORY_RATES, RACE_RATE, REFUSED_HITS, THREADS, hits_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-THREADS, EACH = 16, 400
-RACE_RATE = "50/m"
-
-EDGE_RATE = "10/m"
 WINDOW = 60.0
 BURST = 20
 MILLISECOND = 0.001
-
-MEMORY_RATES = ("10/m", "100/m", "1000/m", "100000/m")
-REFUSED_HITS = 900
 
 
 def admitted_in_a_race(contender: Contender) -> int:

@@ -1,7 +1,8 @@
-"""What our rows and the rivals' have in common: the rates, the requests and the view."""
+"""What our rows and the peers' have in common: the rates, the requests and the view."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from django.contrib.auth.models import AnonymousUser
@@ -9,9 +10,10 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from tests.benchmarks.measure import Work
+from tests.benchmarks.report import hits_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 MANY = ("1000000/m",)
 THREE = ("1000000/m", "10000000/h", "100000000/d")
@@ -27,11 +29,6 @@ def request_from(ip: str) -> HttpRequest:
     return request
 
 
-def requests_from(ip: str, count: int) -> Sequence[HttpRequest]:
-    """Return that many new requests from one address."""
-    return [request_from(ip) for _ in range(count)]
-
-
 def plain_view(request: HttpRequest) -> HttpResponse:
     """Answer at once: what all decorated views have inside."""
     return HttpResponse("ok")
@@ -44,17 +41,7 @@ def was_served(response: Any) -> bool:
 
 def refused(work: Work, hits: int = 10) -> Work:
     """Return the same work for subjects that have used up their limit before the clock starts."""
-
-    def inputs(ip: str, count: int) -> Sequence[Any]:
-        work.run(ip, hits)
-        return work.inputs(ip, count)
-
-    return Work(inputs, work.call, work.admitted, expected=False)
-
-
-def hits_of(rate: str) -> int:
-    """Return how many hits the rate admits."""
-    return int(rate.partition("/")[0])
+    return replace(work, expected=False, before=lambda ip: work.run([ip], hits))
 
 
 def fill_by(check: Callable[[str], Callable[[str], bool]]) -> Callable[[str, str], None]:

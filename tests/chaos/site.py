@@ -75,4 +75,4 @@ def configure(caches: Mapping[str, Any]) -> None:
     django.setup()
     from django_quota import overrides
 
-    overrides.on_lost = lambda: None  # it is looked for, as on any site; there is nothing to publish
+    overrides.on_due = lambda: None  # it is looked for, as on any site; there is nothing to publish

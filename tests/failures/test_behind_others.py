@@ -163,7 +163,7 @@ def test_on_a_cluster_too(kind: str, cluster: Cluster) -> None:
     errand.saw.clear()
     for _ in range(FAILURES):
         node.breaker.failed()
-    store._along._of_system.hurry()
+    store._along._errands.hurry()
     if kind == "sync":
         store.run(Ring(bell))
     else:

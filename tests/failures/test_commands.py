@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_quota import check, republishing
+from django_quota import check
 from django_quota.management import commands
 from django_quota.management.console import NOBODY_READS, PrintingCommand
 from django_quota.testing import server_programs
@@ -56,12 +56,6 @@ def used(place: Place, settings: Any) -> Place:
     for _ in range(3):
         check("1/m", "user:7", name="login")
     return place
-
-
-@pytest.fixture(autouse=True)
-def nobody_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What could not be published would be, by a thread that outlives its test."""
-    monkeypatch.setattr(republishing, "in_background", lambda *_: None)
 
 
 def said(*words: str) -> str:

@@ -14,6 +14,7 @@ import redis
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from django_quota.algorithms import NUMBERS
 from django_quota.clock import SECOND
 from django_quota.exceptions import StoreUnavailable
 from django_quota.limiter import get_limiter
@@ -64,7 +65,7 @@ def decided(store: Store, rules: list[Rule], cost: int, mode: str, now: int) -> 
     while True:
         reply = store.run(plan.operation(now, mode), now)
         if plan.read(reply) is not None:
-            return plan, reply[: 2 + 4 * sum(len(hit.limits) for hit in plan.hits)]
+            return plan, reply[: 2 + NUMBERS * sum(len(hit.limits) for hit in plan.hits)]
         plan.revise(reply)
 
 

@@ -29,7 +29,7 @@ from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.status import redis_store
 from django_quota.subjects import answer, named_subject, subject_flow
 from tests.admin.operators import superuser
-from tests.calls import get, run
+from tests.calls import always, get, run
 from tests.hostile.pages import ROOT, addresses, seen
 from tests.inputs import inputs
 
@@ -216,14 +216,18 @@ class TestLines:
             assert subject == in_environment
             assert subject in subjects
             assert (rule, around) == (f"--rule={named}", f"a {subject} b")
-            assert not value.startswith("-")
+            assert not value.startswith(("-", "@"))
         events = EventStream(redis_store(), "quota")
         dead = EventGroup(events, "quota_events", "", 0).dead.last(900, lambda event: True)
         banned = events.last(900, lambda event: event.kind == "banned")
         assert {each[1] for each in told} | {each.subject for each in dead} == {each.subject for each in banned}
         assert len(told) >= 30
         assert all(
-            "\0" in f"{each.rule}" or not each.rule or not each.subject or str(each.value)[:1] == "-" for each in dead
+            "\0" in f"{each.rule}"
+            or not each.rule
+            or not each.subject
+            or {f"{each.value}"[0], each.rule[0]} & set("-@")
+            for each in dead
         )
         assert set(Path().iterdir()) == here
         assert not list(tmp_path.glob("pwned*"))
@@ -267,7 +271,7 @@ def test_no_error_of_ours_holds_a_raw_name(raw: Any, name: str) -> None:
 @pytest.mark.parametrize("accept", ["*/*", "text/html", "application/json", "text/plain"])
 @pytest.mark.parametrize("name", HOSTILE, ids=ascii)
 def test_a_refusal_shows_no_raw_name(raw: Any, name: str, accept: str) -> None:
-    @quota("0/m", name=name.encode(errors="replace").decode(), key=lambda request: name)
+    @quota("0/m", name=name.encode(errors="replace").decode(), key=always(name))
     def view(request: HttpRequest) -> HttpResponse:
         raise AssertionError
 
@@ -287,7 +291,7 @@ class TestSubjects:
     @given(NAMES, NAMES)
     def test_what_a_function_returns_is_one_line_and_nobody_elses(self, one: str, other: str) -> None:
         request = RequestFactory().get("/", REMOTE_ADDR="192.0.2.1")
-        subjects = [answer(subject_flow(lambda request, name=name: name, request)) for name in (one, other)]
+        subjects = [answer(subject_flow(always(name), request)) for name in (one, other)]
         assert (subjects[0] == subjects[1]) == (one == other)
         for subject in subjects:
             assert is_one_line(subject)

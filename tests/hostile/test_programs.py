@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from dataclasses import replace
+from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_quota.events import Event
-from django_quota.management.programs import PLACEHOLDERS, Program, UnfitError, values_of
+from django_quota.management.programs import PLACEHOLDERS, NoAddressError, Program, UnfitError, values_of
 from tests.inputs import inputs
 
 EVENT = Event("1763700000000-0", "banned", "login", "ip:203.0.113.9", 1_763_700_060_000_000, 1, 5, 0)
 ODD = [
     "-rf",
+    "@set",
     "--",
     "{subject}",
     "{rule}",
@@ -47,17 +49,31 @@ def test_each_argument_stays_one_and_is_no_option(rule: str | None, subject: str
     event = replace(EVENT, rule=rule, subject=subject)
     try:
         filled = Program(["true", *words], 5).arguments(values_of(event))
-    except UnfitError:
+    except (UnfitError, NoAddressError):
         return
     assert len(filled) == len(words) + 1
     assert filled[0] == b"true"
     assert not any("\0" in each for each in (rule or "", subject or ""))
     for word, argument in zip(words, filled[1:], strict=True):
-        assert word.startswith("-") or not argument.startswith(b"-")
+        assert word.startswith(("-", "@")) or not argument.startswith((b"-", b"@"))
         if "{" not in word:
             assert argument == word.encode(errors="surrogatepass")
         if word == "{subject}":
             assert argument == (subject or "").encode(errors="surrogatepass")
+
+
+@inputs(1_000)
+@given(
+    TEXTS | st.builds("ip:{}".format, TEXTS | st.ip_addresses().map(str) | st.text("0123456789abcdef.:/%", max_size=20))
+)
+def test_an_ip_is_nothing_but_an_address(subject: str) -> None:
+    try:
+        (_, filled) = Program(["true", "{ip}"], 5).arguments(values_of(replace(EVENT, subject=subject)))
+    except (UnfitError, NoAddressError):
+        return
+    address = filled.decode("ascii")
+    assert f"ip:{address}" == subject
+    assert str(ip_network(address, strict=True)) == (address if ":" in address else f"{address}/32")
 
 
 @pytest.mark.parametrize("length", [100_000, 200_000, 3_000_000])

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,7 +27,6 @@ from django_quota.request_decisions import decide_request
 from django_quota.rules import Rule
 from django_quota.stores.cluster_errands import REGIONS
 from django_quota.stores.cluster_store import AT_ONCE, ClusterStore
-from django_quota.stores.errands import Watch
 from django_quota.stores.memory import MemoryStore
 from django_quota.sweeping import Sweeper
 from django_quota.testing import freeze
@@ -377,18 +377,59 @@ def test_the_cache_itself_works_on_all_servers(cluster: Cluster) -> None:
 
 
 class TestOverrides:
+    def mark(self) -> int:
+        """Note that all overrides are published; return the generation."""
+        marking = overrides.Marking(get_limiter().store, "quota")  # type: ignore[arg-type]
+        marking.begin()
+        for subject in SUBJECTS:
+            marking.told(key_of(subject))
+        return marking.finish(0)
+
     def test_every_server_shows_that_it_holds_them(self, cluster: Cluster) -> None:
         store: Any = get_limiter().store
-        begun = overrides.begin_marking(store, "quota")
+        marking = overrides.Marking(store, "quota")
+        marking.begin()
         assert not overrides.is_marked(store, "quota")
-        assert overrides.finish_marking(store, "quota", begun)
-        assert overrides.is_marked(store, "quota")
+        assert marking.finish(7) == 7
+        assert overrides.is_marked(store, "quota", 7)
+        assert not overrides.is_marked(store, "quota", 8)
         held = [len(list(server.client.scan_iter("*:overrides"))) for server in cluster.servers]
         assert (sum(held), min(held) >= REGIONS // 3) == (1 + REGIONS, True)
-        begun = overrides.begin_marking(store, "quota")
+        assert len(cluster.keys()) == sum(held)
+        marking = overrides.Marking(store, "quota")
+        marking.begin()
         cluster.servers[1].client.flushall()
         assert not overrides.is_marked(store, "quota")
-        assert not overrides.finish_marking(store, "quota", begun)
+        assert not marking.finish(7)
+
+    def test_a_server_that_lost_the_last_pieces_meanwhile_is_noticed(self, cluster: Cluster) -> None:
+        store: Any = get_limiter().store
+        marking = overrides.Marking(store, "quota")
+        marking.begin()
+        for server in cluster.servers:
+            before = {key: server.client.get(key) for key in server.client.scan_iter("*:overrides:*")}
+            marking.told(next(key_of(subject) for subject in SUBJECTS if cluster.owner(key_of(subject)) is server))
+            for key, value in before.items():
+                server.client.set(key, value)
+        assert not marking.finish(0)
+        assert self.mark()
+
+    def test_every_server_shows_the_generation_of_each_publication_and_an_older_one_stands_out(
+        self, cluster: Cluster
+    ) -> None:
+        store: Any = get_limiter().store
+        first = self.mark()
+        assert overrides.raise_generation(store, "quota", first) == first + 1
+        assert overrides.is_marked(store, "quota", first + 1)
+        for server in cluster.servers:
+            before = {key: server.client.get(key) for key in server.client.scan_iter("*:overrides")}
+            raised = overrides.raise_generation(store, "quota", first)
+            for key, value in before.items():
+                server.client.set(key, value)  # as a replica that missed the last write
+            assert not overrides.is_marked(store, "quota", raised)
+            assert not overrides.raise_generation(store, "quota", raised)
+            first = self.mark()
+            assert first >= raised
 
     def test_holders_are_found_on_every_server(self, cluster: Cluster) -> None:
         store: Any = get_limiter().store
@@ -398,25 +439,39 @@ class TestOverrides:
         assert set(found) == {key_of(subject) for subject in SUBJECTS}
         assert all(overrides.published(store, "quota", subject) for subject in SUBJECTS[:9])
 
-    def test_any_server_that_lost_its_memory_is_noticed_by_the_calls_that_go_there(self, cluster: Cluster) -> None:
-        losses: list[int] = []
-        store = ClusterStore("default", Watch(lambda: overrides.marker_key("quota"), lambda: losses.append(1)))
-        made = [plan((Rule.make("a", "900/m"), subject)).operation(0, "peek") for subject in SUBJECTS]
-        overrides.finish_marking(store, "quota", overrides.begin_marking(store, "quota"))
-        for operation in made:
-            store.run(operation)
-        assert not losses
-        for server in cluster.servers:
-            store.close()
-            store = ClusterStore("default", Watch(lambda: overrides.marker_key("quota"), lambda: losses.append(1)))
-            server.client.flushall()
-            for operation in made:
-                store.run(operation)
-            assert losses, server.port
-            losses.clear()
-            asyncio.run(store.arun(made[0]))
-            overrides.finish_marking(store, "quota", overrides.begin_marking(store, "quota"))
-        store.close()
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_server_that_lost_the_last_block_or_all_is_told_again_by_whoever_asks_next(
+    number: int, cluster: Cluster, database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django_quota import background, override_sync
+    from django_quota.models import QuotaOverride
+
+    monkeypatch.setattr(overrides, "on_due", override_sync.look_soon)
+    monkeypatch.setattr(override_sync._Looking, "again", 0.0)
+    monkeypatch.setattr(override_sync._Looking, "has_tables", False)
+    call_command("quota_sync")
+    server = cluster.servers[number]
+    user = next(user for user in SUBJECTS if cluster.owner(key_of(user)) is server)
+    store: Any = get_limiter().store
+
+    def lost(names: Any) -> None:
+        server.client.delete(key_of(user))
+        for name, value in names.items():
+            server.client.set(name, value)
+
+    before = {name: server.client.get(name) for name in server.client.scan_iter("*:overrides")}
+    QuotaOverride.objects.create(subject=user, rule="*", mode="blocked")
+    for losing in (partial(lost, before), server.client.flushall):
+        assert not check("900/m", user)
+        losing()
+        with store.commands() as client:
+            client.delete(overrides.turn_key("quota"))
+        store._along.hurry()
+        store._along._wait_until = 0.0  # a second later
+        check("900/m", user)
+        background.join(override_sync.LOOKING)
+        assert not check("900/m", user)
 
 
 def test_the_commands_work_on_a_cluster(cluster: Cluster, database: Any, capsys: pytest.CaptureFixture[str]) -> None:

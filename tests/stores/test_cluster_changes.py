@@ -14,15 +14,12 @@ import pytest
 from django_quota import acheck, check, overrides, peek
 from django_quota.exceptions import StoreUnavailable
 from django_quota.limiter import get_limiter
-from django_quota.rules import Rule
 from django_quota.stores.cluster_store import ClusterStore
-from django_quota.stores.errands import Watch
 from django_quota.stores.slots import Address, slot_of
 from django_quota.testing import server_programs
 from tests.clusters import Cluster, can_cluster, running_cluster
 from tests.commands import wait_until
 from tests.conftest import _named, cluster_caches, cluster_program
-from tests.stores.test_cluster import plan
 from tests.stores.test_cluster_transfers import ACCOUNTS, EACH, Movers, filled, swept, total_of, totals
 
 SUBJECT = "ip:192.0.2.1"
@@ -209,30 +206,23 @@ def test_without_any_server_there_is_a_clear_error(moving: Cluster) -> None:
 
 
 def test_slots_that_move_are_no_loss_of_the_overrides_wherever_their_marks_lay(moving: Cluster) -> None:
-    losses: list[int] = []
     marker = overrides.marker_key("quota")
-    store = ClusterStore("default", Watch(lambda: marker, lambda: losses.append(1)))
-    overrides.finish_marking(store, "quota", overrides.begin_marking(store, "quota"))
-    subjects = [f"user:{number}" for number in range(40)]  # on all servers
-    asked = [plan((Rule.make("a", "900/m"), subject)).operation(0, "peek") for subject in subjects]
+    store = ClusterStore("default")
 
-    def looked() -> bool:
-        for server in store.servers():
-            store._along.hurry(server)
-        for operation in asked:
-            store.run(operation)
-        return not losses and overrides.is_marked(store, "quota")
+    def mark() -> None:
+        marking = overrides.Marking(store, "quota")
+        marking.begin()
+        assert marking.finish(3)
 
-    assert looked()
+    mark()
     for number, server in enumerate(moving.servers):
         at = Address("127.0.0.1", server.port)
         to = moving.servers[number - 1]
         for _ in range(3):  # the mark that it was known by, and those that it is known by then
-            moving.move(slot_of(store.twin(marker, at)), to)
-            assert looked(), server.port
+            moving.move(slot_of(store.witness(marker, at)), to)
+            assert overrides.is_marked(store, "quota", 3), server.port
     for server in moving.servers:
         server.client.flushall()
-        assert not looked()
-        losses.clear()
-        overrides.finish_marking(store, "quota", overrides.begin_marking(store, "quota"))
+        assert not overrides.is_marked(store, "quota", 3)
+        mark()
     store.close()

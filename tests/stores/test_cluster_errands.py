@@ -43,7 +43,7 @@ class Setup:
         self.table = SlotTable([A])
         self.twins = Twins(lambda: self.table)
         watch = Watch(lambda: KEY, lambda: self.lost.append(1))
-        self.errands = ClusterErrands([watch, Told()], lambda: self.table, self.twins, lambda: self.now)
+        self.errands = ClusterErrands([watch, Told()], lambda: self.table, lambda: self.now)
 
     def known(self) -> Setup:
         self.table.learn([[0, 8191, ["10.0.0.1", 1]], [8192, 16383, ["10.0.0.1", 2]]], A)
@@ -61,23 +61,20 @@ def test_nothing_goes_along_before_it_is_known_who_has_what() -> None:
     assert len(setup.wires(system)) == 2
 
 
-def test_the_server_of_the_systems_keys_gets_all_others_a_watch_of_their_own() -> None:
+def test_they_go_to_the_server_of_the_systems_keys_alone() -> None:
     setup = Setup().known()
     system = setup.table.owner(SYSTEM_SLOT)
-    other = B if system == A else A
-    assert KEY.encode() in setup.wires(system)[0]  # type: ignore[arg-type]
-    (wire,) = setup.wires(other)
-    twin = setup.twins.in_a_region(KEY, other)
-    assert twin.encode() in wire
-    assert setup.table.owner(slot_of(twin)) == other
-    assert setup.wires(other) == []
+    assert system is not None
+    assert setup.wires(B if system == A else A) == []
+    assert KEY.encode() in setup.wires(system)[0]
+    assert setup.wires(system) == []
     setup.now += EVERY
-    assert len(setup.wires(other)) == 1
-    setup.errands.hurry(other)
-    assert len(setup.wires(other)) == 1
+    assert len(setup.wires(system)) == 2
+    setup.errands.hurry()
+    assert len(setup.wires(system)) == 2
 
 
-def test_a_server_without_slots_is_not_watched() -> None:
+def test_a_server_without_slots_has_no_names() -> None:
     setup = Setup().known()
     assert setup.wires(C) == []
     assert (setup.twins.name(KEY, C), setup.twins.in_a_region(KEY, C)) == ("", "")
@@ -104,26 +101,16 @@ def test_there_is_a_twin_in_each_region_of_the_slots_and_each_server_of_some_siz
         assert setup.table.owner(slot_of(found)) == C
 
 
-def test_a_server_that_has_no_whole_region_yet_is_watched_from_when_it_has_one() -> None:
+def test_a_server_that_has_no_whole_region_yet_has_a_name_from_when_it_has_one() -> None:
     setup = Setup().known()
     of_regions = set(map(slot_of, in_each_region(KEY)))
     other = next(slot for slot in map(slot_of, (f"{{!{number}}}" for number in range(SLOTS))) if slot not in of_regions)
     setup.table.moved(other, C)
-    assert setup.wires(C) == []
+    assert setup.twins.in_a_region(KEY, C) == ""
     assert setup.twins.name(KEY, C) != ""
     mark = in_each_region(KEY)[7]
     setup.table.moved(slot_of(mark), C)
-    setup.now += EVERY
-    assert mark.encode() in setup.wires(C)[0]
-
-
-def test_a_watch_of_another_server_tells_of_its_loss() -> None:
-    setup = Setup().known()
-    other = B if setup.table.owner(SYSTEM_SLOT) == A else A
-    (errand,) = setup.errands.due(other)
-    errand.answered(0)
-    errand.over()
-    assert setup.lost == [1]
+    assert setup.twins.in_a_region(KEY, C) == mark
 
 
 def test_what_no_call_goes_along_with_is_late_once() -> None:
@@ -161,8 +148,5 @@ def test_of_servers_that_came_and_went_little_is_remembered() -> None:
     for number in range(MOST_KNOWN + 10):
         setup.table.learn([[0, 8191, ["10.0.0.1", number]], [8192, 16383, ["10.0.0.2", number]]], A)
         for host in ("10.0.0.1", "10.0.0.2"):
-            setup.wires(Address(host, number))
             setup.twins.name(KEY, Address(host, number))
-    assert len(setup.errands._by_server) <= MOST_KNOWN
     assert len(setup.twins._tags) <= MOST_KNOWN
-    assert len(setup.twins._tags_of_regions) <= MOST_KNOWN

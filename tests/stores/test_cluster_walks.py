@@ -151,16 +151,16 @@ class TestAServerThatIsGone:
         for user in set(USERS) - set(users):
             assert not check("9/m", user)
         with pytest.raises(StoreUnavailable):
-            overrides.finish_marking(store(), "quota", overrides.begin_marking(store(), "quota"))
+            overrides.Marking(store(), "quota").begin()
         assert not overrides.is_marked(store(), "quota")
 
     def test_the_others_are_told_of_what_waited_and_it_waits_for_the_one(
         self, own: Cluster, database: Any, monkeypatch: pytest.MonkeyPatch, settings: Any
     ) -> None:
-        from django_quota import publishing
+        from django_quota import override_sync
         from django_quota.models import OverrideOutbox, QuotaOverride
 
-        monkeypatch.setattr(publishing, "BATCH", 5)
+        monkeypatch.setattr(override_sync, "BATCH", 5)
         _, users = lost(own)
         settings.QUOTA = {"ENABLED": False}  # so what is saved is only noted
         rows = [QuotaOverride(subject=user, rule=rule, mode="blocked") for rule in ("*", "other") for user in USERS]
@@ -168,7 +168,7 @@ class TestAServerThatIsGone:
         QuotaOverride.objects.bulk_create(rows[len(USERS) :])
         settings.QUOTA = {}
         with pytest.raises(StoreUnavailable, match="a part of the Cluster did not answer, and the rest was done"):
-            publishing.publish_pending("default")
+            override_sync.publish_pending("default")
         waiting = OverrideOutbox.objects.order_by("pk").values_list("subject", flat=True)
         assert list(waiting) == 2 * sorted(users)
         assert not any(check("9/m", user) for user in USERS if user not in users)

@@ -30,7 +30,7 @@ from django_quota.events import BEGINNING, KINDS, Event, EventGroup, EventStream
 from django_quota.exceptions import QuotaError, StoreUnavailable
 from django_quota.keys import BAN_EVENTS
 from django_quota.management.console import PrintingCommand, printable, redis_store, stopping
-from django_quota.management.programs import PLACEHOLDERS, Program, UnfitError
+from django_quota.management.programs import PLACEHOLDERS, NoAddressError, Program, UnfitError
 
 LONGEST_WAIT = 60.0
 """Seconds between two attempts at most."""
@@ -41,8 +41,10 @@ FIRST_WAIT = 0.5
 _EPILOG = """placeholders, in any argument of the program but its path (in the environment too, as QUOTA_EVENT_VALUE):
 {placeholders}
 
-No shell is involved: each argument stays one. An event is not handed over, but becomes a dead letter, where an argument
-that opens with a placeholder would begin with '-' and so be read as an option, or would hold a null byte.
+No shell is involved: each argument stays one. A program with {{ip}} or {{family}} is run for events of a single address
+only; the others are skipped, which is said. An event becomes a dead letter, and is not handed over, where a value that
+is taken begins with '-' or '@', which programs read as an option or a file, or holds a null byte. Clients may choose
+names: a program that parses its arguments again, such as nft, ssh or sh -c, must be given nothing but {{ip}}.
 """
 
 
@@ -150,6 +152,8 @@ class Command(PrintingCommand):
 
     def _consume(self, stream: EventStream, stop: threading.Event, options: dict[str, Any]) -> None:
         program = _program(options)
+        if program.warning:
+            self._say(f"Warning: {program.warning}")
         consumer = options["consumer"] or socket.gethostname()
         group = EventGroup(stream, options["group"], consumer, _take_over(options))
         worker = _Worker(group, program, _wanted(options), options, stop, self._say)
@@ -266,6 +270,9 @@ class _Worker:
                 if problem is None:
                     return True
                 self._say(f"Event {event.id}, attempt {attempt + 1}: {self._program.words[0]}: {problem}.")
+        except NoAddressError as error:
+            self._say(f"Event {event.id} is skipped: {error}, which the program takes.")
+            return True
         except UnfitError as error:
             problem = str(error)
         self._say(f"Event {event.id} is given up: {problem}: {json.dumps(event.as_json())}")

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.core.exceptions import ValidationError
+from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError, transaction
 from django.utils import timezone
@@ -16,11 +16,19 @@ from django.utils.dateparse import parse_date, parse_datetime
 
 from django_quota.conf import current
 from django_quota.exceptions import QuotaError, RateError, did_you_mean
-from django_quota.hints import is_address, meant_subject, network_hint
-from django_quota.management.console import PrintingCommand, explained, printable, subject_note
+from django_quota.hints import meant_subject, network_hint, sought_subject
+from django_quota.management.console import (
+    SUBJECT_HELP,
+    PrintingCommand,
+    address_note,
+    explained,
+    printable,
+    subject_note,
+)
 from django_quota.models import QuotaOverride
+from django_quota.names import is_name
+from django_quota.override_sync import is_pending, write_database
 from django_quota.overrides import ALL_RULES
-from django_quota.publishing import is_pending, write_database
 from django_quota.rates import parse_span
 from django_quota.subjects import named_subject
 
@@ -40,7 +48,7 @@ class Command(PrintingCommand):
                 verb.add_argument("--subject", help="only of this subject, such as user:42")
                 verb.add_argument("--active", action="store_true", help="only those that hold now")
             else:
-                verb.add_argument("subject", help="such as user:42 or ip:203.0.113.9")
+                verb.add_argument("subject", help=SUBJECT_HELP)
             verb.add_argument("--rule", metavar="NAME", help=_RULE_HELP[name])
         _add_setting(verbs.choices["set"])
 
@@ -51,9 +59,13 @@ class Command(PrintingCommand):
             "set": self._set,
             "clear": self._clear,
         }
+        for option in ("rule", "reason"):
+            given = options.get(option)
+            if given and not is_name(given):  # Python reads a byte that is no UTF-8 as half of a character
+                raise CommandError(f"--{option} {given!r} is not UTF-8 text. Check the encoding of your terminal.")
         try:
             verbs[options["verb"]](options)
-        except (QuotaError, DatabaseError) as error:
+        except (QuotaError, DatabaseError, ImproperlyConfigured) as error:
             raise CommandError(explained(error)) from error
 
     def _list(self, options: dict[str, Any]) -> None:
@@ -95,7 +107,7 @@ class Command(PrintingCommand):
         self._refuse_pending(subject, database)
 
     def _clear(self, options: dict[str, Any]) -> None:
-        subject, database = _sought(options["subject"]), write_database()
+        subject, database = sought_subject(options["subject"]), write_database()
         rows = QuotaOverride.objects.using(database).filter(subject__in=_spellings(options["subject"]))
         if options["rule"] is not None:
             rows = rows.filter(rule=options["rule"])
@@ -115,8 +127,7 @@ class Command(PrintingCommand):
 
     def _warn_of_subject(self, given: str, subject: str) -> None:
         """Say what a subject was taken for, and why no request may have it."""
-        taken = f"Note: {printable(given)!r} is taken for {subject!r}." if is_address(given) else ""
-        for note in (taken, subject_note(subject)):
+        for note in (address_note(given, subject), subject_note(subject)):
             if note:
                 self.stderr.write(note)
 
@@ -132,19 +143,14 @@ class Command(PrintingCommand):
         if is_pending(subject, database):
             raise CommandError(
                 "The database has it, but Redis could not be told, so what held before holds still. It is published "
-                "soon after Redis is back: by a process that notices, or by the next `manage.py quota_rollup` or "
-                "`quota_sweep`."
+                "soon after Redis is back: by a process that serves requests, or by the next "
+                "`manage.py quota_rollup` or `quota_sweep`."
             )
 
 
 def _spellings(given: str) -> set[str]:
     """Return the subjects that a text may be saved as: a bare address also as it stands, by code."""
-    return {named_subject(given), _sought(given)}
-
-
-def _sought(given: str) -> str:
-    """Return the subject that a text means; a network as it stands: by code it may have been saved so."""
-    return named_subject(given) if network_hint(given) else meant_subject(given)
+    return {named_subject(given), sought_subject(given)}
 
 
 _RULE_HELP = {

@@ -8,9 +8,16 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from django_quota.exceptions import QuotaError
-from django_quota.management.console import PrintingCommand, printable, rule_notes, subject_note
+from django_quota.hints import sought_subject
+from django_quota.management.console import (
+    SUBJECT_HELP,
+    PrintingCommand,
+    address_note,
+    printable,
+    rule_notes,
+    subject_note,
+)
 from django_quota.status import counted, forget
-from django_quota.subjects import named_subject
 
 
 class Command(PrintingCommand):
@@ -20,7 +27,7 @@ class Command(PrintingCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
-        parser.add_argument("subject", help="such as user:42 or ip:203.0.113.9")
+        parser.add_argument("subject", help=SUBJECT_HELP)
         parser.add_argument("--rule", action="append", metavar="NAME", help="only this rule; may be repeated")
         parser.add_argument("--dry-run", action="store_true", help="only say what would be forgotten")
         parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -28,13 +35,17 @@ class Command(PrintingCommand):
     def handle(self, *_: Any, **options: Any) -> None:
         """Forget, and say what."""
         try:
-            subject = named_subject(options["subject"])
+            subject = sought_subject(options["subject"])
             places = counted(subject, options["rule"])
             dropped = 0 if options["dry_run"] or not places else forget(places.values())
         except QuotaError as error:
             raise CommandError(str(error)) from error
         missing = [name for name in options["rule"] or () if name not in places]
-        for note in [*rule_notes(missing), "" if places else subject_note(subject)]:
+        for note in [
+            address_note(options["subject"], subject),
+            *rule_notes(missing),
+            "" if places else subject_note(subject),
+        ]:
             if note:
                 self.stderr.write(note)
         if options["json"]:

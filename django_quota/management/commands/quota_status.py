@@ -14,12 +14,19 @@ from django_quota.clock import SECOND, in_words
 from django_quota.conf import current
 from django_quota.events import Event, iso
 from django_quota.exceptions import QuotaError
-from django_quota.management.console import PrintingCommand, printable, redis_store, subject_note
+from django_quota.hints import composite_subjects, sought_subject
+from django_quota.management.console import (
+    SUBJECT_HELP,
+    PrintingCommand,
+    address_note,
+    printable,
+    redis_store,
+    subject_note,
+)
 from django_quota.management.waiting import what_waits
-from django_quota.overrides import Override
+from django_quota.overrides import ALL_RULES, Override
 from django_quota.refusals import refused_lately
 from django_quota.status import INSTEAD, UNNAMED, Held, LimitStatus, SubjectStatus, status_of
-from django_quota.subjects import named_subject
 
 
 class Command(PrintingCommand):
@@ -29,7 +36,7 @@ class Command(PrintingCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
-        parser.add_argument("subject", help="such as user:42 or ip:203.0.113.9")
+        parser.add_argument("subject", help=SUBJECT_HELP)
         parser.add_argument("--rule", action="append", metavar="NAME", help="only this rule; may be repeated")
         parser.add_argument("--all", action="store_true", help="unused limits and rules that cannot be asked, too")
         parser.add_argument("--json", action="store_true", help="print one JSON object; times in seconds")
@@ -38,17 +45,20 @@ class Command(PrintingCommand):
         """Ask, and show."""
         try:
             redis_store()
-            subject = named_subject(options["subject"])
+            subject = sought_subject(options["subject"])
+            if note := address_note(options["subject"], subject):
+                self.stderr.write(note)
             waiting = what_waits(subject)
             if waiting.note:
                 self.stderr.write(f"Note: {waiting.note}")
             status = status_of(subject, options["rule"])
             refused = refused_lately(status.subject)
+            composite = composite_subjects(status.subject)
         except QuotaError as error:
             raise CommandError(str(error)) from error
         if options["json"]:
             said = {**as_json(status), "refused": [event.as_json() for event in refused], "waiting": waiting.left}
-            self.stdout.write(json.dumps(said))
+            self.stdout.write(json.dumps({**said, "composite": composite}))
             return
         if not current().enabled:
             self.stderr.write('Note: QUOTA["ENABLED"] is false, so nothing is limited.')
@@ -57,6 +67,8 @@ class Command(PrintingCommand):
         wanted = [event for event in refused if not options["rule"] or event.rule in options["rule"]]
         for line in lines(status, wanted, with_unused=bool(options["all"] or options["rule"])):
             self.stdout.write(printable(line))
+        for name, whole in composite.items():
+            self.stdout.write(printable(f"  composite {name} counts this together with more: ask for '{whole}'"))
         note = "" if refused or _is_met(status) else subject_note(status.subject)
         if note:
             self.stderr.write(note)
@@ -113,17 +125,26 @@ def lines(status: SubjectStatus, refused: Sequence[Event] = (), *, with_unused: 
 
 def _used_lines(status: SubjectStatus, *, with_unused: bool) -> Iterator[str]:
     """Return the limits of which something is used, and how many others there are."""
-    shown = [limit for limit in status.limits if with_unused or limit.used or limit.why]
+    shown = [limit for limit in status.limits if with_unused or limit.used or _stands_above(limit, status)]
     for limit in shown:
         yield from _limit_lines(limit)
     for name, states in status.states.items():
         yield f"  {name}: something is counted over {_spans(states)}, but {_unread(status.unread[name])}"
     if not shown and not status.states:
-        yield "  Nothing is used, and nothing stands above its limits."
+        by_all = ALL_RULES in status.overrides
+        yield f"  Nothing is used{'' if by_all else ', and nothing stands above its limits'}."
     unread = status.unread.keys() - status.states.keys()
     hidden = len(status.limits) - len(shown) + (0 if with_unused else len(unread))
     if hidden:
         yield f"  {hidden} more can be seen with --all: limits that are unused, and rules that cannot be asked"
+
+
+def _stands_above(limit: LimitStatus, status: SubjectStatus) -> bool:
+    """Say whether something is about this limit; an override for all rules is told once, and not of each."""
+    by_override = limit.why in ("override", "exempt", "blocked")
+    return bool(limit.why) and not (
+        by_override and ALL_RULES in status.overrides and limit.rule not in status.overrides
+    )
 
 
 BAR = 20

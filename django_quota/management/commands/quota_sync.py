@@ -1,7 +1,7 @@
 """`manage.py quota_sync`: publish all overrides, and withdraw those that have no row any more.
 
-Overrides are published when they are saved; this is for when Redis was away then and no process was left to try again,
-when rows were changed by SQL, or when Redis was given another memory. It may be run at any time, beside any traffic.
+Overrides are published when they are saved, and processes that serve requests publish what Redis lacks. This is for
+rows that were changed by SQL, and for whoever does not want to wait. Run it at any time, beside any traffic.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
 from django_quota.exceptions import QuotaError
 from django_quota.management.console import PrintingCommand, explained, redis_store
 from django_quota.management.progress import progress
-from django_quota.publishing import count_subjects, republish, write_database
+from django_quota.override_sync import count_subjects, republish, write_database
 
 
 class Command(PrintingCommand):
@@ -35,7 +36,7 @@ class Command(PrintingCommand):
         try:
             with progress(self.stderr, "Publishing", count_subjects(database)) as advance:
                 done = republish(database, advance)
-        except (QuotaError, DatabaseError) as error:
+        except (QuotaError, DatabaseError, ImproperlyConfigured) as error:
             raise CommandError(explained(error)) from error
         if options["json"]:
             self.stdout.write(json.dumps(done._asdict()))

@@ -33,13 +33,13 @@ function window_(seconds) {
   }
 }
 
-// RateLimit-Policy: "a";q=10;w=60, "b";q=3;qu="concurrent-requests"   and   RateLimit: "a";r=3;t=42, "b";r=2;t=30
+// RateLimit-Policy: "a";q=10;w=60, "b";q=3;qu="concurrent-requests"   and   RateLimit: "a";r=3;t=42, "b";r=3
 function readLimits(headers) {
   const policies = [...(headers.get("RateLimit-Policy") ?? "").matchAll(/"([^"]*)";q=(\d+)(?:;qu="[^"]*")?(?:;w=(\d+))?/g)];
-  const states = [...(headers.get("RateLimit") ?? "").matchAll(/"([^"]*)";r=(\d+);t=(\d+)/g)];
+  const states = [...(headers.get("RateLimit") ?? "").matchAll(/"([^"]*)";r=(\d+)(?:;t=(\d+))?/g)];
   return policies.map(([, name, quota, seconds], index) => ({
     name, quota: Number(quota), seconds: Number(seconds ?? 0),
-    left: Number(states[index]?.[2] ?? 0), reset: Number(states[index]?.[3] ?? 0),
+    left: Number(states[index]?.[2] ?? 0), more: Number(states[index]?.[3] ?? 0),
   }));
 }
 
@@ -160,7 +160,10 @@ class Scene {
   // `value`: what this request brings that may differ; by default, what the visitor has written.
   send(fresh, value = this.find(".field input")?.value) {
     const { url, method, given, freshHeader } = this.options;
-    if (method === "POST") return post(url, new URLSearchParams(given ? { [given]: value } : {}));
+    if (method === "POST") {
+      const fields = JSON.parse(this.options.fields);
+      return post(url, new URLSearchParams(given ? { ...fields, [given]: value } : fields));
+    }
     const headers = { Accept: "application/json", ...this.headers };
     if (given) headers[given] = value;
     if (freshHeader) headers[freshHeader] = fresh;
@@ -204,7 +207,7 @@ class Scene {
     current.tally.replaceChildren(...parts);
   }
 
-  showLimit({ name, quota, seconds, left, reset }, run, sentAt) {
+  showLimit({ name, quota, seconds, left, more }, run, sentAt) {
     let shown = this.limits.get(name);
     if (!shown || shown.quota !== quota) {
       shown?.box.remove();
@@ -223,7 +226,8 @@ class Scene {
     const overtaken = shown.run === run && "atOnce" in this.options && left >= shown.left;
     if (overtaken) return;
     shown.run = run;
-    shown.fullAt = sentAt + reset * 1000;
+    // t says when there is more; all of it is there after a whole window, or at once where nothing is used.
+    shown.fullAt = sentAt + (more && (seconds || more)) * 1000;
     this.fill(shown, left);
   }
 

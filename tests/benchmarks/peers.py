@@ -10,27 +10,28 @@ from unittest import mock
 import limits
 import limits.storage.redis
 import limits.strategies
+import pyrate_limiter
+import redis
+import throttled
 from django_ratelimit import core as ratelimit_core
 from django_ratelimit.decorators import ratelimit
 from django_smart_ratelimit import rate_limit
 from django_smart_ratelimit.backends import get_backend, redis_backend
 from django_smart_ratelimit.backends.utils import parse_rate
-from redis import ConnectionPool
 from rest_framework.response import Response
 from rest_framework.throttling import AnonRateThrottle
 from rest_framework.views import APIView
 
 from tests.benchmarks.measure import Contender, Row, Work
+from tests.benchmarks.report import hits_of
 from tests.benchmarks.shared import (
     MANY,
     REFUSED,
     THREE,
     fill_by,
-    hits_of,
     plain_view,
     refused,
     request_from,
-    requests_from,
     was_served,
 )
 
@@ -45,7 +46,14 @@ DRF = f"DRF {version('djangorestframework')}"
 SMART = f"smart-ratelimit {version('django-smart-ratelimit')}"
 LIMITS = f"limits {version('limits')}"
 
+THROTTLED = f"throttled-py {version('throttled-py')}"
+PYRATE = f"pyrate-limiter {version('pyrate-limiter')}"
+
 _words = {"m": "minute", "h": "hour", "d": "day"}
+
+
+def _ip(ip: str) -> str:
+    return ip
 
 
 class StoppedTime:
@@ -67,14 +75,14 @@ def ratelimit_check(rate: str, group: str = "bench") -> Callable[[HttpRequest], 
 
 
 def ratelimit_work(rates: tuple[str, ...]) -> Work:
-    return Work(requests_from, ratelimit_check(rates[0]), lambda limited: not limited)
+    return Work(request_from, ratelimit_check(rates[0]), lambda limited: not limited)
 
 
 def ratelimit_view(rates: tuple[str, ...]) -> Work:
     view: Any = plain_view
     for rate in rates:
         view = ratelimit(group=f"view {rate}", key="ip", rate=rate)(view)
-    return Work(requests_from, view, was_served)
+    return Work(request_from, view, was_served)
 
 
 def ratelimit_by_ip(rate: str) -> Callable[[str], bool]:
@@ -97,7 +105,7 @@ def drf_throttle(rate: str, scope: str) -> Any:
 def drf_work(rates: tuple[str, ...]) -> Work:
     throttle = drf_throttle(rates[0], "check")
     # A throttle is made anew for each request by the views, too.
-    return Work(requests_from, lambda request: throttle().allow_request(request, None), bool)
+    return Work(request_from, lambda request: throttle().allow_request(request, None), bool)
 
 
 def drf_view(rates: tuple[str, ...]) -> Work:
@@ -108,7 +116,7 @@ def drf_view(rates: tuple[str, ...]) -> Work:
         "get": lambda self, request: Response("ok"),
     }
     view: Any = type("View", (APIView,), members)
-    return Work(requests_from, view.as_view(), was_served)
+    return Work(request_from, view.as_view(), was_served)
 
 
 def drf_by_ip(rate: str) -> Callable[[str], bool]:
@@ -123,22 +131,11 @@ def drf_at(seconds: float) -> AbstractContextManager[object]:
 # --- django-smart-ratelimit ---------------------------------------------------------------------------------
 
 
-class UnixSocketBackend(redis_backend.RedisBackend):
-    """Its Redis backend, on the unix socket that all others here use: that connection takes no host and port."""
-
-    @classmethod
-    def _get_or_create_pool(cls, url: str | None, **options: Any) -> Any:
-        if url is None:
-            raise ValueError("RATELIMIT_REDIS names no url")
-        del options["host"], options["port"]
-        return ConnectionPool.from_url(url, **options)
-
-
 def smart_work(rates: tuple[str, ...]) -> Work:
     backend = get_backend()
     limit, period = parse_rate(rates[0])
     return Work(
-        lambda ip, count: [f"ip:{ip}"] * count,
+        lambda ip: f"ip:{ip}",
         lambda key: backend.check_rate_limit(key, limit, period),
         lambda answer: bool(answer[0]),
     )
@@ -148,7 +145,7 @@ def smart_view(rates: tuple[str, ...]) -> Work:
     view: Any = plain_view
     for rate in rates:
         view = rate_limit(key=functools.partial(smart_key, rate), rate=rate)(view)
-    return Work(requests_from, view, was_served)
+    return Work(request_from, view, was_served)
 
 
 def smart_key(name: str, request: HttpRequest, *_: object) -> str:
@@ -171,7 +168,7 @@ def smart_at(seconds: float) -> AbstractContextManager[object]:
 
 @functools.cache
 def limits_limiter(url: str) -> limits.strategies.MovingWindowRateLimiter:
-    storage = limits.storage.redis.RedisStorage(url.replace("unix://", "redis+unix://"))
+    storage = limits.storage.redis.RedisStorage(url)
     return limits.strategies.MovingWindowRateLimiter(storage)
 
 
@@ -181,12 +178,12 @@ def limits_item(rate: str) -> limits.RateLimitItem:
 
 def limits_work(url: str, rates: tuple[str, ...]) -> Work:
     limiter, item = limits_limiter(url), limits_item(rates[0])
-    return Work(lambda ip, count: [ip] * count, lambda ip: limiter.hit(item, ip), bool)
+    return Work(_ip, lambda ip: limiter.hit(item, ip), bool)
 
 
 def limits_three(url: str, rates: tuple[str, ...]) -> Work:
     limiter, items = limits_limiter(url), [limits_item(rate) for rate in rates]
-    return Work(lambda ip, count: [ip] * count, lambda ip: all(limiter.hit(item, ip, "three") for item in items), bool)
+    return Work(_ip, lambda ip: all(limiter.hit(item, ip, "three") for item in items), bool)
 
 
 def limits_by_ip(url: str, rate: str) -> Callable[[str], bool]:
@@ -196,6 +193,59 @@ def limits_by_ip(url: str, rate: str) -> Callable[[str], bool]:
 
 def limits_at(seconds: float) -> AbstractContextManager[object]:
     return mock.patch.object(limits.storage.redis, "time", StoppedTime(seconds))
+
+
+# --- throttled-py -------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def throttled_store(url: str) -> throttled.RedisStore:
+    return throttled.RedisStore(server=url)
+
+
+def throttled_work(url: str, rates: tuple[str, ...]) -> Work:
+    limiter = throttled.Throttled(using="gcra", quota=throttled_quota(rates[0]), store=throttled_store(url))
+    return Work(lambda ip: f"ip:{ip}", limiter.limit, lambda result: not result.limited)
+
+
+def throttled_quota(rate: str) -> throttled.Quota:
+    per = {"m": throttled.per_min, "h": throttled.per_hour, "d": throttled.per_day}[rate[-1]]
+    return per(hits_of(rate))
+
+
+# --- pyrate-limiter -----------------------------------------------------------------------------------------
+
+
+class BucketASubject(pyrate_limiter.BucketFactory):
+    """A bucket for each subject, made when it first comes, as its documentation shows."""
+
+    def __init__(self, client: redis.Redis, rate: str) -> None:
+        self._rates = [pyrate_limiter.Rate(hits_of(rate), _durations[rate[-1]])]
+        self._client = client
+        self._buckets: dict[str, Any] = {}
+        self._clock = pyrate_limiter.WallClock()
+
+    def wrap_item(self, name: str, weight: int = 1) -> Any:
+        return pyrate_limiter.RateItem(name, self._clock.now(), weight=weight)
+
+    def get(self, item: Any) -> Any:
+        bucket = self._buckets.get(item.name)
+        if bucket is None:
+            bucket = pyrate_limiter.RedisBucket.init(self._rates, self._client, f"pyrate:{item.name}")
+            self._buckets[item.name] = bucket
+        return bucket
+
+
+_durations = {
+    "m": pyrate_limiter.Duration.MINUTE,
+    "h": pyrate_limiter.Duration.HOUR,
+    "d": pyrate_limiter.Duration.DAY,
+}
+
+
+def pyrate_work(url: str, rates: tuple[str, ...]) -> Work:
+    limiter = pyrate_limiter.Limiter(BucketASubject(redis.Redis.from_url(url), rates[0]))
+    return Work(_ip, lambda ip: limiter.try_acquire(ip, blocking=False), bool)
 
 
 # --- all of them --------------------------------------------------------------------------------------------
@@ -221,6 +271,8 @@ def rows(url: str) -> list[Row]:
         Row(LIMITS, "MovingWindow.hit()", MANY, hit, fills=True),
         Row(LIMITS, "hit(), refused", REFUSED, lambda rates: refused(hit(rates))),
         Row(LIMITS, "three hit()", THREE, functools.partial(limits_three, url)),
+        Row(THROTTLED, "GCRA limit()", MANY, functools.partial(throttled_work, url), fills=True),
+        Row(PYRATE, "try_acquire()", MANY, functools.partial(pyrate_work, url), fills=True),
     ]
 
 
