@@ -276,16 +276,13 @@ def _check_chosen_keys() -> Iterator[CheckMessage]:
             yield _chosen_key(f'QUOTA["RULES"][{rule.name!r}]', key)
     if not getattr(settings, "ROOT_URLCONF", None):
         return
-    for path, view_class, view in limited_views(get_resolver().url_patterns):
-        rules = []
-        for source in view.sources:
-            with suppress(RuleError):  # said by _check_rules
-                rules.append(source(view_class))
+    for view in limited_views(get_resolver().url_patterns):
+        rules = list(view.rules())
         own = [rule for rule in rules if _is_by_ip(rule)]
         for rule in rules:
             beside = any(_has_its_methods(other, rule) for other in own)
             if (key := _chosen(rule)) and not beside and not any(_is_beside(other, rule) for other in by_ip):
-                yield _chosen_key(f"The view {path}", key)
+                yield _chosen_key(f"The view {view.path}", key)
 
 
 def _chosen_key(place: str, key: str) -> CheckMessage:
@@ -294,7 +291,7 @@ def _chosen_key(place: str, key: str) -> CheckMessage:
         "takes more memory of Redis until that is full.",
         hint='Put a rule by IP beside it: @quota("600/m", key="ip") on the view, or in QUOTA["RULES"] '
         "{'rate': '600/m', 'key': 'ip', 'match': '/'}.",
-        id="django_quota.W013",
+        id="django_quota.W014",
     )
 
 
