@@ -29,7 +29,7 @@ from django_quota.exceptions import (
     SubjectKeyError,
     did_you_mean,
 )
-from django_quota.matching import Pattern
+from django_quota.matching import Match, Pattern
 from django_quota.middleware import QuotaMiddleware
 from django_quota.plans import Plan
 from django_quota.rules import Rule
@@ -59,6 +59,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> 
         *_check_middleware(),
         *_check_views_of_rules(),
         *_check_shared_names(),
+        *_check_chosen_keys(),
     ]
 
 
@@ -261,6 +262,87 @@ def _check_views_of_rules() -> Iterator[CheckMessage]:
                 else "The name of a path() with its namespaces, such as 'api:search'.",
                 id="django_quota.W006",
             )
+
+
+# --- keys that a client chooses ---------------------------------------------------------------------------------------
+
+
+def _check_chosen_keys() -> Iterator[CheckMessage]:
+    """Find rules whose key a client chooses freely, without a rule by IP beside it: such a client can fill Redis."""
+    applied = list(_applied_rules())
+    by_ip = [rule for rule in applied if _is_by_ip(rule)]
+    for rule in applied:
+        if (key := _chosen(rule)) and not any(_is_beside(other, rule) for other in by_ip):
+            yield _chosen_key(f'QUOTA["RULES"][{rule.name!r}]', key)
+    if not getattr(settings, "ROOT_URLCONF", None):
+        return
+    for view in limited_views(get_resolver().url_patterns):
+        rules = list(view.rules())
+        own = [rule for rule in rules if _is_by_ip(rule)]
+        for rule in rules:
+            beside = any(_has_its_methods(other, rule) for other in own)
+            if (key := _chosen(rule)) and not beside and not any(_is_beside(other, rule) for other in by_ip):
+                yield _chosen_key(f"The view {view.path}", key)
+
+
+def _chosen_key(place: str, key: str) -> CheckMessage:
+    return CheckWarning(
+        f"{place} is limited by {key!r}, which a client chooses freely: with each new value it begins a new count, and "
+        "takes more memory of Redis until that is full.",
+        hint='Put a rule by IP beside it: @quota("600/m", key="ip") on the view, or in QUOTA["RULES"] '
+        "{'rate': '600/m', 'key': 'ip', 'match': '/'}.",
+        id="django_quota.W014",
+    )
+
+
+_CHOSEN_BY_CLIENTS = ("header:", "cookie:", "get:", "post:")
+
+
+def _chosen(rule: Rule) -> str:
+    """Return the part of a rule's key that a client chooses freely; empty where there is none, or nothing to count."""
+    keys = rule.key if isinstance(rule.key, tuple) else (rule.key,)
+    texts = [key for key in keys if isinstance(key, str)] if rule.rates else []
+    return next((key for key in texts if key == "path" or key.startswith(_CHOSEN_BY_CLIENTS)), "")
+
+
+def _is_by_ip(rule: Rule) -> bool:
+    """Say whether a rule bounds what one address may do, and refuses."""
+    bounds = rule.key in ("ip", "user", "user_or_ip", GLOBAL)  # by address, for whoever is not logged in
+    return bounds and bool(rule.rates) and rule.block and not rule.shadow
+
+
+def _is_beside(by_ip: Rule, rule: Rule) -> bool:
+    """Say whether a rule of the settings holds wherever another rule does."""
+    if not _has_its_methods(by_ip, rule):
+        return False
+    if rule.match is not None and by_ip.match == rule.match:
+        return by_ip.exclude in (None, rule.exclude)
+    begins = tuple(_prefixes(by_ip.match))
+    if rule.match is None:  # it stands on a view, which may be anywhere
+        return "/" in begins
+    places = [_closed(pattern.text) if pattern.kind == "path" else "" for pattern in rule.match.patterns]
+    if not all("/" in begins or place.startswith(begins) for place in places):
+        return False
+    left_out = tuple(_prefixes(by_ip.exclude))
+    return not any(place.startswith(left_out) or each.startswith(place) for place in places for each in left_out)
+
+
+def _has_its_methods(by_ip: Rule, rule: Rule) -> bool:
+    return by_ip.methods is None or (rule.methods is not None and rule.methods <= by_ip.methods)
+
+
+def _prefixes(match: Match | None) -> Iterator[str]:
+    """Return the paths that hold with all below them, whatever view or host it is."""
+    for place in match.places if match is not None else ():
+        if len(place.patterns) == 1:
+            for pattern in place.patterns[0]:
+                if pattern.kind == "path" and pattern.text.startswith("/") and "*" not in pattern.text:
+                    yield _closed(pattern.text)
+
+
+def _closed(path: str) -> str:
+    """Return a path with a slash at its end: `"/api"` holds for what is below it, and not for `"/apis"`."""
+    return path if path.endswith("/") else f"{path}/"
 
 
 def _applied_rules() -> Iterator[Rule]:

@@ -141,9 +141,8 @@ class Gate:
             return (yield from _trying(slot, subject, limiter.telling))
         except StoreFull:
             return None, Decision(False, slot.name, subject, degraded=True, blocked=True)
-        except StoreUnavailable:
-            pass  # told of by the store
-        how = self._on_unavailable or current().on_unavailable
+        except StoreUnavailable as error:  # told of by the store
+            how = self._on_unavailable or current().without_store(is_full=error.out_of_memory)
         if how == "local":
             try:
                 lease, decision = yield from _trying(slot, subject, limiter.local)

@@ -111,6 +111,14 @@ class QuotaSettings:
             raise ConfigurationError(f'QUOTA["ON_UNAVAILABLE"] is {value!r}.', "'allow', 'deny' or 'local' would do.")
         return cast("OnUnavailable", value)
 
+    def without_store(self, *, is_full: bool) -> OnUnavailable:
+        """Return what a rule that does not say `on_unavailable` does while the store does not decide.
+
+        `is_full`: whether that is because the memory of Redis is full. Then "allow" becomes "local": whoever fills
+        Redis must not switch the limits off.
+        """
+        return "local" if is_full and self.on_unavailable == "allow" else self.on_unavailable
+
     @property
     def time_zone(self) -> str:
         """`TIME_ZONE`: the IANA time zone whose midnights part the days of counters; Django's where not set."""

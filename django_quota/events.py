@@ -1,6 +1,7 @@
 """The event stream: what every process was refused, banned or warned about, in one capped stream in Redis.
 
-The decision script writes it. Here it is read: by anybody (`EventStream`), or by a consumer group that hands every
+The decision script writes it, and bans into a second stream as well, under the same ids: a flood of refusals trims the
+first, and never the second. Here they are read: by anybody (`EventStream`), or by a consumer group that hands every
 event to one of its consumers and keeps it until it is acknowledged (`EventGroup`). It must not know what is done with
 events.
 """
@@ -17,7 +18,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota.clock import SECOND
 from django_quota.exceptions import StoreUnavailable
-from django_quota.keys import field, named, system_key
+from django_quota.keys import BAN_EVENTS, field, named, system_key
 from django_quota.operations.base import text
 from django_quota.stores.redis import RedisStore
 
@@ -203,6 +204,9 @@ class EventGroup:
         self.stream = stream
         self.group = group
         self.consumer = consumer
+        self._bans = EventStream(stream.store, stream.prefix, BAN_EVENTS)
+        self._saved = BEGINNING
+        """The last ban that was taken from the stream of bans, since the event stream had lost it."""
         self.dead = EventStream(stream.store, stream.prefix, f"dead:{field(group)}")
         """The events that the group has given up."""
         self._min_idle = int(min_idle * 1_000)
@@ -283,6 +287,7 @@ class EventGroup:
         """Give an event up: it goes to `dead`, as it stands, and nobody gets it again."""
         with self.stream.store.commands() as client:
             found: Any = client.xrange(self.stream.key, entry_id, entry_id)
+            found = found or client.xrange(self._bans.key, entry_id, entry_id)
             with client.pipeline() as transaction:
                 for _, fields in found:
                     transaction.xadd(self.dead.key, {**fields, "id": entry_id}, maxlen=DEAD_MAXLEN)
@@ -307,12 +312,14 @@ class EventGroup:
             if claimed and claimed[0][0] is not None:
                 return self._taken(client, _entry(*claimed[0]), "left")
             if not client.xrange(self.stream.key, entry_id, entry_id):
-                return Taken(text(entry_id), None, "trimmed")
+                return self._trimmed(client, text(entry_id))
         self._look_at = time.monotonic() + min(LONGEST_BETWEEN_LOOKS, self._min_idle / 2_000)
         return None
 
     def _new(self, client: Any, wait: int) -> Taken | None:
         read = self._read_up_to(client)
+        if ban := self._lost_ban(client, read):
+            return Taken(ban.id, ban.event)
         options = ("GROUP", self.group, self.consumer, "COUNT", 1, "BLOCK", wait, "STREAMS", self.stream.key, ">")
         entries = _entries(_waiting(client, "XREADGROUP", *options))
         if not entries:
@@ -332,7 +339,31 @@ class EventGroup:
         if entry.is_mark:
             return Taken(entry.id, None, "mark")
         is_there = client.xrange(self.stream.key, entry.id, entry.id)
-        return Taken(entry.id, None, "alien" if is_there else "trimmed")
+        return Taken(entry.id, None, "alien") if is_there else self._trimmed(client, entry.id)
+
+    def _trimmed(self, client: Any, entry_id: str) -> Taken:
+        """Return what to do about an entry that the stream does not hold any more: a ban is kept longer."""
+        for ban in _page(client.xrange(self._bans.key, entry_id, entry_id)):
+            return Taken(ban.id, ban.event, "left")
+        return Taken(entry_id, None, "trimmed")
+
+    def _lost_ban(self, client: Any, read: str) -> Entry | None:
+        """Return the next ban behind the last entry that was read, where refusals have pushed it out of the stream.
+
+        While the group reads nothing new, each consumer that begins finds all of them: none is lost with its consumer.
+        """
+        if read != BEGINNING and client.xrange(self.stream.key, read, read):
+            return None
+        first = _page(client.xrange(self.stream.key, "-", "+", 1))
+        after = max(read, self._saved, key=_order)
+        bans = _page(client.xrange(self._bans.key, f"({after}", f"({first[0].id}" if first else "+", 1))
+        if bans:
+            self._saved = bans[0].id
+        return bans[0] if bans else None
+
+
+def _order(entry_id: str) -> tuple[int, ...]:
+    return tuple(map(int, entry_id.split("-")))
 
 
 def _waiting(client: Any, *command: str | int) -> Any:

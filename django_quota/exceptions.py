@@ -70,20 +70,28 @@ class StoreUnavailable(QuotaError):  # noqa: N818 — a public name of the desig
     `reason` is a short text without secrets, on one line; the cause is the store's own error. `only_writes`: the store
     answers, but changes nothing: it is read-only or full. `not_permitted`: it does not let us in, or do what was asked,
     which does not pass by itself. `only_here`: it is well, but what lies under a key of ours is not ours, or a script
-    may not use one of its commands; that is `not_permitted`, too.
+    may not use one of its commands; that is `not_permitted`, too. `out_of_memory`: the memory of Redis is full; that is
+    `only_writes`, too.
     """
 
     def __init__(
-        self, reason: str, *, only_writes: bool = False, only_here: bool = False, not_permitted: bool = False
+        self,
+        reason: str,
+        *,
+        only_writes: bool = False,
+        only_here: bool = False,
+        not_permitted: bool = False,
+        out_of_memory: bool = False,
     ) -> None:
         self.reason = reason = without_secrets(reason)
         self.only_writes = only_writes
         self.only_here = only_here
         self.not_permitted = not_permitted
+        self.out_of_memory = out_of_memory
         super().__init__(f"The quota store is unavailable: {reason}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        named = {name: getattr(self, name) for name in ("only_writes", "only_here", "not_permitted")}
+        named = {name: getattr(self, name) for name in ("only_writes", "only_here", "not_permitted", "out_of_memory")}
         return type(self), (self.reason,), named
 
 

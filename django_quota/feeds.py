@@ -55,6 +55,8 @@ class Feed:
         self._beginning = asyncio.Lock()
         self._reader: asyncio.Task[None] | None = None
         self.viewers = 0
+        self.streams = 0
+        """Streams that are open to browsers: counted before they follow, so that many at once do not pass the cap."""
 
     async def follow(self, after: str | None, quiet: float) -> AsyncGenerator[News, None]:
         """Yield what comes in behind an entry (None: from now on); nothing, after so many seconds without any.

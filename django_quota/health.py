@@ -82,7 +82,7 @@ class Health:
     @property
     def is_full(self) -> bool:
         """Whether it takes no changes since its memory is full."""
-        return any(word in self.refuses for word in ("OutOfMemory", "OOM"))
+        return is_full(self.refuses)
 
     @property
     def is_replica(self) -> bool:
@@ -164,6 +164,11 @@ def _joined(parts: Sequence[Health], silent: Sequence[str]) -> Health:
         parts=parts,
         silent=silent,
     )
+
+
+def is_full(refusal: str) -> bool:
+    """Say whether Redis refuses a change with these words because its memory is full."""
+    return "OutOfMemory" in refusal or "OOM" in refusal
 
 
 def refused_change(store: RedisStore, key: str) -> str:

@@ -40,7 +40,7 @@ KINDS = {
 """What a key of a subject holds, by the first part behind it."""
 
 SYSTEM_KINDS = {
-    "events": "what was refused, banned or is near: a stream",
+    "events": "what was refused, banned or is near: a stream; events:banned, its bans alone: another one",
     "dead": "events that a group has given up: dead:<group>; a stream",
     "bans": "all bans: <subject> <rule>, by their end; a sorted set",
     "overrides": "which generation of the overrides is published, and behind a colon what guards that; strings",
@@ -52,6 +52,10 @@ SYSTEM_KINDS = {
     "told": "which tally a process has sent last: told:<token>; a string",
 }
 """What a key of no subject holds, by the first part of its name; see `system_key`."""
+
+
+BAN_EVENTS = "events:banned"
+"""The name of the stream of bans alone; see `system_key`."""
 
 
 class Key(NamedTuple):

@@ -64,7 +64,7 @@ class Limiter:
         self.tally = tally
         """What counts its decisions for the overview; None: nobody does."""
         self.local = MemoryStore(most=conf.memory_keys)
-        """Decides for the rules that say `on_unavailable="local"`: each process its part of the limit."""
+        """Decides for rules that say `on_unavailable="local"`, and by default on a full Redis: its part."""
         self.outages = Outages(is_whole=lambda: self.store.is_whole)
         self.telling = TellingStore(self)
         """The store for services that raise `StoreUnavailable`."""
@@ -91,7 +91,7 @@ class Limiter:
             return plan.uncounted(plan.rules)
         except StoreUnavailable as error:
             send(self.outages.failed(error, plan.subjects), Limiter)
-            return self._degraded(plan, mode)
+            return self._degraded(plan, mode, error)
 
     async def adecide(self, plan: Plan, mode: str) -> Decision:
         """Decide a plan in one call to the store; see `decide`."""
@@ -115,7 +115,7 @@ class Limiter:
             return plan.uncounted(plan.rules)
         except StoreUnavailable as error:
             await asend(self.outages.failed(error, plan.subjects), Limiter)
-            return self._degraded(plan, mode)
+            return self._degraded(plan, mode, error)
 
     def in_turn(self, first: Plan, then: Callable[[], Flow]) -> Flow:
         """Decide two plans of one request (as the flow's result): `then` makes the second where the first allows it.
@@ -188,9 +188,9 @@ class Limiter:
             announcements.append((SIGNALS[what], {"rule": hit.rule, "subject": hit.subject, "decision": decision}))
         return announcements
 
-    def _degraded(self, plan: Plan, mode: str) -> Decision:
-        """Decide without the store."""
-        default = conf.on_unavailable
+    def _degraded(self, plan: Plan, mode: str, failure: StoreUnavailable) -> Decision:
+        """Decide without the store, which has failed like this."""
+        default = current().without_store(is_full=failure.out_of_memory)
         binding = [rule for rule in plan.rules if rule.limits and not rule.shadow]
         denying = [rule for rule in binding if (rule.on_unavailable or default) == "deny"]
         for rule in denying:

@@ -24,6 +24,13 @@ PERMITTED_AGAIN = 60.0
 """The same where its user lacks a command that only some decisions need: the others are answered all the while."""
 
 
+_WITHOUT_STORE = "%s. Rules decide by on_unavailable until it answers again."
+_WITHOUT_MEMORY = (
+    "%s. Redis is full: until it takes changes again, each process counts by itself for rules that do not say "
+    'on_unavailable, unless ON_UNAVAILABLE says "deny".'
+)
+
+
 class Outages:
     """The outages of one store, as a process sees them. `clock`: returns seconds that never go back.
 
@@ -85,7 +92,7 @@ class Outages:
             self._began = self._failed
             self.is_on = True
             ongoing.add(self)
-        logger.error("%s. Rules decide by on_unavailable until it answers again.", str(error).rstrip("."))
+        logger.error(_WITHOUT_MEMORY if error.out_of_memory else _WITHOUT_STORE, str(error).rstrip("."))
         return [(store_lost, {"reason": error.reason})]
 
     def answered(self, *, wrote: bool = True) -> list[Announcement]:

@@ -15,7 +15,7 @@ from django_quota.algorithms import NUMBERS, Limit, Step
 from django_quota.days import day_of
 from django_quota.decisions import Decision, is_late, notes, outcomes_of
 from django_quota.exceptions import RuleError
-from django_quota.keys import field, key_of, state_key, subject_base, system_key
+from django_quota.keys import BAN_EVENTS, field, key_of, state_key, subject_base, system_key
 from django_quota.operations.base import text
 from django_quota.operations.decide import ALLOWED, STALE, Decide, Log
 from django_quota.operations.forget import Forget, Place
@@ -355,4 +355,4 @@ def _form(name: str, wire: str, limits: tuple[Limit, ...], cost: int) -> Form | 
 @lru_cache(maxsize=16)
 def log_of(prefix: str, events: int) -> Log:
     """Return the log under a prefix that keeps so many events."""
-    return Log(system_key(prefix, "events"), system_key(prefix, "bans"), events)
+    return Log(system_key(prefix, "events"), system_key(prefix, "bans"), system_key(prefix, BAN_EVENTS), events)

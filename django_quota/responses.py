@@ -21,14 +21,13 @@ from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.http.request import MediaType
 from django.template import TemplateDoesNotExist
-from django.template.loader import render_to_string
 
 from django_quota.algorithms import Limit
 from django_quota.algorithms.concurrency import AtOnce
 from django_quota.conf import conf, current
 from django_quota.decisions import AnyLimit, Decision, Outcome
 from django_quota.exceptions import ConfigurationError
-from django_quota.page import page_context
+from django_quota.page import is_our_page, page_context, render_page
 from django_quota.rates import Rate
 from django_quota.wording import message, title, whole_wait
 
@@ -41,8 +40,13 @@ _BODIES = (PROBLEM, "application/json", "text/html", "text/plain")
 _MOST = 999_999_999_999_999
 """The largest integer of a structured field."""
 
-_LONGEST_ACCEPT = 4_096
-"""Characters of an Accept header that is read; what is longer is nobody's browser."""
+_LONGEST_ACCEPT = 256
+"""Characters of an Accept header that are read: browsers send about 140."""
+
+_MOST_RANGES = 8
+"""Media ranges of it that are weighed, of those that may name one of our types: browsers send two."""
+
+_MAY_NAME_OURS = frozenset({*_BODIES, "application/*", "text/*", "*/*"})
 
 _KEPT = "_django_quota_kept"
 """The mark of a refusal that the site wrote itself: which headers it brought, and so keeps."""
@@ -151,7 +155,9 @@ async def arefusal(request: HttpRequest, decision: Decision) -> HttpResponse:
 
     What the site wrote itself, its function or its template, may ask the database (who is signed in, say).
     """
-    if current().response is None and preferred_type(request.headers.get("Accept")) != "text/html":
+    settings = current()
+    is_page = preferred_type(request.headers.get("Accept")) == "text/html"
+    if settings.response is None and (not is_page or is_our_page(settings.template)):
         return refusal(request, decision)
     return await sync_to_async(refusal)(request, decision)
 
@@ -192,7 +198,7 @@ def _body(request: HttpRequest, decision: Decision, status: HTTPStatus) -> tuple
     if accepted == "text/html":
         context = {"title": title(status), "detail": detail, **page_context(request, decision, status)}
         try:
-            return render_to_string(conf.template, context, request), "text/html; charset=utf-8"
+            return render_page(conf.template, context, request), "text/html; charset=utf-8"
         except TemplateDoesNotExist:  # a system check says so; a refusal must not become an error page
             accepted = "text/plain"
     if accepted == "text/plain":
@@ -206,7 +212,7 @@ def problem(decision: Decision, status: HTTPStatus, detail: str) -> dict[str, ob
     `retry_after`: whole seconds, as the header has them; browsers do not show that one to scripts of other origins.
     """
     outcomes = [outcome for outcome in decision.outcomes if not outcome.shadow]
-    names = policy_names([outcome.of for outcome in outcomes])
+    names, _ = _policies(tuple([outcome.of for outcome in outcomes]))
     wait = whole_wait(decision)
     return {
         "type": f"{PROBLEM_TYPES}#{_problem_type(decision, status)}",
@@ -229,11 +235,19 @@ def preferred_type(accept: str | None) -> str:
     """Return which of our bodies suits an Accept header best, by RFC 9110: problem+json where none does.
 
     The quality of a type is that of the most specific range that names it (0: not acceptable), so that
-    `text/html;q=0, text/*` is text/plain. Of equals, the one that is named more specifically, then ours first.
+    `text/html;q=0, text/*` is text/plain. Of equals, the one that is named more specifically, then ours first. Only the
+    beginning of a long header is read.
     """
-    if accept is None or len(accept) > _LONGEST_ACCEPT:
+    if accept is None:
         return PROBLEM
-    ranges = [MediaType(part) for part in accept.split(",") if part.strip()]
+    # What is cut off in the middle of a range is left out.
+    return _preferred(accept if len(accept) <= _LONGEST_ACCEPT else accept[:_LONGEST_ACCEPT].rpartition(",")[0])
+
+
+@lru_cache(maxsize=512)
+def _preferred(accept: str) -> str:
+    parts = [part for part in accept.split(",") if part.partition(";")[0].strip().lower() in _MAY_NAME_OURS]
+    ranges = [MediaType(part) for part in parts[:_MOST_RANGES]]
     best, chosen = (0.0, 0), PROBLEM
     for offered in _BODIES:
         naming = [given for given in ranges if _names(given, offered)]

@@ -19,7 +19,7 @@ from django_quota.clock import SECOND, frozen_now
 from django_quota.conf import conf, current, rule_of
 from django_quota.decisions import Outcome, Why
 from django_quota.exceptions import ConfigurationError, RuleError
-from django_quota.health import refused_change
+from django_quota.health import is_full, refused_change
 from django_quota.limiter import get_limiter
 from django_quota.operations.base import text
 from django_quota.operations.forget import Forget, Place
@@ -80,7 +80,7 @@ class LimitStatus:
         """Return it as a limit of a rule while the store refuses changes by these words; empty: it takes them."""
         if not refuses or self.retry_after != 0 or self.why == "exempt" or rule.shadow:
             return self
-        return replace(self, instead=rule.on_unavailable or conf.on_unavailable)
+        return replace(self, instead=rule.on_unavailable or conf.without_store(is_full=is_full(refuses)))
 
 
 INSTEAD = {

@@ -6,11 +6,13 @@ No names of rules, views or subjects. It must not know HTTP; what operators and 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from http import HTTPStatus
 
+from django.core.signals import setting_changed
 from django.utils.formats import number_format
+from django.utils.translation import get_language, gettext_lazy, ngettext, ngettext_lazy
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
 from django_quota.algorithms.concurrency import AtOnce
 from django_quota.decisions import Decision
@@ -38,6 +40,11 @@ _EVERY_FEW = {
 
 def rate_in_words(rate: Rate | AtOnce) -> str:
     """Return a rate as people say it: `"10 per minute"`, `"5 per 30 seconds"`, `"10 at once"`."""
+    return _rate_in_words(get_language(), rate)
+
+
+@lru_cache(maxsize=1024)
+def _rate_in_words(_language: str | None, rate: Rate | AtOnce) -> str:
     count = number_format(rate.count)
     if isinstance(rate, AtOnce):
         return _("%(count)s at once") % {"count": count}
@@ -72,15 +79,30 @@ def title(status: HTTPStatus) -> str:
 
 def message(decision: Decision) -> str:
     """Say to whoever is refused what the limit is, and when to try again."""
-    if decision.binding is None:
+    binding = decision.binding
+    if binding is None:
+        return _message(get_language(), None, "", is_closed=False, wait=None)
+    return _message(get_language(), binding.rate, binding.why, is_closed=binding.limit == 0, wait=whole_wait(decision))
+
+
+@lru_cache(maxsize=1024)  # a refusal must not cost more than a request that is let in
+def _message(_language: str | None, rate: Rate | AtOnce | None, why: str, *, is_closed: bool, wait: int | None) -> str:
+    if rate is None:
         return _("This cannot be served right now. Please try again shortly.")
-    wait = whole_wait(decision)
     again = "" if wait is None else " " + _("Please try again in %(wait)s.") % {"wait": wait_in_words(wait)}
-    if decision.binding.why == "banned":
+    if why == "banned":
         return _("There were too many refused requests.") + again
-    if decision.binding.why == "blocked":
+    if why == "blocked":
         return _("Access is blocked.") + again
-    if decision.limit == 0:
+    if is_closed:
         return _("This is closed at the moment.")
-    limit = _("The limit is %(rate)s.") % {"rate": rate_in_words(decision.binding.rate)}
+    limit = _("The limit is %(rate)s.") % {"rate": rate_in_words(rate)}
     return limit + (again or " " + _("This request is larger than that, so trying again will not help."))
+
+
+def _forget(**_: object) -> None:
+    _message.cache_clear()
+    _rate_in_words.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="django_quota.wording")

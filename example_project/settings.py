@@ -42,6 +42,9 @@ MIDDLEWARE = [
     "django.middleware.csrf.CsrfViewMiddleware",  # below ours, since it reads the form of each POST
 ]
 
+# Each page shows one limit. A real site puts a rule by IP beside a key that comes from a header or a form.
+SILENCED_SYSTEM_CHECKS = ["django_quota.W014"]
+
 # All that django_quota needs: a cache on django-redis. QUOTA itself may be left out.
 CACHES = {
     "default": {

@@ -12,7 +12,7 @@ import pytest
 from django.core.checks import ERROR, CheckMessage, run_checks
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
-from django.http import HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
 from django.urls import path
 from django.views import View
@@ -374,6 +374,73 @@ class TestMiddleware:
     ) -> None:
         settings.ROOT_URLCONF = SimpleURLs([path("", limit(lambda request: HttpResponse()))])
         assert ids({"RULES": {"site": "9/m"}}) == expected
+
+
+API = {"rate": "9/m", "key": "header:X-Api-Key", "match": "/api/"}
+BY_IP = {"rate": "600/m", "key": "ip", "match": "/"}
+
+
+def chosen_by_the_site(request: HttpRequest) -> str:
+    return "a"
+
+
+class TestKeysThatAClientChooses:
+    """Such a client begins a new count with each request, and fills Redis."""
+
+    @pytest.fixture(autouse=True)
+    def with_middleware(self, settings: Any) -> None:
+        settings.MIDDLEWARE = [THEIRS, OURS]
+
+    @pytest.mark.parametrize("key", ["header:X-Api-Key", "cookie:c", "get:q", "post:p", "path", ("ip", "path")])
+    def test_w014_no_rule_by_ip_stands_beside_it(self, key: Any) -> None:
+        (found,) = findings({"RULES": {"api": {**API, "key": key}, "login": {**BY_IP, "match": "/login"}}})
+        part = key if isinstance(key, str) else "path"
+        assert found.id == "django_quota.W014"
+        assert found.msg.startswith(f"QUOTA[\"RULES\"]['api'] is limited by {part!r}")
+        assert "'key': 'ip'" in str(found.hint)
+
+    @pytest.mark.parametrize("key", ["ip", "user", "user_or_ip", "global", ("user", "ip"), chosen_by_the_site])
+    def test_other_keys_are_fine(self, key: Any) -> None:
+        assert ids({"RULES": {"api": {**API, "key": key}}}) == []
+
+    @pytest.mark.parametrize(
+        ("beside", "expected"),
+        [
+            ({}, []), ({"match": "/api/"}, []), ({"match": ["/api", "/x/"]}, []), ({"key": "user_or_ip"}, []),
+            ({"match": "/ap"}, ["W014"]), ({"match": "/api/v1/"}, ["W014"]), ({"match": "host:x.org"}, ["W014"]),
+            ({"match": {"path": "/", "host": "x.org"}}, ["W014"]), ({"shadow": True}, ["W014"]),
+            ({"block": False}, ["W014"]), ({"methods": ["POST"]}, ["W014"]), ({"rate": None}, ["W014"]),
+            ({"exclude": "/static/"}, []), ({"exclude": "/api/"}, ["W014"]), ({"exclude": "/api/v1/"}, ["W014"]),
+        ],
+    )  # fmt: skip
+    def test_a_rule_by_ip_stands_beside_it_where_it_holds_for_the_same_requests(
+        self, beside: dict[str, Any], expected: list[str]
+    ) -> None:
+        assert ids({"RULES": {"api": API, "site": {**BY_IP, **beside}}}) == expected
+
+    def test_the_same_place_of_any_kind_is_beside_it(self, settings: Any) -> None:
+        place = {"match": {"path": "re:^/a", "host": "x.org"}}
+        assert ids({"RULES": {"api": {**API, **place}, "site": {**BY_IP, **place}}}) == []
+
+    @pytest.mark.parametrize(
+        ("rules", "limits", "expected"),
+        [
+            ({}, [quota("5/m", key="post:phone")], ["W014"]),
+            ({}, [quota("5/m", key="post:phone"), quota("9/m", key="ip", name="b")], []),
+            ({"api": {"rate": "9/m", "key": "get:q"}}, [quota(rule="api")], ["W014"]),
+            ({"site": BY_IP}, [quota("5/m", key="post:phone")], []),
+            ({"site": {**BY_IP, "match": "/x/"}}, [quota("5/m", key="post:phone")], ["W014"]),
+            ({"api": {"rate": "9/m", "key": "get:q"}}, [], []),
+        ],
+    )
+    def test_w014_of_views(self, rules: Any, limits: list[Any], expected: list[str], settings: Any) -> None:
+        def view(request: HttpRequest) -> HttpResponse:
+            return HttpResponse()
+
+        for limit in limits:
+            view = limit(view)
+        settings.ROOT_URLCONF = SimpleURLs([path("", view)])
+        assert ids({"RULES": rules}) == expected
 
 
 class SimpleURLs:

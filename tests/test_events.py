@@ -26,6 +26,8 @@ from django_quota.events import BEGAN, BEGINNING, Event, EventGroup, EventStream
 from django_quota.exceptions import StoreUnavailable
 from django_quota.keys import escape, field
 from django_quota.management.programs import Program, UnfitError
+from django_quota.operations.announce import Announce, News
+from django_quota.plans import log_of
 from django_quota.stores.redis import RedisStore
 from django_quota.testing import freeze
 from tests.commands import Manage, managing, wait_until
@@ -34,6 +36,7 @@ from tests.inputs import inputs
 from tests.steps import START
 
 STREAM = "quota:1:{!}:events"
+BANNED_STREAM = "quota:1:{!}:events:banned"
 DEAD = "quota:1:{!}:dead:quota_events"
 
 # Writes its arguments, in the system's own bytes, as one line; "go" holds it until the file of that name is there.
@@ -675,6 +678,112 @@ def test_an_event_that_was_trimmed_before_it_was_done_is_named(raw: redis.Redis,
     assert f"Event {gone} is missing" in said
     assert ran(tmp_path / "ran") == [["2"]]
     assert pending(raw) == 0
+
+
+class TestBansInAFloodOfRefusals:
+    """A ban is an event that somebody acts on: refusals must not push it out before that."""
+
+    @pytest.fixture(autouse=True)
+    def small_stream(self, redis_cache: object, settings: Any) -> None:
+        settings.QUOTA = {**(getattr(settings, "QUOTA", None) or {}), "EVENTS": 10}
+
+    @staticmethod
+    def ban(subject: str = "ip:192.0.2.1") -> None:
+        for _ in range(3):
+            check("1/h", subject, name="login", ban={"after": "1/h", "for": ["1h"]})
+
+    @staticmethod
+    def flood(raw: redis.Redis) -> None:
+        with raw.pipeline(transaction=False) as pipeline:
+            for number in range(400):
+                pipeline.xadd(STREAM, stored(f"header.x:{number}"), maxlen=10)
+            pipeline.execute()
+        kinds = [fields[b"kind"] for _, fields in cast("Any", raw.xrange(STREAM))]
+        assert b"banned" not in kinds
+
+    def test_the_group_is_handed_the_ban(self, raw: redis.Redis, tmp_path: Path) -> None:
+        check("0/m", "ip:192.0.2.9", name="first")
+        consume(*recorder(tmp_path / "ran", "{kind}", "{value}"))
+        self.ban()
+        self.ban("ip:192.0.2.2")
+        self.flood(raw)
+        said = consume(*recorder(tmp_path / "ran", "{kind}", "{value}"))
+        assert "Events are missing" in said
+        assert [words for words in ran(tmp_path / "ran") if words[0] == "banned"] == [
+            ["banned", "192.0.2.1"],
+            ["banned", "192.0.2.2"],
+        ]
+        assert pending(raw) == 0
+        consume(*recorder(tmp_path / "again", "{kind}"))
+        assert ran(tmp_path / "again") == []
+
+    def test_a_group_that_has_read_nothing_yet_is_handed_it_too(self, raw: redis.Redis, tmp_path: Path) -> None:
+        cast("Any", EventGroup(EventStream(RedisStore("default"), "quota"), "quota_events", "c1", 60)).begin(BEGINNING)
+        self.ban()
+        self.flood(raw)
+        consume(*recorder(tmp_path / "ran", "{kind}"), kind=["banned"])
+        assert ran(tmp_path / "ran") == [["banned"]]
+
+    def test_a_consumer_that_dies_before_it_is_done_leaves_it_to_the_next(
+        self, raw: redis.Redis, stream: EventStream
+    ) -> None:
+        first, second = (EventGroup(stream, "g", name, 60) for name in ("a", "b"))
+        check("0/m", "ip:192.0.2.9", name="first")
+        first.begin(BEGINNING)
+        assert first.take()
+        self.ban()
+        self.flood(raw)
+        for group in (first, second):
+            taken = group.take()
+            assert taken is not None
+            assert taken.event is not None
+            assert taken.event.kind == "banned"
+
+    @pytest.mark.parametrize("consumer", ["c1", "killed"])
+    def test_one_that_was_taken_and_not_done_is_done(
+        self, raw: redis.Redis, stream: EventStream, tmp_path: Path, consumer: str
+    ) -> None:
+        self.ban()
+        group = EventGroup(stream, "quota_events", consumer, 60)
+        group.begin(BEGINNING)
+        while (taken := group.take()) and taken.event and taken.event.kind != "banned":
+            group.acknowledge(taken.id)
+        assert taken is not None
+        raw.xclaim(STREAM, "quota_events", consumer, 0, [taken.id], idle=3_600_000)
+        self.flood(raw)
+        consume(*recorder(tmp_path / "ran", "{kind}", "{value}"))
+        assert [words for words in ran(tmp_path / "ran") if words[0] == "banned"] == [["banned", "192.0.2.1"]]
+        assert pending(raw) == 0
+
+    def test_one_that_is_given_up_becomes_a_dead_letter(self, raw: redis.Redis) -> None:
+        check("0/m", "ip:192.0.2.9", name="first")
+        consume("true")
+        self.ban()
+        self.flood(raw)
+        consume("false", retries=0, kind=["banned"])
+        (line,) = shown("--dead")
+        assert "192.0.2.1" in line
+
+    def test_it_is_shown_where_only_bans_are_asked_for(self, raw: redis.Redis) -> None:
+        self.ban()
+        for number in range(250):
+            check("0/m", f"header.x:{number}", name="api")
+        assert b"banned" not in [fields[b"kind"] for _, fields in cast("Any", raw.xrange(STREAM))]
+        (line,) = shown("--kind", "banned")
+        assert "ip:192.0.2.1" in line
+
+    def test_a_clock_that_steps_back_loses_no_ban_and_refuses_nobody_by_mistake(self, raw: redis.Redis) -> None:
+        raw.xadd(BANNED_STREAM, stored("ip:192.0.2.8", kind="banned"), id="9999999999999-0")
+        for _ in range(3):
+            decision = check("1/h", "ip:192.0.2.1", name="login", ban={"after": "1/h", "for": ["1h"]})
+        assert (decision.allowed, decision.degraded) == (False, False)
+        assert raw.xlen(BANNED_STREAM) == 2
+
+    def test_what_a_cluster_tells_afterwards_is_kept_as_well(self, raw: redis.Redis, stream: EventStream) -> None:
+        news = [News("refused", "r", "ip:192.0.2.1"), News("banned", "r", "ip:192.0.2.1", 5, 1, 1)]
+        stream.store.run(Announce(log_of("quota", 10), news))
+        assert raw.xrange(BANNED_STREAM) == cast("Any", raw.xrange(STREAM))[1:]
+        assert 0 < raw.ttl(BANNED_STREAM) <= 400 * 86_400 + 3_600
 
 
 def test_a_group_whose_redis_lost_its_memory_says_so(stream: EventStream, raw: redis.Redis) -> None:

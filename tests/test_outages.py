@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 import redis
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
 from redis import exceptions as theirs
 
-from django_quota import StoreUnavailable, acheck, check, counter, peek
+from django_quota import StoreUnavailable, acheck, check, concurrency, counter, peek
 from django_quota.exceptions import ConfigurationError
 from django_quota.limiter import get_limiter
 from django_quota.outages import Outages
@@ -206,6 +208,66 @@ def test_a_server_that_does_not_write_is_not_back_where_it_answers_what_changes_
         clock.now += 1
         assert check("9/m", "user:other").allowed
         assert [what for what, _ in told] == ["lost", "back"]
+
+
+@pytest.fixture
+def full_redis(redis_server: RedisServer, settings: Any) -> Iterator[None]:
+    with running_redis(redis_server.program) as server, redis.Redis.from_url(server.url) as client:
+        settings.CACHES = caches(server)
+        assert not check("9/m", "ip:192.0.2.9").degraded
+        client.execute_command(*FULL)
+        yield
+        client.execute_command(*WELL_AGAIN)
+
+
+class TestARedisThatIsFull:
+    """Whoever fills the memory of Redis must not switch the limits off."""
+
+    @both
+    def test_a_rule_that_does_not_say_what_to_do_counts_in_this_process(self, kind: str, full_redis: None) -> None:
+        decisions = ask(kind, 30)
+        assert all(decision.degraded for decision in decisions)
+        assert sum(decision.allowed for decision in decisions) == 9
+        assert decisions[-1].binding is not None  # a real refusal with its wait, and no 503
+
+    def test_a_process_takes_its_part_of_the_limit(self, full_redis: None) -> None:
+        workers = get_limiter().workers
+        assert workers is not None
+        workers.number = 3
+        assert sum(decision.allowed for decision in ask("sync", 30)) == 3
+
+    @pytest.mark.parametrize(("says", "admitted"), [("allow", 30), ("deny", 0), ("local", 9)])
+    def test_what_a_rule_says_holds(self, says: Any, admitted: int, full_redis: None) -> None:
+        assert sum(check("9/m", "user:1", on_unavailable=says).allowed for _ in range(30)) == admitted
+
+    @pytest.mark.parametrize(("says", "admitted"), [("allow", 9), ("deny", 0), ("local", 9)])
+    def test_of_the_setting_only_deny_is_stricter(
+        self, says: str, admitted: int, full_redis: None, settings: Any
+    ) -> None:
+        settings.QUOTA = {**(getattr(settings, "QUOTA", None) or {}), "ON_UNAVAILABLE": says}
+        assert sum(decision.allowed for decision in ask("sync", 30)) == admitted
+
+    def test_slots_of_views_are_counted_in_this_process(self, full_redis: None, rf: RequestFactory) -> None:
+        inner: list[int] = []
+
+        @concurrency(2, key="global", name="export")
+        def view(request: HttpRequest) -> HttpResponse:
+            inner.append(view(request).status_code)
+            return HttpResponse()
+
+        assert view(rf.get("/")).status_code == 200
+        assert inner == [429, 200]
+
+    def test_the_log_says_what_rules_do(self, full_redis: None, caplog: pytest.LogCaptureFixture) -> None:
+        ask("sync", 3)
+        (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+        assert "Redis is full: until it takes changes again, each process counts by itself" in line
+
+
+def test_a_redis_that_is_gone_is_no_full_one(settings: Any, redis_server: RedisServer) -> None:
+    with running_redis(redis_server.program) as server:
+        settings.CACHES = caches(server)
+    assert all(decision.allowed for decision in ask("sync", 30))
 
 
 def test_an_async_receiver_hears_of_it_in_an_event_loop(mute: Mute, clock: Clock) -> None:

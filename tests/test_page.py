@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from django.core.handlers.wsgi import WSGIHandler
 from django.http import HttpRequest, HttpResponse
+from django.template import Template
 from django.test import RequestFactory, override_settings
+from django.urls import path
 from django.utils import timezone, translation
 from django.utils.functional import SimpleLazyObject
 
 from django_quota import Decision, check, quota
-from django_quota.responses import refusal
+from django_quota.responses import arefusal, refusal
 from django_quota.testing import freeze
 
 NOW = 1_790_000_000_123_457  # 2026-09-21 14:13:20.123457 UTC
 SECOND = 1_000_000
+BROWSER = (
+    "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,image/apng,*/*;q=0.8,"
+    "application/signed-exchange;v=b3;q=0.7"
+)
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
@@ -227,3 +236,106 @@ def test_a_wait_of_ages_names_no_moment() -> None:
         outcome = check("1/m", "global").outcomes[0]._replace(allowed=False, retry_after=1e12)
         page = Page(refusal(get(), Decision.of((outcome,))))
     assert page.all("time") == []
+
+
+class TestWhatItCosts:
+    """A flood of refused requests must not cost more than one that is let in."""
+
+    @staticmethod
+    def rendered(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+        times: list[object] = []
+        render = Template.render
+
+        def counted(self: Template, context: Any) -> Any:
+            times.append(self)
+            return render(self, context)
+
+        monkeypatch.setattr(Template, "render", counted)
+        return times
+
+    def test_pages_that_say_the_same_are_rendered_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        times = self.rendered(monkeypatch)
+        for number in range(20):
+            request = get(f"/search?a=<{number}>&b=1")
+            request.csp_nonce = f"nonce-{number}"  # type: ignore[attr-defined]
+            page = refused("7/m", request)
+            assert page.all("a")[0]["href"] == f"/search?a=%3C{number}%3E&b=1"
+            assert page.all("style") == [{"nonce": f"nonce-{number}"}]
+        assert len(times) == 1
+
+    def test_what_a_visitor_wrote_stays_escaped(self) -> None:
+        request = get("/")
+        request.get_full_path = lambda force_append_slash=False: '/"><script>'  # type: ignore[method-assign]
+        assert refused("7/m", request).all("a")[0]["href"] == '/"><script>'
+
+    @pytest.mark.parametrize("later", [0, 2 * SECOND])
+    @pytest.mark.parametrize("language", ["en", "de"])
+    @pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo"])
+    def test_a_page_that_says_something_else_is_rendered_anew(self, later: int, language: str, zone: str) -> None:
+        refused("9/m")
+        with translation.override(language), timezone.override(zone):
+            page = refused("9/m", later=later)
+        hour = "14" if zone == "UTC" else "23"
+        assert f"{hour}:14:2" in page.text
+        assert str(60 - later // SECOND) in page.text
+        assert page.all("html")[0]["lang"] == language
+
+    def test_a_template_of_the_site_is_rendered_each_time_with_the_request(self) -> None:
+        loaders: Any = [("django.template.loaders.locmem.Loader", {"429.html": "{{ request.path }}"})]
+        templates = [
+            {
+                "BACKEND": "django.template.backends.django.DjangoTemplates",
+                "OPTIONS": {
+                    "loaders": loaders,
+                    "context_processors": ["django.template.context_processors.request"],
+                },
+            }
+        ]
+        with override_settings(TEMPLATES=templates), freeze(NOW):
+            check("1/m", "global")
+            bodies = [refusal(get(path), check("1/m", "global")).text for path in ("/a", "/b")]
+        assert bodies == ["/a", "/b"]
+
+    def test_our_page_needs_no_other_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_quota.responses.sync_to_async", None)
+        with freeze(NOW):
+            check("1/m", "global")
+            response = asyncio.run(arefusal(get(), check("1/m", "global")))
+        assert "429 Too many requests" in Page(response).text
+
+    @pytest.mark.parametrize("accept", [BROWSER, ",".join(["*/*;q=0.1"] * 400), "a," * 2_000, "application/json"])
+    def test_a_refusal_takes_about_as_many_steps_as_a_request_that_is_let_in(self, accept: str, settings: Any) -> None:
+        settings.MIDDLEWARE = ["django_quota.middleware.QuotaMiddleware"]
+        settings.ROOT_URLCONF = __name__
+        handler = WSGIHandler()
+
+        def steps(path: str) -> int:
+            request = RequestFactory().get(path, headers={"Accept": accept})
+            number = 0
+
+            def count(frame: object, event: str, arg: object) -> None:
+                nonlocal number
+                number += event in ("call", "c_call")
+
+            sys.setprofile(count)
+            try:
+                response = handler.get_response(request)
+            finally:
+                sys.setprofile(None)
+            assert response.status_code == (200 if path == "/let-in" else 429)
+            return number
+
+        with freeze(NOW):
+            handler.get_response(RequestFactory().get("/refused"))
+            found = {path: [steps(path) for _ in range(3)][-1] for path in ("/let-in", "/refused")}
+        assert found["/refused"] < 2.5 * found["/let-in"]
+
+
+def page_of_the_site(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+urlpatterns = [
+    path("let-in", quota("1000/m", key="ip", name="let-in")(page_of_the_site)),
+    path("refused", quota("1/h", key="ip", name="refused")(page_of_the_site)),
+]

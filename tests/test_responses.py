@@ -12,6 +12,7 @@ from typing import Any
 import http_sf
 import pytest
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http.request import MediaType
 from django.template import engines
 from django.template.response import SimpleTemplateResponse
 from django.test import AsyncClient, Client, RequestFactory, override_settings
@@ -19,7 +20,7 @@ from django.utils import translation
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota import Decision, Rule, check, concurrency, quota
+from django_quota import Decision, Rule, check, concurrency, quota, responses
 from django_quota.exceptions import ConfigurationError
 from django_quota.responses import PROBLEM, policy_names, preferred_type, refusal, write_headers
 from django_quota.testing import freeze
@@ -214,6 +215,33 @@ class TestBodies:
         best = max(map(quality_of, (PROBLEM, "application/json", "text/html", "text/plain")))
         chosen = preferred_type(accept)
         assert chosen == PROBLEM if best == 0 else quality_of(chosen) == best
+
+    @pytest.mark.parametrize(
+        ("accept", "chosen"),
+        [
+            ("a/b," * 50 + "text/html", "text/html"),
+            ("a/b," * 64 + "text/html", PROBLEM),  # behind the first 256 characters
+            ("text/html;q=0.5," + "a/b," * 59 + "text/plain", "text/html"),  # cut off in the middle
+            ("text/plain," + "a/b," * 1_000, "text/plain"),
+            ("x" * 1_000, PROBLEM),
+        ],
+    )
+    def test_of_a_long_accept_header_the_beginning_is_read(self, accept: str, chosen: str) -> None:
+        assert preferred_type(accept) == chosen
+
+    @pytest.mark.parametrize("accept", [",".join(["*/*;q=0.1"] * 409), "a," * 2_000, "text/*," * 500, BROWSER])
+    def test_few_ranges_are_weighed_and_no_header_twice(self, accept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        weighed: list[str] = []
+
+        def media_type(text: str) -> MediaType:
+            weighed.append(text)
+            return MediaType(text)
+
+        monkeypatch.setattr(responses, "MediaType", media_type)
+        responses._preferred.cache_clear()
+        for _ in range(2):
+            preferred_type(accept)
+        assert len(weighed) <= 8
 
     @pytest.mark.parametrize("accept", [None, BROWSER, "text/plain"])
     def test_a_head_request_gets_the_headers_of_a_get_and_no_body(self, accept: str | None, client: Client) -> None:

@@ -65,7 +65,7 @@ def test_the_head_of_the_decision_is_what_the_caller_sends() -> None:
     assert [key.removeprefix("quota:1:{user:1}:") for key in decide.keys] == [
         "s", "r:a%20b:sw.60s", "r:a%20b:sw.3600s", "b:a%20b", "day:2025-11-21",
         "s", "r:b:cal.1day.UTC", "day:2025-11-21",
-        "quota:1:{!}:events", "quota:1:{!}:bans",
+        "quota:1:{!}:events", "quota:1:{!}:bans", "quota:1:{!}:events:banned",
     ]  # fmt: skip
     argv = decide.arguments()
     day = "1763683200000000 1763769600000000 0"

@@ -1,6 +1,7 @@
 """Live events for the overview: as a stream under ASGI, by asking again and again elsewhere.
 
-Both send the same: lines of HTML, the oldest first, and the id of the last event, behind which to go on.
+Both send the same: lines of HTML, the oldest first, and the id of the last event, behind which to go on. A line is
+rendered once for all who see the same of it.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from datetime import datetime
+from datetime import datetime, tzinfo
+from functools import lru_cache
 from typing import NamedTuple
 
 from django.core.handlers.asgi import ASGIRequest
+from django.core.signals import setting_changed
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.template.loader import render_to_string
 from django.utils import timezone, translation
@@ -37,6 +40,12 @@ PACE = 0.5
 
 RETRY = 2_000
 """Milliseconds after which a viewer whose stream has ended comes again."""
+
+MAX_VIEWERS = 100
+"""Viewers that an event loop streams to; who comes after them is told so, and tries again later."""
+
+MAX_LINES = 1_000
+"""Rendered lines that a process keeps: the last 50 events in a few languages and time zones."""
 
 Render = Callable[[Sequence[Event]], str]
 
@@ -92,7 +101,8 @@ def stream(request: HttpRequest, subject_url: str) -> HttpResponseBase:
         return HttpResponse(_("This server sends no streams."), status=406, content_type="text/plain")
     given = request.headers.get("Last-Event-ID") or request.GET.get("after") or ""
     after = given if is_entry_id(given) else None
-    messages = _messages(store, current().prefix, after, _rendering(subject_url))
+    too_many = _("Not live: %(most)d others are watching already. Trying again every minute.") % {"most": MAX_VIEWERS}
+    messages = _messages(store, current().prefix, after, _rendering(subject_url), too_many)
     return StreamingHttpResponse(
         messages,
         content_type="text/event-stream; charset=utf-8",
@@ -104,11 +114,19 @@ def stream(request: HttpRequest, subject_url: str) -> HttpResponseBase:
     )
 
 
-async def _messages(store: RedisStore, prefix: str, after: str | None, render: Render) -> AsyncIterator[bytes]:
+async def _messages(
+    store: RedisStore, prefix: str, after: str | None, render: Render, too_many: str
+) -> AsyncIterator[bytes]:
+    """Yield a stream's messages; `too_many`: what a viewer above the cap is told, on one line."""
     ends = asyncio.get_running_loop().time() + LASTS
-    yield b"retry: %d\n\n" % RETRY
+    feed = feed_of(store, prefix)
+    if feed.streams >= MAX_VIEWERS:
+        yield f"event: full\ndata: {too_many}\n\n".encode()
+        return
+    feed.streams += 1
     try:
-        async with aclosing(feed_of(store, prefix).follow(after, HEARTBEAT)) as news:
+        yield b"retry: %d\n\n" % RETRY
+        async with aclosing(feed.follow(after, HEARTBEAT)) as news:
             async for last, found in news:
                 if found:
                     body = json.dumps({"last": last, "html": render(found)})
@@ -120,18 +138,26 @@ async def _messages(store: RedisStore, prefix: str, after: str | None, render: R
                     return
     except QuotaError:
         yield b": the store does not answer\n\n"  # the viewer comes again, and the figures say so
+    finally:
+        feed.streams -= 1
 
 
 def _rendering(subject_url: str) -> Render:
     """Return what makes lines of events in the language and the time zone of this request, in whatever task."""
     language, zone = translation.get_language(), timezone.get_current_timezone()
+    return lambda found: "".join([_line(event, language, zone, subject_url) for event in found])
 
-    def render(found: Sequence[Event]) -> str:
-        if not found:
-            return ""
-        with translation.override(language), timezone.override(zone):
-            return render_to_string(
-                "admin/django_quota/overview_events.html", {"lines": lines(found), "subject_url": subject_url}
-            )
 
-    return render
+@lru_cache(maxsize=MAX_LINES)
+def _line(event: Event, language: str | None, zone: tzinfo, subject_url: str) -> str:
+    with translation.override(language), timezone.override(zone):
+        return render_to_string(
+            "admin/django_quota/overview_events.html", {"lines": lines([event]), "subject_url": subject_url}
+        )
+
+
+def _forget(**_: object) -> None:
+    _line.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="django_quota.admin.live")

@@ -218,8 +218,8 @@ def _warnings(redis: Health) -> list[str]:
     if redis.is_full:
         found.append(
             _(
-                "The memory of Redis is full, %(used)s of %(most)s: it takes no changes, so nothing is counted, and "
-                "rules decide by on_unavailable."
+                "The memory of Redis is full, %(used)s of %(most)s: it takes no changes. Rules decide by their "
+                "on_unavailable; where a rule has none, each process counts by itself."
             )
             % {"used": filesizeformat(redis.used or 0), "most": filesizeformat(redis.most or 0)}
         )

@@ -1,6 +1,6 @@
 -- announce: what decisions elsewhere have told, where no one script can reach both. It stands behind clock and log.
 --
--- KEYS   [1] the event stream; [2] the index of bans
+-- KEYS   [1] the event stream; [2] the index of bans; [3] the stream of bans alone
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock; [2] how many events the stream keeps
 --        then seven for each: its kind ("refused", "banned" or "near"; "lifted": a ban that is taken off the index, and no
 --            event), the rule's name in fields, the subject as keys have it, until when, which ban in a row, the limit's

@@ -3,7 +3,7 @@
 --
 -- KEYS   for each hit, in the plan's order: how the subject stands (a hash); the state of each limit; then, where its head
 --        says so: the refusals on the way to a ban, the day's counts, the holds with what lies beside them
---        last, where the log is in reach: the event stream and the index of bans
+--        last, where the log is in reach: the event stream, the index of bans, the stream of bans alone
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock
 --        [2] the mode: "check"; "peek" (spends nothing); "refund" (gives each cost back, then peeks);
 --            "reserve <token> <ttl>" (checks, and notes what was spent as a hold of so many microseconds);
@@ -50,8 +50,8 @@ local algorithms = {}
 local mode, mode_arguments = string.match(ARGV[2], '^(%l+) ?(.*)$')
 local stream_length = tonumber(ARGV[3])
 local is_decided = mode == 'undo' or mode == 'count' -- what to do with the hits was decided before
-local tells, events_key, bans_key = stream_length ~= 0, nil, nil
-if stream_length > 0 then events_key, bans_key = KEYS[#KEYS - 1], KEYS[#KEYS] end
+local tells, events_key, bans_key, banned_key = stream_length ~= 0, nil, nil, nil
+if stream_length > 0 then events_key, bans_key, banned_key = KEYS[#KEYS - 2], KEYS[#KEYS - 1], KEYS[#KEYS] end
 
 -- %% parts %%
 

@@ -1,14 +1,24 @@
--- log: the event stream and the index of bans. A part of decide, and of announce.
+-- log: the event stream, the bans of it, and the index of bans. A part of decide, and of announce.
 --
--- KEYS   events_key: a stream; bans_key: a sorted set of "<subject> <rule>", scored by the end of the ban
+-- KEYS   events_key: a stream; banned_key: a stream of its bans alone, under the same ids: refusals do not trim it;
+--        bans_key: a sorted set of "<subject> <rule>", scored by the end of the ban
 -- ARGV   as the script that it is a part of
 -- reply  publish, index_ban: nothing
 local EVENTS_KEPT = 400 * 86400000000
 
 local function publish(kind, rule, subject, stop, level, capacity, remaining)
-  redis.call('XADD', events_key, 'MAXLEN', '~', stream_length, '*', 'kind', kind, 'rule', rule, 'subject', subject,
-    'until', integer(stop), 'level', level, 'capacity', integer(capacity), 'remaining', integer(remaining))
+  local fields = { 'kind', kind, 'rule', rule, 'subject', subject, 'until', integer(stop), 'level', level,
+    'capacity', integer(capacity), 'remaining', integer(remaining) }
+  local id = redis.call('XADD', events_key, 'MAXLEN', '~', stream_length, '*', unpack(fields))
   expire(events_key, EVENTS_KEPT)
+  if kind ~= 'banned' then return end
+  local added = redis.pcall('XADD', banned_key, 'MAXLEN', '~', stream_length, id, unpack(fields))
+  if type(added) == 'table' then
+    -- Where somebody has deleted the event stream, and the clock has stepped back, the id may lie behind the last one here.
+    if not string.find(added.err, 'equal or smaller', 1, true) then error(added.err, 0) end
+    redis.call('XADD', banned_key, 'MAXLEN', '~', stream_length, '*', unpack(fields))
+  end
+  expire(banned_key, EVENTS_KEPT)
 end
 
 local function index_ban(rule, subject, stop)

@@ -50,12 +50,15 @@ def _put_together() -> str:
 
 
 class Log:
-    """Where events are told: the keys of the stream and of the index of bans, and how many events the stream keeps."""
+    """Where events are told: the keys of the stream, of the index of bans and of the bans' own stream.
+
+    `length`: how many events each stream keeps.
+    """
 
     __slots__ = ("keys", "length")
 
-    def __init__(self, stream: str, bans: str, length: int) -> None:
-        self.keys = [stream, bans]
+    def __init__(self, stream: str, bans: str, banned: str, length: int) -> None:
+        self.keys = [stream, bans, banned]
         self.length = length
 
 

@@ -104,6 +104,7 @@ def ours(error: BaseException) -> QuotaError:
         only_writes=_is_of_writes(error),
         only_here=_is_of_a_key(error) or _lacks_a_command(error),
         not_permitted=_is_not_permitted(error),
+        out_of_memory=_is_out_of_memory(error),
     )
 
 
@@ -211,6 +212,10 @@ def _in_short(error: BaseException) -> str:
     said = "".join(sign if sign.isprintable() else " " for sign in words)
     shown = said if len(said) <= LONGEST_REASON else f"{said[:LONGEST_REASON]}..."
     return f"{type(error).__name__}: {shown}"
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, OutOfMemoryError) or (isinstance(error, ResponseError) and "OOM" in str(error))
 
 
 def _is_of_writes(error: BaseException) -> bool:

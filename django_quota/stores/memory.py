@@ -6,16 +6,21 @@ ends by itself when the store is gone.
 
 It holds so many keys and no more. Nothing that still counts is thrown away for it, since whoever it was of could begin
 anew: an operation that would need another key is not done, and raises `StoreFull`. Whoever is known goes on.
+
+One rule cannot use up all keys: it gets no further one while it has `SHARE` times as many as are free. So a rule that
+is flooded with new subjects takes four fifths, two take four ninths each, and there is always room for the others.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 import weakref
 import zlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -37,26 +42,64 @@ MOST = 100_000
 SWEPT_FOR_ROOM = SECOND
 """Microseconds after which a full store looks again for what has expired, before the sweeper does."""
 
-HAS_ROOM = 0.9
-"""The share of its keys below which a store that was full has room again, and says so once it no longer has."""
+SHARE = 4
+"""How many times as many keys as are free a rule may have, and get another one."""
+
+HAS_ROOM = 0.7
+"""The part of its keys below which a store that was full has room again, and says so once it no longer has."""
 
 
 class _Shard(DictStates):
     """A part of all keys, and the lock that guards them."""
 
-    __slots__ = ("lock",)
+    __slots__ = ("held", "lock", "owners")
 
     def __init__(self) -> None:
         super().__init__()
         self.lock = threading.Lock()
+        self.owners: dict[str, str] = {}
+        """The rule that each key counts for."""
+        self.held: Counter[str] = Counter()
+        """How many keys each rule has."""
+
+    def put_for(self, owner: str, key: str, value: Any, expiry: int) -> None:
+        """Keep a value under a key that is new, for this rule."""
+        self.owners[key] = owner = sys.intern(owner)
+        self.held[owner] += 1
+        self.put(key, value, expiry)
+
+    def drop(self, key: str) -> bool:
+        """Forget a key; see `States.drop`."""
+        owner = self.owners.pop(key, None)
+        if owner is not None:
+            self.held[owner] -= 1
+            if not self.held[owner]:
+                del self.held[owner]
+        return super().drop(key)
 
     def sweep(self, now: int) -> int:
         """Drop what has expired by `now` (microseconds); return how many keys that were."""
         with self.lock:
             expired = [key for key, (_, expiry) in self.kept.items() if expiry <= now]
             for key in expired:
-                del self.kept[key]
+                self.drop(key)
         return len(expired)
+
+
+def _owner(key: str, keys: Iterable[str]) -> str:
+    """Return the name of the rule, counter or slot that a key of an operation counts for; `keys`: all of its keys.
+
+    How a subject stands, and its days, count for the first of the rules that are asked for it.
+    """
+    if name := _name(key):
+        return name
+    subject = key[: key.rindex("}")]
+    return next((name for other in keys if other.startswith(subject) and (name := _name(other))), "")
+
+
+def _name(key: str) -> str:
+    kind, _, rest = key.rpartition("}:")[2].partition(":")
+    return "" if kind == "day" else rest.partition(":")[0]
 
 
 class _Joined:
@@ -72,7 +115,11 @@ class _Joined:
         return self._shards[key].get(key, now)
 
     def put(self, key: str, value: Any, expiry: int) -> None:
-        self._shards[key].put(key, value, expiry)
+        shard = self._shards[key]
+        if key in shard.kept:
+            shard.put(key, value, expiry)
+        else:
+            shard.put_for(_owner(key, self._shards), key, value, expiry)
 
     def expiry(self, key: str) -> int:
         return self._shards[key].expiry(key)
@@ -123,13 +170,19 @@ class _Draft:
             grown += (kept is not None) - (key in self._shards[key].kept)
         return grown
 
+    def owners(self) -> set[str]:
+        """Return the rules that would have further keys."""
+        new = [key for key, kept in self._changed.items() if kept is not None and key not in self._shards[key].kept]
+        return {_owner(key, self._shards) for key in new}
+
     def keep(self) -> None:
         """Make the changes."""
+        joined = _Joined(self._shards)
         for key, kept in self._changed.items():
             if kept is None:
-                self._shards[key].drop(key)
+                joined.drop(key)
             else:
-                self._shards[key].put(key, *kept)
+                joined.put(key, *kept)
 
 
 class MemoryStore:
@@ -141,6 +194,8 @@ class MemoryStore:
     def __init__(self, shards: int = SHARDS, sweep_every: float = SWEEP_EVERY, most: int = MOST) -> None:
         self._shards = [_Shard() for _ in range(shards)]
         self._most = most
+        self._ample = most * SHARE // (SHARE + 1)
+        """While there are fewer keys than this, no rule can have more than its share."""
         self._was_full = False
         self._swept_at = 0
         self._sweep_every = sweep_every
@@ -158,8 +213,8 @@ class MemoryStore:
         placed = {key: self._shard(key) for key in operation.keys}
         self._ensure_sweeper()
         moment = self._noted(now)
-        if len(self) >= self._most and not self._finds_room(moment):
-            return self._run_full(operation, placed, moment)
+        if len(self) >= self._ample and not self._finds_room(moment):
+            return self._run_in_shares(operation, placed, moment)
         states = _Joined(placed)
         with _locked(list(placed.values())):
             reply = operation.run(states, self.now() if now is None else now)
@@ -183,22 +238,32 @@ class MemoryStore:
             return False
         self._swept_at = now
         self.sweep(now)
-        return len(self) < self._most
+        return len(self) < self._ample
 
-    def _run_full(self, operation: Operation, placed: dict[str, _Shard], now: int) -> Any:
-        """Do what needs no further key. Raises `StoreFull` where it would."""
+    def _run_in_shares(self, operation: Operation, placed: dict[str, _Shard], now: int) -> Any:
+        """Do what needs no further key, or has a share left for it. Raises `StoreFull` where there is none."""
         draft = _Draft(placed)
         with _locked(list(placed.values())):
             reply = operation.run(draft, now)
-            if draft.grows_by() <= 0:
+            grows, free = draft.grows_by(), self._most - len(self)
+            over = [] if grows <= 0 else [owner for owner in draft.owners() if self._held(owner) >= SHARE * free]
+            if grows <= 0 or (grows <= free and not over):
                 draft.keep()
                 self._wake(draft.woken)
                 return reply
         if not self._was_full:
             self._was_full = True
-            words = 'This process counts with %d keys, as many as QUOTA["MEMORY_KEYS"] says: who is new is refused.'
-            logger.error(words, self._most)
+            logger.error(
+                'This process counts with %d of the %d keys that QUOTA["MEMORY_KEYS"] allows, and %s may have no more: '
+                "new subjects are refused there.",
+                len(self),
+                self._most,
+                " and ".join(map(repr, over)) or "a request",
+            )
         raise StoreFull
+
+    def _held(self, owner: str) -> int:
+        return sum([shard.held.get(owner, 0) for shard in self._shards])
 
     async def arun(self, operation: Operation, now: int | None = None) -> Any:
         """Do an operation; it takes microseconds, so that it does not leave the event loop."""

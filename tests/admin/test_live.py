@@ -19,6 +19,7 @@ import pytest
 import redis
 from django.apps import apps
 from django.contrib.auth.management import create_permissions
+from django.template.loader import render_to_string
 from django.test import Client
 from django.utils import translation
 
@@ -233,7 +234,7 @@ def test_a_stream_on_a_store_that_does_not_answer_ends_and_its_viewer_comes_agai
     }
 
     async def read() -> list[bytes]:
-        return [part async for part in live._messages(store(), "quota", None, lambda _: "")]
+        return [part async for part in live._messages(store(), "quota", None, lambda _: "", "")]
 
     assert asyncio.run(read()) == [b"retry: 2000\n\n", b": the store does not answer\n\n"]
 
@@ -244,11 +245,58 @@ def test_a_stream_ends_after_a_while_and_says_how_to_go_on(monkeypatch: pytest.M
     refuse(1)
 
     async def read() -> list[bytes]:
-        return [part async for part in live._messages(store(), "quota", BEGINNING, lambda found: f"<{len(found)}>")]
+        return [part async for part in live._messages(store(), "quota", BEGINNING, lambda found: f"<{len(found)}>", "")]
 
     _, message = asyncio.run(read())
     last = live.newest(BEGINNING)[-1].id
     assert message.decode() == f'id: {last}\ndata: {{"last": "{last}", "html": "<1>"}}\n\n'
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_line_is_rendered_once_for_all_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse(1, 2, 3)
+    events = [entry.event for entry in live.newest(BEGINNING) if entry.event is not None]
+    times: list[object] = []
+
+    def counted(name: str, context: Any) -> str:
+        times.append(context)
+        return render_to_string(name, context)
+
+    monkeypatch.setattr(live, "render_to_string", counted)
+    live._line.cache_clear()
+    pages = [live._rendering("/there/")(events[first:]) for first in (0, 1, 0, 2) for _ in range(10)]
+    assert len(times) == 3
+    assert pages[0].count("<li") == 3
+    assert pages[0].endswith(pages[-1])
+    live._rendering("")(events)  # who may not open subjects sees no links
+    assert len(times) == 6
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_above_the_cap_a_viewer_is_told_so_and_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MAX_VIEWERS", 2)
+
+    async def read() -> tuple[list[bytes], int, bytes]:
+        def streamed() -> Any:
+            return live._messages(store(), "quota", BEGINNING, lambda found: f"<{len(found)}>", "Too many.")
+
+        watching = [streamed() for _ in range(2)]
+        for each in watching:
+            assert await anext(each) == b"retry: 2000\n\n"
+        told = [part async for part in streamed()]  # nobody follows yet, and both are counted
+        for each in watching:
+            await anext(each)
+        viewers = feed_of(store(), "quota").viewers
+        await watching[0].aclose()  # one leaves, and there is room again
+        later = await anext(streamed())
+        await watching[1].aclose()
+        return told, viewers, later
+
+    refuse(1)
+    told, viewers, later = asyncio.run(read())
+    assert told == [b"event: full\ndata: Too many.\n\n"]
+    assert viewers == 2
+    assert later == b"retry: 2000\n\n"
 
 
 # --- a real server ----------------------------------------------------------------------------------------------------

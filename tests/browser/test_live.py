@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
+from http.client import HTTPConnection, HTTPResponse
 
 import pytest
 from selenium.webdriver import Chrome
 
+from django_quota.admin.live import MAX_VIEWERS
 from example_project.client import Visitor
 from tests.browser.sites import Site, served
 from tests.browser.visits import Visits
@@ -48,6 +51,24 @@ def test_a_paused_page_keeps_still_and_shows_what_it_has_missed(visits: Visits) 
     assert not visits.named("#quota-events li", "203.0.113.151")
     visits.find("[data-pause]").click()
     visits.until(lambda: visits.named("#quota-events li", "ip:203.0.113.151"), "what it has missed")
+
+
+def test_above_the_cap_the_page_says_why_it_is_not_live(visits: Visits) -> None:
+    visits.sign_in("admin")
+    cookies = "; ".join(f"{cookie['name']}={cookie['value']}" for cookie in visits.chrome.get_cookies())
+    answers: list[HTTPResponse] = []
+    with ExitStack() as stack:
+        in_vain = 0
+        while in_vain < 20:  # the site has several processes, each with a cap of its own
+            connection = HTTPConnection("127.0.0.1", visits.site.port, timeout=30)
+            stack.callback(connection.close)
+            connection.request("GET", "/admin/django_quota/overview/stream/", headers={"Cookie": cookies})
+            answers.append(connection.getresponse())
+            in_vain = in_vain + 1 if answers[-1].readline() == b"event: full\n" else 0
+            assert len(answers) < 10 * MAX_VIEWERS
+        visits.open_page("overview")
+        said = f"Not live: {MAX_VIEWERS} others are watching already. Trying again every minute."
+        visits.until(lambda: visits.find("[data-state]").text == said, said)
 
 
 @pytest.fixture

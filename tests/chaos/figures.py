@@ -37,6 +37,8 @@ class Allowance:
     """How often a worker finds Redis gone, at least and at most; None: that depends on what is under way."""
     spared: Sequence[str] = ()
     """The policies that the harm does not touch: none of their decisions is made without Redis."""
+    local: Sequence[str] = (LOCAL.name,)
+    """The policies that each worker counts by itself without Redis."""
     gives_back: bool = False
     """Whether a plan that is not admitted leaves nothing behind, in the place of any of its subjects."""
 
@@ -64,6 +66,8 @@ class Figures:
     local_worst: int
     """The most that one worker admitted without Redis in any window, where the rule says "local"."""
     local_bound: int
+    beyond_local: int
+    """The most that one worker admitted without Redis beyond its part, in any window of a policy that counts so."""
     kept: int | None
     """What the plans over two subjects have left behind in the place of one, beyond those that were admitted.
 
@@ -132,6 +136,9 @@ def figures(
         without=dict(without),
         local_worst=max(worst_window(_of(_without(account), LOCAL), LOCAL.window) for account in accounts),
         local_bound=LOCAL.limit // len(accounts),
+        beyond_local=max(
+            _beyond_part(account, len(accounts), _BY_NAME[n]) for account in accounts for n in allowance.local
+        ),
         kept=None if None in used else max(map(int, filter(None, used)), default=0) - len(_of(admitted, PAIR)),
         unanswered=len(_of(degraded, PAIR)) - len(_of(odd, PAIR)),
         longest=seconds[-1],
@@ -222,6 +229,10 @@ def _beyond(admitted: Iterable[Record], policy: Policy) -> int:
     return max(0, worst_window(_of(admitted, policy), policy.window) - policy.limit)
 
 
+def _beyond_part(account: Account, workers: int, policy: Policy) -> int:
+    return max(0, worst_window(_of(_without(account), policy), policy.window) - policy.limit // workers)
+
+
 def _ends_normal(excuses: _Excuses, settled: float) -> bool:
     """Say whether a worker went on to the end, and asked Redis all that time."""
     last = [record for record in excuses.account.records if record.started >= settled]
@@ -242,9 +253,7 @@ def broken(found: Figures, allowance: Allowance) -> list[str]:
         f"{found.spoiled} that the harm does not touch were decided without Redis: {'; '.join(found.reasons)}": (
             found.spoiled
         ),
-        f"A worker admitted {found.local_worst} by itself in a window, more than {found.local_bound}": (
-            found.local_worst > found.local_bound
-        ),
+        f"A worker admitted {found.beyond_local} by itself in a window beyond its part": found.beyond_local,
         f"Plans left {found.kept} behind": not _gives_back(found, allowance),
         "Not all was normal at the end": not found.is_normal,
         f"Told of {found.lost} losses and {found.back} returns": found.is_normal and found.lost != found.back,

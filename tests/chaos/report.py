@@ -20,7 +20,7 @@ from tests.chaos.cost import Cost
 from tests.chaos.driver import Pace
 from tests.chaos.figures import Figures
 from tests.chaos.scenes import Scene
-from tests.chaos.site import ALLOW, DENY, LOCAL, PAIR
+from tests.chaos.site import ALLOW, DEFAULT, DENY, LOCAL, PAIR
 
 PAGE = Path(django_quota.__file__).parent.parent / "docs" / "reliability.md"
 BEGIN, END = "<!-- make chaos: begin -->", "<!-- make chaos: end -->"
@@ -91,7 +91,8 @@ class Report:
             f"{pace.rate} requests a second each, views and `check()`; {pace.harm:g} s of harm, more where a failover "
             f"takes it. Rules: {ALLOW.limit} in {ALLOW.window} s (allow), {DENY.limit} a second (deny), {LOCAL.limit} "
             f"a second (local, {LOCAL.limit // 2} for each of two workers), and a plan over two subjects: "
-            f"{PAIR.limit} a second (deny) for one, beside a limit that never refuses for the other."
+            f"{PAIR.limit} a second (deny) for one, beside a limit that never refuses for the other. "
+            f"And {DEFAULT.limit} a second where the rule does not say: like local on a full Redis, else like allow."
         )
         said = [taken]
         if self.cost is not None:

@@ -20,7 +20,7 @@ from redis.sentinel import Sentinel
 from django_quota.stores.slots import slot_of
 from tests.chaos.figures import ONE_OUTAGE, UNTOUCHED, Allowance
 from tests.chaos.servers import WRITE, Process, Server, running, until
-from tests.chaos.site import ALLOW, BESIDE, DENY, LOCAL, PAIR, one_alias
+from tests.chaos.site import ALLOW, BESIDE, DEFAULT, DENY, LOCAL, PAIR, one_alias
 from tests.clusters import Cluster, can_cluster, running_cluster
 from tests.ports import free_ports
 
@@ -289,7 +289,8 @@ SCENES: tuple[Scene[Any], ...] = (
     Scene("emptied", "Killed; started again empty", _restarted_empty, one_server,
           allowance=Allowance(losses=1, outages=(0, 1))),
     Scene("read-only", "Read-only (a replica of a dead server)", _read_only, one_server),
-    Scene("full", "Full (maxmemory, noeviction)", _full, one_server),
+    Scene("full", "Full (maxmemory, noeviction)", _full, one_server,
+          allowance=Allowance(local=(LOCAL.name, DEFAULT.name))),
     Scene("scripts", "Scripts flushed, 20 times a second", _nothing, one_server, again=_forget_scripts,
           allowance=UNTOUCHED),
     Scene("cut-off", "Connections killed, 20 times a second", _nothing, one_server, again=_cut_off,
@@ -304,7 +305,7 @@ SCENES: tuple[Scene[Any], ...] = (
           again=_move_slots, every=0.2, allowance=UNTOUCHED, needs=_cluster_needed),
     Scene("half-a-plan", "Cluster: one of a plan's two servers killed; started again", _one_of_two_killed,
           three_lasting_servers, needs=_cluster_needed,
-          allowance=Allowance(spared=(ALLOW.name, DENY.name, LOCAL.name), gives_back=True)),
+          allowance=Allowance(spared=(ALLOW.name, DENY.name, LOCAL.name, DEFAULT.name), gives_back=True)),
 )  # fmt: skip
 """All of them; another is one more entry."""
 

@@ -23,7 +23,7 @@ class Policy:
     limit: int
     window: int
     without: str
-    """What the rule does without Redis."""
+    """What the rule does without Redis; "default": it does not say."""
     key: str = "global"
 
     @property
@@ -34,7 +34,8 @@ class Policy:
     @property
     def rule(self) -> dict[str, str]:
         """What stands in RULES."""
-        return {"rate": f"{self.limit}/{self.window}s", "key": self.key, "on_unavailable": self.without}
+        said = {} if self.without == "default" else {"on_unavailable": self.without}
+        return {"rate": f"{self.limit}/{self.window}s", "key": self.key, **said}
 
 
 ALLOW = Policy("allow", 50, 10, "allow")
@@ -42,7 +43,9 @@ DENY = Policy("deny", 40, 1, "deny")
 LOCAL = Policy("local", 20, 1, "local")
 PAIR = Policy("pair", 20, 1, "deny", key="ip")
 """Its requests ask for `BESIDE`, too, in one plan: a plan over two subjects."""
-POLICIES = (ALLOW, DENY, LOCAL, PAIR)
+DEFAULT = Policy("default", 20, 1, "default")
+"""Its rule does not say `on_unavailable`: it allows, but while Redis is full each process counts it."""
+POLICIES = (ALLOW, DENY, LOCAL, PAIR, DEFAULT)
 
 BESIDE = Policy("beside", 1_000_000, 3600, "allow", key="path")
 """It never refuses, and nothing expires while a scene lasts: so it shows what a plan has left behind in one place."""

@@ -29,7 +29,7 @@ from tests.chaos.picture import columns, picture
 from tests.chaos.records import Account, Loss, Record, Stall
 from tests.chaos.report import BEGIN, END, Report, Row, written_into
 from tests.chaos.scenes import scene_named
-from tests.chaos.site import ALLOW, DENY, LOCAL, PAIR
+from tests.chaos.site import ALLOW, DEFAULT, DENY, LOCAL, PAIR
 
 TIMES = Times(harmed=100.0, well=104.0)
 CUT, LATE = Loss(100.0, "ConnectionError: cut"), Loss(102.0, "TimeoutError: Timeout reading from socket")
@@ -104,6 +104,14 @@ def test_after_a_loss_one_more_limit_may_be_admitted_and_no_more() -> None:
 )
 def test_each_broken_promise_is_said(records: list[Record]) -> None:
     assert len(broken(found_in(records), ONE_OUTAGE)) == 1
+
+
+def test_a_rule_that_should_have_been_counted_in_each_worker_and_was_not_is_said() -> None:
+    counted = Allowance(local=(LOCAL.name, DEFAULT.name))
+    hits = [hit(101 + number / 1_000, "default", degraded=True) for number in range(DEFAULT.limit // 2 + 1)]
+    assert broken(found_in(hits, ONE_OUTAGE), ONE_OUTAGE) == []
+    assert broken(found_in(hits[1:], counted), counted) == []
+    assert broken(found_in(hits, counted), counted) == ["A worker admitted 1 by itself in a window beyond its part"]
 
 
 def test_a_worker_that_stands_still_in_the_end_is_not_normal() -> None:

@@ -30,6 +30,7 @@ from django_quota.clock import SECOND, in_words
 from django_quota.conf import current
 from django_quota.events import BEGAN, BEGINNING, KINDS, Event, EventGroup, EventStream, Taken, iso, moment_of
 from django_quota.exceptions import QuotaError, StoreUnavailable
+from django_quota.keys import BAN_EVENTS
 from django_quota.management.console import PrintingCommand, printable, redis_store, stopping
 from django_quota.management.programs import PLACEHOLDERS, NoAddressError, Program, UnfitError
 
@@ -121,6 +122,8 @@ class Command(PrintingCommand):
         wanted = _wanted(options)
         if options["dead"]:
             stream = EventGroup(stream, options["group"], "", 0).dead
+        elif options["kind"] == ["banned"]:
+            stream = EventStream(stream.store, stream.prefix, BAN_EVENTS)
         after = ""
 
         def begin() -> bool:
