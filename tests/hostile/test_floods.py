@@ -270,6 +270,7 @@ BOUNDS = {
     "matching.py _signs": "the globs of the settings",
     "operations/base.py kept": "MEMORY_KEYS, in stores/memory",
     "operations/decide.py keys": "of one operation",
+    "operations/hits.py beside": "of one plan",
     "operations/spread.py hits": "of one operation",
     "operations/spread.py numbers": "of one operation",
     "overrides.py _told": "markers of one publication",
