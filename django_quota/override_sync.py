@@ -60,7 +60,7 @@ LOOKING = "django-quota-overrides"
 """The name of the thread that looks whether Redis holds all overrides."""
 
 QUIET_AFTER_FAILURE = 10.0
-"""Seconds after which somebody looks again, where what is missing could not be published."""
+"""Seconds after which somebody looks again, where what is missing could not be published twice in a row."""
 
 QUIET_WITHOUT_TABLES = 60.0
 """Seconds after which a process looks again, where there are no tables."""
@@ -182,10 +182,14 @@ def look() -> None:
         if not turn.take():
             return
         try:
-            catch_up(database, lambda _: turn.keep())
+            try:
+                catch_up(database, lambda _: turn.keep())
+            except StoreUnavailable:  # a failover has cut the connection, perhaps: the next one leads elsewhere
+                catch_up(database, lambda _: turn.keep())
         except Exception:
-            with suppress(StoreUnavailable):
-                turn.rest(QUIET_AFTER_FAILURE)
+            if _Looking.is_failing:  # in the pool there may be more connections that were cut
+                with suppress(StoreUnavailable):
+                    turn.rest(QUIET_AFTER_FAILURE)
             raise
     except (QuotaError, DatabaseError) as error:
         takes_nothing = isinstance(error, StoreUnavailable) and error.only_writes  # whoever counts tells of that
@@ -215,7 +219,8 @@ def catch_up(using: str, report: Report = lambda _: None) -> CaughtUp:
     """
     changes = publish_pending(using) if how_many_wait(using, 1) else 0
     if changes:
-        logger.warning("Changed overrides had waited in the database, and were published: %d of them.", changes)
+        # No warning: whoever saved them may be publishing them at this moment.
+        logger.info("Changed overrides had waited in the database, and were published: %d of them.", changes)
     store, prefix = get_limiter().store, current().prefix
     # The database first: the marker is raised before it is noted there.
     if not isinstance(store, RedisStore) or overrides.is_marked(store, prefix, _noted_generation(using)):

@@ -149,6 +149,7 @@ def test_where_the_process_that_publishes_all_again_is_killed_another_one_does(
 def test_a_block_whose_process_is_killed_behind_the_commit_binds(
     serving: Serving, manage: Manage, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "django_quota")
     killed(manage, "publish_pending", f"QuotaOverride.objects.create(subject={SUBJECT!r}, rule='*', mode='blocked')")
     assert QuotaOverride.objects.exists()
     assert not serving.admits_after_three_seconds()
