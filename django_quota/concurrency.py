@@ -22,7 +22,7 @@ from django_quota.edge import aenter, arefuse_in_view, enter, leave, refuse_in_v
 from django_quota.exceptions import LeaseLost, QuotaExceeded, RuleError, StoreFull, StoreUnavailable
 from django_quota.leases import Lease, Slot
 from django_quota.limiter import get_limiter
-from django_quota.rules import OnUnavailable
+from django_quota.rules import OnUnavailable, path_of
 from django_quota.stores.base import Store
 from django_quota.subjects import GLOBAL, Ask, Flow, aanswer, answer, compile_key, subject_flow
 from django_quota.view_kinds import dispatch_of, is_async, naming, request_of
@@ -59,6 +59,8 @@ def concurrency(
 
     Raises `RuleError` at import where an argument is wrong.
     """
+    if callable(cast("object", limit)):
+        raise RuleError(f"@concurrency stands bare on {path_of(limit)}. Write it with a limit: @concurrency(10).")
     made = partial(Slot, limit=limit, lease=lease, wait=wait, renew=renew)
     made("unnamed" if name is None else name)
     compile_key(key)

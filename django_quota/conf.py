@@ -7,6 +7,7 @@ that is changed in place (a list of proxies is not looked into again). A propert
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, lru_cache
 from inspect import iscoroutinefunction
@@ -280,6 +281,10 @@ def _networks(given: Iterable[object]) -> tuple[Network | Literal["unix"], ...]:
     return tuple(networks)
 
 
+_RATE_LIKE = re.compile(r"[\d/]")
+"""What a rate has, and a misspelt name of a rule hardly ever."""
+
+
 def rule_of(rule_or_rate: object, options: Mapping[str, object]) -> Rule:
     """Return the rule that a caller means: a `Rule`, the name of a rule of the settings, or a rate with options.
 
@@ -298,6 +303,8 @@ def rule_of(rule_or_rate: object, options: Mapping[str, object]) -> Rule:
         if error.text != rule_or_rate:
             raise
         known = did_you_mean(str(rule_or_rate), map(str, settings.rules))
+        if isinstance(rule_or_rate, str) and rule_or_rate.strip() and not _RATE_LIKE.search(rule_or_rate):
+            raise RateError(rule_or_rate, None, 'nor is it a rule in QUOTA["RULES"]', known.strip()) from None
         raise RateError(error.text, error.position, error.problem, f"{error.hint} Nor is it a rule.{known}") from None
     except TypeError:  # an option or a list of rates that cannot be a key of the cache
         return _make_rule(rule_or_rate, options)

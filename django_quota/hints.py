@@ -56,6 +56,9 @@ _BETWEEN_PARTS = re.compile(
 )
 """The plus signs that part a subject: one with anything else behind it belongs to a value."""
 
+_FIELDS = ("header", "cookie", "get", "post")
+"""What may be written with a value behind an equals sign; its digest lies under `header.`, `cookie.` and so on."""
+
 _VALUE = re.compile(r"(header|cookie|get|post):([^=]+)=(.*)", re.DOTALL)
 
 
@@ -184,7 +187,16 @@ def subject_hint(subject: str, *, with_users: bool = True) -> str:
             "No request has the subject “%(subject)s”: user:<key>, ip:<address> or global would do. Only a call that "
             "names it so can meet it."
         ) % words  # fmt: skip
-    return _user_hint(subject) if with_users else ""
+    return _value_hint(subject) or (_user_hint(subject) if with_users else "")
+
+
+def _value_hint(subject: str) -> str:
+    """Say that a header, a cookie or a field lacks its value; empty where none does."""
+    for part in _BETWEEN_PARTS.split(subject):
+        if part.partition(":")[0] in _FIELDS:
+            words = {"subject": subject, "meant": f"{part}=<value>"}
+            return _("No request has the subject “%(subject)s”: the value is missing. Write “%(meant)s”.") % words
+    return ""
 
 
 def _user_hint(subject: str) -> str:

@@ -212,7 +212,9 @@ def span_of(option: str, seconds: object, example: int) -> int:
     is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not is_number or not 0 < cast("float", seconds) * SECOND <= MAX_PERIOD:
         most = MAX_PERIOD // SECOND
-        raise RuleError(f"{option}={seconds!r} is not above 0 and up to {most} seconds; {example} would do.")
+        raise RuleError(
+            f"{option}={seconds!r} is not a number of seconds, above 0 and up to {most}. Use, for example, {example}."
+        )
     return max(1, int(cast("float", seconds) * SECOND))
 
 

@@ -109,7 +109,7 @@ def no_connection_is_left_to_the_next_test() -> Iterator[None]:
     yield
     from django_redis.pool import ConnectionFactory
 
-    for pool in ConnectionFactory._pools.values():
+    for pool in list(ConnectionFactory._pools.values()):  # a thread of a test may still add one
         pool.disconnect()
         for sentinel in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):
             sentinel.close()

@@ -485,7 +485,7 @@ def test_a_view_that_outlives_its_lease_is_answered_and_the_log_says_so(caplog: 
     ("arguments", "error"),
     [
         ({"limit": 0}, "limit="),
-        ({"limit": plain}, "limit="),
+        ({"limit": plain}, "stands bare"),
         ({"limit": 1, "lease": 0}, "lease="),
         ({"limit": 1, "wait": "5"}, "wait="),
         ({"limit": 1, "name": ""}, "name of a slot"),

@@ -145,8 +145,12 @@ class TestRules:
         settings.QUOTA = {"RULES": {"search": "1/s", "login": "1/s"}}
         with pytest.raises(RuleError, match=r"no rule 'serach'.*Did you mean 'search'"):
             conf.rule("serach")
-        with pytest.raises(RateError, match=r"Nor is it a rule\. Did you mean 'search'"):
+        with pytest.raises(RateError, match=r"""'serach' is not a rate: nor is it a rule.*\. Did you mean 'search'"""):
             check("serach", "global")
+        with pytest.raises(
+            RateError, match=r"'ten/m' is not a rate: the count is not a whole number.* Nor is it a rule"
+        ):
+            check("ten/m", "global")
 
     def test_a_rule_takes_no_options_where_it_is_used(self, settings: Any) -> None:
         settings.QUOTA = {"RULES": {"search": "1/s"}}

@@ -201,7 +201,7 @@ def test_the_last_are_printed_as_lines(raw: redis.Redis) -> None:
         "2025-11-21 04:40:00Z  refused  login  ip:1  for 1 minute 1 second",
         "2025-11-21 04:40:01Z  banned   login  ip:2  for 10 minutes, ban 2 in a row",
         "2025-11-21 04:40:02Z  near     login  ip:3  2 of 10 left",
-        "2025-11-21 04:40:03Z  refused  login  ip:4  for good",
+        "2025-11-21 04:40:03Z  refused  login  ip:4  waiting does not help",
     ]
     assert [line.split()[4] for line in shown("--last", "2")] == ["ip:3", "ip:4"]
     assert [line.split()[4] for line in shown("--kind", "banned", "--kind", "near")] == ["ip:2", "ip:3"]
@@ -378,9 +378,11 @@ def test_whole_ipv6_addresses_are_single_where_the_site_tells_them_apart(
         (["sh", "-c", 'ban "$QUOTA_EVENT_VALUE"'], ""),
         (["nft", "add", "element", "inet", "filter", "blocked{family}", "{ {ip} }"], ""),
         (["ban", "-c", "{value}"], ""),
+        (["ban", "--net=a{vlue}"], "{vlue} is not a placeholder: the program gets it as it is. Did you mean {value}?"),
+        (["awk", "{print}"], ""),
     ],
 )
-def test_placeholders_that_a_program_would_parse_are_warned_of(words: list[str], said: str) -> None:
+def test_placeholders_that_are_unsafe_or_misspelt_are_warned_of(words: list[str], said: str) -> None:
     warning = Program(words, 1).warning
     assert said in warning
     assert bool(warning) is bool(said)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from django.core.checks import run_checks
 from django.test import AsyncRequestFactory, RequestFactory
 
-from django_quota import RateError, Rule, addresses, check, quota
+from django_quota import RateError, Rule, addresses, check, concurrency, quota, slot
 from django_quota.exceptions import QuotaError, RuleError
 from django_quota.testing import RedisServer
 from tests.calls import always
@@ -171,6 +172,14 @@ def test_a_bare_decorator_says_how_to_write_it() -> None:
     bare: Any = quota(by_organisation)  # what `@quota` without a call amounts to
     with pytest.raises(RuleError, match=r"stands bare on tests\.test_first_steps\.by_organisation"):
         bare(RequestFactory().get("/"))
+    with pytest.raises(RuleError, match=r"stands bare on tests.*\.by_organisation\. Write it.*: @concurrency\(10\)"):
+        concurrency(by_organisation)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("lease", ["1h", timedelta(hours=1), 0])
+def test_a_lease_that_is_no_number_of_seconds_says_what_is_one(lease: Any) -> None:
+    with pytest.raises(RuleError, match=r"lease=.* is not a number of seconds, .* Use, for example, 30\."):
+        slot("export", 3, lease=lease)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,16 @@ def test_parts_that_mean_nobody_are_an_error_that_does_not_show_the_value(text: 
     assert "phone=" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("subject", "meant"),
+    [("header:X-Api-Key", "header:X-Api-Key=<value>"), ("ip:127.0.0.1+post:username", "post:username=<value>")],
+)
+def test_a_field_without_its_value_is_told_to_bring_it(subject: str, meant: str) -> None:
+    assert subject_hint(subject, with_users=False) == (
+        f"No request has the subject “{subject}”: the value is missing. Write “{meant}”."
+    )
+
+
 @pytest.mark.parametrize("subject", ["global", "ip:127.0.0.1", "post.phone:abc", "user:1+ip:127.0.0.1", "key.a:b"])
 @pytest.mark.django_db
 def test_what_a_request_may_have_is_left_alone(subject: str) -> None:

@@ -71,7 +71,9 @@ class TestClear:
             lock("nightly", lease=60).acquire()
 
     def test_a_full_store_has_room_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(get_limiter().store, "_most", 1)
+        store = get_limiter().store
+        monkeypatch.setattr(store, "_most", 1)
+        monkeypatch.setattr(store, "_ample", 1)  # the number of keys from which the store looks for room
         assert check("1/m", "user:1")
         assert not check("1/m", "user:2")
         clear()

@@ -26,6 +26,9 @@ from django_quota.stores.redis import RedisStore
 NOBODY_READS = 141
 """The exit status of a command whose reader has left: as a shell has it of what SIGPIPE (13) ends, 128 + 13."""
 
+INTERRUPTED = 130
+"""The exit status of a command that a second signal has ended: as a shell has it of what SIGINT (2) ends, 128 + 2."""
+
 
 class ReaderGoneError(Exception):
     """Nobody reads any more what a command prints."""
@@ -72,6 +75,8 @@ class PrintingCommand(BaseCommand):
         except ReaderGoneError:
             self._drop()
             sys.exit(NOBODY_READS)
+        except KeyboardInterrupt:  # a second signal: see `stopping`
+            sys.exit(INTERRUPTED)
         except SystemExit as ended:  # such as that of --help, which Django prints by itself
             if self._drop() and not ended.code:
                 sys.exit(NOBODY_READS)

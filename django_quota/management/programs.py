@@ -9,6 +9,7 @@ known. A program that parses its arguments again, as nft, ssh and shells do, can
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import signal
@@ -37,6 +38,8 @@ PLACEHOLDERS = {
 """What may stand in an argument in braces; in capitals behind QUOTA_EVENT_, the names of the environment variables."""
 
 _PLACEHOLDER = re.compile(rf"\{{({'|'.join(PLACEHOLDERS)})\}}")
+
+_WORD_IN_BRACES = re.compile(r"\{(\w+)\}")
 
 _OF_AN_ADDRESS = ("ip", "family")
 """Placeholders that only events of one address have."""
@@ -96,7 +99,17 @@ class Program:
 
     @property
     def warning(self) -> str:
-        """What is unsafe about its placeholders; empty where nothing is."""
+        """What is unsafe or unknown about its placeholders; empty where nothing is."""
+        return self._unsafe() or self._misspelt()
+
+    def _misspelt(self) -> str:
+        for found in _WORD_IN_BRACES.finditer("\0".join(self.words[1:])):
+            near = difflib.get_close_matches(found[1], PLACEHOLDERS, n=1)
+            if near and found[1] not in PLACEHOLDERS:
+                return f"{found[0]} is not a placeholder: the program gets it as it is. Did you mean {{{near[0]}}}?"
+        return ""
+
+    def _unsafe(self) -> str:
         for position, word in enumerate(self.words):
             name, behind = os.path.basename(word), self.words[position + 1 :]  # noqa: PTH119 — no file is meant
             if name in _SHELLS and any(_RUNS_A_TEXT.match(option) for option in behind):

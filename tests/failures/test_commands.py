@@ -17,7 +17,7 @@ from django.core.management import CommandError, call_command
 
 from django_quota import check
 from django_quota.management import commands
-from django_quota.management.console import NOBODY_READS, PrintingCommand
+from django_quota.management.console import INTERRUPTED, NOBODY_READS, PrintingCommand
 from django_quota.testing import server_programs
 from tests.commands import managing, wait_until
 from tests.failures.harms import HARMS, USER, Place, harm_named, placed
@@ -221,3 +221,15 @@ def test_a_watcher_that_is_started_while_redis_is_gone_waits_and_says_so_once(
 def test_a_watcher_that_is_not_let_in_at_its_start_ends(words: tuple[str, ...], used: Place) -> None:
     with harm_named("wrong-password").do(used):
         assert "AuthenticationError" in said(*words)
+
+
+def test_a_second_signal_ends_a_command_without_a_traceback() -> None:
+    class Impatient(PrintingCommand):
+        requires_system_checks = ()
+
+        def handle(self, *_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        Impatient().run_from_argv(["manage.py", "impatient"])
+    assert ended.value.code == INTERRUPTED

@@ -357,5 +357,7 @@ def _line(event: Event) -> str:
 def _in_short(event: Event) -> str:
     if event.kind == "near":
         return f"{event.remaining} of {event.capacity} left"
+    if event.kind == "refused" and not event.until:
+        return "waiting does not help"
     span = f"for {in_words(event.lasts)}" if event.until else "for good"
     return f"{span}, ban {event.level} in a row" if event.kind == "banned" else span
