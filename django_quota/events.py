@@ -274,7 +274,7 @@ class EventGroup:
         """Drop the consumer, and others of the group that are gone, where they have nothing left to do."""
         with self.stream.store.commands() as client:
             for each in client.xinfo_consumers(self.stream.key, self.group):
-                is_gone = text(each["name"]) == self.consumer or each["idle"] > self._min_idle
+                is_gone = text(each["name"]) == self.consumer or each["idle"] >= self._min_idle
                 if is_gone and not each["pending"]:
                     client.xgroup_delconsumer(self.stream.key, self.group, each["name"])
 

@@ -201,9 +201,7 @@ class TestAllOrNothing:
 
 @pytest.mark.usefixtures("memory_store")
 class TestCalls:
-    def test_one_where_the_body_is_read_or_none_needs_it_and_two_where_one_does(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_one_where_no_form_is_to_be_read_and_two_where_one_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = calls_of(monkeypatch)
         for rules, request, expected in (
             ([BY_IP, BY_PHONE], RequestFactory().get("/"), 1),
@@ -214,6 +212,9 @@ class TestCalls:
             ([BY_IP, BY_PHONE], posted("4", "192.0.2.4"), 3),
             ([Rule.make("none", "0/m"), BY_PHONE], posted("5"), 1),
             ([Rule.make("unlimited", None), BY_PHONE], posted("6"), 1),
+            ([BY_IP, BY_PHONE], RequestFactory().put("/", "phone=7", FORM, REMOTE_ADDR="192.0.2.7"), 1),
+            ([BY_IP, BY_PHONE], RequestFactory().delete("/", REMOTE_ADDR="192.0.2.8"), 1),
+            ([BY_IP, BY_PHONE], RequestFactory().post("/", {}, "application/json", REMOTE_ADDR="192.0.2.9"), 1),
         ):
             calls.clear()
             decide_request(rules, request)
