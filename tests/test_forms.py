@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from django_quota import Decision, Rule, acheck, check, peek, quota, reset
 from django_quota.limiter import get_limiter
 from django_quota.request_decisions import adecide_request, decide_request
+from django_quota.signals import near_limit
 from django_quota.testing import freeze
 from django_quota.usage import usage
 from tests.calls import calls_of, run
@@ -197,6 +198,28 @@ class TestAllOrNothing:
             (["by-phone"], True), (["by-ip"], True),
             (["by-ip"], False),
         ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("either_store")
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_who_is_refused_again_and_again_for_the_form_is_told_once_that_another_limit_is_near(kind: str) -> None:
+    told: list[object] = []
+
+    def note(**given: object) -> None:
+        told.append(given["subject"])
+
+    rules = [Rule.make("by-ip", "5/h", key="ip", warn_at=0.8), Rule.make("closed", "0/m", key="post:phone")]
+    near_limit.connect(note)
+    try:
+        with freeze(START):
+            for _ in range(3):
+                check(rules[0], "ip:192.0.2.1")
+        for number in range(5):
+            with freeze(START + number * SECOND):
+                assert not decide(kind, rules, posted()).allowed
+    finally:
+        near_limit.disconnect(note)
+    assert told == ["ip:192.0.2.1"]
 
 
 @pytest.mark.usefixtures("memory_store")
