@@ -178,7 +178,7 @@ class Plan:
 
         None where it spent nothing, or somewhere else. Raises `StoreUnavailable` where that reply does not say enough.
         """
-        return compensation(self.hits, self._reply)[0] if self._reply else None
+        return compensation(self.hits, self._reply, was_announced=True)[0] if self._reply else None
 
     def day_counting(self) -> Decide | None:
         """Return the operation that counts its hits for the day; None where there is nothing to count."""

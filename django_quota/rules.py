@@ -257,6 +257,8 @@ def arguments_of(args: Iterable[object], keywords: Mapping[str, object]) -> str:
 
 
 def _argument(value: object) -> str:
+    if isinstance(value, tuple) and len(shown := arguments_of(value, {})) <= MAX_ARGUMENT:
+        return shown
     if value is None or (isinstance(value, (str, int)) and len(repr(value)) <= MAX_ARGUMENT):
         return repr(value)
     return path_of(value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value))

@@ -170,6 +170,12 @@ class TestRules:
             return
         assert " at 0x" not in name
 
+    def test_rate_functions_with_other_arguments_are_other_rules(self) -> None:
+        for one, other in (("a", "b"), (("a", 1), ("b", 1)), (("a", (1, 2)), ("a", (1, 3)))):
+            rules = [rule_of(functools.partial(max, argument), {}) for argument in (one, other)]
+            assert rules[0].name != rules[1].name
+        assert rule_of(functools.partial(max, ("a" * 60, "b" * 60)), {}).name.endswith("(builtins.tuple)")
+
 
 class TestClientAddress:
     @pytest.mark.parametrize(

@@ -371,6 +371,7 @@ def test_whole_ipv6_addresses_are_single_where_the_site_tells_them_apart(
     [
         (["sh", "-c", "ban {value}"], "{value} stands behind sh -c"),
         (["/bin/bash", "-ec", "ban $1", "ban", "{subject}"], '"$QUOTA_EVENT_SUBJECT" in the script'),
+        (["sh", "-ce", "ban {value}"], "{value} stands behind sh -c"),
         (["sudo", "dash", "-c", "ban {ip}"], "{ip} stands behind dash -c"),
         (["nft", "add", "element", "inet", "filter", "blocked", "{ {value} }"], "Use {ip} instead"),
         (["ssh", "fw", "ban", "{rule}"], "ssh parses its arguments"),

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from django_quota import Decision, Rule, acheck, check, peek, quota, reset
 from django_quota.limiter import get_limiter
 from django_quota.request_decisions import adecide_request, decide_request
+from django_quota.signals import near_limit
 from django_quota.testing import freeze
 from django_quota.usage import usage
 from tests.calls import calls_of, run
@@ -199,11 +200,31 @@ class TestAllOrNothing:
         ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("either_store")
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_who_is_refused_again_and_again_for_the_form_is_told_once_that_another_limit_is_near(kind: str) -> None:
+    told: list[object] = []
+
+    def note(**given: object) -> None:
+        told.append(given["subject"])
+
+    rules = [Rule.make("by-ip", "5/h", key="ip", warn_at=0.8), Rule.make("closed", "0/m", key="post:phone")]
+    near_limit.connect(note)
+    try:
+        with freeze(START):
+            for _ in range(3):
+                check(rules[0], "ip:192.0.2.1")
+        for number in range(5):
+            with freeze(START + number * SECOND):
+                assert not decide(kind, rules, posted()).allowed
+    finally:
+        near_limit.disconnect(note)
+    assert told == ["ip:192.0.2.1"]
+
+
 @pytest.mark.usefixtures("memory_store")
 class TestCalls:
-    def test_one_where_the_body_is_read_or_none_needs_it_and_two_where_one_does(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_one_where_no_form_is_to_be_read_and_two_where_one_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = calls_of(monkeypatch)
         for rules, request, expected in (
             ([BY_IP, BY_PHONE], RequestFactory().get("/"), 1),
@@ -214,6 +235,9 @@ class TestCalls:
             ([BY_IP, BY_PHONE], posted("4", "192.0.2.4"), 3),
             ([Rule.make("none", "0/m"), BY_PHONE], posted("5"), 1),
             ([Rule.make("unlimited", None), BY_PHONE], posted("6"), 1),
+            ([BY_IP, BY_PHONE], RequestFactory().put("/", "phone=7", FORM, REMOTE_ADDR="192.0.2.7"), 1),
+            ([BY_IP, BY_PHONE], RequestFactory().delete("/", REMOTE_ADDR="192.0.2.8"), 1),
+            ([BY_IP, BY_PHONE], RequestFactory().post("/", {}, "application/json", REMOTE_ADDR="192.0.2.9"), 1),
         ):
             calls.clear()
             decide_request(rules, request)

@@ -972,6 +972,33 @@ class TestOnRedis:
                 futures[0].result(60).release()
             wait_until(lambda: get_limiter().store.waiters._thread is None)
 
+    def test_who_begins_to_wait_while_the_thread_ends_has_a_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        waiters = get_limiter().store.waiters
+        waiters.ensure_thread()
+        thread: Any = waiters._thread
+        real, begun = waiters.queues, threading.Event()
+        keys = keys_of("line")
+        with waiters.turn(keys, waiters.new_token(1, SECOND), None) as turn, ThreadPoolExecutor(1) as threads:
+
+            def begin() -> None:
+                turn.is_waiting = True
+                waiters.ensure_thread()
+                begun.set()
+
+            def queues() -> Any:
+                found = real()
+                threads.submit(begin)
+                begun.wait(0.2)  # in vain where it waits for the end of the other thread, as it should
+                return found
+
+            monkeypatch.setattr(waiters, "queues", queues)
+            may_end = waiters.lets_go(thread)
+            assert begun.wait(60)
+            monkeypatch.undo()
+            assert waiters._thread is not None
+            assert may_end is (waiters._thread is not thread)
+            waiters.close()
+
     def test_without_redis_nobody_is_let_in(self, settings: Any) -> None:
         settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nowhere.sock"}}
         with pytest.raises(StoreUnavailable), lock("export", wait=60):

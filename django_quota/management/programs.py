@@ -162,8 +162,8 @@ class Program:
 _STEERS = ("-", "@")
 """What programs read as an option, or as the name of a file or a set."""
 
-_RUNS_A_TEXT = re.compile(r"-[a-zA-Z]*c$")
-"""The option of a shell that takes its script as an argument: `-c`, `-ec`."""
+_RUNS_A_TEXT = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*$")
+"""The option of a shell that takes its script as an argument: `-c`, `-ec`, `-ce`."""
 
 
 def _filled(word: str, values: Mapping[str, str]) -> bytes:

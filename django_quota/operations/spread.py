@@ -183,10 +183,13 @@ def _told_late(part: _Part, log: Log | None, now: int) -> Spread:
     return reply
 
 
-def compensation(hits: Sequence[Hit], reply: Sequence[int]) -> tuple[Decide | None, list[int]]:
+def compensation(
+    hits: Sequence[Hit], reply: Sequence[int], *, was_announced: bool = False
+) -> tuple[Decide | None, list[int]]:
     """Return the operation that gives back what hits spent, and which of them did; None where none did.
 
-    `reply`: the one to their `Decide` in the mode "take".
+    `reply`: the one to their `Decide` in the mode "take". `was_announced`: whether it was announced already that limits
+    are near. Then this stands, and is not announced again with each hit that is given back.
     """
     notes = list(_notes(hits, reply))
     is_exempt = {index for index, what, _ in notes if what == EXEMPT}
@@ -200,7 +203,8 @@ def compensation(hits: Sequence[Hit], reply: Sequence[int]) -> tuple[Decide | No
             for step, (_, _, _, reset, _) in zip(hit.steps, answers, strict=True)
         ]
         chosen.append(index)
-        spent.append(Spent(marks, any(noted == index and what == NEAR_TOLD for noted, what, _ in notes)))
+        is_near = any(noted == index and what == NEAR_TOLD for noted, what, _ in notes)
+        spent.append(Spent(marks, is_near and not was_announced))
     return (Decide([hits[index] for index in chosen], undoing(spent)) if chosen else None), chosen
 
 

@@ -235,10 +235,12 @@ class Waiters:
     def lets_go(self, thread: _Thread) -> bool:
         """Let a thread end where nobody waits; say whether it may."""
         with self._starting:
-            may_end = self._thread is not thread or not self.queues()
-            if self._thread is thread and may_end:
-                self._thread = None
-        return may_end
+            if self._thread is not thread:
+                return True
+            self._thread = None  # first: whoever begins to wait now is seen here, or starts another thread
+            if self.queues():
+                self._thread = thread
+        return self._thread is not thread
 
 
 class _Thread(threading.Thread):
