@@ -673,7 +673,9 @@ class TestWaiting:
         with in_line("line", 1) as futures:
             held.release()
             lease = futures[0].result(60)
-            assert asked.count(lease.token) <= 3  # and once in each of two rounds: as the thread begins, and as it listens
+            assert (
+                asked.count(lease.token) <= 3
+            )  # and once in each of two rounds: as the thread begins, and as it listens
             lease.release()
 
     @pytest.mark.usefixtures("only_wake_ups_count")
