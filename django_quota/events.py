@@ -9,7 +9,7 @@ events.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
@@ -58,6 +58,42 @@ LONGEST_BETWEEN_LOOKS = 10.0
 
 _GONE = ("NOGROUP", "no such key", "UNBLOCKED")
 """What Redis says, by command, version and moment, where the stream or the group is gone."""
+
+
+_NEXT = """
+-- Hands over the next entry of the group, or the next ban that was lost before it. At once, since a flood
+-- trims the stream at any time: a ban that it takes between a look and a read would be passed by.
+-- While the group reads nothing new, each consumer that begins finds all lost bans: none is lost with its consumer.
+--
+-- KEYS   [1] the event stream; [2] the stream of bans
+-- ARGV   [1] the group; [2] the consumer; [3] the last lost ban that the consumer was handed
+-- reply  {what, read, entries}: "new", "ban", or "behind" where the stream was trimmed past what was read;
+--        what the group had read up to then; at most one entry
+local read = '0-0'
+for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+  local of = {}
+  for at = 1, #group, 2 do of[group[at]] = group[at + 1] end
+  if of['name'] == ARGV[1] then read = of['last-delivered-id'] end
+end
+local function numbers(id) return string.match(id, '^(%d+)-(%d+)$') end
+local function is_later(one, other)
+  local time, number = numbers(one)
+  local other_time, other_number = numbers(other)
+  if time ~= other_time then return tonumber(time) > tonumber(other_time) end
+  return tonumber(number) > tonumber(other_number)
+end
+local what = 'new'
+if read == '0-0' or not redis.call('XRANGE', KEYS[1], read, read)[1] then
+  if read ~= '0-0' then what = 'behind' end
+  local after = is_later(ARGV[3], read) and ARGV[3] or read
+  local first = redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', 1)[1]
+  local bans = redis.call('XRANGE', KEYS[2], '(' .. after, first and '(' .. first[1] or '+', 'COUNT', 1)
+  if bans[1] then return { 'ban', read, bans } end
+end
+-- Trimming takes the oldest first: while the last that was read is there, nothing behind it is missing.
+local found = redis.call('XREADGROUP', 'GROUP', ARGV[1], ARGV[2], 'COUNT', 1, 'STREAMS', KEYS[1], '>')
+return { what, read, found and found[1] and found[1][2] or {} }
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,21 +353,25 @@ class EventGroup:
         return None
 
     def _new(self, client: Any, wait: int) -> Taken | None:
-        read = self._read_up_to(client)
-        if ban := self._lost_ban(client, read):
-            return Taken(ban.id, ban.event)
-        options = ("GROUP", self.group, self.consumer, "COUNT", 1, "BLOCK", wait, "STREAMS", self.stream.key, ">")
-        entries = _entries(_waiting(client, "XREADGROUP", *options))
-        if not entries:
-            return None
-        # Trimming takes the oldest first: while the last that was read is there, nothing behind it is missing.
-        is_whole = read == BEGINNING or client.xrange(self.stream.key, read, read)
-        return self._taken(client, entries[0], "new")._replace(behind=None if is_whole else read)
+        taken, read = self._next(client)
+        if taken is None and read:
+            # Without the group: who waits does not know yet whether bans get lost meanwhile.
+            _waiting(client, "XREAD", "COUNT", 1, "BLOCK", wait, "STREAMS", self.stream.key, read)
+            taken, _ = self._next(client)
+        return taken
 
-    def _read_up_to(self, client: Any) -> str:
-        groups = client.xinfo_groups(self.stream.key)
-        own = next((each for each in groups if text(each["name"]) == self.group), None)
-        return text(own["last-delivered-id"]) if own else BEGINNING
+    def _next(self, client: Any) -> tuple[Taken | None, str]:
+        """Return the next lost ban, or what is new in the stream; and what the group had read up to then."""
+        keys = self.stream.key, self._bans.key
+        what, read, entries = client.eval(_NEXT, len(keys), *keys, self.group, self.consumer, self._saved)
+        what, read = text(what), text(read)
+        if not entries:
+            return None, read
+        entry = _entry(entries[0][0], _paired(entries[0][1]))
+        if what == "ban":
+            self._saved = entry.id
+            return Taken(entry.id, entry.event), read
+        return self._taken(client, entry, "new")._replace(behind=None if what == "new" else read), read
 
     def _taken(self, client: Any, entry: Entry, found: Literal["new", "left"]) -> Taken:
         if entry.event is not None:
@@ -346,24 +386,6 @@ class EventGroup:
         for ban in _page(client.xrange(self._bans.key, entry_id, entry_id)):
             return Taken(ban.id, ban.event, "left")
         return Taken(entry_id, None, "trimmed")
-
-    def _lost_ban(self, client: Any, read: str) -> Entry | None:
-        """Return the next ban behind the last entry that was read, where refusals have pushed it out of the stream.
-
-        While the group reads nothing new, each consumer that begins finds all of them: none is lost with its consumer.
-        """
-        if read != BEGINNING and client.xrange(self.stream.key, read, read):
-            return None
-        first = _page(client.xrange(self.stream.key, "-", "+", 1))
-        after = max(read, self._saved, key=_order)
-        bans = _page(client.xrange(self._bans.key, f"({after}", f"({first[0].id}" if first else "+", 1))
-        if bans:
-            self._saved = bans[0].id
-        return bans[0] if bans else None
-
-
-def _order(entry_id: str) -> tuple[int, ...]:
-    return tuple(map(int, entry_id.split("-")))
 
 
 def _waiting(client: Any, *command: str | int) -> Any:
@@ -387,6 +409,10 @@ def _entries(reply: Any) -> list[Entry]:
     if isinstance(reply, dict):
         return [entry for pages in reply.values() for page in pages for entry in _page(page)]
     return [entry for _, page in reply or () for entry in _page(page)]
+
+
+def _paired(flat: Sequence[Any]) -> dict[Any, Any]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def _page(reply: Any) -> list[Entry]:

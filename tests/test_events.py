@@ -997,3 +997,51 @@ def test_a_store_in_memory_has_no_stream(settings: Any) -> None:
 def test_a_redis_that_never_answers_is_an_error_for_who_only_looks() -> None:
     with pytest.raises(CommandError, match="unavailable"):
         call_command("quota_events")
+
+
+@pytest.mark.parametrize("since", ["empty", "read"])
+def test_a_ban_that_a_flood_trims_just_before_a_read_is_handed_over(
+    stream: EventStream, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, since: str
+) -> None:
+    group = EventGroup(stream, "g", "one", 60)
+    group.begin(BEGINNING)
+    if since == "read":
+        tell(raw, "ip:203.0.113.1")
+        while (taken := group.take(1)) is not None:
+            group.acknowledge(taken.id)
+    flooded = False
+
+    def floods_before_it_reads(command: Any) -> Any:
+        """Let a ban and a flood come when all that is lost was looked for, and before anything is read."""
+
+        def execute(client: redis.Redis, *args: Any, **options: Any) -> Any:
+            nonlocal flooded
+            if not flooded and "XREADGROUP" in str(args[:2]) and ">" in str(args):
+                flooded = True
+                entry_id = tell(raw, "ip:203.0.113.9", kind="banned")
+                raw.xadd(BANNED_STREAM, stored("ip:203.0.113.9", kind="banned"), id=entry_id)
+                last = tell(raw, "ip:203.0.113.10")
+                raw.xtrim(STREAM, minid=last, approximate=False)
+            return command(client, *args, **options)
+
+        return execute
+
+    monkeypatch.setattr(redis.Redis, "execute_command", floods_before_it_reads(redis.Redis.execute_command))
+    monkeypatch.setattr(
+        module, "_waiting", _asking_first(module._waiting, floods_before_it_reads(lambda *_, **__: None))
+    )
+    subjects = []
+    for _ in range(5):
+        taken = group.take(1)
+        if taken is not None and taken.event is not None:
+            subjects.append(taken.event.subject)
+    assert flooded
+    assert subjects == ["ip:203.0.113.9", "ip:203.0.113.10"]
+
+
+def _asking_first(waiting: Any, ask: Any) -> Any:
+    def waits(client: Any, *command: Any) -> Any:
+        ask(client, *command)
+        return waiting(client, *command)
+
+    return waits
