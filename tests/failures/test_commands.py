@@ -100,7 +100,8 @@ def test_where_a_permission_is_missing_a_command_names_what_it_may_not(name: str
 def test_a_consumer_that_may_not_do_its_work_does_not_wait_for_ever(command: str, used: Place) -> None:
     used.client.execute_command("ACL", "SETUSER", USER, f"-{command}")
     try:
-        assert "permission" in said("quota_events", "--since", "beginning", "--exec", "true")
+        told = said("quota_events", "--since", "beginning", "--exec", "true")
+        assert "permission" in told or "can't run this command" in told  # Redis up to 7.0, of what a script calls
     finally:
         used.permit()
 
