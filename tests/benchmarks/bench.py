@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 WIDTH = 150
 """Columns that the tables take unfolded."""
 
-PARSERS = ("hiredis", "python")
-"""What reads the replies for redis-py: the C extension, or redis-py itself."""
+_RUN = "import runpy; runpy.run_module('tests.benchmarks.bench', run_name='__main__')"
+STARTS = {"hiredis": _RUN, "python": f"import sys; sys.modules['hiredis'] = None; {_RUN}"}
+"""How a process that measures starts, by what reads the replies: the C extension, or redis-py without it."""
 
 
 def main() -> None:
@@ -56,7 +57,7 @@ def main() -> None:
     report = Report(options.laps)
     with awake_cores():
         for program in server_programs()[: 1 if options.quick else None]:
-            for each in PARSERS[: 1 if options.quick else None]:
+            for each in list(STARTS)[: 1 if options.quick else None]:
                 report.runs.append(run_apart(program, each, options))
     report.show(_console())
     if options.json:
@@ -87,16 +88,14 @@ def run_apart(program: Path, parser: str, options: argparse.Namespace) -> Run:
     """Measure on a new server of this program in a new process, which reads replies with this parser."""
     port = str(free_port())
     with running_redis(program, "--port", port, "--bind", "127.0.0.1"), tempfile.NamedTemporaryFile() as found:
-        words = [sys.executable, "-m", "tests.benchmarks.bench", "--child", f"redis://127.0.0.1:{port}/0", parser]
+        words = [sys.executable, "-c", STARTS[parser], "--child", f"redis://127.0.0.1:{port}/0", parser]
         words += ["--laps", str(options.laps), "--json", found.name, *(["--quick"] if options.quick else [])]
         subprocess.run(words, check=True)
         return Run.from_json(json.loads(Path(found.name).read_text()))
 
 
-def configure(url: str, parser: str) -> None:
+def configure(url: str) -> None:
     """Set Django up with all the limiters on the same server."""
-    if parser == "python":
-        sys.modules["hiredis"] = None  # type: ignore[assignment]  # redis-py finds it missing
     settings.configure(
         SECRET_KEY="bench",
         ALLOWED_HOSTS=["testserver"],
@@ -125,7 +124,7 @@ def configure(url: str, parser: str) -> None:
 
 def measure(url: str, parser: str, laps: int, found: Path, *, quick: bool) -> None:
     """Take all measurements of one run; the order matters only in that timing comes first, in a young process."""
-    configure(url, parser)
+    configure(url)
     # Only now is Django configured: these modules import parts of it that need settings.
     from tests.benchmarks import ours, peers
     from tests.benchmarks.measure import Server, count_trips, measure_redis_cpu, time_rows

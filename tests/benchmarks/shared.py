@@ -39,9 +39,16 @@ def was_served(response: Any) -> bool:
     return bool(response.status_code == 200)
 
 
-def refused(work: Work, hits: int = 10) -> Work:
+def refused(work: Work, most: int = 100) -> Work:
     """Return the same work for subjects that have used up their limit before the clock starts."""
-    return replace(work, expected=False, before=lambda ip: work.run([ip], hits))
+
+    def use_up(ip: str) -> None:
+        for _ in range(most):
+            if not work.admitted(work.call(work.make_input(ip))):
+                return
+        raise RuntimeError(f"{most} checks of {ip} were admitted")
+
+    return replace(work, expected=False, before=use_up)
 
 
 def fill_by(check: Callable[[str], Callable[[str], bool]]) -> Callable[[str, str], None]:
