@@ -1,16 +1,12 @@
 """Rate limits, quotas and counters for Django on Redis: exact, atomic, one round trip.
 
-The public names stand here; a newcomer reads on in `limiter`, then `algorithms`, then `lua/sliding_window.lua`, then
-`stores/redis`, and the edges last.
+These are the public names. To read the code, start with docs/architecture.md.
 """
 
 from __future__ import annotations
 
-from django_quota.concurrency import concurrency
-from django_quota.counters import Counter, counter
-from django_quota.decisions import Decision, Outcome
-from django_quota.decorators import quota
-from django_quota.edge import QuotaRequest
+from django_quota.core.decisions import Decision, Outcome
+from django_quota.core.rules import Rule
 from django_quota.exceptions import (
     ConfigurationError,
     CounterError,
@@ -21,11 +17,14 @@ from django_quota.exceptions import (
     RuleError,
     StoreUnavailable,
 )
-from django_quota.leases import Lease, lock, slot
-from django_quota.limiter import acheck, apeek, arefund, areset, check, peek, refund, reset
-from django_quota.reservations import Hold, areserve, reserve
-from django_quota.rules import Rule
-from django_quota.seen import aonce, once
+from django_quota.services.api import acheck, apeek, arefund, areset, check, peek, refund, reset
+from django_quota.services.counters import Counter, counter
+from django_quota.services.leases import Lease, lock, slot
+from django_quota.services.once import aonce, once
+from django_quota.services.reservations import Hold, areserve, reserve
+from django_quota.web.concurrency import concurrency
+from django_quota.web.decorators import quota
+from django_quota.web.responses import QuotaRequest
 
 __all__ = [
     "ConfigurationError",

@@ -1,8 +1,8 @@
-"""The settings: typed, live properties over `settings.QUOTA`. It must not know requests or stores.
+"""The settings: `current()` reads `settings.QUOTA` as typed values.
 
-Nothing is bound at import: `override_settings(QUOTA=...)` holds from the next line on, and so does a setting or a rule
-that is changed in place (a list of proxies is not looked into again). A property reads one setting and raises
-`ConfigurationError` where its value is of no use; the system checks read the same properties at start.
+A value is read when it is first needed, and kept until Django sends `setting_changed`. So `override_settings` works,
+and a dict that you change in place does not. A wrong value raises `ConfigurationError`; the system checks read every
+value at start.
 """
 
 from __future__ import annotations
@@ -15,31 +15,30 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_net
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from django.conf import settings
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
 
-from django_quota.algorithms.calendar import is_zone
-from django_quota.bans import Ban
-from django_quota.dotted import function_at, imported, is_path
-from django_quota.exceptions import ConfigurationError, RateError, RuleError, did_you_mean
-from django_quota.rules import OnUnavailable, Rule, is_lambda, path_of
+from django_quota.core.algorithms.calendar import is_zone
+from django_quota.core.errors import ConfigurationError, RateError, RuleError, did_you_mean
+from django_quota.core.rules import Ban, OnUnavailable, Rule, dotted_path, is_lambda
 
 T = TypeVar("T")
 
 Network = IPv4Network | IPv6Network
 
 UNIX = "unix"
-"""The name in `TRUSTED_PROXIES` for a peer on a unix socket."""
+"""The name in `TRUSTED_PROXIES` of a peer on a unix socket."""
 
-
-MOST_EVENTS = 10_000_000
-FEWEST_KEYS, MOST_KEYS = 1_000, 100_000_000
+MAX_EVENTS = 10_000_000
+MIN_KEYS, MAX_KEYS = 1_000, 100_000_000
 
 
 class QuotaSettings:
-    """Every setting of one `settings.QUOTA`, with its default; each is read once, when it is first needed."""
+    """The values of one `settings.QUOTA`, with their defaults. Each is read once, when it is first needed."""
 
-    def __init__(self, given: object) -> None:
-        self._raw = given
-        self._made: dict[str, tuple[object, Rule]] = {}
+    def __init__(self, raw: object) -> None:
+        self._raw = raw
+        self._made: dict[str, Rule] = {}
 
     @cached_property
     def _given(self) -> Mapping[str, Any]:
@@ -47,21 +46,21 @@ class QuotaSettings:
             return {}
         if not isinstance(self._raw, Mapping):
             raise ConfigurationError(
-                f"QUOTA is {type(self._raw).__name__}, not a dict.", "{'CACHE': 'default'} would do."
+                f"QUOTA is {type(self._raw).__name__}, not a dict.", "Use, for example, {'CACHE': 'default'}."
             )
         return self._raw
 
     def _get(self, name: str, kind: type[T], default: T, example: str) -> T:
         value = self._given.get(name, default)
         if kind is bool and not isinstance(value, bool):
-            raise ConfigurationError(f'QUOTA["{name}"] is {value!r}.', "It must be True or False.")
+            raise ConfigurationError(f'QUOTA["{name}"] is {value!r}.', "Use True or False.")
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ConfigurationError(f'QUOTA["{name}"] is {value!r}.', f"{example} would do.")
+            raise ConfigurationError(f'QUOTA["{name}"] is {value!r}.', f"Use, for example, {example}.")
         return value
 
     @cached_property
     def enabled(self) -> bool:
-        """`ENABLED`: where false, everything is allowed and Redis is not asked."""
+        """`ENABLED`: if False, everything is allowed, and Redis is not asked."""
         return self._get("ENABLED", bool, True, "")
 
     @cached_property
@@ -69,198 +68,191 @@ class QuotaSettings:
         """`STORE`: "redis", or "memory" for tests and single processes."""
         store = self._get("STORE", str, "redis", "'redis'")
         if store not in ("redis", "memory"):
-            raise ConfigurationError(f'QUOTA["STORE"] is {store!r}.', "'redis' or 'memory' would do.")
+            raise ConfigurationError(f'QUOTA["STORE"] is {store!r}.', "Use 'redis' or 'memory'.")
         return cast("Literal['redis', 'memory']", store)
 
     @cached_property
     def cache(self) -> str:
-        """`CACHE`: the alias in `CACHES` whose Redis is used."""
+        """`CACHE`: the alias in `CACHES` of the Redis to use."""
         return self._get("CACHE", str, "default", "'default'")
 
     @cached_property
     def prefix(self) -> str:
-        """`PREFIX`: what every key in Redis begins with."""
+        """`PREFIX`: the beginning of every key in Redis."""
         prefix = self._get("PREFIX", str, "quota", "'quota'")
         if not prefix or "{" in prefix or "}" in prefix:
-            raise ConfigurationError(f'QUOTA["PREFIX"] is {prefix!r}.', "a text without braces, as 'quota', would do.")
+            raise ConfigurationError(
+                f'QUOTA["PREFIX"] is {prefix!r}.', "Use a text without braces, for example 'quota'."
+            )
         return prefix
 
     @cached_property
     def trusted_proxies(self) -> tuple[Network | Literal["unix"], ...]:
-        """`TRUSTED_PROXIES`: networks whose X-Forwarded-For is believed, and "unix" for a peer on a unix socket."""
+        """`TRUSTED_PROXIES`: the networks that may set X-Forwarded-For, and "unix" for a peer on a unix socket."""
         given = self._given.get("TRUSTED_PROXIES", ())
         if isinstance(given, str) or not isinstance(given, (list, tuple, set, frozenset)):
             raise ConfigurationError(
                 f'QUOTA["TRUSTED_PROXIES"] is {given!r}, not a list of networks.',
-                "['10.0.0.0/8', 'unix'] would do.",
+                "Use, for example, ['10.0.0.0/8', 'unix'].",
             )
         return _networks(given)
 
     @cached_property
     def ipv6_prefix(self) -> int:
-        """`IPV6_PREFIX`: how many bits of an IPv6 address tell clients apart, 1 to 128."""
+        """`IPV6_PREFIX`: how many bits of an IPv6 address identify a client, 1 to 128."""
         prefix = self._get("IPV6_PREFIX", int, 64, "64")
         if not 1 <= prefix <= 128:  # noqa: PLR2004 — the bits of an address
-            raise ConfigurationError(f'QUOTA["IPV6_PREFIX"] is {prefix!r}.', "1 to 128 would do, such as 64.")
+            raise ConfigurationError(
+                f'QUOTA["IPV6_PREFIX"] is {prefix!r}.', "Use a number from 1 to 128, for example 64."
+            )
         return prefix
 
     @cached_property
     def on_unavailable(self) -> OnUnavailable:
-        """`ON_UNAVAILABLE`: what a rule does while the store does not answer, where it does not say itself."""
+        """`ON_UNAVAILABLE`: the default of a rule's `on_unavailable`."""
         value = self._get("ON_UNAVAILABLE", str, "allow", "'allow'")
         if value not in get_args(OnUnavailable):
-            raise ConfigurationError(f'QUOTA["ON_UNAVAILABLE"] is {value!r}.', "'allow', 'deny' or 'local' would do.")
+            raise ConfigurationError(f'QUOTA["ON_UNAVAILABLE"] is {value!r}.', "Use 'allow', 'deny' or 'local'.")
         return cast("OnUnavailable", value)
 
     def without_store(self, *, is_full: bool) -> OnUnavailable:
-        """Return what a rule that does not say `on_unavailable` does while the store does not decide.
+        """Return the default of `on_unavailable` while the store cannot decide.
 
-        `is_full`: whether that is because the memory of Redis is full. Then "allow" becomes "local": whoever fills
-        Redis must not switch the limits off.
+        `is_full`: whether the memory of Redis is full. Then "allow" becomes "local", so that nobody switches the
+        limits off by filling Redis.
         """
         return "local" if is_full and self.on_unavailable == "allow" else self.on_unavailable
 
-    @property
+    @cached_property
     def time_zone(self) -> str:
-        """`TIME_ZONE`: the IANA time zone whose midnights part the days of counters; Django's where not set."""
+        """`TIME_ZONE`: the IANA time zone in which a day of a counter begins; by default Django's."""
         name = self._get("TIME_ZONE", str, "", "'Europe/Berlin'") or settings.TIME_ZONE
         if not is_zone(name):
-            raise ConfigurationError(f'QUOTA["TIME_ZONE"] is {name!r}.', "A zone as 'UTC' or 'Europe/Berlin' would do.")
+            raise ConfigurationError(f'QUOTA["TIME_ZONE"] is {name!r}.', "Use, for example, 'UTC' or 'Europe/Berlin'.")
         return name
 
     @cached_property
     def headers(self) -> bool:
-        """`HEADERS`: whether replies carry RateLimit-Policy and RateLimit."""
+        """`HEADERS`: whether responses have RateLimit-Policy and RateLimit."""
         return self._get("HEADERS", bool, True, "")
 
     @cached_property
     def legacy_headers(self) -> bool:
-        """`LEGACY_HEADERS`: whether replies carry X-RateLimit-Limit, -Remaining and -Reset too."""
+        """`LEGACY_HEADERS`: whether responses also have X-RateLimit-Limit, -Remaining and -Reset."""
         return self._get("LEGACY_HEADERS", bool, False, "")
 
     @cached_property
     def template(self) -> str:
-        """`TEMPLATE`: the template of the page for people who are refused."""
+        """`TEMPLATE`: the template of the 429 page."""
         template = self._get("TEMPLATE", str, "429.html", "'429.html'")
         if not template.strip() or not template.isprintable():
-            raise ConfigurationError(f'QUOTA["TEMPLATE"] is {template!r}.', "'429.html' would do.")
+            raise ConfigurationError(f'QUOTA["TEMPLATE"] is {template!r}.', "Use, for example, '429.html'.")
         return template
 
     @cached_property
     def response(self) -> Callable[[Any, Any], Any] | None:
-        """`RESPONSE`: a function `(request, decision) -> HttpResponse`, or its dotted path; None: ours.
+        """`RESPONSE`: a function `(request, decision) -> HttpResponse` that answers a refused request, or its path.
 
-        What answers who is refused; where it returns None, that is ours.
+        If it is None, or returns None, the default response is sent.
         """
         given = self._given.get("RESPONSE")
-        function = function_at('QUOTA["RESPONSE"]', str(given)) if is_path(given) else given
+        function = import_function('QUOTA["RESPONSE"]', str(given)) if is_path(given) else given
         if function is None or (callable(function) and not _is_async(function) and not isinstance(function, type)):
             return cast("Callable[[Any, Any], Any] | None", function)
         raise ConfigurationError(
             f'QUOTA["RESPONSE"] is {given!r}{", which is async" if _is_async(function) else ""}.',
-            "A plain function (request, decision) -> HttpResponse, or its dotted path, would do.",
+            "Use a sync function (request, decision) -> HttpResponse, or its dotted path.",
         )
 
     @cached_property
     def events(self) -> int:
-        """`EVENTS`: how many refusals, bans and warnings the stream in Redis keeps, about; 0: nothing is told."""
+        """`EVENTS`: about how many refusals, bans and warnings the stream in Redis keeps; `0` turns events off."""
         events = self._get("EVENTS", int, 10_000, "10000")
-        if not 0 <= events <= MOST_EVENTS:
-            raise ConfigurationError(f'QUOTA["EVENTS"] is {events!r}.', f"0 to {MOST_EVENTS} would do, such as 10000.")
+        if not 0 <= events <= MAX_EVENTS:
+            raise ConfigurationError(
+                f'QUOTA["EVENTS"] is {events!r}.', f"Use a number from 0 to {MAX_EVENTS}, for example 10000."
+            )
         return events
 
     @cached_property
     def memory_keys(self) -> int:
-        """`MEMORY_KEYS`: how many keys, one or two a subject, a process counts with in its own memory at most."""
+        """`MEMORY_KEYS`: the most keys that a process keeps in its own memory; a subject has one or two."""
         most = self._get("MEMORY_KEYS", int, 100_000, "100000")
-        if not FEWEST_KEYS <= most <= MOST_KEYS:
+        if not MIN_KEYS <= most <= MAX_KEYS:
             problem = f'QUOTA["MEMORY_KEYS"] is {most!r}.'
-            raise ConfigurationError(problem, f"{FEWEST_KEYS} to {MOST_KEYS} would do, such as 100000.")
+            raise ConfigurationError(problem, f"Use a number from {MIN_KEYS} to {MAX_KEYS}, for example 100000.")
         return most
 
-    @property
+    @cached_property
     def digest_key(self) -> str | bytes:
-        """`DIGEST_KEY`: the key of the digests that stand for secrets; SECRET_KEY, as it stands, where not set."""
+        """`DIGEST_KEY`: the key of the digests that replace secret values; by default SECRET_KEY."""
         given = self._given.get("DIGEST_KEY", "")
-        if not isinstance(given, str):  # which no message shows
+        if not isinstance(given, str):  # the message does not show the value: it is a secret
             raise ConfigurationError(
-                f'QUOTA["DIGEST_KEY"] is {type(given).__name__}, not a text.', "a long random text would do."
+                f'QUOTA["DIGEST_KEY"] is {type(given).__name__}, not a text.', "Use a long random text."
             )
         return given or settings.SECRET_KEY
 
     @cached_property
     def rules(self) -> Mapping[str, object]:
-        """`RULES`: the named rules as they are written."""
+        """`RULES`: the named rules, as they are written."""
         given = self._given.get("RULES", {})
         if not isinstance(given, Mapping):
-            raise ConfigurationError(f'QUOTA["RULES"] is {given!r}.', "{'search': '10/m'} would do.")
+            raise ConfigurationError(f'QUOTA["RULES"] is {given!r}.', "Use, for example, {'search': '10/m'}.")
         return given
 
     def rule(self, name: str) -> Rule:
-        """Return a rule of `RULES`. Raises `RuleError` where there is none of this name, or where it is wrong."""
-        rules = self.rules
-        if name not in rules:
-            raise RuleError(f'There is no rule {name!r} in QUOTA["RULES"].{did_you_mean(name, map(str, rules))}')
-        made = self._made.get(name)
-        if made is None or made[0] != rules[name]:
-            made = self._made[name] = (_copied(rules[name]), Rule.from_setting(name, rules[name], imported))
-        return made[1]
+        """Return a rule of `RULES`. Raises `RuleError` if there is no such rule, or if it is wrong."""
+        rule = self._made.get(name)
+        if rule is None:
+            rules = self.rules
+            if name not in rules:
+                raise RuleError(f'There is no rule {name!r} in QUOTA["RULES"].{did_you_mean(name, map(str, rules))}')
+            rule = self._made[name] = Rule.from_setting(name, rules[name], import_option)
+        return rule
 
 
 KNOWN_SETTINGS = (
     "CACHE", "DIGEST_KEY", "ENABLED", "EVENTS", "HEADERS", "IPV6_PREFIX", "LEGACY_HEADERS", "MEMORY_KEYS",
     "ON_UNAVAILABLE", "PREFIX", "RESPONSE", "RULES", "STORE", "TEMPLATE", "TIME_ZONE", "TRUSTED_PROXIES",
 )  # fmt: skip
-"""The names that `settings.QUOTA` may have; in lower case, the properties that read them."""
+"""The names in `settings.QUOTA`. Each is read by the property of `QuotaSettings` of the same name in lower case."""
 
 
-class _Current:
-    """The settings as they stand, read anew whenever `settings.QUOTA` differs from what was read.
-
-    What is put into the dict in place is seen too; what is changed inside a value only where it is a rule.
-    """
-
-    def __init__(self) -> None:
-        self._seen: tuple[object, object, QuotaSettings] = (None, None, QuotaSettings(None))
-
-    def read(self) -> QuotaSettings:
-        """Return the settings as they stand."""
-        # Where Django keeps what was asked for, until it is set or overridden: asking it costs more than all else here.
-        given = object.__getattribute__(settings, "__dict__").get("QUOTA")
-        if given is None:
-            given = getattr(settings, "QUOTA", None)
-        seen, copied, known = self._seen
-        if given is seen and given == copied:
-            return known
-        known = QuotaSettings(given)
-        self._seen = (given, dict(given) if isinstance(given, Mapping) else given, known)
-        return known
+_current: QuotaSettings | None = None
+_changes = 0
+"""How often the settings have changed."""
 
 
-current = _Current().read
-"""Return the settings as they stand: `current().prefix`."""
+def current() -> QuotaSettings:
+    """Return the settings: `current().prefix`."""
+    global _current  # noqa: PLW0603
+    found = _current
+    if found is None:
+        before = _changes
+        found = QuotaSettings(getattr(settings, "QUOTA", None))
+        if before == _changes:  # otherwise another thread has changed them meanwhile
+            _current = found
+    return found
 
 
-class _Live:
-    """Makes `conf.prefix` of `current().prefix`."""
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(current(), name)
+def time_zone() -> str:
+    """Return the setting `TIME_ZONE`. Raises `ConfigurationError` if there is no such zone."""
+    return current().time_zone
 
 
-conf = cast("QuotaSettings", _Live())
-"""The live settings: each attribute is read when it is asked for."""
+def _forget(*, setting: str, **_: object) -> None:
+    global _changes, _current  # noqa: PLW0603
+    if setting in ("QUOTA", "SECRET_KEY", "TIME_ZONE"):
+        _changes += 1
+        _current = None
+
+
+setting_changed.connect(_forget, dispatch_uid="django_quota.conf")
 
 
 def _is_async(function: object) -> bool:
     return iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-
-
-def _copied(value: object) -> object:
-    """Return a rule's setting with its dict and lists copied, so that a change in place is seen to differ."""
-    if isinstance(value, Mapping):
-        return {name: _copied(given) for name, given in value.items()}
-    return list(value) if isinstance(value, list) else value
 
 
 def _networks(given: Iterable[object]) -> tuple[Network | Literal["unix"], ...]:
@@ -276,26 +268,65 @@ def _networks(given: Iterable[object]) -> tuple[Network | Literal["unix"], ...]:
         except ValueError as error:
             raise ConfigurationError(
                 f'QUOTA["TRUSTED_PROXIES"] holds {value!r}: {error}.',
-                "A network as '10.0.0.0/8', an address or 'unix' would do.",
+                "Use a network such as '10.0.0.0/8', an address or 'unix'.",
             ) from None
     return tuple(networks)
 
 
+# --- dotted paths -----------------------------------------------------------------------------------------------------
+
+_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+
+_FUNCTION_OPTIONS = ("cost", "skip", "tier")
+"""The options of a rule that may be functions, and are never texts."""
+
+
+def is_path(value: object) -> bool:
+    """Return whether a value looks like a dotted path."""
+    return isinstance(value, str) and _PATH.fullmatch(value) is not None
+
+
+def import_function(option: str, path: str, error: type[RuleError] = RuleError) -> Callable[..., Any]:
+    """Return the function at a dotted path. Raises `error`, which names the option, if there is none."""
+    try:
+        function = import_string(path)
+    except (ImportError, ValueError, TypeError) as problem:
+        hint = "Use the path of a function, for example 'shop.limits.tier'."
+        raise error(f"{option}={path!r} cannot be imported: {problem}.", hint) from problem
+    if not callable(function):
+        raise error(f"{option}={path!r} is {type(function).__name__}.", "Use a function of the request.")
+    return function  # type: ignore[no-any-return]
+
+
+def import_option(option: str, value: object) -> object:
+    """Return the value of a rule's option, with functions in place of their dotted paths. Raises `RuleError`."""
+    if option in _FUNCTION_OPTIONS and isinstance(value, str):
+        return import_function(option, value)
+    if option in ("rate", "exempt"):
+        if isinstance(value, (list, tuple)) or (option == "exempt" and isinstance(value, (set, frozenset))):
+            return [import_option(option, each) for each in value]
+        if is_path(value):
+            return import_function(option, str(value))
+    return value
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
 _RATE_LIKE = re.compile(r"[\d/]")
-"""What a rate has, and a misspelt name of a rule hardly ever."""
+"""What every rate has. The misspelt name of a rule hardly ever has it."""
 
 
 def rule_of(rule_or_rate: object, options: Mapping[str, object]) -> Rule:
-    """Return the rule that a caller means: a `Rule`, the name of a rule of the settings, or a rate with options.
+    """Return a rule from what a caller gave: a `Rule`, the name of a rule in the settings, or a rate with options.
 
-    Raises `RuleError` where it is none of them.
+    Raises `RuleError` if it is none of these.
     """
     if isinstance(rule_or_rate, Rule):
         return _with_options(rule_or_rate, options)
     settings = current()
     if isinstance(rule_or_rate, str) and rule_or_rate in settings.rules:
         return _with_options(settings.rule(rule_or_rate), options)
-    if isinstance(options.get("ban"), Mapping):  # which cannot be a key of the cache
+    if isinstance(options.get("ban"), Mapping):  # a dict cannot be a key of the cache
         options = {**options, "ban": Ban.read(options["ban"])}
     try:
         return _rule_of_rate(rule_or_rate, tuple(sorted(options.items())) if options else ())
@@ -304,9 +335,11 @@ def rule_of(rule_or_rate: object, options: Mapping[str, object]) -> Rule:
             raise
         known = did_you_mean(str(rule_or_rate), map(str, settings.rules))
         if isinstance(rule_or_rate, str) and rule_or_rate.strip() and not _RATE_LIKE.search(rule_or_rate):
-            raise RateError(rule_or_rate, None, 'nor is it a rule in QUOTA["RULES"]', known.strip()) from None
+            raise RateError(
+                rule_or_rate, None, 'it is not the name of a rule in QUOTA["RULES"] either', known.strip()
+            ) from None
         raise RateError(error.text, error.position, error.problem, f"{error.hint} Nor is it a rule.{known}") from None
-    except TypeError:  # an option or a list of rates that cannot be a key of the cache
+    except TypeError:  # an unhashable option or list of rates
         return _make_rule(rule_or_rate, options)
 
 
@@ -330,7 +363,7 @@ def _make_rule(rate: object, options: Mapping[str, object]) -> Rule:
     if name is not None:
         return rule
     # The same rate, however it is spelt, is the same rule: "10/m" and "10 per minute" share their state.
-    if any(map(is_lambda, rule.rates)):  # which would be known by its line
-        raise RateError(path_of(rate), None, "a lambda has no name to count under", "Add name='...'.")
-    spelt = [path_of(rate) if callable(rate) else str(rate) for rate in rule.rates]
-    return rule.named("; ".join(spelt) or "unlimited")
+    if any(map(is_lambda, rule.rates)):  # its only name is its line, which changes
+        raise RateError(dotted_path(rate), None, "a lambda has no name to count under", "Add name='...'.")
+    spelt = [dotted_path(rate) if callable(rate) else str(rate) for rate in rule.rates]
+    return rule.renamed("; ".join(spelt) or "unlimited")

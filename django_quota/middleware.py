@@ -1,6 +1,6 @@
-"""The middleware: applies the rules of the settings, answers what a view lets through, writes headers on every reply.
+"""The middleware: it applies the rules of the settings, answers refusals, and writes the headers of every response.
 
-What a request's view has in `@quota` is decided in the same call. It decides nothing itself.
+The `@quota` on the outside of the view is decided in the same call.
 """
 
 from __future__ import annotations
@@ -11,30 +11,37 @@ from typing import Any, cast
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
-from django_quota.decisions import Decision
-from django_quota.edge import LEFT_TO_MIDDLEWARE, aenter, enter, leave, refuse, unavailable
-from django_quota.exceptions import QuotaExceeded, StoreUnavailable
-from django_quota.joining import take_rules
-from django_quota.limiter import note_failure
-from django_quota.planning import APPLIED
-from django_quota.request_decisions import adecide_request, decide_request
-from django_quota.rules import Rule
-from django_quota.site_rules import site_rules
+from django_quota.core.decisions import QuotaExceeded
+from django_quota.core.errors import StoreUnavailable
+from django_quota.core.flow import Flow, IOCall, run_async, run_sync
+from django_quota.services.registry import get_limiter
+from django_quota.services.request_decisions import DECIDED, request_flow
+from django_quota.services.site_rules import site_rules
+from django_quota.web.responses import (
+    DEFERRED,
+    aapply_decision,
+    apply_decision,
+    refuse,
+    unavailable,
+    write_headers,
+)
+from django_quota.web.view_lookup import claim_view_rules
 
 _ASKED = "_django_quota_asked"
-"""The mark of a request that the rules of the settings have been asked for."""
+"""The attribute of a request whose rules of the settings have been decided."""
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
 
 class QuotaMiddleware:
-    """Applies the rules of the settings that have a `match`, and answers what any view lets through.
+    """Applies the rules of the settings that have a `match`, and answers errors of the limiter that leave a view.
 
     A `QuotaExceeded` becomes a 429, a `StoreUnavailable` the 503 of `on_unavailable="deny"`.
 
-    It decides when the view is known: so rules may name views, and all other middleware has had its turn. What reaches
-    no view (a 404, another middleware's answer) is decided on the way back. Of two in one list, the outer does it all.
+    It decides when Django has found the view: so a rule may name a view, and all other middleware has run. A request
+    that reaches no view, such as a 404, is decided on the way back. If MIDDLEWARE lists it twice, the outer one does
+    the work.
     """
 
     sync_capable = True
@@ -45,79 +52,60 @@ class QuotaMiddleware:
         self.is_async = iscoroutinefunction(get_response)
         if self.is_async:
             markcoroutinefunction(self)
-            if type(self).process_view is QuotaMiddleware.process_view:  # no project's own
-                # Django runs a plain function in a thread of its own.
+            if type(self).process_view is QuotaMiddleware.process_view:  # a subclass has not replaced it
+                # Django would run a sync function in a thread.
                 self.process_view = self._aprocess_view  # type: ignore[method-assign, assignment]
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         """Answer a request."""
         if self.is_async:
-            return self.__acall__(request)
-        if hasattr(request, LEFT_TO_MIDDLEWARE):
-            return cast("HttpResponseBase", self.get_response(request))
-        setattr(request, LEFT_TO_MIDDLEWARE, True)
-        response = self.get_response(request)
-        if rules := _rules_of_the_site(request):
-            response = _instead_of(response, enter(request, decide_request(rules, request)))
-        delattr(request, LEFT_TO_MIDDLEWARE)
-        return leave(request, cast("HttpResponseBase", response))
+            return run_async(self._answer_flow(request))
+        return run_sync(self._answer_flow(request))
 
-    async def __acall__(self, request: HttpRequest) -> HttpResponseBase:
-        """Answer a request without blocking the event loop."""
-        if hasattr(request, LEFT_TO_MIDDLEWARE):
-            return cast("HttpResponseBase", await self.get_response(request))
-        setattr(request, LEFT_TO_MIDDLEWARE, True)
-        response = await self.get_response(request)
-        if rules := _rules_of_the_site(request):
-            response = _instead_of(response, await aenter(request, await adecide_request(rules, request)))
-        delattr(request, LEFT_TO_MIDDLEWARE)
-        return leave(request, cast("HttpResponseBase", response))
+    def _answer_flow(self, request: HttpRequest) -> Flow[HttpResponseBase]:
+        if hasattr(request, DEFERRED):
+            return cast("HttpResponseBase", (yield IOCall(self.get_response, self.get_response, request)))
+        setattr(request, DEFERRED, True)
+        response = yield IOCall(self.get_response, self.get_response, request)
+        refused = None if hasattr(request, _ASKED) else (yield from _limit_flow(request, None))
+        delattr(request, DEFERRED)
+        return write_headers(request, _replaced(response, refused))
 
     def process_view(
         self, request: HttpRequest, view: Callable[..., Any], _args: Args, _kwargs: Kwargs
     ) -> HttpResponse | None:
-        """Decide before the view; return the answer where the request is refused."""
-        if hasattr(request, _ASKED):
-            return None
-        site = _rules_of_the_site(request)
-        rules = site + take_rules(request, view)
-        return enter(request, _noted(request, site, decide_request(rules, request))) if rules else None
+        """Decide before the view; return a response if the request is refused."""
+        return None if hasattr(request, _ASKED) else run_sync(_limit_flow(request, view))
 
     async def _aprocess_view(
         self, request: HttpRequest, view: Callable[..., Any], _args: Args, _kwargs: Kwargs
     ) -> HttpResponse | None:
-        if hasattr(request, _ASKED):
-            return None
-        site = _rules_of_the_site(request)
-        rules = site + take_rules(request, view)
-        return await aenter(request, _noted(request, site, await adecide_request(rules, request))) if rules else None
+        return None if hasattr(request, _ASKED) else await run_async(_limit_flow(request, view))
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         """Answer a `QuotaExceeded` or a `StoreUnavailable` that left a view."""
         if isinstance(exception, StoreUnavailable):
-            note_failure(exception)
+            get_limiter().note_failure(exception)
             return unavailable(request)
         return refuse(request, exception.decision) if isinstance(exception, QuotaExceeded) else None
 
 
-def _instead_of(response: Any, refused: HttpResponse | None) -> HttpResponseBase:
-    """Return what is sent; a refusal also closes what it stands in the place of, such as a file."""
+def _replaced(response: Any, refused: HttpResponse | None) -> HttpResponseBase:
+    """Return the response to send. A refusal also closes the response that it replaces, such as a file."""
     if refused is None:
         return cast("HttpResponseBase", response)
     refused._resource_closers += getattr(response, "_resource_closers", ())  # type: ignore[attr-defined]  # noqa: SLF001 — close() itself says that the request is over
     return refused
 
 
-def _rules_of_the_site(request: HttpRequest) -> list[Rule]:
-    """Return the rules of the settings that hold for a request, once."""
-    if hasattr(request, _ASKED):
-        return []
+def _limit_flow(request: HttpRequest, view: Callable[..., Any] | None) -> Flow[HttpResponse | None]:
+    """Decide the rules of the settings and of the view; return a response if the request is refused."""
     setattr(request, _ASKED, True)
-    return site_rules(request)
-
-
-def _noted(request: HttpRequest, site: list[Rule], decision: Decision) -> Decision:
-    """Note what was decided, so that a decorator which names one of these rules does not count it a second time."""
-    if site:
-        setattr(request, APPLIED, (site, decision))
-    return decision
+    site = site_rules(request)
+    rules = site if view is None else site + claim_view_rules(request, view)
+    if not rules:
+        return None
+    decision = yield from request_flow(rules, request)
+    if site:  # so that a decorator with one of these rules does not count it again
+        setattr(request, DECIDED, (site, decision))
+    return cast("HttpResponse | None", (yield IOCall(apply_decision, aapply_decision, request, decision)))

@@ -1,7 +1,7 @@
-"""The tables: overrides, the outbox of those that Redis has not been told of, what it was, and the usage of each day.
+"""The tables: overrides, the outbox of overrides that wait to be published, their generation, and the daily usage.
 
-They are the record; what decides lies in Redis. They must not know Redis: `override_sync` brings overrides there,
-`rollup` brings usage here. Limiting works without any of them.
+The tables are the record, and Redis decides. `override_sync` publishes overrides to Redis, and `rollup` copies usage
+from it.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_quota.conf import current
-from django_quota.exceptions import RateError, RuleError
-from django_quota.overrides import ALL_RULES
-from django_quota.rates import parse_rates
-from django_quota.rules import Rule
-from django_quota.subjects import named_subject, user_subject
+from django_quota.core.errors import RateError, RuleError
+from django_quota.core.rates import parse_rates
+from django_quota.core.rules import Rule
+from django_quota.services.overrides import ALL_RULES
+from django_quota.services.subjects import named_subject, user_subject
 
 overrides_changed = Signal()
-"""Overrides were changed by a statement over many rows, which sends no signal a row; sent within its transaction.
+"""Many overrides were changed by one statement, which sends no signal for each row. Sent within its transaction.
 
-It carries `subjects`, whom they were or are about, and `using`, the database.
+It carries `subjects`, whose overrides have changed, and `using`, the database.
 """
 
 
 class QuotaOverrideQuerySet(models.QuerySet["QuotaOverride"]):
-    """Overrides. What changes many at once publishes them too; `_raw_delete` and SQL by hand want a `quota_sync`."""
+    """Overrides. Its methods publish what they change. After `_raw_delete` or SQL of your own, run `quota_sync`."""
 
     def active(self, now: datetime | None = None) -> QuotaOverrideQuerySet:
-        """Return those that hold at a moment, now where none is given."""
+        """Return the overrides that apply at a moment, by default now."""
         moment = now or timezone.now()
         return self.filter(
             Q(starts__isnull=True) | Q(starts__lte=moment), Q(expires__isnull=True) | Q(expires__gt=moment)
         )
 
     def update(self, **values: Any) -> int:
-        """Change rows, and publish whom they were and are about."""
+        """Change rows, and publish their subjects before and after."""
         if isinstance(values.get("subject"), str):
             values["subject"] = named_subject(values["subject"])
-        self._for_write = True  # a replica may lag behind
+        self._for_write = True  # a replica may lag
         with transaction.atomic(using=self.db):
             begin_writing(self.db)
             before = dict(self.values_list("pk", "subject"))
@@ -64,7 +64,7 @@ class QuotaOverrideQuerySet(models.QuerySet["QuotaOverride"]):
     update.alters_data = True  # type: ignore[attr-defined]
 
     def bulk_create(self, objs: Iterable[QuotaOverride], *args: Any, **kwargs: Any) -> list[QuotaOverride]:
-        """Add rows, and publish them."""
+        """Add rows, and publish their subjects."""
         rows = list(objs)
         for row in rows:
             row.normalize()
@@ -75,7 +75,7 @@ class QuotaOverrideQuerySet(models.QuerySet["QuotaOverride"]):
         return added
 
     def bulk_update(self, objs: Iterable[QuotaOverride], fields: Iterable[str], batch_size: int | None = None) -> int:
-        """Change rows, and publish whom they were and are about."""
+        """Change rows, and publish their subjects before and after."""
         rows = list(objs)
         for row in rows:
             row.normalize()
@@ -86,10 +86,10 @@ class QuotaOverrideQuerySet(models.QuerySet["QuotaOverride"]):
 
 
 class QuotaOverride(models.Model):
-    """A rule that is another one for one subject: other rates, none at all, or nothing allowed; until a moment."""
+    """An override: another rate for a subject, no limit at all, or a block, until a moment."""
 
     class Mode(models.TextChoices):
-        """What holds instead."""
+        """What applies instead of the rule."""
 
         RATE = "rate", _("another rate")
         EXEMPT = "exempt", _("exempt")
@@ -131,7 +131,7 @@ class QuotaOverride(models.Model):
     objects = QuotaOverrideQuerySet.as_manager()
 
     class Meta:
-        """One override a subject and rule."""
+        """Each subject and rule has at most one override."""
 
         verbose_name = _("override")
         verbose_name_plural = _("overrides")
@@ -160,23 +160,23 @@ class QuotaOverride(models.Model):
         return f"{self.subject}, {rule}: {what}"
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Save it, its subject in its one spelling. Raises `RuleError` where subject or rate is none."""
+        """Save it with its subject in the canonical form. Raises `RuleError` for a wrong subject or rate."""
         self.normalize()
         if self.mode == self.Mode.RATE:
             parse_rates(self.rate)
         using = kwargs.get("using") or router.db_for_write(type(self), instance=self)
-        with transaction.atomic(using=using):  # `override_sync` writes the outbox along with it
+        with transaction.atomic(using=using):  # `override_sync` writes the outbox in it
             begin_writing(using)
             super().save(*args, **kwargs)
 
     def clean(self) -> None:
-        """Check what the fields alone cannot: that the subject is one, and that the rate fits its rule."""
+        """Check that the subject is valid, and that the rate fits its rule."""
         problems = dict(self._problems())
         if problems:
             raise ValidationError(problems)
 
     def normalize(self) -> None:
-        """Bring the subject into its one spelling. Raises `RuleError` where it is none."""
+        """Bring the subject into its canonical form. Raises `RuleError` for a wrong subject."""
         self.subject = named_subject(self.subject)
 
     def _problems(self) -> Iterator[tuple[str, str]]:
@@ -206,7 +206,7 @@ class QuotaOverride(models.Model):
             yield "rate", gettext("It does not fit its rule: %s") % error
 
     def _rules(self) -> Iterator[Rule]:
-        """Find the rules of the settings that it holds for; a decorator's may have a name that they do not know."""
+        """Yield the rules of the settings that it applies to. A decorator may have others."""
         known = current()
         for name in known.rules:
             if self.rule in (ALL_RULES, name):
@@ -214,10 +214,10 @@ class QuotaOverride(models.Model):
 
 
 class Subject(QuotaOverride):
-    """A subject as the admin shows it: no table of its own, only a page and who may do what on it."""
+    """A subject in the admin. It has no table, only a page and permissions."""
 
     class Meta:
-        """Blocks, exemptions and other rates are overrides, and go by their permissions."""
+        """Blocks, exemptions and other rates are overrides, and use their permissions."""
 
         proxy = True
         verbose_name = _("subject")
@@ -230,10 +230,10 @@ class Subject(QuotaOverride):
 
 
 class Overview(QuotaOverride):
-    """What the limiter does now, as the admin shows it: no table of its own, only a page and who may see it."""
+    """The overview in the admin. It has no table, only a page and a permission."""
 
     class Meta:
-        """It is only looked at."""
+        """It can only be viewed."""
 
         proxy = True
         verbose_name = _("overview")
@@ -242,17 +242,16 @@ class Overview(QuotaOverride):
 
 
 class OverrideOutbox(models.Model):
-    """A subject whose overrides have changed: written with the change, gone when Redis knows.
+    """A subject whose overrides have changed: written with the change, deleted after its publication.
 
-    What is left here was saved while Redis was away, or by a process that ended too soon; who publishes it then stands
-    in `override_sync`.
+    A row that stays was saved while Redis was away, or by a process that ended too soon. `override_sync` publishes it.
     """
 
     subject = models.CharField(max_length=500)
     noted = models.DateTimeField(auto_now_add=True)
 
     class Meta:
-        """No row is unique: each stands for one change, and goes with it."""
+        """Rows are not unique: each stands for one change."""
 
         verbose_name = _("unpublished override")
         verbose_name_plural = _("unpublished overrides")
@@ -263,9 +262,9 @@ class OverrideOutbox(models.Model):
 
 
 class OverrideGeneration(models.Model):
-    """The generation of the overrides that Redis was told of last: one row, none before the first.
+    """The generation of the overrides that was published last: one row, none before the first.
 
-    A Redis that shows an older one has lost a part of its memory; see `override_sync`.
+    A Redis with an earlier one has lost a part of its memory; see `override_sync`.
     """
 
     number = models.PositiveBigIntegerField()
@@ -280,7 +279,7 @@ class OverrideGeneration(models.Model):
 
 
 def begin_writing(using: str) -> None:
-    """Take the write lock of a database that locks no rows (SQLite): what it reads before, it cannot write upon."""
+    """Take the write lock of a database that locks no rows (SQLite), before you read what you will change."""
     if not connections[using].features.has_select_for_update:
         OverrideOutbox.objects.using(using).filter(pk=0).update(subject="")
 
@@ -289,15 +288,15 @@ class DailyCounterQuerySet(models.QuerySet["DailyCounter"]):
     """Usage by subject, rule and day."""
 
     def of_user(self, user: Any) -> DailyCounterQuerySet:
-        """Return those of a user. Raises `RuleError` for one without a primary key."""
+        """Return the rows of a user. Raises `RuleError` for one without a primary key."""
         return self.filter(subject=user_subject(user))
 
 
 class DailyCounter(models.Model):
-    """How many checks of a rule a subject made on a day, as far as `quota_rollup` has carried them from Redis.
+    """How many checks of a rule a subject made on a day, as far as `quota_rollup` has copied them from Redis.
 
-    What was carried last is noted beside the totals: so a roll-up that runs again, or beside another, adds nothing
-    twice, and what a Redis counts that has lost its memory is added to what was there.
+    The row notes what was copied last. So a roll-up that runs again, or beside another one, adds nothing twice, and the
+    counts of a Redis that has lost its memory are added to the earlier ones.
     """
 
     subject = models.CharField(
@@ -320,9 +319,10 @@ class DailyCounter(models.Model):
     objects = DailyCounterQuerySet.as_manager()
 
     class Meta:
-        """One row a subject, day and rule; by subject through the unique index, newest first through the others.
+        """Each subject, day and rule has one row.
 
-        Each of these holds the order of the admin's list, so that a page of it reads a page, whatever the rows.
+        The unique index finds a subject, the others the newest rows. Each has the order of the admin's list, so a page
+        reads only its own rows.
         """
 
         verbose_name = _("daily counter")
@@ -339,6 +339,6 @@ class DailyCounter(models.Model):
 
     @property
     def user_pk(self) -> str | None:
-        """The primary key of the user whom it is about, as text; None where it is about somebody else."""
+        """The primary key of the user, as text; None for a subject that is not a user."""
         kind, _colon, name = self.subject.partition(":")
         return unquote(name) if kind == "user" and name and "+" not in name else None

@@ -1,1 +1,1 @@
-"""The example site of django_quota: `make demo` plays it through by itself, `make serve` leaves it up to play with."""
+"""The example site of django_quota: `make demo` runs it by itself, `make serve` leaves it up for you to try."""

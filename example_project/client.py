@@ -1,4 +1,4 @@
-"""A visitor of the site: real HTTP requests over one kept connection, with the cookies that a browser would keep."""
+"""An HTTP client that keeps its connection and its cookies, as a browser does."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ TIMEOUT = 60.0
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back."""
+    """The answer to a request."""
 
     status: int
     headers: Message
     body: str
     at: float
-    """When it was there, by `time.monotonic`."""
+    """When it arrived, by `time.monotonic`."""
 
     @property
     def admitted(self) -> bool:
@@ -35,12 +35,12 @@ class Reply:
 
     @property
     def retry_after(self) -> int:
-        """The seconds of Retry-After; 0 where there is none."""
+        """The seconds of Retry-After; 0 if there is none."""
         return int(self.headers.get("Retry-After", "0"))
 
     @property
     def said(self) -> dict[str, Any]:
-        """What the body says, which is JSON; nothing where it is not."""
+        """The JSON object of the body; empty if it is none."""
         try:
             found = json.loads(self.body)
         except ValueError:
@@ -49,18 +49,18 @@ class Reply:
 
     @property
     def left(self) -> list[int]:
-        """What each limit has left, as RateLimit says."""
+        """What each limit has left, from the RateLimit header."""
         return [int(left) for left in re.findall(r";r=(\d+)", self.headers.get("RateLimit", ""))]
 
     @property
     def quotas(self) -> dict[str, int]:
-        """What each limit admits in its window, by its name, as RateLimit-Policy says."""
+        """What each limit admits in its window, by name, from the RateLimit-Policy header."""
         policies = re.findall(r'"([^"]*)";q=(\d+)', self.headers.get("RateLimit-Policy", ""))
         return {name: int(quota) for name, quota in policies}
 
 
 class Visitor:
-    """Somebody with a browser: a connection of their own, and cookies. Used as a context manager."""
+    """A visitor with a connection and cookies of their own. A context manager."""
 
     def __init__(
         self, port: int, cookies: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
@@ -68,7 +68,7 @@ class Visitor:
         self._connection = HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
         self.cookies = dict(cookies or {})
         self.headers = {"Accept": "application/json", **(headers or {})}
-        """What every request of theirs brings."""
+        """The headers of every request."""
 
     def __enter__(self) -> Self:
         return self
@@ -81,7 +81,7 @@ class Visitor:
         return self.send("GET", url, headers=headers)
 
     def post(self, url: str, fields: Mapping[str, str] | None = None) -> Reply:
-        """Send a form, with the CSRF token of the cookie that an earlier page has set."""
+        """Send a form, with the CSRF token from the cookie of an earlier page."""
         return self.send("POST", url, fields=fields or {})
 
     def send(
@@ -92,7 +92,7 @@ class Visitor:
         fields: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Reply:
-        """Send a request, and keep the cookies of its reply."""
+        """Send a request and keep the cookies of the reply."""
         sent = {**self.headers, **(headers or {})}
         body = None
         if fields is not None:

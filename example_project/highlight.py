@@ -1,4 +1,4 @@
-"""Colours Python source for the front page, with the tokenizer that Python brings along."""
+"""Highlight Python source for the front page, with the tokenizer of the standard library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CLASSES = {token.STRING: "string", token.NUMBER: "number", tokenize.COMMENT: "c
 
 
 def highlighted(source: str) -> SafeString:
-    """Return source as HTML: a span for each line, and in it one for each string, number, keyword, decorator."""
+    """Return source as HTML: a span for each line, with spans for strings, numbers, keywords and decorators."""
     lines = source.splitlines(keepends=True)
     html: list[str] = []
     row, column = 1, 0
@@ -28,11 +28,11 @@ def highlighted(source: str) -> SafeString:
             decorates = False
         name = "decorator" if decorates else "keyword" if keyword.iskeyword(text) else _CLASSES.get(kind)
         html.append(f'<span class="{name}">{escape(text)}</span>' if name else escape(text))
-    # Every piece of text went through escape(), and no span reaches over the end of a line.
+    # All text went through escape(), and no span crosses the end of a line.
     return mark_safe("".join(f'<span class="line">{line}</span>' for line in "".join(html).splitlines()))
 
 
 def _between(lines: list[str], start: tuple[int, int], end: tuple[int, int]) -> str:
-    """Return what stands between two tokens, which the tokenizer leaves out: spaces, on the line of the later one."""
+    """Return the spaces between two tokens on one line; the tokenizer leaves them out."""
     first = start[1] if start[0] == end[0] else 0
     return lines[end[0] - 1][first : end[1]] if end[1] > first else ""

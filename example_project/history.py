@@ -1,7 +1,7 @@
-"""A past for the admin to show: people, a year of daily counters up to yesterday, and overrides of every kind.
+"""A history for the admin to show: users, a year of daily counters up to yesterday, and overrides of every kind.
 
-It is drawn from a seed, so that each run makes the same year. Only what lies in the past is made up, and only in the
-database: what Redis holds of today comes from real requests; see `traffic`.
+It comes from a fixed seed, so each run makes the same year. Only the past is made up, and only in the database. The
+counts of today in Redis come from real requests; see `traffic`.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ SEED = 20_12_03_22
 BATCH = 2_000
 
 SHARES = {"api": 1.0, "api-search": 0.35, "api-export": 0.02}
-"""Rules, and the share of a day's requests that each is asked about."""
+"""The rules, with the share of the day's requests that each checks."""
 SATURDAY = 5
 HOLIDAYS = frozenset({(1, 1), (5, 1), (12, 24), (12, 25), (12, 26), (12, 31)})
 INCIDENT = range(74, 78)
-"""Days ago when a script of Goran's went round and round."""
+"""How many days ago Goran's script ran in a loop."""
 RUNAWAY = "goran"
 OUTAGE = 131
-"""Days ago when the site was down for most of a day."""
+"""How many days ago the site was down for most of a day."""
 
-Told = Callable[[int, int], object]
-"""Is told how much is done, and of how much."""
+ProgressCallback = Callable[[int, int], object]
+"""Called with how much is done and how much there is."""
 
 
 def write_people(accounts: Sequence[Account]) -> dict[str, User]:
-    """Put the people and the accounts into an empty database; return the users by name."""
-    with ThreadPoolExecutor() as pool:  # hashing is slow on purpose, and leaves the other cores free
+    """Write the users and the admin's accounts into an empty database; return the users by name."""
+    with ThreadPoolExecutor() as pool:  # hashing is slow on purpose, and uses one core
         hashes = list(pool.map(make_password, [account.password for account in accounts]))
     User.objects.bulk_create(
         [
@@ -61,20 +61,20 @@ def write_people(accounts: Sequence[Account]) -> dict[str, User]:
     return users
 
 
-def write_history(users: Mapping[str, User], told: Told) -> int:
-    """Write the year's counters; return how many rows there are."""
+def write_history(users: Mapping[str, User], report: ProgressCallback) -> int:
+    """Write the counters of a year; return the number of rows."""
     today = timezone.localdate()
     rows = [row for person in PEOPLE for row in _rows(person, f"user:{users[person.username].pk}", today)]
-    told(0, len(rows))
+    report(0, len(rows))
     with transaction.atomic():
         for number, batch in enumerate(_batches(rows)):
             DailyCounter.objects.bulk_create(batch)
-            told(min((number + 1) * BATCH, len(rows)), len(rows))
+            report(min((number + 1) * BATCH, len(rows)), len(rows))
     return len(rows)
 
 
 def write_overrides(users: Mapping[str, User]) -> None:
-    """Write overrides that hold, that are to hold and that have held; those that hold are published."""
+    """Write overrides that are active, planned and expired; the active ones are published."""
     now, by = timezone.now(), users["admin"]
 
     def user(name: str) -> str:
@@ -168,7 +168,7 @@ def _rows(person: Person, subject: str, today: date) -> Iterator[DailyCounter]:
 
 
 def _mood(person: Person, day: date, ago: int) -> float:
-    """Return how much of a busy day a day is: it grows over the year, and goes down on weekends and holidays."""
+    """Return the traffic of a day as a share of a busy day: it grows over the year and drops on days off."""
     growth = 1 - 0.55 * ago / DAYS
     season = 1 + 0.12 * sin(2 * pi * day.timetuple().tm_yday / DAYS)
     weekend = person.weekends if day.weekday() >= SATURDAY else 1.0
@@ -178,7 +178,7 @@ def _mood(person: Person, day: date, ago: int) -> float:
 
 
 def _decided(person: Person, rule: str, ago: int, asked: int, random: Random) -> tuple[int, int]:
-    """Return how many of a day's requests were allowed and refused: few are, but for the days of the incident."""
+    """Return how many requests of a day were allowed and refused; many are refused during the incident."""
     if person.username == RUNAWAY and ago in INCIDENT:
         return asked, round(person.requests * random.uniform(4, 9) * SHARES[rule])
     rarely = random.random() < (0.01 if person.pro else 0.03)

@@ -9,7 +9,7 @@ from pathlib import Path
 from django.core.management import execute_from_command_line
 
 if __name__ == "__main__":
-    # The folder that holds the project in the place of the project's own: its modules are example_project.something.
+    # The parent folder goes on the path, because the modules are example_project.something.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
     execute_from_command_line(sys.argv)

@@ -1,6 +1,6 @@
-"""The people of the site: those who use its API, and those who may sign in to its admin.
+"""The users of the site's API, and the users of its admin.
 
-Passwords of the admin are made up anew each time, told to who starts the site, and kept by nobody.
+The admin's passwords are new on each start. They are printed on the terminal and stored nowhere.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Person:
-    """Somebody who uses the API."""
+    """A user of the API."""
 
     username: str
     first_name: str
     last_name: str
     requests: int
-    """How many they send on a busy day."""
+    """How many requests they send on a busy day."""
     pro: bool = False
     staff: bool = False
-    """Staff without a password: they sign in to nothing, and their searches are free."""
+    """Whether they are staff, whose searches are free. They have no password and cannot sign in."""
     weekends: float = 0.2
-    """How much of that they send on a day of a weekend."""
+    """The share of that which they send on a Saturday or Sunday."""
     since: int = 400
-    """How many days ago they began."""
+    """How many days ago they started."""
 
 
 DEMO, DEMO_PRO = "demo", "demo-pro"
@@ -50,19 +50,19 @@ PEOPLE = (
 
 @dataclass(frozen=True)
 class Account:
-    """Somebody who may sign in to the admin."""
+    """A user of the admin."""
 
     username: str
     may: str
     """What they may do, in words."""
     permissions: Sequence[str] = ()
-    """Of django_quota's, by codename."""
+    """The permissions of django_quota, by codename."""
     is_superuser: bool = False
     password: str = field(default_factory=lambda: secrets.token_urlsafe(9), repr=False)
 
 
 def new_accounts() -> tuple[Account, ...]:
-    """Make up who may sign in to the admin, with fresh passwords."""
+    """Return the users of the admin with new passwords."""
     views = ("view_subject", "view_overview", "view_dailycounter", "view_quotaoverride")
     return (
         Account("admin", "may do everything", is_superuser=True),

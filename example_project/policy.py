@@ -1,6 +1,6 @@
-"""The site's Content-Security-Policy: scripts, styles and all else from here alone, none of them written in a page.
+"""A strict Content-Security-Policy: scripts, styles and everything else only from this site, nothing inline.
 
-Django 6 has a middleware for it; this one does for every Django, and is as strict as a site can be.
+Django 6 has a middleware of its own for this; this one works with every supported Django.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from django.http import HttpRequest, HttpResponseBase
 from django.utils.functional import SimpleLazyObject, empty
 
 POLICY = "default-src 'self'; img-src 'self' data:"
-"""Django's admin draws its icons by data URLs."""
+"""The icons of Django's admin are data URLs."""
 
 
 class ContentSecurityPolicy:
-    """Says on every reply what a page may load. `request.csp_nonce` is a nonce for a page's own style."""
+    """Set the Content-Security-Policy of every reply; `request.csp_nonce` is a nonce for a page's own style."""
 
     sync_capable = True
     async_capable = True

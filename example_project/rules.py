@@ -1,4 +1,4 @@
-"""The rules of the settings: those that more than a decorator needs, by name. The front page shows them too."""
+"""The rules of the settings, by name. The front page shows them too."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
 
 PRO = "pro"
-"""The group whose users are in the tier of this name."""
-A_PAGE = 20
-"""Search results that cost one unit."""
+"""The group of the users in the tier `pro`."""
+RESULTS_PER_UNIT = 20
+"""How many search results cost one unit."""
 MOST_PAGES = 5
-"""Units that no search costs more than."""
+"""The highest cost of a search."""
 
 RULES: dict[str, object] = {
     "login": {"rate": "5/10m", "key": "ip", "ban": {"after": "1/10m", "for": ["10m", "1h", "1d"]}},
     "login-account": {"rate": "20/h", "key": "post:username"},
     "tokens": {"rate": "10000/h", "key": "ip"},
-    # The API has no decorators: these rules say themselves where they hold.
+    # The API has no decorators: `match` says where these rules apply.
     "api": {
         "rate": {"anonymous": "10/m", "authenticated": "100/m", "pro": "1000/m"},
         "tier": "example_project.rules.tier",
@@ -38,13 +38,13 @@ RULES: dict[str, object] = {
 
 
 def tier(request: HttpRequest) -> str | None:
-    """Say who is a pro; the others go by whether they are signed in."""
+    """Return the tier of a pro; None for the others, who get `anonymous` or `authenticated`."""
     user = request.user
     return PRO if user.is_authenticated and user.groups.filter(name=PRO).exists() else None
 
 
 def cost_of_search(request: HttpRequest) -> int:
-    """Take one unit for every twenty results that a search asks for."""
+    """Return one unit for every twenty results of a search."""
     wanted = request.GET.get("limit", "")
-    pages = -(-int(wanted) // A_PAGE) if wanted.isdecimal() and len(wanted) < len("1000") else 1
+    pages = -(-int(wanted) // RESULTS_PER_UNIT) if wanted.isdecimal() and len(wanted) < len("1000") else 1
     return min(max(pages, 1), MOST_PAGES)

@@ -1,4 +1,4 @@
-"""Sends a scene's requests to the site: one after another, or from as many threads at the same moment."""
+"""Send the requests of a scenario, one after another or all at the same moment."""
 
 from __future__ import annotations
 
@@ -8,50 +8,50 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from uuid import uuid4
 
 from example_project.client import Reply, Visitor
-from example_project.scenes import Scene
+from example_project.scenarios import Scenario
 
 READY_TIMEOUT = 60.0
-"""Seconds within which all threads must be ready to send."""
+"""Seconds to wait until all threads are ready to send."""
 
 
-def one_after_another(scene: Scene, visitor: Visitor, values: Sequence[str] = ()) -> list[Reply]:
-    """Send the scene's requests as one visitor; `values`: what they bring, in the place of what the scene says."""
-    headers = _headers(scene)
-    return [_send(scene, visitor, value, headers) for value in values or _values(scene)]
+def one_after_another(scenario: Scenario, visitor: Visitor, values: Sequence[str] = ()) -> list[Reply]:
+    """Send the requests as one visitor, with `values` in place of those of the scenario."""
+    headers = _headers(scenario)
+    return [_send(scenario, visitor, value, headers) for value in values or _values(scenario)]
 
 
-def at_once(scene: Scene, port: int) -> Iterator[Reply]:
-    """Send the scene's requests from as many threads, all let go at the same moment; yield the replies as they come."""
-    together = threading.Barrier(scene.sends)
-    headers = _headers(scene)
+def at_once(scenario: Scenario, port: int) -> Iterator[Reply]:
+    """Send each request from a thread of its own, all at the same moment; yield the replies as they come."""
+    together = threading.Barrier(scenario.sends)
+    headers = _headers(scenario)
     with Visitor(port) as first:
-        if scene.method == "POST":
+        if scenario.method == "POST":
             first.get("/")
         cookies = first.cookies
 
     def send(value: str) -> Reply:
         with Visitor(port, cookies) as visitor:
             together.wait(READY_TIMEOUT)
-            return _send(scene, visitor, value, headers)
+            return _send(scenario, visitor, value, headers)
 
-    with ThreadPoolExecutor(scene.sends) as pool:
-        for sent in as_completed([pool.submit(send, value) for value in _values(scene)]):
+    with ThreadPoolExecutor(scenario.sends) as pool:
+        for sent in as_completed([pool.submit(send, value) for value in _values(scenario)]):
             yield sent.result()
 
 
-def _values(scene: Scene) -> Sequence[str]:
-    """Return what each request brings that may differ."""
-    given = scene.given
-    return (given.each if given else ()) or (given.value if given else "",) * scene.sends
+def _values(scenario: Scenario) -> Sequence[str]:
+    """Return the value of each request."""
+    given = scenario.given
+    return (given.each if given else ()) or (given.value if given else "",) * scenario.sends
 
 
-def _headers(scene: Scene) -> dict[str, str]:
-    """Return the headers of a run: somebody whom the limit has never seen, where it goes by a fresh one."""
-    return {**scene.headers, **({scene.fresh_header: uuid4().hex} if scene.fresh_header else {})}
+def _headers(scenario: Scenario) -> dict[str, str]:
+    """Return the headers of a run, with a new value in `fresh_header` so that the limit starts unused."""
+    return {**scenario.headers, **({scenario.fresh_header: uuid4().hex} if scenario.fresh_header else {})}
 
 
-def _send(scene: Scene, visitor: Visitor, value: str, headers: dict[str, str]) -> Reply:
-    given = {scene.given.name: value} if scene.given else {}
-    if scene.method == "POST":
-        return visitor.send(scene.method, scene.url, fields={**scene.fields, **given}, headers=headers)
-    return visitor.send(scene.method, scene.url, headers={**headers, **given})
+def _send(scenario: Scenario, visitor: Visitor, value: str, headers: dict[str, str]) -> Reply:
+    given = {scenario.given.name: value} if scenario.given else {}
+    if scenario.method == "POST":
+        return visitor.send(scenario.method, scenario.url, fields={**scenario.fields, **given}, headers=headers)
+    return visitor.send(scenario.method, scenario.url, headers={**headers, **given})

@@ -1,4 +1,4 @@
-"""`make serve`: leaves the example site up until Ctrl-C. `python -m example_project.serve --port 8001`."""
+"""`make serve`: run the example site until Ctrl-C. `python -m example_project.serve --port 8001`."""
 
 from __future__ import annotations
 
@@ -9,36 +9,40 @@ from contextlib import ExitStack
 
 from rich.console import Console
 
-from example_project.stage import StageError, ended_by_signals, running_site
-from example_project.waiting import shown
+from example_project.progress import progress_bar
+from example_project.runner import RunnerError, ended_by_signals, running_site
 
 PREFIX = "quota-example-site"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the site until it is told to stop; return the exit status."""
-    parser = argparse.ArgumentParser(description="Leave the example site up.")
+    """Run the site until it is stopped; return the exit status."""
+    parser = argparse.ArgumentParser(description="Run the example site until Ctrl-C.")
     parser.add_argument(
         "--port",
         type=int,
         default=os.environ.get("PORT") or "8000",
-        help="the port to listen on (default: the environment's PORT, or 8000); 0 is any free one",
+        help="the port to listen on (default: the environment's PORT, or 8000); 0 takes any free port",
     )
-    parser.add_argument("--wsgi", action="store_true", help="serve by WSGI: live pages ask every few seconds")
+    parser.add_argument("--wsgi", action="store_true", help="serve by WSGI: live pages poll every few seconds")
     chosen = parser.parse_args(arguments)
     try:
         with ended_by_signals(), ExitStack() as stack:
-            with shown(Console(stderr=True)) as told:
-                site = stack.enter_context(running_site(prefix=PREFIX, port=chosen.port, wsgi=chosen.wsgi, told=told))
-            print(f"The example site is up at {site.url}, on {site.redis}.", site.sign_ins, "Ctrl-C ends it.", sep="\n")
+            with progress_bar(Console(stderr=True)) as report:
+                site = stack.enter_context(
+                    running_site(prefix=PREFIX, port=chosen.port, wsgi=chosen.wsgi, report=report)
+                )
+            print(
+                f"The example site is up at {site.url}, on {site.redis}.", site.sign_ins, "Ctrl-C stops it.", sep="\n"
+            )
             sys.stdout.flush()
             status = site.process.wait()
-            print(f"The server has ended by itself (status {status}).", file=sys.stderr)
+            print(f"The server stopped by itself (status {status}).", file=sys.stderr)
             return 1
     except KeyboardInterrupt:
-        print("\nThe site has ended.")
+        print("\nThe site has stopped.")
         return 0
-    except StageError as error:
+    except RunnerError as error:
         print(error, file=sys.stderr)
         return 1
 

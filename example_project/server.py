@@ -1,7 +1,6 @@
-"""The server process, on a socket that `stage` has opened: its file descriptor, and `asgi` or `wsgi`.
+"""The server process. Its arguments are the file descriptor of the socket that `runner` opened, and `asgi` or `wsgi`.
 
-uvicorn serves ASGI. For WSGI, where pages ask again and again for what ASGI would send by itself, Django's own server
-does: a thread for each request.
+uvicorn serves ASGI. Django's own server serves WSGI, with a thread for each request; there the live pages poll.
 """
 
 from __future__ import annotations
@@ -15,28 +14,28 @@ from django.core.servers.basehttp import ThreadedWSGIServer, WSGIRequestHandler
 
 
 class QuietHandler(WSGIRequestHandler):
-    """Answers requests, and does not write each one down."""
+    """Answer requests without logging each one."""
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 — http.server's name
         pass
 
 
 def serve_asgi(listener: socket.socket) -> None:
-    """Serve until told to stop."""
+    """Serve until stopped."""
     config = uvicorn.Config(
         "example_project.asgi:application",
         log_level="warning",
-        lifespan="off",  # Django has none
-        proxy_headers=False,  # who is behind a proxy is QUOTA["TRUSTED_PROXIES"]' business
-        timeout_keep_alive=120,  # a visitor may look at something else for a while
+        lifespan="off",  # Django has no lifespan events
+        proxy_headers=False,  # QUOTA["TRUSTED_PROXIES"] decides which proxies to believe
+        timeout_keep_alive=120,  # a visitor may be away for a while
         timeout_graceful_shutdown=2,
     )
     uvicorn.Server(config).run(sockets=[listener])
 
 
 def serve_wsgi(listener: socket.socket) -> None:
-    """Serve until told to stop."""
-    from example_project.wsgi import application  # noqa: PLC0415 — it sets Django up, which asgi does otherwise
+    """Serve until stopped."""
+    from example_project.wsgi import application  # noqa: PLC0415 — importing it sets Django up
 
     host, port = listener.getsockname()
     server = ThreadedWSGIServer((host, port), QuietHandler, bind_and_activate=False)
@@ -50,7 +49,7 @@ def serve_wsgi(listener: socket.socket) -> None:
 
 
 def main(descriptor: int, interface: str) -> None:
-    """Serve until told to stop."""
+    """Serve until stopped."""
     with suppress(KeyboardInterrupt), socket.socket(fileno=descriptor) as listener:
         {"asgi": serve_asgi, "wsgi": serve_wsgi}[interface](listener)
 

@@ -1,7 +1,7 @@
 """The settings of the example site.
 
-What differs from run to run comes from the environment, which `stage` fills in: so the demo, the server and `manage.py`
-work on the same Redis and the same database.
+The environment sets what differs between runs; `runner` fills it in. So the demo, the server and `manage.py` use the
+same Redis and the same database.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_quota.middleware.QuotaMiddleware",
-    "django.middleware.csrf.CsrfViewMiddleware",  # below ours, since it reads the form of each POST
+    "django.middleware.csrf.CsrfViewMiddleware",  # below QuotaMiddleware, since it reads the form of each POST
 ]
 
 # Each page shows one limit. A real site puts a rule by IP beside a key that comes from a header or a form.
 SILENCED_SYSTEM_CHECKS = ["django_quota.W014"]
 
-# All that django_quota needs: a cache on django-redis. QUOTA itself may be left out.
+# django_quota needs only a cache on django-redis. QUOTA is optional.
 CACHES = {
     "default": {
         "BACKEND": "django_redis.cache.RedisCache",
         "LOCATION": os.environ.get("REDIS_URL") or "redis://127.0.0.1:6379/0",
-        # Long ones: what is shown here is to be the same on a machine that is busy. A real site waits for less.
+        # Long, so that the example works on a busy machine too. Use 0.25 on a real site.
         "OPTIONS": {"SOCKET_TIMEOUT": 5, "SOCKET_CONNECT_TIMEOUT": 5},
     }
 }
@@ -88,7 +88,7 @@ TEMPLATES = [
 USE_TZ = True
 TIME_ZONE = "UTC"
 
-# All to stderr. Django warns of every 4xx; here, where many are refused on purpose, only where DEBUG asks for it.
+# All to stderr. Django logs every 4xx; this site refuses many on purpose, so it logs them only with DEBUG.
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,

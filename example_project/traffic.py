@@ -1,7 +1,6 @@
-"""What went on today, before anybody looks: real requests of some people, within their limits and beyond them.
+"""The requests of today: real requests by some users, some within their limits and some beyond.
 
-They come as if through a proxy on this machine, which says whose address they are from: so nobody's limits are used but
-theirs.
+They name their addresses in X-Forwarded-For, as a proxy on this machine would, so that they use nobody else's limits.
 """
 
 from __future__ import annotations
@@ -11,20 +10,20 @@ from dataclasses import dataclass
 
 from example_project.client import Visitor
 
-AT_ONCE = 4
+MAX_VISITORS_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
 class Visit:
-    """Somebody's requests."""
+    """The requests of one visitor."""
 
     address: str
     who: str = ""
-    """The user they sign in as; nobody where empty."""
+    """The user that they sign in as; empty for a guest."""
     gets: tuple[tuple[str, int], ...] = ()
-    """Addresses of the site, and how often each is asked for."""
+    """URLs of the site, and how often to request each."""
     guesses: int = 0
-    """Passwords that they guess."""
+    """How many wrong passwords they try."""
 
 
 VISITS = (
@@ -42,8 +41,8 @@ VISITS = (
 
 
 def send_traffic(port: int) -> None:
-    """Send them all, several people at once. Raises `OSError` where the site does not answer."""
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    """Send all requests, several visitors at once. Raises `OSError` if the site does not answer."""
+    with ThreadPoolExecutor(MAX_VISITORS_AT_ONCE) as pool:
         for _ in pool.map(lambda visit: _send(visit, port), VISITS):
             pass
 

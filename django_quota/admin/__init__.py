@@ -1,8 +1,5 @@
-"""The admin: overrides, daily counters, subjects and the overview, in Django's own look. It decides nothing itself."""
+"""The admin: overrides, daily counters, subjects and the overview, in Django's own look."""
 
-from django_quota.admin import (
-    counters,  # noqa: F401 — it registers
-    overrides,  # noqa: F401 — it registers
-    overview,  # noqa: F401 — importing registers
-    subjects,  # noqa: F401 — it registers
-)
+from django_quota.admin import daily_counters, override_admin, overview, subject_views
+
+__all__ = ["daily_counters", "override_admin", "overview", "subject_views"]  # importing them registers their admins

@@ -1,4 +1,4 @@
-"""The form of an override: whom, which rule, what instead. It previews what it will do; it must not save anything."""
+"""The form of an override, and the preview of what it would do."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_quota.admin.names import user_key
-from django_quota.admin.wording import LimitRow
-from django_quota.exceptions import QuotaError, RuleError
-from django_quota.hints import meant_subject, rule_hint, subject_hint
+from django_quota.admin.admin_wording import LimitRow
+from django_quota.core.errors import QuotaError, RuleError
 from django_quota.models import QuotaOverride
-from django_quota.override_sync import as_published
-from django_quota.overrides import ALL_RULES
-from django_quota.previews import Preview, RuleChange, preview
-from django_quota.status import LimitStatus, known_rules
-from django_quota.subjects import user_subject
+from django_quota.services.inspection import LimitStatus, OverridePreview, RuleChange, preview_override
+from django_quota.services.known_rules import known_rules
+from django_quota.services.lookup import parse_subject_input, parse_user_key, rule_hint, subject_hint
+from django_quota.services.override_sync import as_published
+from django_quota.services.overrides import ALL_RULES
+from django_quota.services.subjects import user_subject
+
+MAX_CHANGES = 30
+"""Rules in a preview."""
 
 
-class SuggestingInput(forms.TextInput):
-    """A text field that offers some texts and takes any."""
+class DatalistInput(forms.TextInput):
+    """A text field with suggestions. It takes any text."""
 
     def __init__(self, suggestions: Iterable[str], attrs: dict[str, Any] | None = None) -> None:
         self.suggestions = list(suggestions)
         super().__init__(attrs)
 
     def render(self, name: str, value: Any, attrs: dict[str, Any] | None = None, renderer: Any = None) -> SafeString:
-        """Render the field, and behind it the list that it offers."""
+        """Render the field and its suggestions."""
         list_id = f"{(attrs or {}).get('id', name)}_known"
         field = super().render(name, value, {**(attrs or {}), "list": list_id}, renderer)
         options = format_html_join("", '<option value="{}"></option>', ((text,) for text in self.suggestions))
@@ -42,21 +44,20 @@ class SuggestingInput(forms.TextInput):
 
 
 class UserSelect(AutocompleteSelect):
-    """The search for a user; what is no primary key chooses nobody."""
+    """The admin's search for a user. Ignores a value that cannot be a primary key."""
 
     def optgroups(self, name: str, value: Any, attrs: dict[str, Any] | None = None) -> Any:
-        """Return the user who is chosen."""
-        model = get_user_model()
-        return super().optgroups(name, [key for key in value if key and user_key(model, key) is not None], attrs)
+        """Return the chosen user."""
+        return super().optgroups(name, [key for key in value if key and parse_user_key(key) is not None], attrs)
 
 
-class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's own takes none
-    """An override; a user may be given in the place of a subject."""
+class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's class takes no type argument
+    """An override. It takes a user in place of a subject."""
 
     site: ClassVar[Any] = None
-    """The admin that shows it; it decides whether users can be searched."""
+    """The admin site, which searches users."""
     sees_users: ClassVar[bool] = False
-    """Whether who fills it in may learn which users there are."""
+    """Whether the request's user may see users."""
 
     user: Any = forms.ModelChoiceField(
         queryset=None,
@@ -74,66 +75,57 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's own t
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if "user" in self.fields:
-            self._offer_users()
-        if "subject" in self.fields:
-            self.fields["subject"].required = False  # a user would do
-        if "rule" in self.fields:
-            self.fields["rule"].widget = SuggestingInput([ALL_RULES, *known_rules()], {"class": "vTextField"})
-
-    def _offer_users(self) -> None:
-        model: Any = get_user_model()
-        field: Any = self.fields["user"]
-        field.queryset = model._default_manager.all()
-        shown = self.site._registry.get(model) if self.site else None
-        if shown is not None and shown.search_fields:
-            link = cast("Any", QuotaOverride._meta.get_field("created_by"))
-            field.widget = UserSelect(link, self.site, attrs={"data-placeholder": _("Search a user")})
+            field: Any = self.fields["user"]
+            field.queryset = get_user_model()._default_manager.all()
+            relation = cast("Any", QuotaOverride._meta.get_field("created_by"))
+            field.widget = UserSelect(relation, self.site, attrs={"data-placeholder": _("Search a user")})
             field.widget.choices = field.choices
-        else:
-            field.widget = forms.TextInput(attrs={"class": "vTextField", "inputmode": "text"})
-            field.help_text = _("The primary key of a user: fills in the subject, such as user:42.")
+        if "subject" in self.fields:
+            self.fields["subject"].required = False  # `clean` asks for a subject or a user
+        if "rule" in self.fields:
+            self.fields["rule"].widget = DatalistInput([ALL_RULES, *known_rules()], {"class": "vTextField"})
+
+    def is_valid(self) -> bool:
+        """Return whether the form can be saved: never after the button "Preview"."""
+        return super().is_valid() and "_preview" not in self.data
 
     def clean(self) -> dict[str, Any]:
-        """Bring a user into the place of the subject."""
+        """Set the subject: of the user, or as the text is understood."""
         cleaned = super().clean() or self.cleaned_data
         user, subject = cleaned.get("user"), cleaned.get("subject")
         if subject:
-            subject = self._meant(subject)
+            subject = self._parse_subject(subject)
         if user is not None:
-            named = user_subject(user)
-            if subject and subject != named:
-                self.add_error("user", _("This user is %(user)s, and the subject is another one.") % {"user": named})
-            cleaned["subject"] = named
+            of_user = user_subject(user)
+            if subject and subject != of_user:
+                words = _("This user is %(user)s, but the field above names another subject. Clear one of them.")
+                self.add_error("user", words % {"user": of_user})
+            cleaned["subject"] = of_user
         elif not subject and "subject" in self.fields and "subject" not in self.errors:
-            self.add_error("subject", _("Say whom: a subject, or a user."))
+            self.add_error("subject", _("Enter a subject, or choose a user."))
         return cleaned
 
-    def _meant(self, text: str) -> str | None:
-        """Put the subject that a text means into its field, where it means one."""
+    def _parse_subject(self, text: str) -> str | None:
+        """Return the subject that a text means, and show it in the field."""
         try:
-            meant = meant_subject(text)
+            subject = parse_subject_input(text)
         except RuleError as error:
             self.add_error("subject", str(error))
             return None
-        if meant == text:
-            return meant
-        shown: Any = cast("Any", self.data).copy()
-        shown[self.add_prefix("subject")] = self.cleaned_data["subject"] = meant
-        self.data = shown  # the field shows what is meant
-        return meant
+        if subject != text:
+            data: Any = cast("Any", self.data).copy()
+            data[self.add_prefix("subject")] = self.cleaned_data["subject"] = subject
+            self.data = data
+        return subject
 
 
 def hints_of(row: QuotaOverride, *, with_users: bool) -> list[str]:
-    """Return why an override may never be met: its subject is none of a request's, or its rule is not known."""
+    """Return why an override may have no effect: no request has its subject, or its rule is unknown."""
     return [hint for hint in (subject_hint(row.subject, with_users=with_users), rule_hint(row.rule)) if hint]
 
 
-MOST_CHANGES = 30
-"""Rules that a preview shows."""
-
-
 class ChangeRow(NamedTuple):
-    """A rule as it stands, and as it would, a line a limit."""
+    """A rule in a preview: a line for each limit now, and for each limit under the override."""
 
     rule: str
     now: list[str]
@@ -141,53 +133,54 @@ class ChangeRow(NamedTuple):
     problem: str
 
 
-class Previewed:
-    """The preview of what a form says, in words, or why there is none; before it is sent, of its row."""
+class FormPreview:
+    """What the override in a form would do, or why that is not known."""
 
     def __init__(self, form: OverrideForm) -> None:
-        self.result: Preview | None = None
+        self.result: OverridePreview | None = None
         self.trouble = ""
         self.row = form.instance
         self.hints: list[str] = []
         if form.errors or not (form.is_bound or self.row.pk):
             return
-        # Where a row is only opened, users are not asked for: that costs queries.
+        # Hints on users cost queries, so a row that is only opened goes without them.
         self.hints = hints_of(self.row, with_users=form.sees_users and form.is_bound)
         override = as_published(self.row)
-        if override is None:  # a rate that the form has let through, and nobody could read
-            self.trouble = _("Its rate cannot be read.")
+        if override is None:
+            self.trouble = _("The rate cannot be read.")
             return
         try:
-            self.result = preview(self.row.subject, self.row.rule, override)
+            self.result = preview_override(self.row.subject, self.row.rule, override)
         except QuotaError as error:
-            self.trouble = _("What it would do cannot be said now. %s") % error
+            self.trouble = _("There is no preview now. %s") % error
 
     @property
     def is_ended(self) -> bool:
-        """Whether it has ended already."""
+        """Whether the override has ended."""
         return self.row.expires is not None and self.row.expires <= timezone.now()
 
     @property
     def changes(self) -> list[ChangeRow]:
-        """The rules, those first of which something is used."""
+        """The rules, first those that are used."""
         found = [] if self.result is None else self.result.changes
         found = sorted(found, key=lambda change: not any(limit.used for limit in change.now))
-        return [_in_words(change) for change in found[:MOST_CHANGES]]
+        return [_change_row(change) for change in found[:MAX_CHANGES]]
 
     @property
     def more(self) -> int:
         """How many rules are not shown."""
-        return max(0, 0 if self.result is None else len(self.result.changes) - MOST_CHANGES)
+        return max(0, len(self.result.changes) - MAX_CHANGES) if self.result else 0
 
 
-def _in_words(change: RuleChange) -> ChangeRow:
-    own = _("An override of its own goes before this one: nothing changes.")
-    problem = own if change.is_shadowed else change.problem
+def _change_row(change: RuleChange) -> ChangeRow:
+    problem = change.problem
+    if change.is_shadowed:
+        problem = _("Nothing changes, since this rule has an override of its own.")
     return ChangeRow(change.rule, list(map(_line, change.now)), list(map(_line, change.then)), problem)
 
 
 def _line(limit: LimitStatus) -> str:
     row = LimitRow(limit, 0)
     tier = f"{limit.tier}: " if limit.tier else ""
-    above = f" ({row.why})" if row.why else ""
-    return f"{tier}{limit.rate}: {row.figures}; {row.next}{above}"
+    reason = f" ({row.why})" if row.why else ""
+    return f"{tier}{limit.rate}: {row.usage}; {row.next}{reason}"

@@ -1,6 +1,6 @@
-"""What the page of a subject shows, gathered: its account, its overrides, and what was done to it. No HTML, no request.
+"""What the admin page of a subject shows: its limits, its overrides, and what was done to it.
 
-The rows of overrides are read first, so that they show where the store does not answer.
+Overrides are read from the database first, so the page shows them even if the store does not answer.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ from django.utils import timezone
 from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 
-from django_quota.account import Account, BanStatus, account_of
-from django_quota.admin.finding import user_of
-from django_quota.admin.subject_acts import ACTS, Act, Target, rows_of
-from django_quota.admin.wording import (
+from django_quota.admin.admin_wording import (
     KIND_NAMES,
     STATES,
     LimitRow,
@@ -32,38 +29,46 @@ from django_quota.admin.wording import (
     span_in_words,
     state_of,
 )
-from django_quota.events import Event
-from django_quota.exceptions import QuotaError, RateError
-from django_quota.keys import escape
+from django_quota.admin.subject_actions import ACTIONS, Action, ActionTarget, overrides_of
+from django_quota.core.errors import QuotaError, RateError
+from django_quota.core.keys import escape
+from django_quota.core.rates import MAX_COUNT, Rate, parse_rates
 from django_quota.models import QuotaOverride, Subject
-from django_quota.override_sync import is_pending
-from django_quota.overrides import ALL_RULES
-from django_quota.rates import MAX_COUNT, Rate, parse_rates
-from django_quota.refusals import refused_lately
-from django_quota.status import Held, LimitStatus
+from django_quota.services.event_stream import Event
+from django_quota.services.inspection import (
+    BanStatus,
+    HeldStatus,
+    LimitStatus,
+    SubjectSnapshot,
+    load_snapshot,
+    recent_refusals,
+)
+from django_quota.services.lookup import user_of
+from django_quota.services.override_sync import is_pending
+from django_quota.services.overrides import ALL_RULES
 
-MOST_ROWS = 100
-"""Overrides of one subject, and counts of its days, that are shown; its page of usage has all days."""
+MAX_ROWS = 100
+"""Overrides and daily counts on the page. The usage page has all days."""
 
-MOST_ENTRIES = 10
-"""Entries of the log that are shown."""
+MAX_ENTRIES = 10
+"""Log entries on the page."""
 
-DIGESTED = "~"
-"""What the digest of a very long subject begins with; no other escaped part does."""
+DIGEST_PREFIX = "~"
+"""How the digest of a very long subject begins. No other escaped subject begins so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Button:
-    """An act that may be done here."""
+    """An action that the user may run from here."""
 
-    act: Act
+    action: Action
     rule: str
     rate: str = ""
-    """What a raise begins with."""
+    """The rate that the form suggests."""
 
     @property
     def value(self) -> str:
-        """What is sent with it."""
+        """The value that the form sends: the rule and the rate as JSON."""
         return json.dumps([self.rule, self.rate]) if self.rate else json.dumps([self.rule])
 
 
@@ -75,17 +80,17 @@ class RuleRow:
     limits: list[LimitRow]
     buttons: list[Button]
     reasons: list[OverrideRow]
-    """The override of its own that stands above it, with its row."""
+    """The override of this rule, if one is in force."""
 
     @property
     def is_used(self) -> bool:
-        """Whether anything of it is used, or stands above it."""
+        """Whether something is used, or a ban or an override is in force."""
         return any(limit.status.used or limit.status.why for limit in self.limits)
 
 
 @dataclass(slots=True)
 class OverrideRow:
-    """An override and what may be done with it."""
+    """An override and the actions on it."""
 
     row: QuotaOverride
     now: datetime
@@ -93,12 +98,12 @@ class OverrideRow:
 
     @property
     def what(self) -> str:
-        """Its rate, or its mode."""
+        """The rate or the mode, in words."""
         return mode_in_words(self.row)
 
     @property
     def state(self) -> str | Promise:
-        """How it stands now."""
+        """Whether it holds now, in words."""
         return STATES[state_of(self.row, self.now)]
 
     @property
@@ -120,31 +125,31 @@ class EndingRow:
 
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
-    """A refusal or a ban that the event stream tells of."""
+    """A refusal or a ban from the event stream."""
 
     rule: str | None
-    """None where the name is too long to be kept."""
+    """None if the name is so long that only a digest is known."""
     what: str | Promise
     capacity: int
     """The limit."""
     at: datetime
     until: datetime | None
-    """None where no time helps."""
+    """None if waiting does not help."""
 
 
 @dataclass(slots=True)
-class Page:
-    """What is shown of a subject."""
+class SubjectPage:
+    """What the page shows."""
 
     subject: str
     user: Any
     overrides: list[OverrideRow]
     is_pending: bool
-    """Whether a change was saved that Redis has not been told of."""
+    """Whether a saved change is not yet published to Redis."""
     buttons: list[Button]
     entries: list[LogEntry]
     trouble: str = ""
-    """Why the store did not answer; empty where it did."""
+    """Why the store did not answer; empty if it did."""
     used: list[RuleRow] = field(default_factory=list)
     unused: list[RuleRow] = field(default_factory=list)
     unread: dict[str, str] = field(default_factory=dict)
@@ -153,33 +158,33 @@ class Page:
     holds: list[EndingRow] = field(default_factory=list)
     days: list[tuple[date, str, int, int]] = field(default_factory=list)
     for_all: OverrideRow | None = None
-    """The override that stands above all rules now, but those with one of their own."""
+    """The override of all rules, if one is in force."""
     refused: list[RefusedRow] = field(default_factory=list)
 
 
 _FOR_RULES = ("raise", "exempt", "block", "reset")
-"""The acts on a rule, or on all of them."""
+"""The actions on a rule, or on all rules."""
 
 
-def page_of(subject: str, who: Any) -> Page:
-    """Return what a user may see, and do, of a subject."""
+def build_page(subject: str, who: Any) -> SubjectPage:
+    """Return the page of a subject with the buttons that a user may press."""
     now = timezone.now()
-    rows = [OverrideRow(row, now) for row in rows_of(subject).select_related("created_by")[:MOST_ROWS]]
+    rows = [OverrideRow(row, now) for row in overrides_of(subject).select_related("created_by")[:MAX_ROWS]]
     ruled = {row.row.rule for row in rows}
     allowed = _allowing(subject, who, ruled)
     for row in rows:
         row.buttons = allowed(["clear"], row.row.rule)
-    page = Page(
+    page = SubjectPage(
         subject,
         user_of(subject),
         rows,
-        is_pending(subject, rows_of(subject).db),
+        is_pending(subject, overrides_of(subject).db),
         allowed(_FOR_RULES, ALL_RULES),
-        entries_of(subject, [row.row.pk for row in rows]),
+        log_entries(subject, [row.row.pk for row in rows]),
     )
     try:
-        _fill(page, account_of(subject), allowed)
-        page.refused = [_refused(event) for event in refused_lately(subject)]
+        _fill(page, load_snapshot(subject), allowed)
+        page.refused = [_refused(event) for event in recent_refusals(subject)]
     except QuotaError as error:
         page.trouble = str(error)
     return page
@@ -189,37 +194,37 @@ Allowing = Callable[[Iterable[str], str], list[Button]]
 
 
 def _allowing(subject: str, who: Any, ruled: set[str]) -> Allowing:
-    def allowed(acts: Iterable[str], rule: str, rate: str = "") -> list[Button]:
-        target = Target(subject, rule)
-        chosen = [ACTS[name] for name in acts]
-        return [Button(act, rule, rate) for act in chosen if act.is_allowed(who, target, ruled)]
+    def allowed(actions: Iterable[str], rule: str, rate: str = "") -> list[Button]:
+        target = ActionTarget(subject, rule)
+        chosen = [ACTIONS[name] for name in actions]
+        return [Button(action, rule, rate) for action in chosen if action.is_allowed(who, target, ruled)]
 
     return allowed
 
 
-def _fill(page: Page, account: Account, allowed: Any) -> None:
+def _fill(page: SubjectPage, snapshot: SubjectSnapshot, allowed: Any) -> None:
     by_rule = {row.row.rule: row for row in page.overrides}
-    if account.in_force(ALL_RULES) is not None:
+    if snapshot.override_for(ALL_RULES) is not None:
         page.for_all = by_rule.get(ALL_RULES)
-    for name, limits in groupby(account.limits, key=lambda limit: limit.rule):
-        shown = [LimitRow(limit, account.now) for limit in limits]
-        force = account.in_force(name)
+    for name, limits in groupby(snapshot.limits, key=lambda limit: limit.rule):
+        shown = [LimitRow(limit, snapshot.now) for limit in limits]
+        force = snapshot.override_for(name)
         is_own = force is not None and force[0] == name and name in by_rule
         reasons = [by_rule[name]] if is_own else []
-        rate = doubled([row.status for row in shown])
+        rate = double_rates([row.status for row in shown])
         buttons = allowed(_FOR_RULES, name, rate)
         rule = RuleRow(name, shown, buttons, reasons)
         (page.used if rule.is_used else page.unused).append(rule)
-    page.unread = account.unread
-    page.bans = [_ban(ban, account.now, allowed) for ban in account.bans]
-    page.leases = [row for held in account.leases for row in _held(held, account.now)]
-    page.holds = [row for held in account.holds for row in _held(held, account.now)]
+    page.unread = snapshot.unread
+    page.bans = [_ban(ban, snapshot.now, allowed) for ban in snapshot.bans]
+    page.leases = [row for held in snapshot.leases for row in _held(held, snapshot.now)]
+    page.holds = [row for held in snapshot.holds for row in _held(held, snapshot.now)]
     page.days = [
         (day, rule, count.allowed, count.refused)
-        for day, rules in sorted(account.days.items(), reverse=True)
+        for day, rules in sorted(snapshot.days.items(), reverse=True)
         for rule, count in sorted(rules.items())
-    ][:MOST_ROWS]
-    if account.bans:
+    ][:MAX_ROWS]
+    if snapshot.bans:
         page.buttons += allowed(["lift"], ALL_RULES)
 
 
@@ -236,7 +241,7 @@ def _refused(event: Event) -> RefusedRow:
     return RefusedRow(event.rule, what, event.capacity, moment_of(event.at), until)
 
 
-def _held(held: Held, now: int) -> Iterable[EndingRow]:
+def _held(held: HeldStatus, now: int) -> Iterable[EndingRow]:
     for ends_in in held.ends_in:
         yield EndingRow(held.name, moment_of(now, ends_in), span_in_words(ends_in))
     rest = held.number - len(held.ends_in)
@@ -245,8 +250,8 @@ def _held(held: Held, now: int) -> Iterable[EndingRow]:
         yield EndingRow(held.name, moment_of(now, last), span_in_words(last), _("and %d more, later") % rest)
 
 
-def doubled(limits: Iterable[LimitStatus]) -> str:
-    """Return twice the rates of a rule's limits; empty where its tiers differ."""
+def double_rates(limits: Iterable[LimitStatus]) -> str:
+    """Return twice the rates of a rule; empty if the tiers have different rates."""
     shown = list(limits)
     if len({limit.tier for limit in shown}) > 1:
         return ""
@@ -262,13 +267,13 @@ def doubled(limits: Iterable[LimitStatus]) -> str:
 
 
 def log_id(subject: str) -> str:
-    """Return what a subject is called in the log: itself, or a digest where it is very long."""
+    """Return the object id of a subject in the log: the subject, or its digest if it is very long."""
     escaped = escape(subject)
-    return escaped if escaped.startswith(DIGESTED) else subject
+    return escaped if escaped.startswith(DIGEST_PREFIX) else subject
 
 
-def note(done: Mapping[str, str], user: Any) -> None:
-    """Write into the log what was done to subjects."""
+def log_actions(done: Mapping[str, str], user: Any) -> None:
+    """Write to the log what was done, given by subject."""
     about = _content_type(Subject)
     LogEntry.objects.bulk_create(
         LogEntry(
@@ -283,13 +288,13 @@ def note(done: Mapping[str, str], user: Any) -> None:
     )
 
 
-def entries_of(subject: str, overrides: Iterable[int]) -> list[LogEntry]:
-    """Return the last entries about a subject, and about its overrides."""
+def log_entries(subject: str, overrides: Iterable[int]) -> list[LogEntry]:
+    """Return the newest log entries about a subject and its overrides."""
     about = Q(content_type=_content_type(Subject), object_id=log_id(subject))
     keys = [str(key) for key in overrides]
     if keys:
         about |= Q(content_type=_content_type(QuotaOverride), object_id__in=keys)
-    return list(LogEntry.objects.filter(about).select_related("user").order_by("-action_time", "-pk")[:MOST_ENTRIES])
+    return list(LogEntry.objects.filter(about).select_related("user").order_by("-action_time", "-pk")[:MAX_ENTRIES])
 
 
 def _content_type(model: Any) -> ContentType:

@@ -1,12 +1,13 @@
-"""The usage page: a year of one subject as a heat map, its days as bars and as a table, and all of it as CSV.
+"""The usage page of a subject: a year as a heat map, its days as bars and as a table, and a CSV download.
 
-It only shows: what the figures are is said by `usage_figures`, how they are drawn by `charts`.
+Its numbers add what is rolled up into rows to what only Redis has so far, which the page calls live. Each check is in
+exactly one of them: where a roll-up has carried a part of a day, only the rest of that day is live.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import date, timedelta
 from typing import Any
 
@@ -14,47 +15,180 @@ from django import forms
 from django.contrib import messages
 from django.contrib.admin import ModelAdmin
 from django.core.exceptions import PermissionDenied
+from django.db.models import F, QuerySet, Sum, Value
+from django.db.models.functions import Concat
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
-from django.urls import NoReverseMatch, reverse
-from django.utils.dates import MONTHS_3, WEEKDAYS_ABBR
-from django.utils.formats import date_format, get_format, number_format
-from django.utils.safestring import SafeString, mark_safe
+from django.utils.formats import get_format
+from django.utils.text import Truncator
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy
 
-from django_quota.admin.exports import as_download, csv_lines
-from django_quota.admin.finding import find
-from django_quota.admin.names import may_see_users, user_names
-from django_quota.admin.usage_figures import RECENT, Figures, figures, rule_name, subject_name
-from django_quota.charts import Figure, Words, bar_key, bars, bounds, heat_key, heat_map
-from django_quota.exceptions import RuleError
-from django_quota.hints import subject_hint
+from django_quota.admin.admin_base import admin_url, may_see_users, subject_url
+from django_quota.admin.charts import NO_CHECKS, CheckCounts, bar_chart, heat_map
+from django_quota.admin.csv_export import csv_response
+from django_quota.core.errors import ConfigurationError, RuleError, StoreUnavailable
+from django_quota.core.keys import field as escaped_rule
+from django_quota.models import DailyCounter
+from django_quota.services.lookup import find_subjects, subject_hint, user_names
+from django_quota.services.rollup import RowKey, counts_by_row, key_of_row, uncopied
+from django_quota.services.subjects import named_subject
+from django_quota.services.usage import Count, DayUsage, counted_days, row_name, row_part, today
 
 TEMPLATE = "admin/django_quota/dailycounter/usage.html"
-PAGE, CSV = "django_quota_dailycounter_usage", "django_quota_dailycounter_usage_csv"
-"""The names of the URLs."""
+CSV_HEADER = ("subject", "rule", "day", "allowed", "refused", "live_allowed", "live_refused")
 
-SPANS = {"30": 30, "90": RECENT, "year": 0}
-"""How many days the bars go back; 0: the year that is shown."""
+RECENT_DAYS = 90
+"""Days before today that the page always reads."""
 
-MOST_SHOWN = 20
-"""Rules that the page lists."""
+PERIODS = {"30": 30, "90": RECENT_DAYS, "year": 0}
+"""How many days the bars go back, by `?days=`; 0 stands for the year that the page shows."""
 
-YEARS = (1970, 2200)
-TEXT = 10_000
+MAX_RULES = 500
+"""Rules that the form offers."""
+
+MAX_RULES_LISTED = 20
+MAX_YEARS_LISTED = 12
+MIN_YEAR, MAX_YEAR = 1970, 2200
+MAX_TEXT = 10_000
+
+
+# --- usage ------------------------------------------------------------------------------------------------------------
+
+
+def subject_name(text: str) -> str:
+    """Return the name that rows give a subject. Raises `RuleError` where the text is no subject."""
+    return row_name(row_part(named_subject(text)))
+
+
+def rule_name(text: str) -> str:
+    """Return the name that rows give a rule; `""` for all rules."""
+    return row_name(row_part(text, escaped_rule)) if text else ""
+
+
+@dataclass(slots=True)
+class LiveUsage:
+    """What Redis has counted and no row has yet."""
+
+    counts: dict[RowKey, Count] = field(default_factory=dict)
+    error: str = ""
+    """Why Redis did not answer; empty if it did."""
+
+    @property
+    def since(self) -> date | None:
+        """The first day with live checks."""
+        return min((place.day for place in self.counts), default=None)
+
+    @property
+    def checks(self) -> int:
+        """How many checks are live."""
+        return sum(map(sum, self.counts.values()))
+
+
+def load_live_usage(subject: str) -> LiveUsage:
+    """Return what is live of a subject.
+
+    It asks Redis before it reads rows. A roll-up in between shows as rolled up, so no check is lost or counted twice.
+    """
+    try:
+        days = counted_days(subject)
+    except (StoreUnavailable, ConfigurationError) as error:
+        return LiveUsage(error=str(error))
+    if not days:
+        return LiveUsage()
+    rows = DailyCounter.objects.filter(subject=subject, day__range=(days[0].day, days[-1].day))
+    return LiveUsage(dict(_uncopied(days, {key_of_row(row): row for row in rows})))
+
+
+def _uncopied(days: list[DayUsage], rows: Mapping[RowKey, DailyCounter]) -> Iterator[tuple[RowKey, Count]]:
+    for day in days:
+        for place, count in counts_by_row(day).items():
+            row = rows.get(place)
+            left = count if row is None else uncopied(row, day.incarnation, count)
+            if any(left):
+                yield place, left
+
+
+@dataclass(slots=True)
+class SubjectUsage:
+    """The usage of a subject in one year and in the last days."""
+
+    subject: str
+    rule: str
+    year: int
+    today: date
+    days: Mapping[date, CheckCounts]
+    """The days with checks of the rule, or of all rules: those of the year and the last ones."""
+    rules: Mapping[str, CheckCounts]
+    """Every rule checked in the year, the busiest first."""
+    live: LiveUsage
+    first_day: date | None
+    """The first day that is rolled up, of any year."""
+    last_day: date | None
+    """The last day that is rolled up."""
+
+    def between(self, first: date, last: date) -> CheckCounts:
+        """Return the checks from one day to another."""
+        return sum((counts for day, counts in self.days.items() if first <= day <= last), NO_CHECKS)
+
+    @property
+    def days_of_year(self) -> dict[date, CheckCounts]:
+        """The days of the year that have checks."""
+        return {day: counts for day, counts in sorted(self.days.items()) if day.year == self.year}
+
+
+def load_usage(subject: str, rule: str = "", year: int | None = None) -> SubjectUsage:
+    """Read the usage of a subject in a year, by default this one; names are as rows have them.
+
+    This takes at most six queries of the subject's own rows and one call to Redis.
+    """
+    now = today()
+    year = year or now.year
+    live = load_live_usage(subject)
+    rows = DailyCounter.objects.filter(subject=subject)
+    # An expression keeps SQLite from using the index by rule, where it would read the rows of all subjects.
+    of_rule = rows.annotate(named=Concat("rule", Value(""))).filter(named=rule) if rule else rows
+    whole_year = (date(year, 1, 1), date(year, 12, 31))
+    recent = (min(date(now.year, 1, 1), now - timedelta(days=RECENT_DAYS)), now + timedelta(days=1))
+    days: dict[date, CheckCounts] = {}
+    for period in {whole_year, recent}:
+        days.update(_by_day(of_rule, period))
+    rules = _by_rule(rows, whole_year)
+    for place, count in live.counts.items():
+        counts = CheckCounts(*count, *count)
+        if rule in ("", place.rule):
+            days[place.day] = days.get(place.day, NO_CHECKS) + counts
+        if place.day.year == year:
+            rules[place.rule] = rules.get(place.rule, NO_CHECKS) + counts
+    busiest = sorted(rules.items(), key=lambda item: (-item[1].checks, item[0]))
+    rolled_up = rows.order_by("day").values_list("day", flat=True)
+    return SubjectUsage(subject, rule, year, now, days, dict(busiest), live, rolled_up.first(), rolled_up.last())
+
+
+def _by_day(rows: QuerySet[DailyCounter], period: tuple[date, date]) -> dict[date, CheckCounts]:
+    sums = rows.filter(day__range=period).order_by().values_list("day").annotate(Sum("allowed"), Sum("refused"))
+    return {day: CheckCounts(int(allowed), int(refused)) for day, allowed, refused in sums}
+
+
+def _by_rule(rows: QuerySet[DailyCounter], period: tuple[date, date]) -> dict[str, CheckCounts]:
+    sums = rows.filter(day__range=period).values_list("rule").annotate(Sum("allowed"), Sum("refused"))
+    busiest = sums.annotate(checks=Sum(F("allowed") + F("refused"))).order_by("-checks")[:MAX_RULES]
+    return {rule: CheckCounts(int(allowed), int(refused)) for rule, allowed, refused, _checks in busiest}
+
+
+# --- the form and the URL ---------------------------------------------------------------------------------------------
 
 
 class UsageForm(forms.Form):
-    """Whose usage, of which rule, in which year."""
+    """Asks whose usage to show. It is posted, since it takes plain values such as a phone number."""
 
     who = forms.CharField(
         label=gettext_lazy("Subject or user"),
-        max_length=TEXT,
+        max_length=MAX_TEXT,
         help_text=gettext_lazy("Such as user:42 or ip:203.0.113.9, or a user's name, e-mail address or key."),
     )
-    rule = forms.CharField(label=gettext_lazy("Rule"), max_length=TEXT, required=False)
-    year = forms.IntegerField(label=gettext_lazy("Year"), min_value=YEARS[0], max_value=YEARS[1], required=False)
+    rule = forms.CharField(label=gettext_lazy("Rule"), max_length=MAX_TEXT, required=False)
+    year = forms.IntegerField(label=gettext_lazy("Year"), min_value=MIN_YEAR, max_value=MAX_YEAR, required=False)
 
     def __init__(self, *args: Any, rules: list[str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -64,32 +198,31 @@ class UsageForm(forms.Form):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the page was asked for; names are as rows have them."""
+class UsageQuery:
+    """What the page's URL asks for; names are as rows have them."""
 
     subject: str
     rule: str = ""
     year: int | None = None
-    span: str = "30"
+    period: str = "30"
 
     @classmethod
-    def read(cls, parameters: QueryDict) -> Asked:
-        """Read it off a URL. Raises `RuleError` where the subject is none; what else is of no use is left out."""
-        year = parameters.get("year", "")
-        number = int(year) if year.isascii() and year.isdecimal() and len(year) == 4 else 0  # noqa: PLR2004
-        span = parameters.get("days", "")
+    def from_url(cls, parameters: QueryDict) -> UsageQuery:
+        """Read a URL, and ignore a year or period that does not exist. Raises `RuleError` if there is no subject."""
+        year, period = parameters.get("year", ""), parameters.get("days", "")
+        number = int(year) if year.isascii() and year.isdecimal() and len(year) <= 4 else 0  # noqa: PLR2004
         return cls(
-            subject_name(str(parameters["subject"])),
+            subject_name(str(parameters.get("subject", ""))),
             rule_name(parameters.get("rule", "")),
-            number if YEARS[0] <= number <= YEARS[1] else None,
-            span if span in SPANS else "30",
+            number if MIN_YEAR <= number <= MAX_YEAR else None,
+            period if period in PERIODS else "30",
         )
 
-    def query(self, **other: Any) -> str:
-        """Return the URL's query for this, or for something else in its place."""
+    def url(self, **changed: Any) -> str:
+        """Return the query of the URL of this, with some parameters changed."""
         query = QueryDict(mutable=True)
-        known = {"subject": self.subject, "rule": self.rule, "year": self.year, "days": self.span} | other
-        query.update({name: str(value) for name, value in known.items() if value})
+        given = {"subject": self.subject, "rule": self.rule, "year": self.year, "days": self.period} | changed
+        query.update({name: str(value) for name, value in given.items() if value})
         return f"?{query.urlencode()}"
 
 
@@ -97,249 +230,146 @@ class Asked:
 
 
 def usage_view(admin: ModelAdmin[Any], request: HttpRequest) -> HttpResponse:
-    """Show the usage of a subject, or ask for one.
-
-    The form is posted: it takes plain values too, such as a phone number, which must stand in no URL.
-    """
+    """Show the usage of the subject in the URL, or the form that asks for one."""
     if not admin.has_view_permission(request):
         raise PermissionDenied
     context = {**admin.admin_site.each_context(request), "opts": admin.opts, "title": _("Usage")}
     given = request.POST if request.method == "POST" else request.GET
     if "who" in given:
         form = UsageForm(given)
-        answer = _chosen(request, form)
-        if answer is not None and len(answer) == 1:
-            if answer[0]["is_guess"]:
-                messages.info(request, _guess_note(request, str(answer[0]["subject"])))
-            return HttpResponseRedirect(str(answer[0]["link"]))
-        return TemplateResponse(request, TEMPLATE, context | {"form": form, "choices": answer or ()})
+        found = _find(request, form)
+        if len(found) == 1:
+            (match,) = found
+            if match["is_guess"]:
+                messages.info(request, _guess_message(request, str(match["subject"])))
+            return HttpResponseRedirect(str(match["url"]))
+        return TemplateResponse(request, TEMPLATE, context | {"form": form, "choices": found})
     if not request.GET.get("subject"):
         return TemplateResponse(request, TEMPLATE, context | {"form": UsageForm()})
     try:
-        asked = Asked.read(request.GET)
+        query = UsageQuery.from_url(request.GET)
     except RuleError as error:
         form = UsageForm({"who": request.GET["subject"]})
         form.add_error("who", str(error))
         return TemplateResponse(request, TEMPLATE, context | {"form": form}, status=400)
-    return TemplateResponse(request, TEMPLATE, context | _shown(request, admin, asked))
+    return TemplateResponse(request, TEMPLATE, context | _usage_context(request, admin.admin_site.name, query))
 
 
 def usage_csv(admin: ModelAdmin[Any], request: HttpRequest) -> HttpResponseBase:
-    """Return the days of a subject's year as CSV, rolled up and live told apart."""
+    """Return the days of a subject's year as CSV, with live checks in columns of their own."""
     if not admin.has_view_permission(request):
         raise PermissionDenied
     try:
-        asked = Asked.read(request.GET)
-    except (RuleError, KeyError):
-        return HttpResponseRedirect(reverse(f"{admin.admin_site.name}:{PAGE}"))
-    found = figures(asked.subject, asked.rule, asked.year)
-    header = ("subject", "rule", "day", "allowed", "refused", "live_allowed", "live_refused")
-    return as_download(request, csv_lines(_csv_rows(found), header), f"usage-{asked.subject}-{found.year}")
+        query = UsageQuery.from_url(request.GET)
+    except RuleError:
+        return HttpResponseRedirect(admin_url(admin.admin_site.name, "dailycounter_usage"))
+    usage = load_usage(query.subject, query.rule, query.year)
+    rows = (
+        (
+            usage.subject,
+            usage.rule or "*",
+            day,
+            counts.allowed,
+            counts.refused,
+            counts.live_allowed,
+            counts.live_refused,
+        )
+        for day, counts in usage.days_of_year.items()
+    )
+    return csv_response(request, f"usage {usage.subject} {usage.year}", CSV_HEADER, rows)
 
 
-def _csv_rows(found: Figures) -> Iterator[tuple[Any, ...]]:
-    for day, figure in sorted(found.days.items()):
-        if day.year == found.year:
-            counts = (figure.allowed, figure.refused, figure.live_allowed, figure.live_refused)
-            yield found.subject, found.rule or "*", day, *counts
-
-
-def _chosen(request: HttpRequest, form: UsageForm) -> list[dict[str, str | bool]] | None:
-    """Return whom the form may mean, each with the link to it; None where it cannot be said."""
+def _find(request: HttpRequest, form: UsageForm) -> list[dict[str, str | bool]]:
+    """Return the subjects that the form may mean, each with its URL; none where the form has errors."""
     if not form.is_valid():
-        return None
+        return []
     try:
-        found = find(form.cleaned_data["who"], with_users=may_see_users(request))
-        named = [(subject_name(one.subject), one) for one in found]
+        found = [
+            (subject_name(one.subject), one)
+            for one in find_subjects(form.cleaned_data["who"], with_users=may_see_users(request))
+        ]
     except RuleError as error:
         form.add_error("who", str(error))
-        return None
+        return []
     year, rule = form.cleaned_data["year"], rule_name(form.cleaned_data["rule"])
     return [
         {
-            "link": Asked(subject, rule, year, "").query(),
             "subject": subject,
+            "url": UsageQuery(subject, rule, year, "").url(),
             "name": str(one.user or ""),
             "is_guess": one.is_guess,
         }
-        for subject, one in named
+        for subject, one in found
     ]
 
 
-def _guess_note(request: HttpRequest, subject: str) -> str:
-    """Say that a name was taken for a subject; who may not see users is not told whether there is such a user."""
+def _guess_message(request: HttpRequest, subject: str) -> str:
+    """Say that the text was taken as a subject, without a word on users to those who may not see them."""
     if may_see_users(request):
-        return _("No user is called so: this is the usage of a subject of that name.")
+        return _("There is no user of this name. This is the usage of the subject with this name.")
     return subject_hint(subject, with_users=False)
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------
-
-
-def _shown(request: HttpRequest, admin: ModelAdmin[Any], asked: Asked) -> dict[str, Any]:
-    found = figures(asked.subject, asked.rule, asked.year)
-    name = user_names([asked.subject]).get(asked.subject, "") if may_see_users(request) else ""
-    first, last = _span(found, asked.span)
-    each = found.each(first, last)
-    rules = list(found.rules)
-    offered = rules if not asked.rule or asked.rule in rules else [*rules, asked.rule]
-    year = {day: figure for day, figure in found.days.items() if day.year == found.year}
+def _usage_context(request: HttpRequest, site: str, query: UsageQuery) -> dict[str, Any]:
+    usage = load_usage(query.subject, query.rule, query.year)
+    name = user_names([query.subject]).get(query.subject, "") if may_see_users(request) else ""
+    days = _days_of_period(usage, query.period)
+    year = usage.days_of_year
+    rules = list(usage.rules)
+    offered = rules if not query.rule or query.rule in rules else [*rules, query.rule]
+    monday_based = (int(get_format("FIRST_DAY_OF_WEEK")) - 1) % 7  # Django's 0 is Sunday
+    # The clock of Redis may be ahead of this one, so the last day of the map may be tomorrow.
+    last_day = max([usage.today, *year])
     return {
-        "title": _("Usage of %s") % _short(asked.subject),
-        "form": UsageForm(initial={"who": asked.subject, "rule": asked.rule, "year": found.year}, rules=offered),
-        "asked": asked,
-        "found": found,
-        "name": name,
-        "subject_link": _subject_link(request, admin, asked.subject),
-        "csv_link": reverse(f"{admin.admin_site.name}:{CSV}") + asked.query(days=""),
-        "totals": [(title, _texts(figure)) for title, figure in _totals(found)],
-        "years": _years(found, asked),
-        "heat_map": _heat_map(found, year),
-        "heat_keys": _heat_keys(year),
-        "is_late": found.year == found.today.year and found.today.month > 6,  # noqa: PLR2004 — the year's later half
-        "spans": _spans(found, asked),
-        "bars": _bars(each),
-        "bar_keys": [(_safe(bar_key(kind)), text) for kind, text in _bar_keys().items()],
-        "each": [(day, _texts(figure)) for day, figure in reversed(each) if figure.checks],
-        "rules": [
-            (rule, _texts(figure), asked.query(rule="" if rule == asked.rule else rule))
-            for rule, figure in list(found.rules.items())[:MOST_SHOWN]
+        "title": _("Usage of %s") % Truncator(query.subject).chars(80),
+        "form": UsageForm(initial={"who": query.subject, "rule": query.rule, "year": usage.year}, rules=offered),
+        "usage": usage,
+        "user_name": name,
+        "subject_url": subject_url(request, site, subject=query.subject),
+        "csv_url": admin_url(site, "dailycounter_usage_csv") + query.url(days=""),
+        "all_rules_url": query.url(rule=""),
+        "totals": list(_totals(usage)),
+        "years": [(year, query.url(year=year), year == usage.year) for year in _years(usage)],
+        "heat_map": heat_map(usage.year, year, last_day, monday_based),
+        "is_late_in_year": usage.year == usage.today.year and usage.today.month > 6,  # noqa: PLR2004
+        "periods": [
+            (words, query.url(days=period), period == query.period)
+            for period, words in (("30", _("Last 30 days")), ("90", _("Last 90 days")), ("year", str(usage.year)))
         ],
-        "more_rules": max(0, len(rules) - MOST_SHOWN),
-        "all_rules": asked.query(rule=""),
+        "bar_chart": bar_chart(days),
+        "days": [(day, counts) for day, counts in reversed(days) if counts.checks],
+        "rules": [
+            (rule, counts, query.url(rule="" if rule == query.rule else rule))
+            for rule, counts in list(usage.rules.items())[:MAX_RULES_LISTED]
+        ],
+        "more_rules": max(0, len(rules) - MAX_RULES_LISTED),
     }
 
 
-def _short(text: str, most: int = 80) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def _days_of_period(usage: SubjectUsage, period: str) -> list[tuple[date, CheckCounts]]:
+    """Return every day of the period of the bars, with its checks."""
+    if PERIODS[period]:
+        first, last = usage.today - timedelta(days=PERIODS[period] - 1), usage.today
+    else:
+        first, last = date(usage.year, 1, 1), date(usage.year, 12, 31)
+        if usage.year <= usage.today.year:
+            last = min(last, usage.today)
+    days = (first + timedelta(days=number) for number in range((last - first).days + 1))
+    return [(day, usage.days.get(day, NO_CHECKS)) for day in days]
 
 
-def _subject_link(request: HttpRequest, admin: ModelAdmin[Any], subject: str) -> str:
-    """Return the link to the subject's limits; empty for those who may not see them, or where that page is not."""
-    if not request.user.has_perm("django_quota.view_subject"):
-        return ""
-    query = QueryDict(mutable=True)
-    query["subject"] = subject
-    try:
-        return f"{reverse(f'{admin.admin_site.name}:django_quota_subject_changelist')}?{query.urlencode()}"
-    except NoReverseMatch:
-        return ""
+def _years(usage: SubjectUsage) -> range:
+    """Return the years to choose from: from the first with rows to this one."""
+    last = max(usage.today.year, usage.year)
+    first = min(usage.first_day.year if usage.first_day else last, usage.year, usage.today.year)
+    return range(max(first, last - MAX_YEARS_LISTED + 1), last + 1)
 
 
-def _span(found: Figures, span: str) -> tuple[date, date]:
-    if SPANS[span]:
-        return found.today - timedelta(days=SPANS[span] - 1), found.today
-    last = date(found.year, 12, 31)
-    return date(found.year, 1, 1), min(last, found.today) if found.year <= found.today.year else last
-
-
-def _spans(found: Figures, asked: Asked) -> list[tuple[str, str, bool]]:
-    names = {"30": _("Last 30 days"), "90": _("Last 90 days"), "year": str(found.year)}
-    return [(name, asked.query(days=span), span == asked.span) for span, name in names.items()]
-
-
-def _years(found: Figures, asked: Asked) -> list[tuple[int, str, bool]]:
-    now = found.today.year
-    first = min(found.first.year if found.first else now, found.year)
-    years = range(max(first, max(now, found.year) - 11), max(now, found.year) + 1)
-    return [(year, asked.query(year=year), year == found.year) for year in years]
-
-
-def _totals(found: Figures) -> Iterator[tuple[str, Figure]]:
-    now = found.today
-    if found.year != now.year:
-        yield str(found.year), found.between(date(found.year, 1, 1), date(found.year, 12, 31))
-    tomorrow = now + timedelta(days=1)  # Redis' clock may be ahead of this one
-    yield _("This year"), found.between(date(now.year, 1, 1), tomorrow)
-    yield _("This month"), found.between(now.replace(day=1), tomorrow)
-    yield _("Today"), found.between(now, tomorrow)
-
-
-def _heat_map(found: Figures, year: dict[date, Figure]) -> SafeString:
-    total = sum(figure.checks for figure in year.values())
-    refused = sum(figure.refused for figure in year.values())
-    summary = ngettext(
-        "%(checks)s check on %(days)s day, %(refused)s of them refused.",
-        "%(checks)s checks on %(days)s days, %(refused)s of them refused.",
-        total,
-    ) % {"checks": _number(total), "days": _number(len(year)), "refused": _number(refused)}
-    if year:
-        busiest = max(year, key=lambda day: (year[day].checks, -day.toordinal()))
-        summary += " " + _("The busiest day: %s.") % _described(busiest, year[busiest])
-    words = _words(_("A heat map of %(year)s") % {"year": found.year}, summary)
-    first_weekday = (int(get_format("FIRST_DAY_OF_WEEK")) - 1) % 7  # Django's is 0 for Sunday
-    last = max([found.today, *year])  # Redis' clock may be ahead of this one
-    return _safe(heat_map(found.year, year, words, last=last, first_weekday=first_weekday))
-
-
-def _bars(each: list[tuple[date, Figure]]) -> SafeString:
-    together = sum((figure for _day, figure in each), Figure())
-    summary = _("%(allowed)s allowed and %(refused)s refused; %(live)s of these are live.") % {
-        "allowed": _number(together.allowed),
-        "refused": _number(together.refused),
-        "live": _number(together.live),
-    }
-    title = _("A bar for each day from %(first)s to %(last)s") % {
-        "first": date_format(each[0][0]),
-        "last": date_format(each[-1][0]),
-    }
-    return _safe(bars(each, _words(title, summary)))
-
-
-def _words(title: str, summary: str) -> Words:
-    months = tuple(str(MONTHS_3[number]).capitalize() for number in range(1, 13))
-    weekdays = tuple(str(WEEKDAYS_ABBR[number]) for number in range(7))
-    return Words(title, summary, _described, _number, months, weekdays)
-
-
-def _described(day: date, figure: Figure) -> str:
-    if not figure.checks:
-        return _("%s: no checks") % date_format(day)
-    words = _("%(day)s: %(allowed)s allowed, %(refused)s refused") % {
-        "day": date_format(day),
-        "allowed": _number(figure.allowed),
-        "refused": _number(figure.refused),
-    }
-    return f"{words}, {_('%s of them live') % _number(figure.live)}" if figure.live else words
-
-
-def _number(value: int) -> str:
-    return str(number_format(value, force_grouping=True))
-
-
-def _texts(figure: Figure) -> dict[str, str]:
-    names = ("allowed", "refused", "live", "live_allowed", "live_refused")
-    return {name: _number(getattr(figure, name)) for name in names}
-
-
-def _heat_keys(year: dict[date, Figure]) -> list[tuple[SafeString, str]]:
-    highest = bounds(figure.checks for figure in year.values())
-    keys = [(_safe(heat_key(0)), _("none"))]
-    low = 1
-    for shade, high in enumerate(highest, start=1):
-        if high >= low:
-            keys.append(
-                (_safe(heat_key(shade)), _number(low) if low == high else f"{_number(low)}\N{EN DASH}{_number(high)}")
-            )
-        low = max(low, high + 1)
-    if highest and max(figure.checks for figure in year.values()) >= low:
-        keys.append((_safe(heat_key(len(highest) + 1)), _("%s or more") % _number(low)))
-    return [
-        *keys,
-        (_safe(heat_key(0, "refused")), _("some refused")),
-        (_safe(heat_key(0, "live")), _("live, not rolled up yet")),
-    ]
-
-
-def _bar_keys() -> dict[str, str]:
-    return {
-        "allowed": _("allowed"),
-        "allowed live": _("allowed, live"),
-        "refused": _("refused"),
-        "refused live": _("refused, live"),
-    }
-
-
-def _safe(svg: str) -> SafeString:
-    """Let SVG of `charts` into a page: all text in it is escaped there."""
-    return mark_safe(svg)  # noqa: S308 — see above
+def _totals(usage: SubjectUsage) -> Iterator[tuple[str, CheckCounts]]:
+    now = usage.today
+    if usage.year != now.year:
+        yield str(usage.year), sum(usage.days_of_year.values(), NO_CHECKS)
+    tomorrow = now + timedelta(days=1)  # the clock of Redis may be ahead of this one
+    yield _("This year"), usage.between(date(now.year, 1, 1), tomorrow)
+    yield _("This month"), usage.between(now.replace(day=1), tomorrow)
+    yield _("Today"), usage.between(now, tomorrow)

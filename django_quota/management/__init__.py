@@ -1,1 +1,1 @@
-"""The commands of `manage.py`, and what they share: a progress bar and the printing of JSON lines."""
+"""The commands of `manage.py` and what they share."""

@@ -1,161 +1,205 @@
-"""What the commands share: the store that they need, how they are told to stop, and how they print.
-
-Names may be what a client chose, and whoever reads may leave.
-"""
+"""What the commands share: output, errors, notes about input, signals and a progress bar."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
+from io import TextIOBase
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO, cast
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, OutputWrapper
+from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
-from django_quota import status
-from django_quota.exceptions import ConfigurationError
-from django_quota.hints import is_address, rule_hint, subject_hint
-from django_quota.stores.redis import RedisStore
+from django_quota.core.errors import QuotaError
+from django_quota.services.lookup import is_address, rule_hint, subject_hint
+from django_quota.services.registry import get_limiter
+from django_quota.stores.redis.store import RedisStore
 
-NOBODY_READS = 141
-"""The exit status of a command whose reader has left: as a shell has it of what SIGPIPE (13) ends, 128 + 13."""
+EXIT_BROKEN_PIPE = 141
+"""The exit status when nobody reads the output any more, as in `manage.py quota_events | head -1`: 128 + SIGPIPE."""
 
-INTERRUPTED = 130
-"""The exit status of a command that a second signal has ended: as a shell has it of what SIGINT (2) ends, 128 + 2."""
+EXIT_INTERRUPTED = 130
+"""The exit status after a second signal: 128 + SIGINT."""
 
+SUBJECT_HELP = "for example user:42, 203.0.113.9, post:phone=+1555 or ip:203.0.113.9+post:username=ann"
 
-class ReaderGoneError(Exception):
-    """Nobody reads any more what a command prints."""
-
-
-class _Stream(OutputWrapper):
-    """stdout or stderr of the process."""
-
-    def write(  # type: ignore[override]
-        self, msg: str = "", style_func: Callable[[str], str] | None = None, ending: str | None = None
-    ) -> None:
-        with _noticing():
-            super().write(msg, style_func, ending)
-
-    def flush(self) -> None:
-        with _noticing():
-            super().flush()
+PROGRESS_INTERVAL = 2.0
+"""Seconds between two lines of progress where rich is not installed."""
 
 
-@contextmanager
-def _noticing() -> Iterator[None]:
-    try:
-        yield
-    except BrokenPipeError as error:  # of this stream, and of no other: a socket's is none of these
-        raise ReaderGoneError from error
+class QuotaCommand(BaseCommand):
+    """A command that turns errors of the store and the database into a `CommandError`."""
 
-
-class PrintingCommand(BaseCommand):
-    """A command that ends without a word where its reader leaves, as in `manage.py quota_events | head -1`."""
-
-    def __init__(self, stdout: TextIO | None = None, stderr: TextIO | None = None, **options: Any) -> None:
-        super().__init__(stdout, stderr, **options)
-        if stdout is None:
-            self.stdout = _Stream(sys.stdout)
-        if stderr is None:
-            style, self.stderr = self.stderr.style_func, _Stream(sys.stderr)
-            self.stderr.style_func = style
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        """Run the command. Raises `CommandError`."""
+        try:
+            return super().execute(*args, **options)
+        except (QuotaError, DatabaseError, ImproperlyConfigured) as error:
+            raise CommandError(explain(error)) from error
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Run it for the command line."""
+        """Run the command from the command line, and end it quietly when its reader has left or at a second signal."""
         try:
-            super().run_from_argv(argv)
-            self.stdout.flush()
-        except ReaderGoneError:
-            self._drop()
-            sys.exit(NOBODY_READS)
-        except KeyboardInterrupt:  # a second signal: see `stopping`
-            sys.exit(INTERRUPTED)
-        except SystemExit as ended:  # such as that of --help, which Django prints by itself
-            if self._drop() and not ended.code:
-                sys.exit(NOBODY_READS)
-            raise
-
-    def _drop(self) -> bool:
-        """Drop what nobody reads: Python would complain of it at exit. Say whether there was any."""
-        dropped = False
-        for stream in (sys.stdout, sys.stderr):
-            if stream is None:  # a process that was started with it closed has none
-                continue
             try:
-                stream.flush()
-            except BrokenPipeError:
-                nowhere = os.open(os.devnull, os.O_WRONLY)
+                super().run_from_argv(argv)
+            finally:
+                if sys.stdout is not None:  # None: the process was started with stdout closed
+                    sys.stdout.flush()
+        except BrokenPipeError:
+            # Python flushes both streams once more when it exits, and would print an error.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for stream in filter(None, (sys.stdout, sys.stderr)):
                 os.dup2(nowhere, stream.fileno())
-                os.close(nowhere)
-                dropped = True
-        return dropped
+            sys.exit(EXIT_BROKEN_PIPE)
+        except KeyboardInterrupt:
+            sys.exit(EXIT_INTERRUPTED)
+
+    def print_json(self, value: object) -> None:
+        """Print a value as one line of JSON."""
+        self.stdout.write(json.dumps(value))
+
+    def note(self, *notes: str) -> None:
+        """Print notes to stderr at once; empty ones are left out."""
+        for note in filter(None, notes):
+            self.stderr.write(printable(note))
+        self.stderr.flush()
+
+    def note_subject(self, given: str, subject: str, *, is_used: bool = False) -> None:
+        """Print which subject a bare address was taken for, and why no request may have a subject that is not used."""
+        if is_address(given) and given != subject:
+            self.note(f"Note: {given!r} is taken for {subject!r}.")
+        if not is_used:
+            self.note(_subject_note(subject))
+
+    def note_rules(self, names: Iterable[str]) -> None:
+        """Print which of these names no known rule has."""
+        self.note(*(f"Note: {hint}" for hint in map(rule_hint, names) if hint))
+
+
+def _subject_note(subject: str) -> str:
+    try:
+        hint = subject_hint(subject)
+    except (DatabaseError, ImproperlyConfigured):  # there is no table of users
+        hint = subject_hint(subject, with_users=False)
+    return f"Note: {hint}" if hint else ""
 
 
 def redis_store() -> RedisStore:
-    """Return the limiter's store. Raises `CommandError` where it is not Redis."""
-    try:
-        return status.redis_store()
-    except ConfigurationError as error:
-        raise CommandError(error.problem) from error
+    """Return the limiter's store. Raises `CommandError` if it is not Redis."""
+    store = get_limiter().store
+    if not isinstance(store, RedisStore):
+        raise CommandError('QUOTA["STORE"] is not "redis": other processes cannot see what a process keeps in memory.')
+    return store
 
 
-def explained(error: Exception) -> str:
-    """Return what went wrong, and what would do where our tables are missing."""
+def explain(error: Exception) -> str:
+    """Return what went wrong, and what to do if our tables are missing."""
     words = str(error).strip()
     is_missing = isinstance(error, DatabaseError) and "django_quota_" in words and "column" not in words
     return f"{words}: `manage.py migrate` makes the tables." if is_missing else words
 
 
 def printable(text: str) -> str:
-    """Return a text with what cannot be printed as Python would write it: names may be what a client chose."""
+    """Return a text with control characters escaped: clients may choose the names that commands print."""
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
-
-
-SUBJECT_HELP = "such as user:42, 203.0.113.9, post:phone=+1555 or ip:203.0.113.9+post:username=ann"
-
-
-def address_note(given: str, subject: str) -> str:
-    """Say which subject a bare address is taken for; empty where a text is none."""
-    return f"Note: {printable(given)!r} is taken for {subject!r}." if is_address(given) and given != subject else ""
-
-
-def subject_note(subject: str) -> str:
-    """Return a hint about a subject that no request has, or nothing; users are looked up where there is a database."""
-    try:
-        words = subject_hint(subject)
-    except (DatabaseError, ImproperlyConfigured):  # no table of users, or no such model: the hint does without
-        words = subject_hint(subject, with_users=False)
-    return f"Note: {printable(words)}" if words else ""
-
-
-def rule_notes(rules: Iterable[str]) -> list[str]:
-    """Return a note for each name that no known rule has."""
-    return [f"Note: {printable(words)}" for words in map(rule_hint, rules) if words]
 
 
 @contextmanager
 def stopping() -> Iterator[threading.Event]:
-    """Yield what SIGINT or SIGTERM sets, so that a command ends after what it is doing; a second ends it at once."""
+    """Yield an event that SIGINT or SIGTERM sets, so that a command can finish its step; a second signal ends it."""
     stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():  # who else runs the command keeps the signals
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield stop
         return
 
-    def ask(_: int, __: FrameType | None) -> None:
+    def handle(_: int, __: FrameType | None) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+# --- progress ---------------------------------------------------------------------------------------------------------
+
+
+class Advance(Protocol):
+    """Moves a progress bar on."""
+
+    def __call__(self, n: int, note: str = "") -> None:
+        """Move on by `n`, and show a note behind the bar; an empty note leaves the last one."""
+        ...
+
+
+@contextmanager
+def progress(stream: TextIO | TextIOBase, label: str, total: int | None) -> Iterator[Advance]:
+    """Show progress on a terminal for as long as the block lasts: a bar with rich, plain lines without it.
+
+    `stream`: a text stream or a command's `self.stderr`. If it is not a terminal, nothing is written.
+    `total`: None if it is not known.
+    """
+    # Django's wrapper would add a line end to each drawing, and color it.
+    out = cast("TextIO", getattr(stream, "_out", stream))
+    if not out.isatty():
+        yield _show_nothing
+    elif find_spec("rich"):
+        with _rich_bar(out, label, total) as advance:
+            yield advance
+    else:
+        yield _plain_lines(out, label, total)
+
+
+def _show_nothing(n: int, note: str = "") -> None:
+    pass
+
+
+@contextmanager
+def _rich_bar(out: TextIO, label: str, total: int | None) -> Iterator[Advance]:
+    from rich.console import Console  # noqa: PLC0415 — optional
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+    )
+    # Other output goes through Django's wrappers, which rich cannot redirect.
+    with Progress(*columns, console=Console(file=out), redirect_stdout=False, redirect_stderr=False) as bar:
+        task = bar.add_task(label, total=total, note="")
+
+        def advance(n: int, note: str = "") -> None:
+            bar.update(task, advance=n)
+            if note:
+                bar.update(task, note=printable(note))
+
+        yield advance
+
+
+def _plain_lines(out: TextIO, label: str, total: int | None) -> Advance:
+    done, last_note, printed_at = 0, "", time.monotonic()
+
+    def advance(n: int, note: str = "") -> None:
+        nonlocal done, last_note, printed_at
+        done, last_note = done + n, printable(note) or last_note
+        if time.monotonic() - printed_at >= PROGRESS_INTERVAL:
+            printed_at = time.monotonic()
+            out.write(f"{label}: {done:,}{f' of {total:,}' if total else ''} {last_note}".rstrip() + "\n")
+            out.flush()
+
+    return advance

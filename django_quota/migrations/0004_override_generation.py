@@ -1,4 +1,4 @@
-"""The generation of the overrides that Redis was told of: it shows where Redis has lost a part of them."""
+"""The generation of the overrides that was published: it shows whether Redis has lost a part of them."""
 
 from __future__ import annotations
 

@@ -1,37 +1,37 @@
-"""What a store is: it keeps states and runs operations over them. It must not know rules, requests or Decisions."""
+"""What a store is: it keeps states and runs operations on them."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-from django_quota.operations.base import Operation
-from django_quota.stores.waiters import Waiters
+from django_quota.engine.operations import Operation
+from django_quota.stores.wait_queue import WaitQueue
 
 
 class Store(Protocol):
-    """A place that decides. Every verb has an async twin that takes and returns the same.
+    """Redis, a Redis Cluster, or the memory of a process.
 
-    Each raises `StoreUnavailable` where the store does not answer, and `ConfigurationError` where it is set up wrong.
+    Raises `StoreUnavailable` if the store does not answer, and `ConfigurationError` if it is set up wrong.
     """
 
     @property
-    def is_whole(self) -> bool:
-        """Whether all of its servers have done what they were last asked."""
+    def all_nodes_healthy(self) -> bool:
+        """Whether each server has answered when it was asked last."""
         ...
 
     @property
-    def waiters(self) -> Waiters:
-        """Those of this process who wait for a slot of this store."""
+    def wait_queue(self) -> WaitQueue:
+        """The callers of this process that wait for a slot."""
         ...
 
     def run(self, operation: Operation, now: int | None = None) -> Any:
-        """Do an operation, undivided, and return its reply; `now` None is the store's own clock (microseconds)."""
+        """Run an operation atomically and return its reply. `now`: microseconds; None: the store's own clock."""
         ...
 
     async def arun(self, operation: Operation, now: int | None = None) -> Any:
-        """Do an operation; see `run`."""
+        """Run an operation; see `run`."""
         ...
 
     def close(self) -> None:
-        """Let go of threads and connections of this process; the store may be used again."""
+        """Close threads and connections of this process. You may use the store again."""
         ...

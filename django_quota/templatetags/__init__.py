@@ -1,1 +1,1 @@
-"""Template tags: what a template of the admin cannot say by itself."""
+"""The template tags of the admin pages."""

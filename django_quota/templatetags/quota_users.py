@@ -1,4 +1,4 @@
-"""`{% quota_user_links %}`: the links from a user's page in the admin. `admin.users` says which ones there are."""
+"""`{% quota_user_links %}`: the links on the admin page of a user; see `admin.users`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ register = template.Library()
 
 @register.simple_tag(takes_context=True)
 def quota_user_links(context: Any, user: Any) -> list[tuple[str, str]]:
-    """Return the URLs and words of the links that whoever asks may follow."""
+    """Return the URL and the words of each link that the request's user may follow."""
     # Django imports the tags of every installed app, also on a site without the admin.
     from django_quota.admin.users import links_of  # noqa: PLC0415
 

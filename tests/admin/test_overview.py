@@ -1,4 +1,4 @@
-"""The overview: its figures are those of the store, its trips and queries are bounded, and only who may sees it."""
+"""The overview: it shows what the store counts, with few round trips and queries, to those with the permission."""
 
 from __future__ import annotations
 
@@ -14,29 +14,22 @@ from django.test import Client
 from django.urls import reverse
 from redis.connection import AbstractConnection
 
-from django_quota import check, sizes, slot
-from django_quota.activity import RULES, Minute, activity
+from django_quota import check, slot
 from django_quota.admin import overview
-from django_quota.admin.sparkline import HEIGHT, STEP, sparkline
-from django_quota.health import Health, health
-from django_quota.keys import KINDS, SYSTEM_KINDS
-from django_quota.limiter import get_limiter
+from django_quota.admin.charts import SPARK_HEIGHT, SPARK_PITCH, sparkline
+from django_quota.core.keys import KINDS, SYSTEM_KINDS
 from django_quota.models import OverrideOutbox
-from django_quota.stores.redis import RedisStore
-from django_quota.tallies import Tally
+from django_quota.services import health as health_service
+from django_quota.services.activity import RULES, Minute, activity
+from django_quota.services.health import Health, health
+from django_quota.services.registry import get_limiter
+from django_quota.stores.redis.store import RedisStore
 from tests.admin.operators import operator, superuser
-from tests.conftest import caches
+from tests.support.stores import caches, current_store
 
 PAGE = "/admin/django_quota/overview/"
-PARTS = ("", "figures/", "events/", "stream/")
+PARTS = ("", "metrics/", "events/", "stream/")
 SUBJECT = "ip:203.0.113.9"
-
-
-@pytest.fixture(autouse=True)
-def tallying(nothing_is_tallied: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count; what is read tells it to the store first."""
-    monkeypatch.setattr(Tally, "is_on", True)
-    monkeypatch.setattr(Tally, "flush_what_is_left", lambda *_, **__: None)
 
 
 @pytest.fixture
@@ -68,20 +61,20 @@ class _Watched(HTMLParser):
             self.found.append(tag)
 
 
-class TestWhoMaySeeIt:
+class TestPermissions:
     @pytest.mark.usefixtures("redis_cache")
     @pytest.mark.parametrize("part", PARTS)
-    def test_without_the_permission_every_address_of_it_is_forbidden(self, permissions: None, part: str) -> None:
+    def test_every_url_needs_the_permission(self, permissions: None, part: str) -> None:
         assert operator("view_subject", "view_quotaoverride").get(PAGE + part).status_code == 403
 
     @pytest.mark.usefixtures("redis_cache", "database")
     @pytest.mark.parametrize("part", PARTS)
-    def test_a_stranger_is_sent_to_the_login(self, part: str) -> None:
+    def test_a_visitor_is_sent_to_the_login(self, part: str) -> None:
         reply = Client().get(PAGE + part)
         assert (reply.status_code, reply["Location"].partition("?")[0]) == (302, "/admin/login/")
 
     @pytest.mark.usefixtures("redis_cache")
-    def test_there_is_nothing_to_add_change_or_delete_even_for_a_superuser(self, database: dict[str, Any]) -> None:
+    def test_nothing_can_be_added_changed_or_deleted(self, database: dict[str, Any]) -> None:
         client = superuser()
         for what in ("add/", "1/change/", "1/delete/", "1/history/"):
             assert client.get(PAGE + what).status_code == 404
@@ -89,7 +82,7 @@ class TestWhoMaySeeIt:
         assert "overview/add" not in client.get("/admin/").content.decode()
 
     @pytest.mark.usefixtures("redis_cache")
-    def test_who_may_not_see_subjects_gets_no_links_to_them(self, permissions: None) -> None:
+    def test_links_to_subjects_need_the_permission(self, permissions: None) -> None:
         check("0/m", SUBJECT, name="a")
         page = operator("view_overview").get(PAGE).content.decode()
         assert SUBJECT in page
@@ -97,8 +90,8 @@ class TestWhoMaySeeIt:
 
 
 @pytest.mark.usefixtures("either_store")
-class TestThePage:
-    def test_it_shows_what_was_checked_and_whom_it_refused(self, client: Client) -> None:
+class TestPage:
+    def test_it_shows_checks_and_refused_subjects(self, client: Client) -> None:
         for _ in range(5):
             check("3/m", SUBJECT, name="search")
         page = client.get(PAGE).content.decode()
@@ -110,35 +103,35 @@ class TestThePage:
 
     def test_it_shows_slots(self, client: Client) -> None:
         with slot("export", 1, subject=SUBJECT):
-            page = client.get(PAGE + "figures/").content.decode()
+            page = client.get(PAGE + "metrics/").content.decode()
         assert re.search(r"export.*?1 of 1 <strong[^>]*>full", page, re.DOTALL)
 
-    def test_nothing_in_it_is_against_a_strict_content_policy(self, client: Client) -> None:
+    def test_it_satisfies_a_strict_content_security_policy(self, client: Client) -> None:
         ban(SUBJECT)
         with slot("export", 1):
-            for address in (PAGE, PAGE + "?sizes=1", PAGE + "figures/"):
+            for address in (PAGE, PAGE + "?sizes=1", PAGE + "metrics/"):
                 watched = _Watched()
                 watched.feed(client.get(address).content.decode())
                 assert watched.found == []
 
-    def test_what_strangers_have_chosen_is_escaped(self, client: Client) -> None:
+    def test_texts_of_visitors_are_escaped(self, client: Client) -> None:
         check("0/m", "user:<script>alert(1)</script>", name="<b>&")
         page = client.get(PAGE).content.decode()
         assert "<script>alert" not in page
         assert "<b>&" not in page
 
-    def test_an_empty_one_says_so(self, client: Client) -> None:
+    def test_an_empty_page_says_so(self, client: Client) -> None:
         page = client.get(PAGE).content.decode()
         assert "Nothing has been checked today." in page
         assert "Nobody has been refused today." in page
 
-    def test_limits_that_are_switched_off_are_told(self, client: Client, settings: Any) -> None:
+    def test_it_says_that_limits_are_switched_off(self, client: Client, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
         assert "Limits are switched off" in client.get(PAGE).content.decode()
 
 
 @pytest.mark.usefixtures("memory_store")
-def test_the_memory_store_is_called_so(client: Client) -> None:
+def test_it_names_the_memory_store(client: Client) -> None:
     page = client.get(PAGE).content.decode()
     assert "each process counts by itself" in page
     assert 'data-events-url=""' in page
@@ -146,28 +139,28 @@ def test_the_memory_store_is_called_so(client: Client) -> None:
 
 @pytest.mark.usefixtures("redis_cache")
 class TestOnRedis:
-    def test_bans_with_their_end_and_a_link_to_the_subject(self, client: Client) -> None:
+    def test_it_shows_bans_with_their_end_and_a_link(self, client: Client) -> None:
         ban(SUBJECT)
         ban("ip:203.0.113.10")
         page = client.get(PAGE).content.decode()
-        assert "The next 2 to end, of 2" in page
+        assert "The next 2 of 2 to end" in page
         assert "in 10 minutes" in page
         assert f'<a href="{reverse("admin:django_quota_subject_changelist")}?subject=ip%3A203.0.113.9">' in page
 
-    def test_the_last_events_are_there_without_a_script_the_newest_first(self, client: Client) -> None:
+    def test_the_last_events_need_no_script(self, client: Client) -> None:
         ban(SUBJECT)
         page = client.get(PAGE).content.decode()
         kinds = re.findall(r"quota-kind-(\w+)", page)
         assert kinds[0] == "banned"
         assert "refused" in kinds
 
-    def test_figures_that_are_fetched_again_are_those_of_the_page(self, client: Client) -> None:
+    def test_the_metrics_view_returns_that_part_of_the_page(self, client: Client) -> None:
         check("0/m", SUBJECT, name="a")
-        figures = client.get(PAGE + "figures/").content.decode()
+        figures = client.get(PAGE + "metrics/").content.decode()
         assert 'id="quota-rules-title"' in figures
         assert "<html" not in figures
 
-    def test_trips_and_queries_are_bounded_whatever_there_is(
+    def test_round_trips_and_queries_are_bounded(
         self, client: Client, raw: redis.Redis, django_assert_num_queries: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for number in range(RULES + 30):
@@ -190,10 +183,10 @@ class TestOnRedis:
         with django_assert_num_queries(6):  # four of the admin: who it is, and what they may; two of ours
             assert client.get(PAGE).status_code == 200
         monkeypatch.undo()
-        assert len(trips) == 7  # the own tally, two of activity, two pings, one of health, one of events
+        assert len(trips) == 7  # the own metrics, two of activity, two pings, one of health, one of events
         assert not {"cmdstat_keys", "cmdstat_scan"} & set(raw.info("commandstats"))
 
-    def test_it_shows_as_many_rules_as_it_says_and_the_others_together(self) -> None:
+    def test_rules_beyond_the_bound_are_counted_together(self) -> None:
         for number in range(RULES + 5):
             check("5/m", SUBJECT, name=f"rule{number}")
         check("5/m", SUBJECT, name="rule7")
@@ -203,18 +196,18 @@ class TestOnRedis:
         assert rules[-1].is_rest
         assert sum(rule.total for rule in rules) == RULES + 6
 
-    def test_a_store_that_does_not_answer_is_told(self, client: Client, settings: Any) -> None:
+    def test_it_reports_a_store_that_does_not_answer(self, client: Client, settings: Any) -> None:
         settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nowhere/redis.sock"}}
         reply = client.get(PAGE)
         assert reply.status_code == 200
         assert "The store does not answer" in reply.content.decode()
-        assert "It is not known now" in reply.content.decode()
+        assert "The store does not answer." in reply.content.decode()
         assert "Nothing has been refused" not in reply.content.decode()
-        assert "The store does not answer" in client.get(PAGE + "figures/").content.decode()
+        assert "The store does not answer" in client.get(PAGE + "metrics/").content.decode()
         assert client.get(PAGE + "events/?after=0-0").status_code == 503
 
     @pytest.mark.parametrize("command", ["ping", "xrevrange"])
-    def test_a_store_that_does_not_permit_it_is_told_apart_from_one_that_does_not_answer(
+    def test_it_reports_a_missing_redis_permission(
         self, command: str, client: Client, settings: Any, redis_server: Any, raw: redis.Redis
     ) -> None:
         server: Any = raw
@@ -222,47 +215,43 @@ class TestOnRedis:
         try:
             settings.CACHES = caches(redis_server, username="web", password="any")
             page = client.get(PAGE).content.decode()
-            figures = client.get(PAGE + "figures/").content.decode()
+            figures = client.get(PAGE + "metrics/").content.decode()
         finally:
             server.execute_command("ACL", "DELUSER", "web")
         denied = "The store answers, but does not permit what this page reads."
         assert "store does not answer" not in page
-        assert ("does not let this page read it" in page) is (command == "xrevrange")
+        assert ("does not permit this page to read events" in page) is (command == "xrevrange")
         if command == "ping":
             assert denied in page
             assert denied in figures
             assert "docs/reliability.md" in page
             assert "&#x27;ping&#x27;" in page  # what it lacks
 
-    def test_overrides_that_wait_are_told_though_the_store_be_away(self, client: Client, settings: Any) -> None:
+    def test_it_reports_unpublished_overrides(self, client: Client, settings: Any) -> None:
         OverrideOutbox.objects.create(subject=SUBJECT)
-        assert "Overrides that wait to be published to Redis: 1." in client.get(PAGE).content.decode()
+        assert "1 override is not published to Redis yet." in client.get(PAGE).content.decode()
         settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nonexistent/redis.sock"}}
-        assert "Overrides that wait to be published to Redis: 1." in client.get(PAGE).content.decode()
+        assert "1 override is not published to Redis yet." in client.get(PAGE).content.decode()
 
-    def test_of_a_full_redis_it_shows_what_can_be_read_and_that_it_is_full(
-        self, client: Client, raw: redis.Redis
-    ) -> None:
+    def test_it_reports_a_full_redis(self, client: Client, raw: redis.Redis) -> None:
         ban(SUBJECT)
-        get_limiter().tally.flush()  # type: ignore[union-attr]
-        assert check("5/m", "user:9")  # whose tally cannot be told
+        get_limiter().metrics.flush()  # type: ignore[union-attr]
+        assert check("5/m", "user:9")  # whose metrics cannot be sent
         try:
             raw.config_set("maxmemory", 1024)
             page = client.get(PAGE).content.decode()
         finally:
             raw.config_set("maxmemory", 0)
-        assert "The memory of Redis is full, " in page
-        assert "of 1.0\xa0KB: it takes no changes" in page
+        assert "The memory of Redis is full (" in page
+        assert "of 1.0\xa0KB), so it accepts no changes" in page
         assert "nearly full" not in page
         assert "does not answer" not in page
         assert "Answers in" in page
         assert f"<span>{SUBJECT}</span>" in page or f">{SUBJECT}</a>" in page
 
-    def test_of_a_read_only_redis_it_shows_what_can_be_read_and_that_it_is_a_replica(
-        self, client: Client, raw: redis.Redis
-    ) -> None:
+    def test_it_reports_a_replica(self, client: Client, raw: redis.Redis) -> None:
         ban(SUBJECT)
-        get_limiter().tally.flush()  # type: ignore[union-attr]
+        get_limiter().metrics.flush()  # type: ignore[union-attr]
         assert check("5/m", "user:9")
         raw.replicaof("127.0.0.1", 1)
         try:
@@ -270,13 +259,11 @@ class TestOnRedis:
         finally:
             raw.replicaof("NO", "ONE")
         assert "This Redis is a replica" in page
-        assert "It says: ReadOnlyError" in page
+        assert "Redis says: ReadOnlyError" in page
         assert "does not answer" not in page
         assert f">{SUBJECT}</a>" in page
 
-    def test_a_full_redis_without_events_is_not_said_to_have_refused_nobody(
-        self, client: Client, raw: redis.Redis
-    ) -> None:
+    def test_a_full_redis_without_events_is_explained(self, client: Client, raw: redis.Redis) -> None:
         assert "Nothing has been refused." in client.get(PAGE).content.decode()
         raw.config_set("maxmemory", 1024)
         try:
@@ -284,14 +271,14 @@ class TestOnRedis:
         finally:
             raw.config_set("maxmemory", 0)
         assert "Nothing has been refused." not in page
-        assert "Nothing is noted here while the store takes no changes." in page
+        assert "The store accepts no changes, so no events arrive." in page
         assert list(raw.scan_iter("*probe*")) == []
 
 
 @pytest.mark.usefixtures("redis_cache")
 class TestHealth:
-    def test_it_says_what_the_server_says(self, raw: redis.Redis) -> None:
-        store = get_limiter().store
+    def test_it_reports_the_state_of_the_server(self, raw: redis.Redis) -> None:
+        store = current_store()
         assert isinstance(store, RedisStore)
         raw.config_set("maxmemory", "500mb")
         raw.config_set("maxmemory-policy", "allkeys-lru")
@@ -307,12 +294,12 @@ class TestHealth:
         assert found.holds_overrides is False
         assert 0 < found.latency < 5
 
-    def test_what_it_may_not_ask_is_left_out(self, settings: Any, redis_server: Any, raw: redis.Redis) -> None:
+    def test_forbidden_facts_are_left_out(self, settings: Any, redis_server: Any, raw: redis.Redis) -> None:
         client: Any = raw
         client.execute_command("ACL", "SETUSER", "poor", "on", "nopass", "~*", "+@all", "-info", "-dbsize")
         try:
             settings.CACHES = caches(redis_server, username="poor", password="any")
-            store = get_limiter().store
+            store = current_store()
             assert isinstance(store, RedisStore)
             found = health(store, "quota")
         finally:
@@ -330,12 +317,12 @@ class TestHealth:
             (None, None, None, False, False),
         ],
     )
-    def test_what_may_harm(self, used: int, most: int, policy: str, evicts: bool, full: bool) -> None:
+    def test_memory_and_policy_tell_risks(self, used: int, most: int, policy: str, evicts: bool, full: bool) -> None:
         found = Health(0.1, used=used, most=most, policy=policy)
         assert (found.may_evict, found.is_nearly_full) == (evicts, full)
 
 
-def test_every_kind_of_key_has_a_word() -> None:
+def test_every_kind_of_key_has_a_name() -> None:
     assert set(overview._KINDS) == set(KINDS)
     assert set(overview._SYSTEM_KINDS) == set(SYSTEM_KINDS)
 
@@ -344,10 +331,10 @@ def test_every_kind_of_key_has_a_word() -> None:
 class TestSizes:
     @pytest.fixture(autouse=True)
     def unknown(self) -> None:
-        sizes._last.clear()
+        health_service._estimates.clear()
 
     def store(self) -> RedisStore:
-        store = get_limiter().store
+        store = current_store()
         assert isinstance(store, RedisStore)
         return store
 
@@ -356,7 +343,7 @@ class TestSizes:
             check("5/m", f"ip:192.0.2.{number}", name="a")
         raw.set("foreign", "x" * 10_000, ex=100)
         raw.delete("quota:1:{!}:workers")  # this process may have said that it is there
-        found = sizes.sizes(self.store(), "quota")
+        found = health_service.sizes(self.store(), "quota")
         assert found.is_whole
         assert (found.listed, found.total) == (31, 31)
         assert {(kind.kind, kind.keys) for kind in found.kinds} == {("r", 30)}
@@ -364,45 +351,45 @@ class TestSizes:
         expected = sum(client.memory_usage(key) for key in client.keys("quota:*"))
         assert found.bytes == expected
 
-    def test_of_many_a_sample_stands_for_all_with_a_bounded_number_of_commands(self, raw: redis.Redis) -> None:
+    def test_many_keys_are_sampled_with_few_commands(self, raw: redis.Redis) -> None:
         with raw.pipeline(transaction=False) as pipeline:
             for number in range(20_000):
                 pipeline.set(f"quota:1:{{ip:{number}}}:c:clicks" if number % 2 else f"other:{number}", "7", ex=1000)
             pipeline.execute()
         raw.config_resetstat()
-        found = sizes.sizes(self.store(), "quota")
+        found = health_service.sizes(self.store(), "quota")
         stats = raw.info("commandstats")
-        assert stats["cmdstat_scan"]["calls"] == sizes.STEPS
+        assert stats["cmdstat_scan"]["calls"] == health_service.SCAN_CALLS
         usage = stats.get("cmdstat_memory|usage") or stats["cmdstat_memory"]
-        assert usage["calls"] <= sizes.MEASURED
+        assert usage["calls"] <= health_service.MAX_MEASURED
         assert not found.is_whole
         assert found.total == 20_000
         assert 8_000 < found.keys < 12_000
 
-    def test_it_is_asked_for_and_kept_for_a_while(self, client: Client, raw: redis.Redis) -> None:
+    def test_the_estimate_is_cached(self, client: Client, raw: redis.Redis) -> None:
         check("5/m", SUBJECT, name="a")
         raw.config_resetstat()
         assert ">Estimate<" in client.get(PAGE).content.decode()
         assert "cmdstat_scan" not in raw.info("commandstats")
         for _ in range(2):
-            assert "that were measured" in client.get(PAGE + "?sizes=1").content.decode()
+            assert "were measured" in client.get(PAGE + "?sizes=1").content.decode()
         assert raw.info("commandstats")["cmdstat_scan"]["calls"] == 1
 
 
 class TestSparklines:
-    def test_no_minutes_are_no_drawing(self) -> None:
+    def test_there_is_no_sparkline_without_minutes(self) -> None:
         assert sparkline([]) is None
 
-    def test_an_hour_without_checks_is_an_empty_one(self) -> None:
+    def test_an_hour_without_checks_is_empty(self) -> None:
         drawn = sparkline([Minute()] * 60)
         assert drawn is not None
-        assert (drawn.allowed, drawn.refused, drawn.width) == ("", "", 60 * STEP)
+        assert (drawn.allowed, drawn.refused, drawn.width) == ("", "", 60 * SPARK_PITCH)
 
-    def test_the_tallest_fills_it_and_one_refusal_among_many_is_seen(self) -> None:
+    def test_one_refusal_among_thousands_is_visible(self) -> None:
         drawn = sparkline([Minute(5_000, 1), Minute(1, 0), Minute(0, 3)])
         assert drawn is not None
-        assert drawn.refused.startswith(f"M0 0h{STEP - 1}v1")
-        assert f"M0 1h{STEP - 1}v{HEIGHT - 1}" in drawn.allowed
+        assert drawn.refused.startswith(f"M0 0h{SPARK_PITCH - 1}v1")
+        assert f"M0 1h{SPARK_PITCH - 1}v{SPARK_HEIGHT - 1}" in drawn.allowed
         assert drawn.allowed.count("M") == 2
         assert drawn.refused.count("M") == 2
-        assert "5001 allowed, 4 refused; at most 5001 in a minute" in drawn.words
+        assert "5001 allowed, 4 refused; at most 5001 in a minute" in drawn.title

@@ -1,4 +1,4 @@
-"""Every page of the admin, asked for by its URL: by staff who have all our permissions but the one that it needs."""
+"""Every admin page refuses staff who have all permissions of the app but the one that it needs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.admin.operators import operator, superuser
 ROOT = "/admin/django_quota/"
 OF_OVERRIDES = ("view_quotaoverride", "change_quotaoverride")
 OF_COUNTERS = ("view_dailycounter", "change_dailycounter")
-OF_ACTS = ("add_quotaoverride", "change_quotaoverride", "delete_quotaoverride", "reset_subject", "lift_ban")
+OF_ACTIONS = ("add_quotaoverride", "change_quotaoverride", "delete_quotaoverride", "reset_subject", "lift_ban")
 NEEDS: dict[str, tuple[str, ...]] = {
-    **{f"overview/{page}": ("view_overview",) for page in ("", "figures/", "events/", "stream/")},
+    **{f"overview/{page}": ("view_overview",) for page in ("", "metrics/", "events/", "stream/")},
     "overview/add/": (),
     **{f"dailycounter/{page}": OF_COUNTERS for page in ("", "export/", "usage/", "C/change/", "C/history/")},
     "dailycounter/usage/?subject=user:1": OF_COUNTERS,
@@ -30,18 +30,18 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "subject/add/": (),
     "subject/O/delete/": (),
     **{
-        f"subject/act/{act}/?subject=user:1&on={on}": OF_ACTS
-        for act in ("raise", "exempt", "block", "reset", "lift", "clear")
+        f"subject/action/{name}/?subject=user:1&on={on}": OF_ACTIONS
+        for name in ("raise", "exempt", "block", "reset", "lift", "clear")
         for on in ('["search"]', "[[[", "")
     },
-    "subject/act/block/?subject=user:1": ("view_subject",),
+    "subject/action/block/?subject=user:1": ("view_subject",),
 }  # fmt: skip
 """What each page needs one of; none: nobody may."""
 
 
 @pytest.mark.usefixtures("database", "memory_store")
 @pytest.mark.parametrize("method", ["get", "post", "put", "delete"])
-def test_without_its_permission_no_page_answers_and_nothing_changes(method: str) -> None:
+def test_every_page_needs_its_permission(method: str) -> None:
     override = QuotaOverride.objects.create(subject="user:1", rate="5/m")
     counter = DailyCounter.objects.create(subject="user:1", rule="a", day="2026-11-21")
     root = superuser(enforce_csrf_checks=True)

@@ -1,6 +1,6 @@
-"""The admin's daily counters on a million rows: each page takes a few queries, and reads a page and not the table.
+"""Daily counters in the admin on a million rows: each page takes a few queries, and reads its rows and not the table.
 
-How much is read is counted, not timed: by the instructions of SQLite's machine, and by the rows that PostgreSQL reads.
+The tests count work instead of time: the instructions of SQLite's virtual machine, or the rows that PostgreSQL reads.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from django_quota.admin.counter_list import MOST_LISTED
-from django_quota.admin.exports import BY_SUBJECT, COLUMNS, NEWEST, PAGE, _after
-from django_quota.admin.names import distinct
+from django_quota.admin.csv_export import BATCH_SIZE
+from django_quota.admin.daily_counters import BY_SUBJECT, COLUMNS, MAX_LISTED, NEWEST, _behind
 from django_quota.models import DailyCounter
+from django_quota.services.lookup import distinct_names
 from django_quota.testing import freeze
-from tests.databases import default_database, migrate, sqlite_database
+from tests.support.databases import default_database, migrate, sqlite_database
+from tests.support.selection import thorough
+
+pytestmark = pytest.mark.thorough("scale")
 
 LIST = "/admin/django_quota/dailycounter/"
 USAGE = f"{LIST}usage/"
@@ -36,10 +39,10 @@ RULES, DAYS, SUBJECTS = 4, 500, 500
 ROWS = RULES * DAYS * SUBJECTS
 TABLE = "django_quota_dailycounter"
 
-MOST_STEPS = 1_200_000
+MAX_STEPS = 1_200_000
 """Instructions of SQLite a page: to go over a million rows, or over their index, takes more than four million."""
 
-MOST_ROWS = 70_000
+MAX_ROWS = 70_000
 """Rows that PostgreSQL reads: ten thousand to count them, as many on the way to the last page; or those of a search."""
 
 NUMBER = f"(n / {RULES} % {SUBJECTS})"
@@ -79,7 +82,7 @@ def fill(vendor: str) -> None:
     )
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module", params=["sqlite", thorough("postgresql", "postgresql")])
 def made(request: pytest.FixtureRequest, tmp_path_factory: Any, django_db_blocker: Any) -> dict[str, Any]:
     """A database of its own with a million rows, made once; its settings."""
     if request.param == "sqlite":
@@ -129,7 +132,7 @@ class Work:
 
     @property
     def is_little(self) -> bool:
-        return self.read <= (MOST_STEPS if connection.vendor == "sqlite" else MOST_ROWS)
+        return self.read <= (MAX_STEPS if connection.vendor == "sqlite" else MAX_ROWS)
 
 
 @contextmanager
@@ -179,7 +182,7 @@ def plan(sql: str) -> str:
         return "\n".join(str(row[-1]) for row in cursor.fetchall())
 
 
-def test_the_measure_sees_a_query_that_reads_all(million: None) -> None:
+def test_the_measure_detects_a_full_scan(million: None) -> None:
     """A count of all rows, Django's own levels of days, rules found by DISTINCT: each is far beyond the bound."""
     for dear in (
         lambda: DailyCounter.objects.filter(subject__startswith="user:").count(),
@@ -196,7 +199,7 @@ def test_the_measure_sees_a_query_that_reads_all(million: None) -> None:
 
 PAGES = {
     "the list": ("", 8),
-    "its last page": (f"?p={MOST_LISTED // 100}", 8),
+    "its last page": (f"?p={MAX_LISTED // 100}", 8),
     "by rule": ("?rule=rule-2", 8),
     "by rule, its last page": ("?rule=rule-2&p=100", 8),
     "by a rule that is not": ("?rule=none", 7),
@@ -241,7 +244,7 @@ def test_a_page_of_the_list_reads_a_page(client: Client, query: str, queries: in
     "query",
     ["", "?o=1", "?o=-1", "?o=2", "?o=-2", "?rule=rule-1&o=1", "?rule=rule-1&o=-1", "?kind=user:", "?kind=user:&o=-2"],
 )
-def test_an_index_holds_every_order_to_its_last_column(client: Client, query: str) -> None:
+def test_an_index_serves_every_order_to_its_last_column(client: Client, query: str) -> None:
     """Where it holds a part of it only, a planner may sort all rows instead: SQLite 3.53 does."""
     with working() as work:
         assert client.get(LIST + query).status_code == 200
@@ -251,12 +254,11 @@ def test_an_index_holds_every_order_to_its_last_column(client: Client, query: st
 
 def test_rows_are_counted_up_to_a_bound(client: Client) -> None:
     reply = client.get(LIST)
-    assert reply.context["cl"].result_count == MOST_LISTED
-    assert reply.context["cl"].is_more
-    assert "10000+" in reply.content.decode()
+    assert reply.context["cl"].result_count == MAX_LISTED
+    assert "The list ends after 10000 rows." in reply.content.decode()
 
 
-def test_the_orders_of_the_list_are_those_of_an_index(million: None) -> None:
+def test_nothing_is_sorted_in_the_orders_of_the_list(million: None) -> None:
     """Nothing is sorted: the plan has no step that sorts."""
     for rows in (
         DailyCounter.objects.all(),
@@ -270,11 +272,11 @@ def test_the_orders_of_the_list_are_those_of_an_index(million: None) -> None:
         assert "Sort" not in found
 
 
-def test_names_are_found_by_jumps(million: None) -> None:
+def test_names_are_found_by_index_jumps(million: None) -> None:
     with working() as work:
-        assert distinct("rule") == [f"rule-{number}" for number in range(RULES)]
-        assert distinct("subject", "user:49", most=3) == ["user:49", "user:490", "user:491"]
-        assert len(distinct("subject", most=1_000)) == SUBJECTS
+        assert distinct_names("rule") == [f"rule-{number}" for number in range(RULES)]
+        assert distinct_names("subject", "user:49", limit=3) == ["user:49", "user:490", "user:491"]
+        assert len(distinct_names("subject", limit=1_000)) == SUBJECTS
     assert work.queries == 3
     assert work.read < (100_000 if connection.vendor == "sqlite" else 2_000)
 
@@ -294,24 +296,25 @@ def test_the_usage_page_reads_the_rows_of_its_subject(client: Client, query: str
 
 
 @pytest.mark.parametrize("query", ["", "?rule=rule-1", "?kind=user:", "?q=user:42", "?day__year=2025"])
-def test_a_download_begins_at_once(client: Client, query: str) -> None:
+def test_a_download_starts_at_once(client: Client, query: str) -> None:
     with working() as work:
         reply = client.get(f"{LIST}export/{query}")
         lines = iter(reply)
-        assert next(lines).count(b"\n") == 2_001
-        next(lines)
+        assert [next(lines).count(b"\n") for _ in range(3)] == [1, BATCH_SIZE, BATCH_SIZE]
     reply.close()
     assert work.queries <= 18, work.sql
     assert work.is_little, (work.read, [(sql, plan(sql)) for sql in work.sql])
 
 
 @pytest.mark.parametrize("order", [NEWEST, BY_SUBJECT])
-def test_a_late_page_of_a_download_reads_no_more_than_the_first(million: None, order: tuple[str, ...]) -> None:
+def test_a_late_batch_reads_no_more_than_the_first(million: None, order: tuple[str, ...]) -> None:
     last = {"subject": "user:300", "day": date(2024, 12, 24), "rule": "rule-2"}
     with working() as work:
-        page = list(DailyCounter.objects.order_by(*order).filter(_after(order, last)).values_list(*COLUMNS)[:PAGE])
-    assert len(page) == PAGE
-    assert work.read < (100_000 if connection.vendor == "sqlite" else 2 * PAGE)
+        page = list(
+            DailyCounter.objects.order_by(*order).filter(_behind(order, last)).values_list(*COLUMNS)[:BATCH_SIZE]
+        )
+    assert len(page) == BATCH_SIZE
+    assert work.read < (100_000 if connection.vendor == "sqlite" else 2 * BATCH_SIZE)
 
 
 def test_a_download_holds_every_row_once_in_constant_memory(client: Client) -> None:
@@ -325,4 +328,4 @@ def test_a_download_holds_every_row_once_in_constant_memory(client: Client) -> N
             seen.add(hash(line))
             count += 1
     assert count == len(seen) == ROWS // RULES + 1
-    assert longest < 2_001 * 60
+    assert longest < BATCH_SIZE * 60

@@ -1,4 +1,4 @@
-"""The usage page: every check counts once, rolled up or live, and whatever the subject is called, the page stands."""
+"""The usage page: it counts each check once, rolled up or live, and works for any subject."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from django_quota import check
-from django_quota.admin.usage_figures import figures, live, rule_name, subject_name
-from django_quota.charts import Figure
+from django_quota.admin.charts import CheckCounts
+from django_quota.admin.usage_page import load_live_usage, load_usage, rule_name, subject_name
 from django_quota.models import DailyCounter
+from django_quota.services.usage import Count
 from django_quota.testing import freeze
-from django_quota.usage import Count
 from tests.admin.operators import operator
-from tests.admin.test_counters import permission
-from tests.days import count
+from tests.admin.test_daily_counters import permission
+from tests.support.days import count
 
 USAGE = "/admin/django_quota/dailycounter/usage/"
 NOON = int(datetime(2026, 3, 14, 12, tzinfo=UTC).timestamp()) * 1_000_000
@@ -74,8 +74,8 @@ def page(client: Client, **asked: str | int) -> Any:
 # --- each check counts once -------------------------------------------------------------------------------------------
 
 
-def of_day(subject: str, day: date, rule: str = "") -> Figure:
-    return figures(subject, rule).days.get(day, Figure())
+def of_day(subject: str, day: date, rule: str = "") -> CheckCounts:
+    return load_usage(subject, rule).days.get(day, CheckCounts())
 
 
 @pytest.mark.usefixtures("redis_cache")
@@ -85,56 +85,56 @@ class TestRolledUpAndLive:
     def now(self, raw: redis.Redis) -> date:
         return datetime.fromtimestamp(raw.time()[0], UTC).date()
 
-    def test_what_no_row_has_yet_is_live(self, raw: redis.Redis) -> None:
+    def test_checks_without_a_row_are_live(self, raw: redis.Redis) -> None:
         count(raw, "user:1", {"search": (3, 1)}, self.now(raw))
-        assert of_day("user:1", self.now(raw)) == Figure(3, 1, 3, 1)
+        assert of_day("user:1", self.now(raw)) == CheckCounts(3, 1, 3, 1)
 
-    def test_what_was_carried_is_not_counted_again(self, raw: redis.Redis) -> None:
+    def test_rolled_up_checks_are_not_counted_again(self, raw: redis.Redis) -> None:
         today = self.now(raw)
         count(raw, "user:1", {"search": (3, 1), "login": (2, 0)}, today)
         call_command("quota_rollup", stdout=io.StringIO())
-        assert of_day("user:1", today) == Figure(5, 1)
+        assert of_day("user:1", today) == CheckCounts(5, 1)
         count(raw, "user:1", {"search": (4, 0), "api": (0, 7)}, today)
-        assert of_day("user:1", today) == Figure(9, 8, 4, 7)
-        assert of_day("user:1", today, "search") == Figure(7, 1, 4, 0)
+        assert of_day("user:1", today) == CheckCounts(9, 8, 4, 7)
+        assert of_day("user:1", today, "search") == CheckCounts(7, 1, 4, 0)
         call_command("quota_rollup", stdout=io.StringIO())
-        assert of_day("user:1", today) == Figure(9, 8)
+        assert of_day("user:1", today) == CheckCounts(9, 8)
 
-    def test_a_redis_that_began_anew_is_live_as_a_whole(self, raw: redis.Redis) -> None:
+    def test_all_checks_of_an_emptied_redis_are_live(self, raw: redis.Redis) -> None:
         today = self.now(raw)
         count(raw, "user:1", {"search": (3, 1)}, today)
         call_command("quota_rollup", stdout=io.StringIO())
         raw.flushall()
         count(raw, "user:1", {"search": (2, 0)}, today)
-        assert of_day("user:1", today) == Figure(5, 1, 2, 0)
+        assert of_day("user:1", today) == CheckCounts(5, 1, 2, 0)
 
-    def test_a_redis_that_forgot_a_part_takes_nothing_away(self, raw: redis.Redis) -> None:
+    def test_a_redis_that_lost_a_part_takes_nothing_away(self, raw: redis.Redis) -> None:
         today = self.now(raw)
         key = count(raw, "user:1", {"search": (9, 0)}, today)
         call_command("quota_rollup", stdout=io.StringIO())
         raw.hset(key, "search:a", 4)
-        assert of_day("user:1", today) == Figure(9, 0)
+        assert of_day("user:1", today) == CheckCounts(9, 0)
 
     def test_a_long_name_is_found_under_its_digest(self, raw: redis.Redis) -> None:
         today, subject, rule = self.now(raw), f"user:{'ü' * 300}", "r" * 300
         count(raw, subject, {rule: (3, 1)}, today)
         name = subject_name(subject)
         assert name.startswith("~")
-        assert of_day(name, today) == Figure(3, 1, 3, 1)
+        assert of_day(name, today) == CheckCounts(3, 1, 3, 1)
         call_command("quota_rollup", stdout=io.StringIO())
-        assert of_day(name, today, rule_name(rule)) == Figure(3, 1)
+        assert of_day(name, today, rule_name(rule)) == CheckCounts(3, 1)
         count(raw, subject, {rule: (1, 0)}, today)
-        assert of_day(name, today) == Figure(4, 1, 1, 0)
+        assert of_day(name, today) == CheckCounts(4, 1, 1, 0)
 
-    def test_rules_and_days_of_many_are_told_apart(self, raw: redis.Redis) -> None:
+    def test_rules_days_and_subjects_are_kept_apart(self, raw: redis.Redis) -> None:
         today = self.now(raw)
         count(raw, "user:1", {"search": (3, 1)}, today - timedelta(days=1))
         count(raw, "user:1", {"search": (1, 0)}, today)
         count(raw, "user:2", {"search": (50, 0)}, today)
-        left = live("user:1")
-        assert left.since == today - timedelta(days=1)
-        assert left.checks == 5
-        assert sorted(left.counts.values()) == [Count(1, 0), Count(3, 1)]
+        live = load_live_usage("user:1")
+        assert live.since == today - timedelta(days=1)
+        assert live.checks == 5
+        assert sorted(live.counts.values()) == [Count(1, 0), Count(3, 1)]
 
     def test_the_page_takes_one_call_to_redis_and_few_queries(self, raw: redis.Redis, admin: Client) -> None:
         count(raw, "user:1", {"search": (3, 1)}, self.now(raw))
@@ -149,15 +149,15 @@ class TestRolledUpAndLive:
 
 
 @pytest.mark.usefixtures("memory_store")
-def test_the_memory_store_has_live_figures_too(admin: Client) -> None:
+def test_the_memory_store_has_live_checks_too(admin: Client) -> None:
     with freeze(NOON):
         for _ in range(3):
             check("2/h", "user:77", name="few", daily=True)
-        assert of_day("user:77", TODAY) == Figure(2, 1, 2, 1)
+        assert of_day("user:77", TODAY) == CheckCounts(2, 1, 2, 1)
     assert b"Live since March 14, 2026: 3 checks" in page(admin, subject="user:77").content
 
 
-def test_rows_are_shown_and_it_is_said_where_redis_does_not_answer(admin: Client, settings: Any) -> None:
+def test_rows_are_shown_where_redis_does_not_answer(admin: Client, settings: Any) -> None:
     settings.CACHES = {"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}}
     row("user:1", allowed=1234)
     reply = page(admin, subject="user:1")
@@ -196,13 +196,13 @@ class TestPage:
     def test_totals_are_of_the_year_the_month_and_the_day(self, admin: Client) -> None:
         for day, allowed in ((TODAY, 1), (date(2026, 3, 1), 20), (date(2026, 1, 1), 300), (date(2025, 12, 31), 4000)):
             row("user:1", day, allowed, refused=2)
-        totals = {title: figure["allowed"] for title, figure in page(admin, subject="user:1").context["totals"]}
-        assert totals == {"This year": "321", "This month": "21", "Today": "1"}
+        totals = {title: counts.allowed for title, counts in page(admin, subject="user:1").context["totals"]}
+        assert totals == {"This year": 321, "This month": 21, "Today": 1}
         totals = dict(page(admin, subject="user:1", year=2025).context["totals"])
-        assert totals["2025"]["allowed"] == "4,000"
-        assert totals["This year"]["refused"] == "6"
+        assert totals["2025"].allowed == 4000
+        assert totals["This year"].refused == 6
 
-    def test_the_heat_map_and_the_table_say_the_same(self, admin: Client) -> None:
+    def test_the_heat_map_and_the_table_agree(self, admin: Client) -> None:
         row("user:1", TODAY, 7, 3)
         row("user:1", date(2026, 3, 1), 5, 0, "login")
         html = page(admin, subject="user:1").content.decode()
@@ -215,26 +215,26 @@ class TestPage:
         assert '<th scope="row">March 14, 2026</th><td>7</td><td>0</td><td>3</td><td>0</td>' in html
 
     @pytest.mark.parametrize(("days", "expected"), [("30", 30), ("90", 90), ("year", 73), ("x", 30), ("", 30)])
-    def test_bars_go_back_as_far_as_was_chosen(self, admin: Client, days: str, expected: int) -> None:
+    def test_bars_cover_the_chosen_period(self, admin: Client, days: str, expected: int) -> None:
         _, bars = charts(page(admin, subject="user:1", days=days).content.decode())
         assert sum(element.get("class") == "column" for element in bars.iter()) == expected
 
-    def test_a_whole_year_that_is_over_has_a_bar_a_day(self, admin: Client) -> None:
+    def test_a_past_year_has_a_bar_for_each_day(self, admin: Client) -> None:
         row("user:1", date(2024, 2, 29))
         heat, bars = charts(page(admin, subject="user:1", days="year", year=2024).content.decode())
         assert sum(element.get("class") == "column" for element in bars.iter()) == 366
-        assert sum((element.get("class") or "").startswith("cell level") for element in heat.iter()) == 366
+        assert sum((element.get("class") or "").startswith("cell shade") for element in heat.iter()) == 366
 
-    def test_one_rule_can_be_looked_at_alone(self, admin: Client) -> None:
+    def test_one_rule_can_be_chosen(self, admin: Client) -> None:
         row("user:1", rule="a", allowed=7)
         row("user:1", rule="b", allowed=9)
         reply = page(admin, subject="user:1", rule="a")
-        assert dict(reply.context["totals"])["Today"]["allowed"] == "7"
+        assert dict(reply.context["totals"])["Today"].allowed == 7
         assert [rule for rule, _, _ in reply.context["rules"]] == ["b", "a"]
 
     @pytest.mark.parametrize("year", ["0", "99999", "x", "-1", "٢٠٢٦", "1969", ""])
-    def test_no_year_is_this_year(self, admin: Client, year: str) -> None:
-        assert page(admin, subject="user:1", year=year).context["found"].year == 2026
+    def test_a_malformed_year_means_this_year(self, admin: Client, year: str) -> None:
+        assert page(admin, subject="user:1", year=year).context["usage"].year == 2026
 
     def test_years_go_back_to_the_first_row(self, admin: Client) -> None:
         row("user:1", date(2024, 5, 1))
@@ -247,7 +247,7 @@ class TestPage:
             assert tag != "script" or attributes.get("src") or attributes.get("type") == "application/json"
             assert not [name for name in attributes if name == "style" or name.startswith("on")]
 
-    def test_it_links_to_the_limits_of_the_subject_for_those_who_may_see_them(self, admin: Client) -> None:
+    def test_the_link_to_the_limits_needs_the_permission(self, admin: Client) -> None:
         staff = User.objects.create_user("staff", is_staff=True)
         staff.user_permissions.add(permission("view_dailycounter"))
         client = Client()
@@ -265,7 +265,7 @@ class TestPage:
             assert reply["Location"] == f"?subject=user%3A{anna.pk}&rule=a&year=2025"
         assert "anna" in page(admin, subject=f"user:{anna.pk}").content.decode()
 
-    def test_a_plain_value_is_posted_and_only_its_digest_stands_in_the_url(self, admin: Client) -> None:
+    def test_a_plain_value_is_not_in_the_url(self, admin: Client) -> None:
         assert '<form method="post"' in page(admin, subject="user:1").content.decode()
         reply = admin.post(USAGE, {"who": "post:phone=+15551234"})
         assert reply.status_code == 302
@@ -277,13 +277,13 @@ class TestPage:
         strict.cookies = admin.cookies
         assert strict.post(USAGE, {"who": "user:1"}).status_code == 403
 
-    def test_who_is_no_user_is_taken_for_a_subject_and_it_is_said(self, admin: Client) -> None:
+    def test_an_unknown_name_is_taken_as_a_subject(self, admin: Client) -> None:
         reply = admin.post(USAGE, {"who": "nobody"}, follow=True)
         assert reply.redirect_chain == [("?subject=nobody", 302)]
-        assert "No user is called so" in reply.content.decode()
-        assert "Nothing has been counted." in reply.content.decode()
+        assert "There is no user of this name." in reply.content.decode()
+        assert "There are no checks yet." in reply.content.decode()
 
-    def test_several_users_are_a_choice(self, admin: Client) -> None:
+    def test_several_users_are_offered_as_a_choice(self, admin: Client) -> None:
         one, other = (
             User.objects.create_user("one", "same@example.org"),
             User.objects.create_user("two", "same@example.org"),
@@ -294,7 +294,7 @@ class TestPage:
     @pytest.mark.parametrize(
         "asked", [{"who": ""}, {"who": " "}, {"who": "ip:nonsense+ip:x", "year": "x"}, {"who": "a\0b"}, {}]
     )
-    def test_who_asks_for_nobody_is_asked_again(self, admin: Client, asked: dict[str, Any]) -> None:
+    def test_an_unusable_text_shows_the_form_again(self, admin: Client, asked: dict[str, Any]) -> None:
         reply = admin.get(USAGE, asked)
         assert reply.status_code in (200, 302)
         assert reply.status_code == 302 or b"Whose usage?" in reply.content
@@ -321,7 +321,7 @@ class TestPage:
                 302,
             )
 
-    def test_a_file_has_the_days_of_the_year_that_is_shown(self, admin: Client) -> None:
+    def test_the_csv_file_has_the_days_of_the_year(self, admin: Client) -> None:
         row("user:1", date(2025, 5, 1), 8, 2)
         row("user:1", TODAY, 1, 1)
         with freeze(NOON):
@@ -332,14 +332,14 @@ class TestPage:
         assert header == ["subject", "rule", "day", "allowed", "refused", "live_allowed", "live_refused"]
         assert row_of_may == ["user:1", "*", "2025-05-01", "8", "2", "0", "0"]
 
-    def test_a_file_of_nobody_leads_to_the_page(self, admin: Client) -> None:
+    def test_a_csv_url_without_a_subject_leads_to_the_page(self, admin: Client) -> None:
         assert admin.get(f"{USAGE}csv/")["Location"] == USAGE
         assert admin.get(f"{USAGE}csv/", {"subject": ""}).status_code == 302
 
 
 @pytest.mark.usefixtures("memory_store")
 @pytest.mark.parametrize("language", ["de", "ar", "en"])
-def test_the_week_begins_as_the_language_has_it(admin: Client, language: str, settings: Any) -> None:
+def test_the_week_starts_as_the_language_says(admin: Client, language: str, settings: Any) -> None:
     settings.LANGUAGE_CODE = language
     heat, _ = charts(page(admin, subject="user:1").content.decode())
     assert len([element for element in heat.iter() if (element.get("class") or "").startswith("cell")]) == 365
@@ -350,11 +350,11 @@ def test_the_week_begins_as_the_language_has_it(admin: Client, language: str, se
 
 @pytest.mark.usefixtures("database", "memory_store")
 @pytest.mark.parametrize("text", ["ann", "ann@example.org", "nobody"])
-def test_without_the_permission_to_view_users_a_name_finds_nobody(text: str) -> None:
+def test_finding_users_needs_the_permission_to_view_them(text: str) -> None:
     user = User.objects.create_user("ann", "ann@example.org")
     reply = operator("view_dailycounter").post(USAGE, {"who": text}, follow=True)
     assert QueryDict(reply.redirect_chain[0][0].removeprefix("?"))["subject"] == text
     shown = reply.content.decode()
-    assert "No user is called so" not in shown
+    assert "There is no user of this name." not in shown
     assert "user:&lt;key&gt;" in shown
     assert f"user:{user.pk}" not in shown

@@ -1,4 +1,4 @@
-"""From a user's page in the admin to how it stands: the links, and who gets them."""
+"""The links from the admin page of a user to limits and usage."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def page(user: User, asker: Any) -> str:
 
 @pytest.mark.usefixtures("database", "memory_store")
 class TestLinks:
-    def test_a_users_page_leads_to_how_it_stands_and_what_it_used(self) -> None:
+    def test_the_page_of_a_user_links_to_limits_and_usage(self) -> None:
         ann = User.objects.create_user("ann")
         shown = page(ann, superuser())
         assert f'href="{QUOTA}{ann.pk}"' in shown
         assert f'href="{USAGE}{ann.pk}"' in shown
         assert "History" in shown
 
-    def test_only_with_the_permission(self) -> None:
+    def test_each_link_needs_its_permission(self) -> None:
         ann = User.objects.create_user("ann")
         shown = page(ann, operator("auth.view_user", "view_subject"))
         assert f'href="{QUOTA}{ann.pk}"' in shown
@@ -57,7 +57,7 @@ class TestLinks:
         shown = page(ann, operator("auth.view_user", name="other"))
         assert QUOTA not in shown
 
-    def test_a_user_model_of_ones_own_has_them_by_a_mixin(self, settings: Any) -> None:
+    def test_a_mixin_adds_the_links_to_a_custom_user_model(self, settings: Any) -> None:
         settings.ROOT_URLCONF = __name__
         client, ann = superuser(), User.objects.create_user("ann")
         shown = client.get(f"/admin/auth/member/{ann.pk}/change/").content.decode()

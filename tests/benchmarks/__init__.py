@@ -1,1 +1,1 @@
-"""What `make bench` measures, beside bare redis-py and four other limiters."""
+"""What `make bench` measures, beside bare redis-py and six other limiters."""

@@ -10,7 +10,7 @@ import redis
 
 import django_quota
 from django_quota import acheck, check, quota
-from django_quota.clock import SECOND, freeze
+from django_quota.core.clock import SECOND, freeze
 from django_quota.middleware import QuotaMiddleware
 from tests.benchmarks.measure import Contender, Row, Work
 from tests.benchmarks.report import hits_of

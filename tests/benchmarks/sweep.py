@@ -20,10 +20,10 @@ from typing import Any, NamedTuple, cast
 
 import redis
 
-from django_quota.keys import key_of, subject_base
+from django_quota.core.keys import key_of, subject_base
 from django_quota.testing import RedisServer, running_redis, server_programs
-from tests.commands import managing
-from tests.conftest import caches
+from tests.support.commands import managing
+from tests.support.stores import caches
 
 ENTRIES = 1_000_000
 HUGE = 5

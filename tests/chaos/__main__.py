@@ -1,4 +1,4 @@
-"""Harm a Redis in every way we know while workers use it, and say what came of it; status 1 where a promise is broken.
+"""Break a Redis in every way we know while workers use it; report the result; status 1 where a promise is broken.
 
 `python -m tests.chaos [--scene NAME] [--seconds N] [--server PROGRAM] [--json FILE] [--write]`, or `make chaos`.
 """
@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [scene.name for scene in SCENES]
     parser.add_argument("--scene", action="append", choices=names, help="only this one; may be given several times")
-    parser.add_argument("--seconds", type=float, default=USUAL.harm, metavar="N", help="how long each harm lasts")
+    parser.add_argument("--seconds", type=float, default=USUAL.fault, metavar="N", help="how long each fault lasts")
     parser.add_argument("--server", type=Path, metavar="PROGRAM", help="the redis-server; else the first that is found")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file, too")
     parser.add_argument("--write", action="store_true", help=f"write the table into {PAGE.name}, and its picture")
@@ -49,7 +49,7 @@ def main() -> None:
     if not console.is_terminal:
         console.width = WIDTH  # a file or a log has no width of its own
     scenes = [scene_named(name) for name in options.scene or names]
-    report, drawn = run(scenes, replace(USUAL, harm=options.seconds), options.server or server_programs()[0], console)
+    report, drawn = run(scenes, replace(USUAL, fault=options.seconds), options.server or server_programs()[0], console)
     report.show(console)
     if options.json:
         options.json.write_text(json.dumps(report.as_json(), indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The driver: starts a place and its workers, does the harm while traffic flows, and collects the accounts.
+"""The driver: starts a place and its workers, breaks it while traffic flows, and collects the accounts.
 
 Whatever it starts it ends, by its own process id.
 """
@@ -35,18 +35,18 @@ class Pace:
     """How long the parts of a scene last (seconds), and how many requests a second each worker makes."""
 
     before: float
-    harm: float
+    fault: float
     after: float
     rate: int
 
 
-USUAL = Pace(before=4, harm=4.2, after=5, rate=200)
-"""The harm is over shortly after a worker has asked in vain, which is once a second: the way back is a long one."""
-BRIEF = Pace(before=0.7, harm=0.6, after=2.8, rate=90)
+USUAL = Pace(before=4, fault=4.2, after=5, rate=200)
+"""The fault is over shortly after a worker has asked in vain, which is once a second: the way back is a long one."""
+BRIEF = Pace(before=0.7, fault=0.6, after=2.8, rate=90)
 
 
 class Played(NamedTuple):
-    """What came of a scene, what the workers have to say, and when the harm was done."""
+    """What came of a scene, what the workers have to say, and when the fault began."""
 
     figures: Figures
     accounts: list[Account]
@@ -63,7 +63,7 @@ def play(scene: Scene[Any], pace: Pace, program: Path) -> Played:
                 for worker in workers:
                     worker.until_known()
                 time.sleep(pace.before)
-                times = _harm(scene, place, pace.harm, workers)
+                times = _break(scene, place, pace.fault, workers)
                 time.sleep(pace.after)
                 for worker in workers:
                     worker.enough()
@@ -73,19 +73,19 @@ def play(scene: Scene[Any], pace: Pace, program: Path) -> Played:
     return Played(figures(accounts, times, scene.allowance, stalls.values()), accounts, times)
 
 
-def _harm(scene: Scene[Any], place: Place[Any], seconds: float, workers: list[_Worker]) -> Times:
-    """Do the harm for so long, and until each worker has met it, which a busy machine may hold up."""
-    harmed = time.monotonic()
-    with scene.harm(place.target):
+def _break(scene: Scene[Any], place: Place[Any], seconds: float, workers: list[_Worker]) -> Times:
+    """Break the place for so long, and until each worker has met it, which a busy machine may hold up."""
+    broken = time.monotonic()
+    with scene.fault(place.target):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if scene.again is not None:
                 scene.again(place.target)
             time.sleep(scene.every if scene.again else seconds)
         if scene.allowance.outages[0]:
-            until(lambda: all(worker.has_lost(since=harmed) for worker in workers), "workers that find Redis gone")
+            until(lambda: all(worker.has_lost(since=broken) for worker in workers), "workers that find Redis gone")
     until(place.is_well, "limits that can be counted again")
-    return Times(harmed, time.monotonic())
+    return Times(broken, time.monotonic())
 
 
 class _Worker:

@@ -1,4 +1,4 @@
-"""What the accounts of the workers come to: the figures of a scene, and which promises were broken. Pure."""
+"""The figures of a scene, from the accounts of its workers, and the promises that were broken."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SETTLED = 2.0
 
 
 class Times(NamedTuple):
-    """When the harm began, and when it was over (the machine's monotonic clock)."""
+    """When the fault began, and when it was over (the machine's monotonic clock)."""
 
-    harmed: float
+    broken: float
     well: float
 
 
@@ -36,7 +36,7 @@ class Allowance:
     outages: tuple[int, int | None] = (1, 1)
     """How often a worker finds Redis gone, at least and at most; None: that depends on what is under way."""
     spared: Sequence[str] = ()
-    """The policies that the harm does not touch: none of their decisions is made without Redis."""
+    """The policies that the fault does not touch: none of their decisions is made without Redis."""
     local: Sequence[str] = (LOCAL.name,)
     """The policies that each worker counts by itself without Redis."""
     gives_back: bool = False
@@ -56,7 +56,7 @@ class Figures:
     """Requests that an exception met."""
     degraded: int
     spoiled: int
-    """Decided without Redis under a policy that the harm does not touch, and the machine was not too busy for it."""
+    """Decided without Redis under a policy that the fault does not touch, and the machine was not too busy for it."""
     over: int
     """Admitted beyond a limit while Redis answered, between two losses of its memory."""
     after_loss: int
@@ -96,7 +96,7 @@ class Figures:
 
 
 def worst_window(records: Iterable[Record], window: float) -> int:
-    """Return the most requests that certainly lie in one window, wherever it begins.
+    """Return the most requests that are certainly in one window, wherever it begins.
 
     When within a request its hit was counted is not known: so only those count that lie in the window from their
     beginning to their end. What this finds beyond a limit, the limit has let through.
@@ -140,7 +140,7 @@ def figures(
             _beyond_part(account, len(accounts), _BY_NAME[n]) for account in accounts for n in allowance.local
         ),
         kept=None if None in used else max(map(int, filter(None, used)), default=0) - len(_of(admitted, PAIR)),
-        unanswered=len(_of(degraded, PAIR)) - len(_of(odd, PAIR)),
+        unanswered=len(_of(degraded, PAIR)) - len(_of(odd, PAIR)) + sum(len(excuse.kept_back) for excuse in excuses),
         longest=seconds[-1],
         p99=seconds[math.ceil(0.99 * len(seconds)) - 1],
         first_normal=max(0.0, min(since, default=math.inf) - times.well),
@@ -157,9 +157,9 @@ def figures(
 
 _BY_NAME = {policy.name: policy for policy in POLICIES}
 WORDS = 4
-"""So many words of a line of the log tell what it is about."""
+"""Words at the beginning of a log line that say what it is about."""
 GONE, BACK = "The quota store is", "The quota store answers"
-"""How the two lines begin that are told with the signals."""
+"""The beginnings of the two log lines that come with the signals."""
 
 
 class _Excuses:
@@ -183,6 +183,16 @@ class _Excuses:
     def own_degraded(self) -> list[Record]:
         """The decisions without Redis that are not excused."""
         return [record for record in self.account.records if record.degraded and not self.excuses(record)]
+
+    @property
+    def kept_back(self) -> list[Record]:
+        """The refused plans that waited for a timeout of the machine: what they gave back may have got no answer."""
+        refused = [record for record in self.account.records if not (record.allowed or record.degraded)]
+        return [
+            record
+            for record in _of(refused, PAIR)
+            if record.seconds >= TIMEOUT and self._held_up(record.started, record.ended)
+        ]
 
     def excuses(self, record: Record) -> bool:
         """Say whether a decision without Redis is the machine's doing, or belongs to an outage that is."""
@@ -212,8 +222,8 @@ def _eras(admitted: list[Record], times: Times, allowance: Allowance) -> list[li
     if not allowance.losses:
         return [admitted]
     return [
-        [record for record in admitted if record.ended <= times.harmed],
-        [record for record in admitted if record.started > times.harmed],
+        [record for record in admitted if record.ended <= times.broken],
+        [record for record in admitted if record.started > times.broken],
     ]
 
 
@@ -250,7 +260,7 @@ def broken(found: Figures, allowance: Allowance) -> list[str]:
             found.after_loss > bound
         ),
         f"{denied} were admitted where the rule denies without Redis": denied,
-        f"{found.spoiled} that the harm does not touch were decided without Redis: {'; '.join(found.reasons)}": (
+        f"{found.spoiled} that the fault does not touch were decided without Redis: {'; '.join(found.reasons)}": (
             found.spoiled
         ),
         f"A worker admitted {found.beyond_local} by itself in a window beyond its part": found.beyond_local,
@@ -264,7 +274,7 @@ def broken(found: Figures, allowance: Allowance) -> list[str]:
 def _gives_back(found: Figures, allowance: Allowance) -> bool:
     """Say whether what is counted is what was admitted.
 
-    A hit whose answer got lost may be counted, and is not admitted by Redis: so there may be more, where the harm cuts
+    A hit whose answer got lost may be counted, and is not admitted by Redis: so there may be more, where the fault cuts
     answers off. A server that lost its memory has less.
     """
     if found.kept is None:

@@ -1,4 +1,4 @@
-"""A picture of one scene: what became of its requests, moment by moment, under each `on_unavailable`. SVG; pure."""
+"""An SVG picture of one scene: what happened to its requests over time, under each `on_unavailable`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ PLOT, GAP, TOP, BOTTOM = 96, 34, 58, 30
 STYLE = """
   text { font: 13px system-ui, sans-serif; fill: #1f2328; } .small { font-size: 11px; fill: #59636e; }
   .by-redis { fill: #2a78d6; } .refused { fill: #eda100; } .without { fill: #1baf7a; } .denied { fill: #e34948; }
-  .harm { fill: #59636e; opacity: .12; } .axis { stroke: #59636e; stroke-width: 1; } .ground { fill: #fff; }
+  .fault { fill: #59636e; opacity: .12; } .axis { stroke: #59636e; stroke-width: 1; } .ground { fill: #fff; }
   @media (prefers-color-scheme: dark) {
     text { fill: #f0f6fc; } .small { fill: #9198a1; } .axis { stroke: #9198a1; } .ground { fill: #0d1117; }
-    .harm { fill: #f0f6fc; } .by-redis { fill: #3987e5; } .refused { fill: #c98500; }
+    .fault { fill: #f0f6fc; } .by-redis { fill: #3987e5; } .refused { fill: #c98500; }
     .without { fill: #199e70; } .denied { fill: #e66767; }
   }
 """
@@ -65,15 +65,15 @@ def picture(title: str, accounts: Sequence[Account], times: Times) -> str:
         f'<text x="{LEFT}" y="22">{escape(title)}</text>',
         *_legend(),
     ]
-    harmed, well = (LEFT + (moment - begins) * across for moment in times)
+    broken, well = (LEFT + (moment - begins) * across for moment in times)
     lines.append(
-        f'<rect class="harm" x="{harmed:.1f}" y="{TOP}" width="{well - harmed:.1f}" height="{height - TOP - BOTTOM}"/>'
+        f'<rect class="fault" x="{broken:.1f}" y="{TOP}" width="{well - broken:.1f}" height="{height - TOP - BOTTOM}"/>'
     )
     for number, policy in enumerate(SHOWN):
         of_policy = [record for record in records if record.policy == policy.name]
         lines += _plot(policy, columns(of_policy, begins), TOP + number * (PLOT + GAP), across)
-    for second in range(int(begins - times.harmed), int(ends - times.harmed) + 1, 2):
-        x = LEFT + (times.harmed + second - begins) * across
+    for second in range(int(begins - times.broken), int(ends - times.broken) + 1, 2):
+        x = LEFT + (times.broken + second - begins) * across
         lines.append(f'<text class="small" x="{x:.1f}" y="{height - 10}" text-anchor="middle">{second} s</text>')
     return "\n".join([*lines, "</svg>"]) + "\n"
 

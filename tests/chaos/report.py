@@ -88,7 +88,7 @@ class Report:
         taken = (
             f"{platform.python_implementation()} {platform.python_version()}, Django {django.__version__}, "
             f"redis-py {redis.__version__}, Redis {self.server}, {os.cpu_count()} CPUs; a sync and an async worker of "
-            f"{pace.rate} requests a second each, views and `check()`; {pace.harm:g} s of harm, more where a failover "
+            f"{pace.rate} requests a second each, views and `check()`; {pace.fault:g} s broken, more where a failover "
             f"takes it. Rules: {ALLOW.limit} in {ALLOW.window} s (allow), {DENY.limit} a second (deny), {LOCAL.limit} "
             f"a second (local, {LOCAL.limit // 2} for each of two workers), and a plan over two subjects: "
             f"{PAIR.limit} a second (deny) for one, beside a limit that never refuses for the other. "

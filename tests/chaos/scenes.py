@@ -1,7 +1,7 @@
 """The scenes: in which place the workers are, what is done to it, and what may be lost by that.
 
-A scene is an entry of `SCENES`. Its `place` is a context manager that runs servers and says what may be harmed: one of
-them, or a whole Cluster; its `harm` is one that does the harm to that when it is entered and mends it when it is left.
+A scene is an entry of `SCENES`. Its `place` is a context manager that runs servers and says what may be broken: one of
+them, or a whole Cluster; its `fault` is one that breaks that on entry and mends it on exit.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any, Generic, TypeVar, cast
 import redis
 from redis.sentinel import Sentinel
 
-from django_quota.stores.slots import slot_of
+from django_quota.stores.cluster.slots import slot_of
 from tests.chaos.figures import ONE_OUTAGE, UNTOUCHED, Allowance
 from tests.chaos.servers import WRITE, Process, Server, running, until
 from tests.chaos.site import ALLOW, BESIDE, DEFAULT, DENY, LOCAL, PAIR, one_alias
-from tests.clusters import Cluster, can_cluster, running_cluster
-from tests.ports import free_ports
+from tests.support.clusters import Cluster, can_cluster, running_cluster
+from tests.support.ports import free_ports
 
 LASTING_OPTIONS = {"appendonly": "yes", "appendfsync": "no"}
-"""Each change is handed to the system before it is answered; what a slow disk would add is no part of the harm."""
+"""Each change is handed to the system before it is answered; what a slow disk would add is no part of the fault."""
 LASTING = tuple(word for name, value in LASTING_OPTIONS.items() for word in (f"--{name}", value))
 
 KEYS = {policy.subject: f"{{{policy.subject}}}:chaos" for policy in (ALLOW, PAIR, BESIDE)}
 """A key of our own in the slot of each subject."""
 MORE_KEYS = 100
-"""What else lies in a slot that moves."""
+"""The other keys in a slot that moves."""
 BETWEEN_KEYS = 0.002
 """Seconds between two keys of a slot that moves: a move of all of them takes about a quarter of a second."""
 PATIENT = 10_000
@@ -51,7 +51,7 @@ class Place(Generic[T]):
 
     caches: Mapping[str, Any]
     target: T
-    """What harm is done to."""
+    """What the fault is done to."""
     is_well: Callable[[], bool]
     """Whether all limits can be counted."""
     pids: Callable[[], Iterable[int]]
@@ -64,11 +64,11 @@ class Scene(Generic[T]):
 
     name: str
     title: str
-    harm: Callable[[T], AbstractContextManager[object]]
+    fault: Callable[[T], AbstractContextManager[object]]
     place: Callable[[Path, Path], AbstractContextManager[Place[T]]]
     """Takes a server program, and a folder for what it keeps."""
     again: Callable[[T], object] | None = None
-    """What is done over and over while the harm lasts."""
+    """What is done over and over while the fault lasts."""
     every: float = 0.05
     """Seconds between two of those."""
     allowance: Allowance = ONE_OUTAGE

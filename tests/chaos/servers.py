@@ -1,7 +1,4 @@
-"""Redis servers that may be killed, hung and started again in the same place; each ends with its block.
-
-They must not know Django or what is asked of them.
-"""
+"""Redis servers that can be killed, stopped and started again on the same port; each ends with its block."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The site that the workers run: its settings, rules that differ in what they do without Redis, and its views.
-
-It must not know what is done to Redis.
-"""
+"""The site that the workers run: its settings, a rule for each `on_unavailable`, and its views."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ SUBJECTS = {"global": "global", "ip": "ip:127.0.0.1", "path": "path:/"}
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a request asks for: a rule of so many hits a window (seconds)."""
+    """A rule of `limit` hits in a window (seconds), and what a request asks of it."""
 
     name: str
     limit: int
@@ -73,6 +70,3 @@ def configure(caches: Mapping[str, Any]) -> None:
         USE_TZ=True,
     )
     django.setup()
-    from django_quota import overrides
-
-    overrides.on_due = lambda: None  # it is looked for, as on any site; there is nothing to publish

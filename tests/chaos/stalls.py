@@ -1,8 +1,7 @@
-"""How late a process comes to look at the clock: what a busy machine takes from it. It must not know Django or Redis.
+"""Stalls: how long a process was ready to run, and a busy machine did not let it.
 
-A time-out says that an answer came late, not why. Where the worker that waited for it, or the server that owed it, was
-not given its turn meanwhile, it was the machine. A worker looks at its own clock; of a server Linux tells, and
-elsewhere no time-out is put down to it.
+A timeout says that an answer came late, not why. If the worker or the server did not run meanwhile, the machine is the
+reason. A worker measures that with its own clock. For a server Linux counts it; elsewhere no timeout is excused by it.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def _waited(pid: int) -> int | None:
 
 @contextmanager
 def _over_and_over(look: Callable[[float], None]) -> Iterator[None]:
-    """Look while the block lasts; a look is told by how much it is late."""
+    """Look at the clock while the block lasts; report by how much each look is late."""
     over = threading.Event()
 
     def go() -> None:

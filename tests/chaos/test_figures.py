@@ -31,11 +31,11 @@ from tests.chaos.report import BEGIN, END, Report, Row, written_into
 from tests.chaos.scenes import scene_named
 from tests.chaos.site import ALLOW, DEFAULT, DENY, LOCAL, PAIR
 
-TIMES = Times(harmed=100.0, well=104.0)
+TIMES = Times(broken=100.0, well=104.0)
 CUT, LATE = Loss(100.0, "ConnectionError: cut"), Loss(102.0, "TimeoutError: Timeout reading from socket")
 GONE = "The quota store is unavailable: x. Rules decide by on_unavailable until it answers again."
 BACK = "The quota store answers again, after 4.2 s."
-KEPT = "The counts of the overview cannot be told to the store, and are kept: x"
+KEPT = "Cannot send the metrics of the overview, which stay in memory, and will try again: x"
 
 
 def hit(at: float, policy: str = "deny", *, allowed: bool = True, degraded: bool = False, error: str = "") -> Record:
@@ -119,10 +119,10 @@ def test_a_worker_that_stands_still_in_the_end_is_not_normal() -> None:
     assert not figures([silent, account([], CUT)], TIMES, ONE_OUTAGE).is_normal
 
 
-def test_a_decision_without_redis_that_the_harm_does_not_touch_is_said() -> None:
+def test_a_decision_without_redis_outside_the_fault_is_reported() -> None:
     spared = Allowance(spared=[ALLOW.name])
     assert broken(found_in([hit(101, "allow", degraded=True)], spared), spared) == [
-        "1 that the harm does not touch were decided without Redis: ConnectionError: cut"
+        "1 that the fault does not touch were decided without Redis: ConnectionError: cut"
     ]
     assert broken(found_in([hit(101, "local", degraded=True)], spared), spared) == []
 
@@ -148,8 +148,9 @@ def test_what_is_counted_is_what_was_admitted(used: int | None, allowance: Allow
     assert bool(broken(found, allowance)) != is_right
 
 
-def test_a_plan_whose_answer_the_machine_kept_back_may_have_left_something_behind() -> None:
-    late = Record(PAIR.name, 101.0, 101.3, False, True, "")
+@pytest.mark.parametrize("is_degraded", [True, False], ids=["decided without Redis", "refused"])
+def test_a_plan_whose_answer_the_machine_kept_back_may_have_left_something_behind(is_degraded: bool) -> None:
+    late = Record(PAIR.name, 101.0, 101.3, False, is_degraded, "")
     busy = [Stall(101.25, 0.2)]
     both = [account([*pairs(5), late], CUT, stalls=busy, used=6), account([], CUT, used=6)]
     giving = Allowance(gives_back=True)
@@ -179,7 +180,7 @@ def told_late(stalls: list[Stall], *servers: list[Stall], waited: float = TIMEOU
     return bool(told_too_often(figures(both, TIMES, ONE_OUTAGE, servers), ONE_OUTAGE))
 
 
-def test_a_time_out_is_excused_where_the_machine_took_half_of_it_from_the_worker_and_a_server() -> None:
+def test_a_timeout_is_excused_when_the_machine_took_half_of_its_time() -> None:
     half, quarter = Stall(LATE.at, TIMEOUT / 2), Stall(LATE.at - 0.1, TIMEOUT / 4)
     assert told_late([])
     assert not told_late([half])

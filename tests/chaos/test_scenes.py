@@ -17,6 +17,8 @@ from tests.chaos.driver import BRIEF, play
 from tests.chaos.figures import Figures, broken
 from tests.chaos.scenes import SCENES, Scene, scene_named
 
+pytestmark = pytest.mark.thorough("chaos")
+
 AT_ONCE = 3
 """Scenes that are played at the same time: they mostly wait."""
 
@@ -45,7 +47,7 @@ def test_no_promise_is_broken(scene: Scene[Any], played: Callable[[Scene[Any]], 
     assert broken(found, scene.allowance) == []
     assert found.tried
     if scene.allowance.outages[0]:
-        assert found.degraded, "the harm has done nothing"
+        assert found.degraded, "the fault has done nothing"
 
 
 def test_a_scene_that_a_server_program_cannot_play_says_what_it_lacks(tmp_path: Path) -> None:

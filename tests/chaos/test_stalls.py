@@ -15,7 +15,9 @@ import pytest
 
 from tests.chaos.records import Stall
 from tests.chaos.stalls import LEAST, measured, measured_of
-from tests.commands import wait_until
+from tests.support.commands import wait_until
+
+pytestmark = pytest.mark.thorough("chaos")
 
 tells = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this system does not tell")
 AT_WORK = "print(flush=True)\nwhile True: pass"

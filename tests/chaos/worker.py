@@ -1,9 +1,8 @@
 """A worker process: steady traffic from several threads or tasks, half of it views and half of it `check()`.
 
-`python -m tests.chaos.worker KIND FILE RATE CACHES`. It says "ready", works from the first line on stdin to the second,
-says "known" when it knows of the other worker, and "done"; each time that it finds Redis gone it writes down beside the
-file. Once stdin ends, it looks at what was counted and writes its
-account to the file. It must not know what is done to Redis.
+`python -m tests.chaos.worker KIND FILE RATE CACHES`. It prints "ready", works from the first line on stdin to the
+second, prints "known" when it knows of the other worker, and "done". Each loss of Redis that it notices goes into a
+second file. When stdin ends, it reads what was counted and writes its account to FILE.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def main() -> None:
 
 
 def _until_known() -> None:
-    from django_quota.limiter import get_limiter
+    from django_quota.services.registry import get_limiter
 
     workers = get_limiter().workers
     while workers is not None and workers.number < WORKERS:
@@ -70,7 +69,7 @@ def _until_enough() -> None:
 def _used() -> int | None:
     """Look what was counted: again, where a busy machine does not answer in time, until no outage goes on."""
     from django_quota import peek
-    from django_quota.limiter import get_limiter
+    from django_quota.services.registry import get_limiter
 
     for _ in range(LOOKS):
         found = peek(site.BESIDE.name, site.BESIDE.subject)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from django_quota.stores.breaker import FREELY, LONGEST_TRY, Breaker, holding
-from tests.inputs import inputs
+from django_quota.stores.redis.breaker import CLOSED, PROBE_TIMEOUT, Breaker, probing
+from tests.support.inputs import inputs
 
 
 class Clock:
@@ -30,21 +30,21 @@ def clock() -> Clock:
 
 @pytest.fixture
 def breaker(clock: Clock) -> Breaker:
-    return Breaker(failures=3, pause=1.0, clock=clock)
+    return Breaker(failures=3, reset_timeout=1.0, clock=clock)
 
 
 def fail(breaker: Breaker, times: int) -> None:
     for _ in range(times):
-        turn = breaker.ask()
-        assert turn is not None
-        breaker.failed(turn)
+        probe = breaker.acquire()
+        assert probe is not None
+        breaker.failed(probe)
 
 
-def turn_of(breaker: Breaker) -> int:
-    """Take the turn of the one who asks while it is open."""
-    turn = breaker.ask()
-    assert turn
-    return turn
+def probe_of(breaker: Breaker) -> int:
+    """Take the probe of the one who asks while it is open."""
+    probe = breaker.acquire()
+    assert probe
+    return probe
 
 
 def test_single_failures_between_answers_never_open_it(breaker: Breaker) -> None:
@@ -54,77 +54,77 @@ def test_single_failures_between_answers_never_open_it(breaker: Breaker) -> None
     assert not breaker.is_open
 
 
-def test_failures_in_a_row_open_it_and_nobody_asks(breaker: Breaker, clock: Clock) -> None:
+def test_failures_in_a_row_open_it(breaker: Breaker, clock: Clock) -> None:
     fail(breaker, 3)
     assert breaker.is_open
     clock.now += 0.999
-    assert {breaker.ask() for _ in range(100)} == {None}
-    assert breaker.is_shut()
+    assert {breaker.acquire() for _ in range(100)} == {None}
+    assert breaker.is_refusing()
 
 
-def test_after_a_pause_one_caller_asks_and_its_failure_begins_another_pause(breaker: Breaker, clock: Clock) -> None:
+def test_after_the_reset_timeout_one_caller_probes_and_a_failure_reopens(breaker: Breaker, clock: Clock) -> None:
     fail(breaker, 3)
     for _ in range(5):
         clock.now += 1
-        assert not breaker.is_shut()
-        turn = turn_of(breaker)
-        assert [breaker.ask() for _ in range(4)] == [None] * 4
-        breaker.failed(turn)
-        assert breaker.ask() is None
+        assert not breaker.is_refusing()
+        probe = probe_of(breaker)
+        assert [breaker.acquire() for _ in range(4)] == [None] * 4
+        breaker.failed(probe)
+        assert breaker.acquire() is None
 
 
-def test_its_answer_closes_it_for_all(breaker: Breaker, clock: Clock) -> None:
+def test_an_answer_closes_it_for_all(breaker: Breaker, clock: Clock) -> None:
     fail(breaker, 3)
     clock.now += 1
-    turn_of(breaker)
+    probe_of(breaker)
     breaker.succeeded()
-    assert [breaker.ask() for _ in range(5)] == [FREELY] * 5
+    assert [breaker.acquire() for _ in range(5)] == [CLOSED] * 5
     assert not breaker.is_open
 
 
-def test_nobody_else_asks_while_the_one_waits(breaker: Breaker, clock: Clock) -> None:
+def test_nobody_else_asks_during_a_probe(breaker: Breaker, clock: Clock) -> None:
     fail(breaker, 3)
     clock.now += 1
-    turn = turn_of(breaker)
+    probe = probe_of(breaker)
     for _ in range(20):
-        clock.now += LONGEST_TRY / 25
-        assert breaker.is_shut()
-        assert breaker.ask() is None
-    breaker.failed(turn)
+        clock.now += PROBE_TIMEOUT / 25
+        assert breaker.is_refusing()
+        assert breaker.acquire() is None
+    breaker.failed(probe)
     clock.now += 1
-    assert breaker.ask()
+    assert breaker.acquire()
 
 
-def test_who_leaves_without_an_answer_hands_the_turn_on_at_once(breaker: Breaker, clock: Clock) -> None:
+def test_a_released_probe_passes_to_the_next_caller_at_once(breaker: Breaker, clock: Clock) -> None:
     fail(breaker, 3)
     clock.now += 1
-    breaker.left(turn_of(breaker))
-    assert not breaker.is_shut()
-    assert breaker.ask()
+    breaker.release(probe_of(breaker))
+    assert not breaker.is_refusing()
+    assert breaker.acquire()
 
 
-def test_who_never_comes_back_counts_as_lost_in_the_end(breaker: Breaker, clock: Clock) -> None:
+def test_a_probe_without_a_result_counts_as_lost(breaker: Breaker, clock: Clock) -> None:
     fail(breaker, 3)
     clock.now += 1
-    lost = turn_of(breaker)
-    clock.now += LONGEST_TRY
-    turn = turn_of(breaker)
-    breaker.left(lost)  # after all
-    assert breaker.ask() is None
-    breaker.left(turn)
-    assert breaker.ask()
+    lost = probe_of(breaker)
+    clock.now += PROBE_TIMEOUT
+    probe = probe_of(breaker)
+    breaker.release(lost)  # after all
+    assert breaker.acquire() is None
+    breaker.release(probe)
+    assert breaker.acquire()
 
 
-def test_who_began_while_it_was_closed_does_not_end_the_turn_of_another(breaker: Breaker, clock: Clock) -> None:
-    early = [breaker.ask() for _ in range(2)]
-    assert early == [FREELY] * 2
+def test_a_call_from_before_it_opened_does_not_end_a_probe(breaker: Breaker, clock: Clock) -> None:
+    early = [breaker.acquire() for _ in range(2)]
+    assert early == [CLOSED] * 2
     fail(breaker, 3)
     clock.now += 1
-    turn_of(breaker)
-    breaker.left(FREELY)
-    breaker.failed(FREELY)
+    probe_of(breaker)
+    breaker.release(CLOSED)
+    breaker.failed(CLOSED)
     clock.now += 1
-    assert breaker.ask() is None
+    assert breaker.acquire() is None
 
 
 class Overtaken:
@@ -132,10 +132,10 @@ class Overtaken:
 
     def __init__(self, breaker: Breaker) -> None:
         self._breaker = breaker
-        self._lock = breaker._guard
+        self._lock = breaker._lock
 
     def __enter__(self) -> None:
-        self._breaker._guard = self._lock
+        self._breaker._lock = self._lock
         self._breaker.succeeded()
         self._lock.acquire()
 
@@ -143,19 +143,19 @@ class Overtaken:
         self._lock.release()
 
 
-def test_who_finds_it_closed_meanwhile_asks_as_everybody_does(breaker: Breaker, clock: Clock) -> None:
+def test_a_caller_may_ask_if_it_has_closed_meanwhile(breaker: Breaker, clock: Clock) -> None:
     fail(breaker, 3)
     clock.now += 1
-    breaker._guard = Overtaken(breaker)  # type: ignore[assignment]
-    assert breaker.ask() == FREELY
+    breaker._lock = Overtaken(breaker)  # type: ignore[assignment]
+    assert breaker.acquire() == CLOSED
     breaker.succeeded()
     fail(breaker, 3)
     clock.now += 1
-    assert breaker.ask()
+    assert breaker.acquire()
 
 
 def race(times: int, work: Callable[[], None]) -> None:
-    """Do something in so many threads at once."""
+    """Do something in several threads at once."""
     barrier = threading.Barrier(times)
 
     def run() -> None:
@@ -169,120 +169,117 @@ def race(times: int, work: Callable[[], None]) -> None:
         thread.join()
 
 
-def test_of_many_threads_one_asks(breaker: Breaker, clock: Clock) -> None:
+def test_one_of_many_threads_probes(breaker: Breaker, clock: Clock) -> None:
     fail(breaker, 3)
-    turns: list[int | None] = []
+    probes: list[int | None] = []
     for _ in range(20):
         clock.now += 1
-        turns.clear()
-        race(16, lambda: turns.append(breaker.ask()))
-        (turn,) = [turn for turn in turns if turn is not None]
-        breaker.failed(turn)
+        probes.clear()
+        race(16, lambda: probes.append(breaker.acquire()))
+        (probe,) = [probe for probe in probes if probe is not None]
+        breaker.failed(probe)
 
 
-def test_threads_that_ask_and_fail_and_leave_never_ask_at_the_same_time() -> None:
-    breaker = Breaker(failures=3, pause=0.0)
+def test_racing_threads_never_probe_at_the_same_time() -> None:
+    breaker = Breaker(failures=3, reset_timeout=0.0)
     fail(breaker, 3)
     inside, most, guard = 0, 0, threading.Lock()
 
     def work() -> None:
         nonlocal inside, most
         for number in range(200):
-            turn = breaker.ask()
-            if turn is None:
+            probe = breaker.acquire()
+            if probe is None:
                 continue
             with guard:
                 inside += 1
                 most = max(most, inside)
             with guard:
                 inside -= 1
-            breaker.failed(turn) if number % 2 else breaker.left(turn)
+            breaker.failed(probe) if number % 2 else breaker.release(probe)
 
     race(8, work)
     assert most == 1
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_process_waits_for_nobody_who_is_not_in_it(breaker: Breaker, clock: Clock) -> None:
+def test_a_forked_process_does_not_wait_for_its_parent(breaker: Breaker, clock: Clock) -> None:
     fail(breaker, 3)
     clock.now += 1
-    turn_of(breaker)
-    with breaker._guard:  # as another thread may at the moment of the fork
+    probe_of(breaker)
+    with breaker._lock:  # as another thread may at the moment of the fork
         child = os.fork()
         if child == 0:
             signal.alarm(60)  # where the lock never came free
-            os._exit(0 if breaker.ask() else 1)
+            os._exit(0 if breaker.acquire() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert breaker.ask() is None
+    assert breaker.acquire() is None
 
 
 class Life(RuleBasedStateMachine):
-    """Held to a plain account of what a breaker is: how many failed in a row, who asks, and when it is somebody's turn.
-
-    Callers come back in any order, or after they counted as lost.
-    """
+    """A breaker against a plain model of it. Callers come back in any order, or after they counted as lost."""
 
     asking = Bundle[int]("asking")
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock()
-        self.breaker = Breaker(failures=3, pause=1.0, clock=self.clock)
+        self.breaker = Breaker(failures=3, reset_timeout=1.0, clock=self.clock)
         self.row = 0
-        self.turn = 0.0
+        self.next_probe_at = 0.0
         self.probe: int | None = None
         self.lost_at = 0.0
 
     @property
     def lets_one(self) -> bool:
         is_probed = self.probe is not None and self.clock.now < self.lost_at
-        return self.row < 3 or (self.clock.now >= self.turn and not is_probed)
+        return self.row < 3 or (self.clock.now >= self.next_probe_at and not is_probed)
 
-    @rule(seconds=st.sampled_from([0.0, 0.3, 1.0, 5.0, LONGEST_TRY - 5, LONGEST_TRY]))
+    @rule(seconds=st.sampled_from([0.0, 0.3, 1.0, 5.0, PROBE_TIMEOUT - 5, PROBE_TIMEOUT]))
     def wait(self, seconds: float) -> None:
         self.clock.now += seconds
 
     @rule(target=asking)
     def ask(self) -> int | MultipleResults[int]:
         expected, is_open = self.lets_one, self.row >= 3
-        assert self.breaker.is_shut() is not expected
-        turn = self.breaker.ask()
-        assert (turn is not None) is expected
-        if turn is None:
+        assert self.breaker.is_refusing() is not expected
+        probe = self.breaker.acquire()
+        assert (probe is not None) is expected
+        if probe is None:
             return multiple()
-        assert (turn != FREELY) is is_open
+        assert (probe != CLOSED) is is_open
         if is_open:
-            self.probe = turn
-            self.lost_at = self.clock.now + LONGEST_TRY
-        return turn
+            self.probe = probe
+            self.lost_at = self.clock.now + PROBE_TIMEOUT
+        return probe
 
-    @rule(turn=consumes(asking))
-    def is_answered(self, turn: int) -> None:
+    @rule(probe=consumes(asking))
+    def is_answered(self, probe: int) -> None:
         self.breaker.succeeded()
         if self.row:
             self.probe = None
         self.row = 0
 
-    @rule(turn=consumes(asking))
-    def fails(self, turn: int) -> None:
-        self.breaker.failed(turn)
+    @rule(probe=consumes(asking))
+    def fails(self, probe: int) -> None:
+        self.breaker.failed(probe)
         self.row += 1
-        self.turn = self.clock.now + 1
-        self._over(turn)
+        self.next_probe_at = self.clock.now + 1
+        self._over(probe)
 
-    @rule(turn=consumes(asking))
-    def leaves(self, turn: int) -> None:
-        self.breaker.left(turn)
-        self._over(turn)
+    @rule(probe=consumes(asking))
+    def leaves(self, probe: int) -> None:
+        self.breaker.release(probe)
+        self._over(probe)
 
-    def _over(self, turn: int) -> None:
-        if turn == self.probe:
+    def _over(self, probe: int) -> None:
+        if probe == self.probe:
             self.probe = None
 
     @invariant()
     def open_after_three(self) -> None:
         assert self.breaker.is_open is (self.row >= 3)
-        assert self.breaker.is_shut() is not self.lets_one
+        assert self.breaker.is_refusing() is not self.lets_one
 
 
 TestLife = Life.TestCase
@@ -290,57 +287,57 @@ TestLife.settings = inputs(200, stateful_step_count=50)
 
 
 class TestABlockThatHoldsATurn:
-    def test_calls_within_it_belong_to_its_turn_and_others_wait(self, breaker: Breaker, clock: Clock) -> None:
+    def test_calls_within_the_block_belong_to_its_probe(self, breaker: Breaker, clock: Clock) -> None:
         fail(breaker, 3)
         clock.now += 1
-        turn = turn_of(breaker)
+        probe = probe_of(breaker)
         others: list[object] = []
-        with holding(turn):
-            assert (breaker.ask(), breaker.is_shut()) == (turn, False)
-            other = threading.Thread(target=lambda: others.extend((breaker.ask(), breaker.is_shut())))
+        with probing(probe):
+            assert (breaker.acquire(), breaker.is_refusing()) == (probe, False)
+            other = threading.Thread(target=lambda: others.extend((breaker.acquire(), breaker.is_refusing())))
             other.start()
             other.join()
         assert others == [None, True]
-        assert (breaker.ask(), breaker.is_shut()) == (None, True)
+        assert (breaker.acquire(), breaker.is_refusing()) == (None, True)
 
-    @pytest.mark.parametrize("how", ["failed", "left"])
+    @pytest.mark.parametrize("how", ["failed", "release"])
     def test_the_first_of_them_ends_it(self, how: str, breaker: Breaker, clock: Clock) -> None:
         fail(breaker, 3)
         clock.now += 1
-        turn = turn_of(breaker)
-        with holding(turn):
-            getattr(breaker, how)(turn)
-            asked = breaker.ask()
-        assert asked != turn
+        probe = probe_of(breaker)
+        with probing(probe):
+            getattr(breaker, how)(probe)
+            asked = breaker.acquire()
+        assert asked != probe
         assert (asked is None) == (how == "failed")  # or it is anybody's
 
-    def test_one_that_counts_as_lost_lets_nobody_in(self, breaker: Breaker, clock: Clock) -> None:
+    def test_a_lost_probe_lets_nobody_in(self, breaker: Breaker, clock: Clock) -> None:
         fail(breaker, 3)
         clock.now += 1
-        turn = turn_of(breaker)
-        with holding(turn):
-            clock.now += LONGEST_TRY
-            next_turn = threading.Thread(target=breaker.ask)
+        probe = probe_of(breaker)
+        with probing(probe):
+            clock.now += PROBE_TIMEOUT
+            next_turn = threading.Thread(target=breaker.acquire)
             next_turn.start()
             next_turn.join()
-            assert breaker.ask() is None
+            assert breaker.acquire() is None
 
-    def test_the_turn_of_one_breaker_is_none_of_another(self, breaker: Breaker, clock: Clock) -> None:
+    def test_a_probe_of_one_breaker_is_no_probe_of_another(self, breaker: Breaker, clock: Clock) -> None:
         other = Breaker(failures=3, clock=clock)
         fail(breaker, 3)
         fail(other, 3)
-        with holding(FREELY):
-            assert other.ask() is None
+        with probing(CLOSED):
+            assert other.acquire() is None
         clock.now += 1
-        turn = turn_of(breaker)
-        with holding(turn):
-            assert turn_of(other) != turn
+        probe = probe_of(breaker)
+        with probing(probe):
+            assert probe_of(other) != probe
 
-    def test_blocks_may_lie_in_each_other(self, breaker: Breaker, clock: Clock) -> None:
+    def test_blocks_can_be_nested(self, breaker: Breaker, clock: Clock) -> None:
         fail(breaker, 3)
         clock.now += 1
-        turn = turn_of(breaker)
-        with holding(turn):
-            with holding(FREELY):
-                assert breaker.ask() == turn
-            assert breaker.ask() == turn
+        probe = probe_of(breaker)
+        with probing(probe):
+            with probing(CLOSED):
+                assert breaker.acquire() == probe
+            assert breaker.acquire() == probe

@@ -16,29 +16,29 @@ from django.test import RequestFactory
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from django_quota import acheck, areset, check, counter, overrides, peek, plans, refund, reserve, reset
-from django_quota.clock import SECOND
+from django_quota import acheck, areset, check, counter, peek, refund, reserve, reset
 from django_quota.conf import current
-from django_quota.events import EventGroup, EventStream
+from django_quota.core.rules import Rule
+from django_quota.engine.plans import Plan
 from django_quota.exceptions import ConfigurationError, StoreUnavailable
-from django_quota.limiter import adecide_plan, decide_plan, get_limiter
-from django_quota.plans import Plan
-from django_quota.request_decisions import decide_request
-from django_quota.rules import Rule
-from django_quota.stores.cluster_errands import REGIONS
-from django_quota.stores.cluster_store import AT_ONCE, ClusterStore
+from django_quota.services import overrides
+from django_quota.services.event_stream import EventGroup, EventStream
+from django_quota.services.request_decisions import decide_request
+from django_quota.services.sweep import SCAN_COUNT, Sweeper
+from django_quota.services.usage import counted_days, finished_before
+from django_quota.stores.cluster.node_keys import REGIONS
+from django_quota.stores.cluster.store_cluster import BATCH_SIZE, ClusterStore
 from django_quota.stores.memory import MemoryStore
-from django_quota.sweeping import Sweeper
 from django_quota.testing import freeze
-from django_quota.usage import counted_days, finished_before
-from tests.clusters import Cluster, running_cluster
-from tests.conftest import cluster_caches, cluster_program
-from tests.inputs import inputs
-from tests.published import publish
-from tests.steps import START, driven
-from tests.test_bounds import CASES as BOUNDS
-from tests.test_bounds import GAPS, MINUTE, most_in_a_window
-from tests.test_spread import STEPS, in_order, plan_of
+from tests.core.test_bounds import CASES as BOUNDS
+from tests.core.test_bounds import GAPS, MINUTE, most_in_a_window
+from tests.core.test_scatter import STEPS, in_order, plan_of
+from tests.support.calls import adecide_plan, decide_plan
+from tests.support.clusters import Cluster, running_cluster
+from tests.support.inputs import inputs
+from tests.support.published import publish
+from tests.support.steps import SECOND, START, driven
+from tests.support.stores import cluster_caches, cluster_program, current_store, forget_forms
 
 SUBJECTS = [f"ip:192.0.2.{number}" for number in range(30)]
 
@@ -146,10 +146,10 @@ class TestPlansOverSeveralSubjects:
         assert not decide_plan(plan((near, one), (shut, two), events=100), "check")
         assert [each.counts["near"].allowed for each in counted_days(one)] == [1]
         assert [each.counts["shut"].refused for each in counted_days(two)] == [1]
-        events = EventStream(get_limiter().store, "quota").last(9, lambda event: True)  # type: ignore[arg-type]
+        events = EventStream(current_store(), "quota").last(9, lambda event: True)
         assert [event.kind for event in events] == ["refused"]
         assert decide_plan(plan((near, one), events=100), "check")  # and is told now, when it has come true
-        events = EventStream(get_limiter().store, "quota").last(9, lambda event: True)  # type: ignore[arg-type]
+        events = EventStream(current_store(), "quota").last(9, lambda event: True)
         assert [event.kind for event in events] == ["refused", "near"]
 
     def test_racing_plans_never_admit_too_many(self, cluster: Cluster) -> None:
@@ -176,8 +176,8 @@ class TestPlansOverSeveralSubjects:
         self, cluster: Cluster, phase: int, steps: list[Any]
     ) -> None:
         cluster.flush()
-        plans._known.clear()
-        store, memory, now = get_limiter().store, MemoryStore(), START + phase
+        forget_forms()
+        store, memory, now = current_store(), MemoryStore(), START + phase
         for gap, mode, asked, told, override, subject in steps:
             now += gap
             if override:
@@ -188,6 +188,7 @@ class TestPlansOverSeveralSubjects:
             assert in_order(found, asked) == in_order(expected, asked)
         memory.close()
 
+    @pytest.mark.thorough("topology")
     def test_a_server_that_is_gone_leaves_nothing_taken_on_the_others(self, settings: Any) -> None:
         with running_cluster(cluster_program()) as own:
             settings.CACHES = cluster_caches(own)
@@ -202,7 +203,7 @@ class TestPlansOverSeveralSubjects:
 
 
 LAST = {"algorithm": "leaky_bucket"}
-"""Parts with a leaky bucket come last: so the searched one is always taken before, and undone."""
+"""Parts with a leaky bucket come last: so the searched one is always consumed before, and compensated."""
 
 
 @pytest.mark.parametrize("case", BOUNDS)
@@ -214,7 +215,7 @@ LAST = {"algorithm": "leaky_bucket"}
 def test_no_arrivals_get_more_than_the_bound_in_a_plan_over_several_servers(
     cluster: Cluster, case: str, phase: int, hits: list[tuple[int, int, bool, bool]]
 ) -> None:
-    """The limit of another subject refuses now and then, so that what was taken is undone."""
+    """The limit of another subject refuses now and then, so that tentative hits are compensated."""
     given_options, bound = BOUNDS[case]
     options = dict(given_options)
     searched = Rule.make("searched", options.pop("rate"), **options)
@@ -222,7 +223,7 @@ def test_no_arrivals_get_more_than_the_bound_in_a_plan_over_several_servers(
     one, two = pair(cluster)
     three = next(each for each in SUBJECTS if each not in (one, two))
     cluster.flush()
-    now, store = START + phase, get_limiter().store
+    now, store = START + phase, current_store()
     admitted = []
     for gap, cost, refuses, is_of_three in hits:
         now += gap
@@ -236,7 +237,7 @@ def test_no_arrivals_get_more_than_the_bound_in_a_plan_over_several_servers(
     assert most_in_a_window(admitted) <= bound
 
 
-def test_different_values_are_never_more_than_the_limit_where_plans_over_several_servers_race(cluster: Cluster) -> None:
+def test_racing_plans_over_several_servers_never_exceed_a_distinct_limit(cluster: Cluster) -> None:
     rule = Rule.make("values", "3/h", distinct=lambda request: "x")
     one, two = pair(cluster)
     wide, shut = Rule.make("wide", "1000000/s", **LAST), Rule.make("shut", "0/m", **LAST)
@@ -257,7 +258,7 @@ class TestTheLog:
         for subject in SUBJECTS[:8]:
             for _ in range(5):
                 check("1/m", subject, ban=ban)
-        events = EventStream(get_limiter().store, "quota").last(100, lambda event: True)  # type: ignore[arg-type]
+        events = EventStream(current_store(), "quota").last(100, lambda event: True)
         told = {subject: [event.kind for event in events if event.subject == subject] for subject in SUBJECTS[:8]}
         assert all(kinds == ["refused", "banned"] for kinds in told.values())
         assert all(event.level == 1 and event.capacity == 1 for event in events if event.kind == "banned")
@@ -267,7 +268,7 @@ class TestTheLog:
         assert index.zcard("quota:1:{!}:bans") == 7
 
     def test_a_group_takes_what_is_told_of_every_server(self, cluster: Cluster) -> None:
-        stream = EventStream(get_limiter().store, "quota")  # type: ignore[arg-type]
+        stream = EventStream(current_store(), "quota")
         group = EventGroup(stream, "workers", "one", 60)
         assert group.begin("0-0")
         for subject in SUBJECTS:
@@ -282,19 +283,19 @@ class TestTheLog:
     def test_an_event_that_cannot_be_told_leaves_the_decision(
         self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        from django_quota.operations.announce import Announce
+        from django_quota.engine.events import AppendEvents
 
         run_all = ClusterStore.run_all
 
         def fail(store: ClusterStore, operations: Any, now: Any) -> Any:
-            if isinstance(operations[0], Announce):
+            if isinstance(operations[0], AppendEvents):
                 raise StoreUnavailable("gone")
             return run_all(store, operations, now)
 
         monkeypatch.setattr(ClusterStore, "run_all", fail)
         decision = check("0/m", SUBJECTS[0])
         assert (decision.allowed, decision.degraded) == (False, False)
-        assert "could not be told" in caplog.text
+        assert "could not be written" in caplog.text
 
 
 class TestTheWholeOfIt:
@@ -302,27 +303,29 @@ class TestTheWholeOfIt:
         with freeze(START):
             for subject in SUBJECTS:
                 check("9/m", subject)
-        report = Sweeper(get_limiter().store, "quota").sweep(threading.Event(), lambda count: None)  # type: ignore[arg-type]
+        report = Sweeper(current_store(), "quota").sweep(threading.Event(), lambda count: None)
         assert (report.sets, report.removed, report.complete) == (len(SUBJECTS), len(SUBJECTS), True)
         assert report.emptied == len(SUBJECTS)
 
+    @pytest.mark.thorough("scale")
     def test_a_sweep_that_was_stopped_goes_on_where_it_was(self, cluster: Cluster) -> None:
+        subjects = 5 * SCAN_COUNT  # more than one batch on each of the three servers
         with freeze(START):
-            for number in range(900):
+            for number in range(subjects):
                 check("9/m", f"ip:10.0.{number // 250}.{number % 250}")
-        store: Any = get_limiter().store
+        store: Any = current_store()
         stop = threading.Event()
         first = Sweeper(store, "quota").sweep(stop, lambda count: stop.set())
         assert (first.complete, first.resumed) == (False, False)
         second = Sweeper(store, "quota").sweep(threading.Event(), lambda count: None)
         assert (second.complete, second.resumed) == (True, True)
-        assert first.removed + second.removed == 900
+        assert first.removed + second.removed == subjects
         left = cluster.keys()
         assert not [key for key in left if key.endswith(":sweep")]
 
     def test_more_operations_than_go_in_one_trip_are_all_done(self, cluster: Cluster) -> None:
-        store: Any = get_limiter().store
-        made = [plan((Rule.make("a", "9/m"), f"ip:10.0.{n // 250}.{n % 250}")) for n in range(2 * AT_ONCE + 7)]
+        store: Any = current_store()
+        made = [plan((Rule.make("a", "9/m"), f"ip:10.0.{n // 250}.{n % 250}")) for n in range(2 * BATCH_SIZE + 7)]
         replies = store.run_all([each.operation(0, "check") for each in made], None)
         assert [reply[1] for reply in replies] == [1] * len(made)
         replies = asyncio.run(store.arun_all([each.operation(0, "peek") for each in made], None))
@@ -332,13 +335,13 @@ class TestTheWholeOfIt:
         self, cluster: Cluster, database: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from django_quota.models import DailyCounter
-        from django_quota.rollup import roll_up
+        from django_quota.services.rollup import roll_up
 
         users = [f"user:{number}" for number in range(20)]
         one = users[0]
         two = next(user for user in users if cluster.owner(key_of(user)) is not cluster.owner(key_of(one)))
         wide, narrow = Rule.make("wide", "99/m"), Rule.make("narrow", "2/m")
-        store: Any = get_limiter().store
+        store: Any = current_store()
         run_all = store.run_all
 
         def with_a_roll_up_behind_each_trip(*arguments: Any) -> Any:
@@ -361,32 +364,32 @@ class TestTheWholeOfIt:
 
     def test_days_are_counted_found_and_carried(self, cluster: Cluster, database: Any) -> None:
         from django_quota.models import DailyCounter
-        from django_quota.rollup import roll_up
+        from django_quota.services.rollup import roll_up
 
         for number in range(1, 21):
             for _ in range(number):
                 check("1000/m", f"user:{number}")
         for _ in range(2):
-            list(roll_up(get_limiter().store, batch=7))  # type: ignore[arg-type]
+            list(roll_up(current_store(), batch=7))
             assert DailyCounter.objects.count() == 20
             assert sum(row.allowed for row in DailyCounter.objects.all()) == sum(range(1, 21))
-        assert finished_before(get_limiter().store) < date.today()  # type: ignore[arg-type]  # noqa: DTZ011
+        assert finished_before(current_store()) < date.today()  # noqa: DTZ011
 
     def test_the_pages_of_the_admin_read_every_server(self, cluster: Cluster) -> None:
-        from django_quota.activity import activity
-        from django_quota.health import health
-        from django_quota.sizes import sizes
-        from django_quota.status import counted, status_of
+        from django_quota.services.activity import activity
+        from django_quota.services.health import health, sizes
+        from django_quota.services.inspection import load_snapshot
+        from django_quota.services.reset import reset_subject
 
-        store: Any = get_limiter().store
+        store: Any = current_store()
         for subject in SUBJECTS:
             check("1/m", subject)
         assert sizes(store, current().prefix).keys == len(SUBJECTS)
         assert health(store, current().prefix).keys == len(SUBJECTS)
         assert activity().slots == []
         for subject in SUBJECTS[:5]:
-            assert [limit.used for limit in status_of(subject, ["1/m"]).limits] == [1]
-            assert list(counted(subject)) == ["1/m"]
+            assert [limit.used for limit in load_snapshot(subject, ["1/m"], scan=True).limits] == [1]
+            assert reset_subject(subject, scan=True, dry_run=True).rules == ["1/m"]
 
 
 def test_the_cache_itself_works_on_all_servers(cluster: Cluster) -> None:
@@ -405,14 +408,14 @@ def test_the_cache_itself_works_on_all_servers(cluster: Cluster) -> None:
 class TestOverrides:
     def mark(self) -> int:
         """Note that all overrides are published; return the generation."""
-        marking = overrides.Marking(get_limiter().store, "quota")  # type: ignore[arg-type]
+        marking = overrides.Marking(current_store(), "quota")
         marking.begin()
         for subject in SUBJECTS:
-            marking.told(key_of(subject))
+            marking.count(key_of(subject))
         return marking.finish(0)
 
     def test_every_server_shows_that_it_holds_them(self, cluster: Cluster) -> None:
-        store: Any = get_limiter().store
+        store: Any = current_store()
         marking = overrides.Marking(store, "quota")
         marking.begin()
         assert not overrides.is_marked(store, "quota")
@@ -429,21 +432,19 @@ class TestOverrides:
         assert not marking.finish(7)
 
     def test_a_server_that_lost_the_last_pieces_meanwhile_is_noticed(self, cluster: Cluster) -> None:
-        store: Any = get_limiter().store
+        store: Any = current_store()
         marking = overrides.Marking(store, "quota")
         marking.begin()
         for server in cluster.servers:
             before = {key: server.client.get(key) for key in server.client.scan_iter("*:overrides:*")}
-            marking.told(next(key_of(subject) for subject in SUBJECTS if cluster.owner(key_of(subject)) is server))
+            marking.count(next(key_of(subject) for subject in SUBJECTS if cluster.owner(key_of(subject)) is server))
             for key, value in before.items():
                 server.client.set(key, value)
         assert not marking.finish(0)
         assert self.mark()
 
-    def test_every_server_shows_the_generation_of_each_publication_and_an_older_one_stands_out(
-        self, cluster: Cluster
-    ) -> None:
-        store: Any = get_limiter().store
+    def test_every_server_has_the_generation_of_each_publication(self, cluster: Cluster) -> None:
+        store: Any = current_store()
         first = self.mark()
         assert overrides.raise_generation(store, "quota", first) == first + 1
         assert overrides.is_marked(store, "quota", first + 1)
@@ -458,7 +459,7 @@ class TestOverrides:
             assert first >= raised
 
     def test_holders_are_found_on_every_server(self, cluster: Cluster) -> None:
-        store: Any = get_limiter().store
+        store: Any = current_store()
         for subject in SUBJECTS:
             store.run(publish(subject, "a", "x 0 0 "), START)
         found = [key for batch in overrides.holders(store, "quota", 10) for key in batch]
@@ -467,19 +468,17 @@ class TestOverrides:
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_a_server_that_lost_the_last_block_or_all_is_told_again_by_whoever_asks_next(
+def test_a_server_that_lost_the_last_block_or_all_gets_it_again(
     number: int, cluster: Cluster, database: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from django_quota import background, override_sync
     from django_quota.models import QuotaOverride
+    from django_quota.services import override_sync
 
-    monkeypatch.setattr(overrides, "on_due", override_sync.look_soon)
-    monkeypatch.setattr(override_sync._Looking, "again", 0.0)
-    monkeypatch.setattr(override_sync._Looking, "has_tables", False)
+    watch = override_sync.OverrideWatch()
     call_command("quota_sync")
     server = cluster.servers[number]
     user = next(user for user in SUBJECTS if cluster.owner(key_of(user)) is server)
-    store: Any = get_limiter().store
+    store: Any = current_store()
 
     def lost(names: Any) -> None:
         server.client.delete(key_of(user))
@@ -492,11 +491,9 @@ def test_a_server_that_lost_the_last_block_or_all_is_told_again_by_whoever_asks_
         assert not check("900/m", user)
         losing()
         with store.commands() as client:
-            client.delete(overrides.turn_key("quota"))
-        store._along.hurry()
-        store._along._wait_until = 0.0  # a second later
-        check("900/m", user)
-        background.join(override_sync.LOOKING)
+            client.delete(overrides.lock_key("quota"))
+        watch.flush()
+        watch.join()
         assert not check("900/m", user)
 
 
@@ -540,10 +537,9 @@ def test_the_options_of_the_pool_hold_for_every_server(cluster: Cluster, setting
         assert not any(threads.map(lambda subject: check("2/m", subject), SUBJECTS))
 
 
-def test_tallies_reach_the_server_of_the_systems_keys(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    from django_quota.activity import activity
+def test_metrics_reach_the_server_of_the_systems_keys(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    from django_quota.services.activity import activity
 
-    monkeypatch.setattr("django_quota.tallies.Tally.is_on", True)
     for subject in SUBJECTS:
         check("1/m", subject, name="tallied")
     (rule,) = activity().rules

@@ -14,10 +14,10 @@ from django_redis.exceptions import ConnectionInterrupted
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException
 
-from django_quota.stores.cluster import ClusterConnectionFactory
-from tests.clusters import Cluster, running_cluster
-from tests.conftest import caches as caches_of
-from tests.conftest import cluster_caches, cluster_program
+from django_quota.stores.cluster.client import ClusterConnectionFactory
+from tests.support.clusters import Cluster, running_cluster
+from tests.support.stores import caches as caches_of
+from tests.support.stores import cluster_caches, cluster_program
 
 Act = Callable[[Any], Any]
 
@@ -144,6 +144,7 @@ def test_sets_in_several_slots_are_a_clear_error(act: str, cluster: Cluster) -> 
         getattr(cache, act)("s0", "s1", "s2")
 
 
+@pytest.mark.thorough("topology")
 class TestWithoutAnyServer:
     """A site's cache while the whole Cluster is gone: known before, and never reached."""
 

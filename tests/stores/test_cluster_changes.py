@@ -11,23 +11,24 @@ from typing import Any
 
 import pytest
 
-from django_quota import acheck, check, overrides, peek
+from django_quota import acheck, check, peek
 from django_quota.exceptions import StoreUnavailable
-from django_quota.leases import lock
-from django_quota.limiter import get_limiter
-from django_quota.stores.cluster_store import ClusterStore
-from django_quota.stores.slots import Address, slot_of
-from django_quota.testing import server_programs
-from tests.clusters import Cluster, can_cluster, running_cluster
-from tests.commands import wait_until
-from tests.conftest import _named, cluster_caches, cluster_program
+from django_quota.services import overrides
+from django_quota.services.leases import lock
+from django_quota.stores.cluster.slots import Address, slot_of
+from django_quota.stores.cluster.store_cluster import ClusterStore
 from tests.stores.test_cluster_transfers import ACCOUNTS, EACH, Movers, filled, swept, total_of, totals
+from tests.support.clusters import Cluster, can_cluster, running_cluster
+from tests.support.commands import wait_until
+from tests.support.stores import cluster_caches, cluster_program, current_store, named, programs
+
+pytestmark = pytest.mark.thorough("topology")
 
 SUBJECT = "ip:192.0.2.1"
 KEY = f"quota:1:{{{SUBJECT}}}:s"
 
 
-@pytest.fixture(params=server_programs(), ids=_named)
+@pytest.fixture(params=programs(), ids=named)
 def moving(request: pytest.FixtureRequest, settings: Any) -> Iterator[Cluster]:
     """A cluster of its own, in each version of Redis."""
     if not can_cluster(request.param):
@@ -100,7 +101,7 @@ class Traffic:
         return self.admitted + self.refused
 
     def goes_on(self, by: int = 200) -> None:
-        """Wait until both threads and tasks have decided so many more."""
+        """Wait until both threads and tasks have made `by` more decisions."""
         known = dict(self.decided_by)
         wait_until(lambda: all(self.decided_by[how] > known[how] + by for how in known))
 
@@ -108,12 +109,12 @@ class Traffic:
 def test_a_slot_that_moves_under_traffic_loses_no_decision_and_admits_none_too_many(moving: Cluster) -> None:
     slot = slot_of(KEY)
     with Traffic("2000/h") as traffic:
-        for turn in range(6):
+        for probe in range(6):
             traffic.goes_on(by=10)
             source = moving.owner(KEY)
             to = next(server for server in moving.servers if server is not source)
             moving.move(slot, to, pause=0.01)
-            assert moving.owner(KEY) is to, turn
+            assert moving.owner(KEY) is to, probe
         wait_until(lambda: traffic.refused > 50)
     assert not traffic.errors
     assert (traffic.admitted, traffic.degraded) == (2_000, 0)
@@ -126,14 +127,14 @@ def test_transfers_keep_the_sum_while_the_slots_of_givers_and_takers_move(moving
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(movers.run, lambda count: not done.is_set() or count < 20)
         try:
-            for turn, name in enumerate(ACCOUNTS[:6]):
+            for probe, name in enumerate(ACCOUNTS[:6]):
                 known = movers.moved
                 wait_until(lambda known=known: movers.moved > known + 10)  # type: ignore[misc]
                 key = total_of(name)
                 source = moving.owner(key)
                 to = next(server for server in moving.servers if server is not source)
                 moving.move(slot_of(key), to, pause=0.01)
-                assert moving.owner(key) is to, turn
+                assert moving.owner(key) is to, probe
         finally:
             done.set()
         running.result()
@@ -144,7 +145,7 @@ def test_transfers_keep_the_sum_while_the_slots_of_givers_and_takers_move(moving
 
 def test_a_slot_that_has_moved_is_found_with_all_that_was_counted(moving: Cluster) -> None:
     assert check("3/h", SUBJECT)
-    store: Any = get_limiter().store
+    store: Any = current_store()
     source = moving.owner(KEY)
     to = next(server for server in moving.servers if server is not source)
     moving.move(slot_of(KEY), to)
@@ -189,7 +190,7 @@ def test_who_waits_for_a_slot_is_let_in_though_its_keys_move(moving: Cluster) ->
     held = lock("line", subject=SUBJECT).acquire()
     with ThreadPoolExecutor(1) as threads:
         future = threads.submit(lock("line", wait=60, subject=SUBJECT).acquire)
-        store: Any = get_limiter().store
+        store: Any = current_store()
         wait_until(lambda: store.of_each(("LLEN",), [key]) == [1])
         source = moving.owner(key)
         moving.move(slot_of(key), next(server for server in moving.servers if server is not source))
@@ -197,8 +198,8 @@ def test_who_waits_for_a_slot_is_let_in_though_its_keys_move(moving: Cluster) ->
         future.result(60).release()
 
 
-def test_who_waits_for_a_slot_is_woken_though_the_server_is_gone_by_which_it_was_heard(moving: Cluster) -> None:
-    store: Any = get_limiter().store
+def test_a_waiter_for_a_slot_is_woken_although_its_channels_server_is_gone(moving: Cluster) -> None:
+    store: Any = current_store()
     there = next(server for server in moving.servers if server is not moving.owner("quota:1:{!}:x"))
     subject = next(name for name in map("user:{}".format, range(1_000)) if moving.owner(f"{{{name}}}") is there)
     held = lock("line", subject=subject).acquire()
@@ -233,7 +234,7 @@ def test_slots_that_move_are_no_loss_of_the_overrides_wherever_their_marks_lay(m
         at = Address("127.0.0.1", server.port)
         to = moving.servers[number - 1]
         for _ in range(3):  # the mark that it was known by, and those that it is known by then
-            moving.move(slot_of(store.witness(marker, at)), to)
+            moving.move(slot_of(store.node_key(marker, at)), to)
             assert overrides.is_marked(store, "quota", 3), server.port
     for server in moving.servers:
         server.client.flushall()

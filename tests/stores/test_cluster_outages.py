@@ -1,4 +1,4 @@
-"""While servers of a Cluster do not answer: it is said once, few find it out, and it goes on by itself."""
+"""While servers of a Cluster do not answer: one log line says so, few calls wait, and it works again by itself."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_quota import acheck, check, peek, quota
-from django_quota.limiter import get_limiter
-from django_quota.stores.breaker import FAILURES, Breaker
-from django_quota.stores.cluster_store import ClusterStore
-from django_quota.stores.connections import SyncConnections
-from tests.clusters import Cluster, Server, running_cluster
-from tests.commands import wait_until
-from tests.conftest import cluster_caches, cluster_program
-from tests.test_outages import Clock, heard
+from django_quota.stores.cluster.store_cluster import ClusterStore
+from django_quota.stores.redis.breaker import FAILURES, Breaker
+from django_quota.stores.redis.connections import SyncConnections
+from tests.api.test_outages import Clock, heard
+from tests.support.clusters import Cluster, Server, running_cluster
+from tests.support.commands import wait_until
+from tests.support.stores import cluster_caches, cluster_program, current_store
 
 SUBJECTS = [f"ip:192.0.2.{number}" for number in range(30)]
 SHORT = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0}
@@ -77,7 +76,7 @@ def go_on(*servers: Server) -> None:
 @pytest.fixture
 def own(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """A cluster of its own, whose other servers go on where one is gone; an answer of all ends an outage at once."""
-    monkeypatch.setattr("django_quota.outages.SETTLED", 0.0)
+    monkeypatch.setattr("django_quota.services.outages.SETTLE_TIME", 0.0)
     with running_cluster(cluster_program()) as cluster:
         for server in cluster.servers:
             server.client.config_set("cluster-require-full-coverage", "no")
@@ -90,7 +89,7 @@ def own(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the breakers of all servers."""
     made = Clock()
-    monkeypatch.setattr("django_quota.stores.nodes.Breaker", partial(Breaker, clock=made))
+    monkeypatch.setattr("django_quota.stores.cluster.nodes.Breaker", partial(Breaker, clock=made))
     return made
 
 
@@ -98,23 +97,24 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Where connections were taken to, sync and async."""
     found: list[int] = []
-    take, knock = SyncConnections.take, ClusterStore._atrip
+    take, acquire = SyncConnections.take, ClusterStore._atrip
 
     def taking(connections: SyncConnections, *options: Any, **named: Any) -> Any:
         found.append(1)
         return take(connections, *options, **named)
 
     async def atrip(store: ClusterStore, node: Any, commands: Any) -> Any:
-        if node.breaker.is_shut():
-            return await knock(store, node, commands)
+        if node.breaker.is_refusing():
+            return await acquire(store, node, commands)
         found.append(1)
-        return await knock(store, node, commands)
+        return await acquire(store, node, commands)
 
     monkeypatch.setattr(SyncConnections, "take", taking)
     monkeypatch.setattr(ClusterStore, "_atrip", atrip)
     return found
 
 
+@pytest.mark.thorough("topology")
 @both
 def test_one_server_of_three_that_hangs_is_told_once_and_is_back_when_it_is(
     kind: str, own: Cluster, clock: Clock, caplog: pytest.LogCaptureFixture
@@ -135,6 +135,7 @@ def test_one_server_of_three_that_hangs_is_told_once_and_is_back_when_it_is(
     until_well(kind, clock)
 
 
+@pytest.mark.thorough("topology")
 @both
 def test_one_server_of_three_that_hangs_costs_a_few_tries(
     kind: str, own: Cluster, clock: Clock, tried: list[int]
@@ -149,11 +150,12 @@ def test_one_server_of_three_that_hangs_costs_a_few_tries(
     # The table is read again, ten times a second at most, from those that answer.
     from_table = len(tried)
     assert from_table <= 50
-    store: Any = get_limiter().store
-    shut = [address for address in store._nodes._nodes if store._nodes[address].breaker.is_shut()]
+    store: Any = current_store()
+    shut = [address for address in store._nodes._nodes if store._nodes[address].breaker.is_refusing()]
     assert [address.port for address in shut] == [gone.port]
 
 
+@pytest.mark.thorough("topology")
 @pytest.mark.parametrize("known", [True, False], ids=["known before", "never reached"])
 @both
 def test_with_all_servers_gone_a_view_asks_nobody(
@@ -186,6 +188,7 @@ def test_with_all_servers_gone_a_view_asks_nobody(
     assert [what for what, _ in told] == ["lost"]
 
 
+@pytest.mark.thorough("topology")
 @both
 def test_every_rule_decides_by_its_own_on_unavailable(kind: str, own: Cluster, clock: Clock) -> None:
     for server in own.servers:
@@ -198,6 +201,7 @@ def test_every_rule_decides_by_its_own_on_unavailable(kind: str, own: Cluster, c
     assert denied.degraded
 
 
+@pytest.mark.thorough("topology")
 @both
 def test_a_process_that_starts_while_no_server_answers_recovers_by_itself(
     kind: str, own: Cluster, clock: Clock
@@ -212,10 +216,11 @@ def test_a_process_that_starts_while_no_server_answers_recovers_by_itself(
     assert peek("900/m", SUBJECTS[0]).remaining is not None
 
 
+@pytest.mark.thorough("topology")
 def test_servers_that_hang_hold_up_no_request_for_long(own: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """One trip, and the table from as many as fit into half a second: counted in timeouts, not on the clock."""
     check("900/m", SUBJECTS[0])
-    store: Any = get_limiter().store
+    store: Any = current_store()
     router = store._router
     now = [1_000.0]
     router._clock = router.table._clock = lambda: now[0]

@@ -19,21 +19,19 @@ import pytest
 from django.core.management import call_command
 
 from django_quota import counter
-from django_quota.clock import SECOND
+from django_quota.engine.counter_operations import MAX_INT64, Transfer, TransferRoute
+from django_quota.engine.operations import Operation
+from django_quota.engine.transfer_operations import LEASE, MARGIN, OVERDUE, Close, Receive, Send, Settle
 from django_quota.exceptions import ConfigurationError, CounterError, StoreUnavailable
-from django_quota.limiter import get_limiter
-from django_quota.operations.base import Operation
-from django_quota.operations.counters import Passage, Transfer
-from django_quota.operations.shapes import MOST
-from django_quota.operations.transfers import LEASE, MARGIN, OVERDUE, Close, Receive, Send, Settle
-from django_quota.stores.cluster_store import ClusterStore
-from django_quota.stores.slots import slot_of
-from django_quota.sweeping import Report, Sweeper
+from django_quota.services.sweep import Report, Sweeper
+from django_quota.stores.cluster.slots import slot_of
+from django_quota.stores.cluster.store_cluster import ClusterStore
 from django_quota.testing import freeze
-from tests.clusters import Cluster, running_cluster
-from tests.commands import wait_until
-from tests.conftest import cluster_caches, cluster_program
-from tests.processes import ended, forks, heard, processes, started, threads_ran
+from tests.support.clusters import Cluster, running_cluster
+from tests.support.commands import wait_until
+from tests.support.processes import ended, forks, heard, processes, started, threads_ran
+from tests.support.steps import SECOND
+from tests.support.stores import cluster_caches, cluster_program, current_store
 
 COINS = counter("coins")
 ACCOUNTS = [f"user:{number}" for number in range(20)]
@@ -50,8 +48,8 @@ def now() -> int:
 
 
 def swept(**options: Any) -> Report:
-    """Sweep when all that was left on the way is overdue."""
-    store: Any = get_limiter().store
+    """Sweep when all that was left on the route is overdue."""
+    store: Any = current_store()
     with freeze(now() + OVERDUE + SECOND):
         return Sweeper(store, "quota", budget_ms=1_000, **options).sweep(threading.Event(), lambda count: None)
 
@@ -66,7 +64,7 @@ def filled() -> None:
 
 
 def any_of(chance: random.Random) -> tuple[str, str, int]:
-    """Return a giver, a taker and an amount."""
+    """Return a source, a destination and an amount."""
     return chance.choice(ACCOUNTS), chance.choice(ACCOUNTS), chance.randint(1, 60)
 
 
@@ -151,8 +149,8 @@ class TestOne:
         assert [do(ACCOUNTS[0], ACCOUNTS[0], n) for n in (5, 6)] == [True, False]
         assert cluster.keys() == {total_of(ACCOUNTS[0])}
         asked = [total_of(ACCOUNTS[0]), f"quota:1:{{{ACCOUNTS[0]}}}:c:other"]
-        store: Any = get_limiter().store
-        assert store.run(Transfer(asked, 2, SECOND, Passage("x", "", ""))) == [1]
+        store: Any = current_store()
+        assert store.run(Transfer(asked, 2, SECOND, TransferRoute("x", "", ""))) == [1]
 
     def test_that_it_has_come_is_remembered_for_two_hours(self, cluster: Cluster, do: Do) -> None:
         one, two = pair(cluster)
@@ -165,19 +163,19 @@ class TestOne:
 
     def test_a_number_of_64_bits_goes_as_it_is(self, cluster: Cluster, do: Do) -> None:
         one, two = pair(cluster)
-        COINS.set(one, MOST - 1)
-        assert do(one, two, MOST) is False
-        assert do(one, two, MOST - 1) is True
-        assert (COINS.get(one), COINS.get(two)) == (0, MOST - 1)
+        COINS.set(one, MAX_INT64 - 1)
+        assert do(one, two, MAX_INT64) is False
+        assert do(one, two, MAX_INT64 - 1) is True
+        assert (COINS.get(one), COINS.get(two)) == (0, MAX_INT64 - 1)
 
     def test_what_the_taker_cannot_hold_is_given_back_and_named(self, cluster: Cluster, do: Do) -> None:
         one, two = pair(cluster)
         COINS.set(one, 5)
-        COINS.set(two, MOST - 4)
+        COINS.set(two, MAX_INT64 - 4)
         for _ in range(2):
-            with pytest.raises(CounterError, match="out of 64 bits") as error:
+            with pytest.raises(CounterError, match="beyond 64 bits") as error:
                 do(one, two, 5)
-            assert (error.value.subject, COINS.get(one), COINS.get(two)) == (two, 5, MOST - 4)
+            assert (error.value.subject, COINS.get(one), COINS.get(two)) == (two, 5, MAX_INT64 - 4)
         assert do(one, two, 4) is True
         assert not on_the_way(cluster)
 
@@ -189,9 +187,9 @@ class TestOne:
         client.rpush(total_of(two), "x") if wrong == "list" else client.set(total_of(two), "007")
         client.expire(total_of(two), 60)
         before = client.dump(total_of(two))
-        for giver, taker in ((one, two), (two, one)):
-            with pytest.raises(CounterError, match=r"what lies under .* is no counter") as error:
-                do(giver, taker, 5)
+        for source, destination in ((one, two), (two, one)):
+            with pytest.raises(CounterError, match=r"in Redis is not a counter") as error:
+                do(source, destination, 5)
             assert error.value.subject == two
         assert (COINS.get(one), client.dump(total_of(two))) == (5, before)
         assert not on_the_way(cluster)
@@ -250,9 +248,9 @@ class TestOne:
         assert not on_the_way(cluster)
 
     def test_several_slots_in_one_call_are_a_clear_error(self, cluster: Cluster) -> None:
-        store: Any = get_limiter().store
+        store: Any = current_store()
         one, two = pair(cluster)
-        asked = Transfer([total_of(one), total_of(two)], 1, SECOND, Passage("", "", ""))
+        asked = Transfer([total_of(one), total_of(two)], 1, SECOND, TransferRoute("", "", ""))
         with pytest.raises(ConfigurationError, match="several slots"):
             store.run_all([asked], None)
 
@@ -300,7 +298,7 @@ class Movers:
 
 
 def all_is_there() -> int:
-    """Sweep until nothing is on the way: a server may still read what was sent; return how many were carried on."""
+    """Sweep until nothing is on the route: a server may still read what was sent; return how many were carried on."""
     carried = []
 
     def is_there() -> bool:
@@ -314,6 +312,7 @@ def all_is_there() -> int:
 
 
 class TestMany:
+    @pytest.mark.thorough("topology")
     def test_threads_and_tasks_keep_the_sum_whatever_fails(self, cluster: Cluster, faults: Faults) -> None:
         filled()
         chance = random.Random(5)
@@ -369,11 +368,12 @@ class TestMany:
         assert carried
         print(f"{carried} carried on")
 
+    @pytest.mark.thorough("topology")
     @forks
     @threads_ran
     def test_processes_that_are_killed_leave_the_sum(self, cluster: Cluster) -> None:
         filled()
-        get_limiter().store.close()
+        current_store().close()
         told, report = os.pipe()
 
         def work(seed: int) -> None:
@@ -394,21 +394,22 @@ class TestMany:
         print(f"{all_is_there()} carried on, of 60 processes that were killed")
 
 
+@pytest.mark.thorough("topology")
 def test_a_taker_that_hangs_gets_the_amount_once_though_it_hears_of_it_when_it_wakes(settings: Any) -> None:
     with running_cluster(cluster_program()) as own:
         settings.CACHES = cluster_caches(own, socket_timeout=1.5, socket_connect_timeout=1.5)
         one, two = pair(own)
         COINS.set(one, 9)
         assert COINS.transfer(one, two, 1)
-        taker = own.owner(total_of(two))
-        taker.process.send_signal(signal.SIGSTOP)
+        destination = own.owner(total_of(two))
+        destination.process.send_signal(signal.SIGSTOP)
         try:
             with pytest.raises(StoreUnavailable):
                 COINS.transfer(one, two, 3)
         finally:
-            taker.process.send_signal(signal.SIGCONT)
+            destination.process.send_signal(signal.SIGCONT)
         wait_until(lambda: all(server.client.cluster("info")["cluster_state"] == "ok" for server in own.servers))
-        wait_until(lambda: taker.client.get(total_of(two)) == b"4")
+        wait_until(lambda: destination.client.get(total_of(two)) == b"4")
         assert COINS.get(one) == 5
         assert on_the_way(own)
         assert swept().carried == 1
@@ -417,7 +418,7 @@ def test_a_taker_that_hangs_gets_the_amount_once_though_it_hears_of_it_when_it_w
 
 class TestTheSweep:
     def left(self, cluster: Cluster, faults: Faults) -> tuple[str, str]:
-        """Leave an amount on the way, overdue."""
+        """Leave an amount on the route, overdue."""
         one, two = pair(cluster)
         COINS.set(one, 5)
         faults.before = is_a(Receive)
@@ -433,16 +434,16 @@ class TestTheSweep:
             call_command("quota_sweep", stdout=out, stderr=io.StringIO(), **options)
             return out.getvalue()
 
-        assert "Would carry on 1 amounts that transfers had left on the way.\n" in told(dry_run=True)
+        assert "Would resume 1 interrupted transfers.\n" in told(dry_run=True)
         assert (COINS.get(one), COINS.get(two)) == (2, 0)
-        assert "Carried on 0 amounts that transfers had left on the way; 1 could not be" in told()
+        assert "Resumed 0 interrupted transfers; 1 are still on the way" in told()
         found = json.loads(told(json=True))
         assert (found["carried"], found["on_the_way"]) == (0, 1)
         faults.over()
         assert json.loads(told(json=True, rule="any"))["carried"] == 0
         assert json.loads(told(json=True))["carried"] == 1
         assert (COINS.get(one), COINS.get(two)) == (2, 3)
-        assert "left on the way" not in told()
+        assert "left on the route" not in told()
 
     def test_what_came_is_forgotten_in_time(self, cluster: Cluster) -> None:
         one, two = pair(cluster)

@@ -1,4 +1,4 @@
-"""What goes over all servers of a Cluster: neither slots that move nor a server that is gone hold up the rest."""
+"""Walks over all servers of a Cluster: moving slots and a dead server do not stop the rest."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_quota import check, overrides
-from django_quota.activity import activity
-from django_quota.exceptions import StoreUnavailable
-from django_quota.health import health
-from django_quota.limiter import get_limiter
-from django_quota.rollup import roll_up
-from django_quota.sizes import sizes
-from django_quota.stores.cluster_store import ClusterStore
-from django_quota.stores.slots import slot_of
-from django_quota.stores.walking import Walk
-from django_quota.sweeping import Sweeper
+from django_quota import check
+from django_quota.exceptions import StorePermissionDenied, StoreUnavailable
+from django_quota.services import overrides
+from django_quota.services.activity import activity
+from django_quota.services.health import health, sizes
+from django_quota.services.rollup import roll_up
+from django_quota.services.sweep import Sweeper
+from django_quota.stores.cluster.slots import slot_of
+from django_quota.stores.cluster.store_cluster import ClusterStore
+from django_quota.stores.cluster.walking import Walk
 from django_quota.testing import freeze
-from tests.clusters import Cluster, Server, running_cluster
-from tests.conftest import cluster_caches, cluster_program
-from tests.steps import START
+from tests.support.clusters import Cluster, Server, running_cluster
+from tests.support.steps import START
+from tests.support.stores import cluster_caches, cluster_program, current_store
 
 USERS = [f"user:{number}" for number in range(40)]
 
@@ -51,10 +50,6 @@ def lost(cluster: Cluster) -> tuple[Server, list[str]]:
     return gone, users
 
 
-def store() -> Any:
-    return get_limiter().store
-
-
 class Turns:
     """Moves the slot of a key, with all that lies there, before each operation or command of a walk."""
 
@@ -76,13 +71,14 @@ class Turns:
         return moved_first
 
 
+@pytest.mark.thorough("topology")
 class TestSlotsThatMoveOnTheWay:
     def test_a_sweep_comes_to_its_end(self, own: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
         with freeze(START):
             for user in USERS:
                 check("9/m", user, daily=False)
         turns = Turns(monkeypatch, own, USERS[:6])
-        reports = [Sweeper(store(), "quota").sweep(threading.Event(), lambda count: None) for _ in range(2)]
+        reports = [Sweeper(current_store(), "quota").sweep(threading.Event(), lambda count: None) for _ in range(2)]
         assert not turns.keys
         assert [report.missed for report in reports] == [0, 0]
         assert all(report.complete for report in reports)
@@ -98,7 +94,7 @@ class TestSlotsThatMoveOnTheWay:
                 check("900/m", user)
         turns = Turns(monkeypatch, own, USERS[:6])
         for _ in range(2):
-            list(roll_up(store(), batch=5))
+            list(roll_up(current_store(), batch=5))
         assert not turns.keys
         found = {row.subject: row.allowed for row in DailyCounter.objects.all()}
         assert found == {user: number % 4 + 1 for number, user in enumerate(USERS, 1)}
@@ -113,6 +109,7 @@ class TestSlotsThatMoveOnTheWay:
         assert not any(check("9/m", user) for user in USERS)
 
 
+@pytest.mark.thorough("topology")
 class TestAServerThatIsGone:
     def test_the_others_are_swept_and_it_is_said(self, own: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
         with freeze(START):
@@ -151,16 +148,16 @@ class TestAServerThatIsGone:
         for user in set(USERS) - set(users):
             assert not check("9/m", user)
         with pytest.raises(StoreUnavailable):
-            overrides.Marking(store(), "quota").begin()
-        assert not overrides.is_marked(store(), "quota")
+            overrides.Marking(current_store(), "quota").begin()
+        assert not overrides.is_marked(current_store(), "quota")
 
     def test_the_others_are_told_of_what_waited_and_it_waits_for_the_one(
         self, own: Cluster, database: Any, monkeypatch: pytest.MonkeyPatch, settings: Any
     ) -> None:
-        from django_quota import override_sync
         from django_quota.models import OverrideOutbox, QuotaOverride
+        from django_quota.services import override_sync
 
-        monkeypatch.setattr(override_sync, "BATCH", 5)
+        monkeypatch.setattr(override_sync, "BATCH_SIZE", 5)
         _, users = lost(own)
         settings.QUOTA = {"ENABLED": False}  # so what is saved is only noted
         rows = [QuotaOverride(subject=user, rule=rule, mode="blocked") for rule in ("*", "other") for user in USERS]
@@ -177,13 +174,13 @@ class TestAServerThatIsGone:
         for user in USERS:
             check("900/m", user, daily=False)
         gone, users = lost(own)
-        found = health(store(), "quota")
+        found = health(current_store(), "quota")
         assert found.silent == [f"127.0.0.1:{gone.port}"]
         assert (found.servers, len(found.parts), found.keys) == (3, 2, len(USERS) - len(users))
-        assert sizes(store(), "quota").keys == found.keys
+        assert sizes(current_store(), "quota").keys == found.keys
         assert activity().slots == []
 
-    @pytest.mark.urls("tests.urls")
+    @pytest.mark.urls("tests.support.urls")
     def test_the_overview_says_which(self, own: Cluster, database: Any, admin_client: Any) -> None:
         gone, _ = lost(own)
         page = admin_client.get("/admin/django_quota/overview/")
@@ -205,12 +202,12 @@ class TestHealth:
         try:
             bound.config_set("maxmemory", 4 * used)
             bound.config_set("maxmemory-policy", "allkeys-lru")
-            found = health(store(), "quota")
+            found = health(current_store(), "quota")
             assert (found.policy, found.may_evict, found.most, found.servers) == ("allkeys-lru", True, 0, 3)
             assert 0.2 < (found.fullest or 0) < 0.4
             assert not found.is_nearly_full
             bound.config_set("maxmemory", used + used // 20)
-            assert health(store(), "quota").is_nearly_full
+            assert health(current_store(), "quota").is_nearly_full
         finally:
             bound.config_set("maxmemory", 0)
             bound.config_set("maxmemory-policy", "noeviction")
@@ -218,18 +215,18 @@ class TestHealth:
         assert found.events == 0
 
 
-@pytest.mark.parametrize("not_permitted", [False, True])
+@pytest.mark.parametrize("kind", [StoreUnavailable, StorePermissionDenied])
 def test_the_end_of_a_walk_says_whether_what_was_missed_is_not_permitted(
-    not_permitted: bool, memory_store: None
+    kind: type[StoreUnavailable], memory_store: None
 ) -> None:
     def fail(error: StoreUnavailable) -> None:
         raise error
 
-    walk = Walk(get_limiter().store)
+    walk = Walk(current_store())
     walk.servers = [1, 2]
-    for error in (StoreUnavailable("the first", not_permitted=not_permitted), StoreUnavailable("the second")):
+    for error in (kind("the first"), StoreUnavailable("the second")):
         with walk.past():
             fail(error)
     with pytest.raises(StoreUnavailable, match="the first") as caught:
         walk.end()
-    assert caught.value.not_permitted is not_permitted
+    assert type(caught.value) is kind

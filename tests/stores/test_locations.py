@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from redis.connection import parse_url
 
-from django_quota.stores.aliases import alias_problem
-from django_quota.stores.locations import misread
+from django_quota.stores.redis.config import unquoted_password_problem
+from django_quota.stores.redis.config_checks import alias_problem
 
 HOST = "redis.example"
 
@@ -35,7 +35,7 @@ def read(url: str) -> dict[str, Any]:
         (f"redis://:12?w@{HOST}", "?"), (f"redis://u:12?a=b@{HOST}/0", "?"), (f"redis://:1?a&b=c@{HOST}", "?"),
     ],
 )  # fmt: skip
-def test_e004_a_sign_that_ends_the_servers_name_early_is_named_and_nothing_of_the_password(url: str, sign: str) -> None:
+def test_e004_names_a_character_that_ends_the_host_early_and_no_password(url: str, sign: str) -> None:
     problem = problem_of(url)
     assert problem.code == "E004"
     assert f"a {sign} that is not percent-encoded" in problem.message
@@ -57,8 +57,8 @@ def test_e004_a_sign_that_ends_the_servers_name_early_is_named_and_nothing_of_th
         "redis://[::1]:6379/0",
     ],
 )  # fmt: skip
-def test_urls_that_lead_where_they_seem_to_are_fine(url: str) -> None:
-    assert misread(url) is None
+def test_correct_urls_have_no_problem(url: str) -> None:
+    assert unquoted_password_problem(url) is None
     assert problem_of(url) is None
 
 
@@ -69,7 +69,7 @@ def test_urls_that_lead_where_they_seem_to_are_fine(url: str) -> None:
         "redis://a,b",
     ],
 )  # fmt: skip
-def test_all_urls_of_a_location_are_read_and_a_comma_makes_two_of_one(location: object) -> None:
+def test_all_urls_of_a_location_are_checked(location: object) -> None:
     problem = problem_of(location)
     assert problem.code == "E004"
     assert "wort" not in problem.message
@@ -79,7 +79,7 @@ def test_all_urls_of_a_location_are_read_and_a_comma_makes_two_of_one(location: 
 @given(st.text("a1:/?#@[]=&,;+. ", min_size=1, max_size=12), st.sampled_from(["", "u"]))
 @example("p@ss#w", "").via("found by a stranger")
 @example("1?a=a", "u")
-def test_a_password_as_it_stands_is_read_as_it_stands_or_said_to_be_quoted(password: str, user: str) -> None:
+def test_a_password_is_read_unchanged_or_reported_as_unquoted(password: str, user: str) -> None:
     url = f"redis://{user}:{password}@{HOST}:7/0"
     problem = problem_of(url)
     if problem is None:

@@ -10,19 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from django_quota.clock import SECOND
-from django_quota.operations.forget import Forget, Place
-from django_quota.operations.hits import Hit
-from django_quota.rules import Rule
+from django_quota.core.rules import Rule
+from django_quota.engine.hits import Hit
+from django_quota.engine.subject_operations import Reset, RuleState
 from django_quota.stores.memory import MemoryStore
-from tests.commands import wait_until
-from tests.steps import START, adecided, answers, decided, hits_of
+from tests.support.commands import wait_until
+from tests.support.steps import SECOND, START, adecided, answers, decided, hits_of
 
 RULE = Rule.make("rule", "50/m")
 
 
 def hit(store: MemoryStore, hits: list[Hit], now: int = START) -> bool:
-    return answers(decided(store, hits, "check", now))[0].ok
+    return answers(decided(store, hits, "check", now))[0].allowed
 
 
 def test_racing_threads_are_admitted_exactly_up_to_the_limit() -> None:
@@ -34,7 +33,7 @@ def test_racing_threads_are_admitted_exactly_up_to_the_limit() -> None:
     store.close()
 
 
-def test_plans_over_several_shards_race_without_a_deadlock_and_all_or_nothing() -> None:
+def test_plans_over_several_shards_race_without_a_deadlock() -> None:
     store = MemoryStore(shards=4)
     one = hits_of(RULE, subject="a") + hits_of(RULE, subject="b")
     other = list(reversed(one))
@@ -56,18 +55,18 @@ def test_a_sweep_drops_what_has_expired_and_nothing_else() -> None:
 
 
 def test_the_sweeper_thread_sweeps_by_itself() -> None:
-    store = MemoryStore(sweep_every=0.001)
+    store = MemoryStore(sweep_interval=0.001)
     hit(store, hits_of(RULE, subject="gone"), START)
     hit(store, hits_of(RULE, subject="there"), START + 60 * SECOND)
     wait_until(lambda: len(store) == 1)
-    assert not store.run(Forget([Place.of(hit_) for hit_ in hits_of(RULE, subject="gone")]), START)
+    assert not store.run(Reset([RuleState.of(hit_) for hit_ in hits_of(RULE, subject="gone")]), START)
     store.close()
 
 
-def test_where_a_test_has_frozen_the_time_the_sweeper_thread_drops_nothing_that_still_counts(
+def test_under_freeze_the_sweeper_thread_drops_nothing_that_still_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = MemoryStore(sweep_every=0.001)
+    store = MemoryStore(sweep_interval=0.001)
     swept: list[int] = []
     sweep = store.sweep
 
@@ -86,7 +85,7 @@ def sweepers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "django-quota-sweeper"]
 
 
-def test_closing_ends_the_sweeper_and_the_next_decision_starts_it_again() -> None:
+def test_close_ends_the_sweeper_and_the_next_decision_starts_it() -> None:
     before = len(sweepers())
     store = MemoryStore()
     hit(store, hits_of(RULE))
@@ -98,9 +97,9 @@ def test_closing_ends_the_sweeper_and_the_next_decision_starts_it_again() -> Non
     store.close()
 
 
-def test_a_store_that_nobody_uses_any_more_takes_its_sweeper_along() -> None:
+def test_the_sweeper_ends_with_its_store() -> None:
     before = sweepers()
-    store = MemoryStore(sweep_every=0.001)
+    store = MemoryStore(sweep_interval=0.001)
     hit(store, hits_of(RULE))
     (own,) = [thread for thread in sweepers() if thread not in before]
     del store
@@ -123,17 +122,17 @@ def test_a_forked_worker_starts_a_sweeper_of_its_own() -> None:
     store.close()
 
 
-def test_the_async_verbs_answer_alike() -> None:
+def test_arun_returns_the_same_as_run() -> None:
     store = MemoryStore()
     hits = hits_of(RULE)
     reply = asyncio.run(adecided(store, hits, "check", START))
     assert answers(reply)[0].remaining == 49
-    assert asyncio.run(store.arun(Forget([Place.of(hit_) for hit_ in hits]))) == 1
-    assert store.run(Forget([Place.of(hit_) for hit_ in hits])) == 0
+    assert asyncio.run(store.arun(Reset([RuleState.of(hit_) for hit_ in hits]))) == 1
+    assert store.run(Reset([RuleState.of(hit_) for hit_ in hits])) == 0
     store.close()
 
 
-def test_without_a_time_passed_in_the_machine_s_clock_counts() -> None:
+def test_without_a_frozen_time_the_clock_of_the_machine_counts() -> None:
     store = MemoryStore()
     before = MemoryStore.now()
     now = decided(store, hits_of(RULE), "check", None)[0]
@@ -143,7 +142,7 @@ def test_without_a_time_passed_in_the_machine_s_clock_counts() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_lock_that_is_held_while_the_process_forks_does_not_hold_the_child() -> None:
+def test_a_lock_held_during_a_fork_does_not_block_the_child() -> None:
     store = MemoryStore(shards=1)
     hit(store, hits_of(RULE))
     with store._shards[0].lock:

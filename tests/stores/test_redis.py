@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -20,26 +20,21 @@ from hypothesis import strategies as st
 from redis.exceptions import InvalidResponse
 
 from django_quota import acheck, check, peek
-from django_quota.clock import SECOND
+from django_quota.core.rules import Rule
+from django_quota.engine.hits import Hit
+from django_quota.engine.subject_operations import Reset, RuleState
 from django_quota.exceptions import ConfigurationError, StoreUnavailable
-from django_quota.operations.base import Repeated
-from django_quota.operations.decide import Decide
-from django_quota.operations.forget import Forget, Place
-from django_quota.operations.hits import Hit
-from django_quota.rules import Rule
-from django_quota.stores.aliases import alias_problem
-from django_quota.stores.connections import ASYNC_CONNECTIONS, async_client
-from django_quota.stores.errands import Errands, Watch
-from django_quota.stores.redis import RedisStore
-from django_quota.stores.wire import InParts, packed
+from django_quota.stores.redis.config_checks import alias_problem
+from django_quota.stores.redis.connections import ASYNC_CONNECTIONS, async_client, pack_command
+from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer, running_redis
-from tests.commands import wait_until
-from tests.conftest import caches
-from tests.ports import free_port
-from tests.steps import START, adecided, answers, decided, hits_of
+from tests.support.commands import wait_until
+from tests.support.ports import free_port
+from tests.support.steps import SECOND, START, adecided, answers, decided, hits_of
+from tests.support.stores import caches
 
 RULE = Rule.make("rule", "50/m")
-pytestmark = pytest.mark.usefixtures("redis_cache")
+pytestmark = [pytest.mark.usefixtures("redis_cache"), pytest.mark.always("decoded")]
 
 
 @pytest.fixture
@@ -101,21 +96,21 @@ def test_a_plan_of_many_limits_is_one_round_trip(raw: redis.Redis, store: RedisS
     assert reads(raw) - before == 2  # the other one is the INFO itself
 
 
-def test_a_script_that_redis_forgot_is_sent_again_once(raw: redis.Redis, store: RedisStore) -> None:
+def test_a_forgotten_script_is_sent_again_once(raw: redis.Redis, store: RedisStore) -> None:
     for _ in range(2):
         raw.script_flush()
         raw.config_resetstat()
-        assert [answers(decided(store, hits_of(RULE), "check", None))[0].ok for _ in range(3)] == [True] * 3
+        assert [answers(decided(store, hits_of(RULE), "check", None))[0].allowed for _ in range(3)] == [True] * 3
         counted = calls(raw)
         assert (counted["evalsha"], counted["eval"]) == (3, 1)
 
 
-def test_a_script_that_redis_forgot_is_sent_again_under_async(raw: redis.Redis, store: RedisStore) -> None:
+def test_a_forgotten_script_is_sent_again_async(raw: redis.Redis, store: RedisStore) -> None:
     raw.script_flush()
     assert answers(asyncio.run(adecided(store, hits_of(RULE), "check", None)))[0].remaining == 49
 
 
-def test_scripts_that_are_forgotten_before_each_trip_are_no_matter(
+def test_scripts_forgotten_before_each_call_change_nothing(
     raw: redis.Redis, store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exchange, aexchange = store._exchange, store._aexchange
@@ -134,13 +129,13 @@ def test_scripts_that_are_forgotten_before_each_trip_are_no_matter(
     assert answers(asyncio.run(adecided(store, hits_of(RULE), "check", None)))[0].remaining == 48
 
 
-def test_redis_own_clock_decides(raw: redis.Redis, store: RedisStore) -> None:
+def test_the_clock_of_redis_decides(raw: redis.Redis, store: RedisStore) -> None:
     seconds, microseconds = raw.time()
     now = decided(store, hits_of(RULE), "check", None)[0]
     assert 0 <= now - (seconds * SECOND + microseconds) < 20 * SECOND
 
 
-def test_every_key_has_a_ttl_that_is_not_much_longer_than_its_content(raw: redis.Redis, store: RedisStore) -> None:
+def test_every_key_has_a_ttl_close_to_its_content(raw: redis.Redis, store: RedisStore) -> None:
     for algorithm in ("sliding_window", "fixed_window", "token_bucket", "leaky_bucket"):
         decided(store, hits_of(Rule.make(algorithm, "1/m", algorithm=algorithm)), "check", None)
     ttls = [raw.pttl(key) for key in raw.scan_iter()]
@@ -149,27 +144,25 @@ def test_every_key_has_a_ttl_that_is_not_much_longer_than_its_content(raw: redis
 
 
 @pytest.mark.parametrize("rate", ["100/m", "5000/m", "1000000000/d", "1000000000000/366d"])
-def test_a_subject_of_a_sliding_limit_takes_little_memory_whatever_the_limit(
-    rate: str, raw: redis.Redis, store: RedisStore
-) -> None:
+def test_a_sliding_subject_takes_little_memory_at_any_limit(rate: str, raw: redis.Redis, store: RedisStore) -> None:
     rule = Rule.make("memory", rate)
     limit = rule.limits[0].rate
     for tick in range(600):  # three windows long, as full as it gets
         hits = hits_of(rule, cost=max(1, limit.count // 200 - 1))
         decided(store, hits, "check", START + tick * limit.period // 200)
-    assert 0 < (raw.memory_usage(hits[0].steps[0].key, samples=0) or 0) <= 3.2 * 1024
+    assert 0 < (raw.memory_usage(hits[0].limits[0].key, samples=0) or 0) <= 3.2 * 1024
 
 
 # --- connections ------------------------------------------------------------------------------------------------------
 
 
-def test_a_connection_that_the_server_closed_is_replaced_unnoticed(raw: redis.Redis, store: RedisStore) -> None:
+def test_a_connection_closed_by_the_server_is_replaced(raw: redis.Redis, store: RedisStore) -> None:
     decided(store, hits_of(RULE), "check", None)
     raw.client_kill_filter(_type="normal", skipme=True)
     assert answers(decided(store, hits_of(RULE), "check", None))[0].remaining == 48
 
 
-def test_threads_keep_no_more_connections_than_were_in_use_at_once(raw: redis.Redis, store: RedisStore) -> None:
+def test_threads_keep_only_as_many_connections_as_they_used_at_once(raw: redis.Redis, store: RedisStore) -> None:
     barrier = threading.Barrier(4)
 
     def work(_: int) -> None:
@@ -186,7 +179,7 @@ def test_threads_keep_no_more_connections_than_were_in_use_at_once(raw: redis.Re
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_worker_uses_connections_of_its_own(store: RedisStore) -> None:
+def test_a_forked_worker_opens_its_own_connections(store: RedisStore) -> None:
     decided(store, hits_of(RULE), "check", None)
     child = os.fork()
     if child == 0:
@@ -196,7 +189,7 @@ def test_a_forked_worker_uses_connections_of_its_own(store: RedisStore) -> None:
     assert answers(decided(store, hits_of(RULE), "check", None))[0].remaining == 47
 
 
-def test_an_event_loop_that_ends_leaves_no_connection_behind(raw: redis.Redis, store: RedisStore) -> None:
+def test_an_event_loop_closes_its_connections_at_its_end(raw: redis.Redis, store: RedisStore) -> None:
     before = len(raw.client_list())
 
     async def many() -> None:
@@ -208,7 +201,7 @@ def test_an_event_loop_that_ends_leaves_no_connection_behind(raw: redis.Redis, s
     wait_until(lambda: len(raw.client_list()) <= before)  # the server sees a closed socket a moment later
 
 
-def test_a_task_that_is_cancelled_leaves_no_answer_for_the_next_one(store: RedisStore) -> None:
+def test_a_cancelled_task_leaves_no_reply(store: RedisStore) -> None:
     async def cancel_some() -> list[int]:
         await adecided(store, hits_of(RULE, subject="first"), "check", None)
         for number in range(30):
@@ -232,12 +225,12 @@ def both(store: RedisStore, hits: list[Hit]) -> list[Callable[[], Any]]:
     return [
         lambda: decided(store, hits, "check", None),
         run(lambda: adecided(store, hits, "check", None)),
-        lambda: store.run(Forget([Place.of(hit_) for hit_ in hits])),
-        run(lambda: store.arun(Forget([Place.of(hit_) for hit_ in hits]))),
+        lambda: store.run(Reset([RuleState.of(hit_) for hit_ in hits])),
+        run(lambda: store.arun(Reset([RuleState.of(hit_) for hit_ in hits]))),
     ]
 
 
-def test_a_server_that_is_gone_is_our_error_and_not_redis_py_s(settings: Any, tmp_path: Path) -> None:
+def test_a_server_that_is_gone_raises_store_unavailable(settings: Any, tmp_path: Path) -> None:
     with running_redis() as server:
         settings.CACHES = caches(server)
         store = RedisStore("default")
@@ -249,16 +242,16 @@ def test_a_server_that_is_gone_is_our_error_and_not_redis_py_s(settings: Any, tm
     store.close()
 
 
-def test_a_key_of_ours_that_holds_something_else_is_our_error(raw: redis.Redis, store: RedisStore) -> None:
+def test_a_key_of_another_type_raises_store_data_error(raw: redis.Redis, store: RedisStore) -> None:
     hits = hits_of(RULE)
-    raw.lpush(hits[0].steps[0].key, "not a sorted set")
+    raw.lpush(hits[0].limits[0].key, "not a sorted set")
     for call in both(store, hits)[:2]:
         with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
             call()
-    assert raw.lrange(hits[0].steps[0].key, 0, -1) == [b"not a sorted set"]
+    assert raw.lrange(hits[0].limits[0].key, 0, -1) == [b"not a sorted set"]
 
 
-def test_a_server_that_is_full_or_read_only_is_our_error(redis_server: RedisServer, settings: Any) -> None:
+def test_a_full_or_read_only_server_raises_store_refuses_writes(redis_server: RedisServer, settings: Any) -> None:
     with running_redis(redis_server.program, "--maxmemory", "1mb", "--maxmemory-policy", "noeviction") as server:
         settings.CACHES = caches(server)
         store = RedisStore("default")
@@ -295,7 +288,7 @@ def test_a_server_that_is_full_or_read_only_is_our_error(redis_server: RedisServ
         ),
     ],
 )
-def test_an_alias_that_cannot_serve_is_refused_with_what_would_do(
+def test_an_alias_that_cannot_serve_is_refused_with_a_hint(
     alias: str, config: dict[str, Any], words: str, settings: Any
 ) -> None:
     settings.CACHES = {"default": config or settings.CACHES["default"]}
@@ -305,31 +298,26 @@ def test_an_alias_that_cannot_serve_is_refused_with_what_would_do(
             call()
 
 
-def test_a_command_is_packed_as_the_protocol_has_it() -> None:
-    assert packed(["GET", "ü", 12]) == b"*3\r\n$3\r\nGET\r\n$2\r\n\xc3\xbc\r\n$2\r\n12\r\n"
+def test_a_command_is_packed_as_bulk_strings() -> None:
+    assert pack_command(["GET", "ü", 12]) == b"*3\r\n$3\r\nGET\r\n$2\r\n\xc3\xbc\r\n$2\r\n12\r\n"
 
 
 ARGUMENTS = st.lists(st.text(st.characters(exclude_categories=["Cs"])) | st.integers(), max_size=4)
 
 
-@given(ARGUMENTS, ARGUMENTS, st.lists(ARGUMENTS, max_size=3))
-def test_a_command_in_parts_is_the_same_command(first: list[Any], own: list[Any], last: list[list[Any]]) -> None:
-    command = InParts(Repeated("EVALSHA", *first), own, [Repeated(*part) for part in last])
-    flat = ["EVALSHA", *first, *own, *(argument for part in last for argument in part)]
+@given(ARGUMENTS)
+def test_a_packed_command_is_the_bytes_that_redis_py_sends(command: list[Any]) -> None:
     connection: Any = redis.Connection
-    expected = b"".join(connection().pack_command(*flat))
-    for _ in range(2):  # the second time its parts are known
-        assert packed(command) == packed(flat) == expected
-    assert (list(command), command[1:], len(command)) == (flat, flat[1:], len(flat))
+    assert pack_command(["EVALSHA", *command]) == b"".join(connection().pack_command("EVALSHA", *command))
 
 
-def test_django_redis_own_pool_is_left_to_others(raw: redis.Redis, store: RedisStore) -> None:
+def test_the_store_takes_no_connection_of_the_pool(raw: redis.Redis, store: RedisStore) -> None:
     decided(store, hits_of(RULE), "check", None)
     pool: Any = get_redis_connection("default").connection_pool
     assert len(pool._in_use_connections) == 0
 
 
-def test_a_primary_that_became_a_replica_is_asked_on_a_new_connection(raw: redis.Redis, store: RedisStore) -> None:
+def test_after_read_only_the_store_connects_anew(raw: redis.Redis, store: RedisStore) -> None:
     """Its sockets stay open: behind Sentinel, a new connection is what leads to the new primary."""
     decided(store, hits_of(RULE), "check", None)
     kept = store._connections._idle[0]
@@ -342,20 +330,20 @@ def test_a_primary_that_became_a_replica_is_asked_on_a_new_connection(raw: redis
             asyncio.run(adecided(store, hits_of(RULE), "check", None))
     finally:
         raw.replicaof("NO", "ONE")
-    assert answers(decided(store, hits_of(RULE), "check", None))[0].ok
+    assert answers(decided(store, hits_of(RULE), "check", None))[0].allowed
 
 
-def test_an_idle_connection_that_holds_what_is_no_reply_is_made_anew(
+def test_an_idle_connection_with_stray_bytes_is_replaced(
     store: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decided(store, hits_of(RULE), "check", None)
     (kept,) = store._connections._idle
     monkeypatch.setattr(kept, "can_read", Mock(side_effect=InvalidResponse("garbage")))
-    assert answers(decided(store, hits_of(RULE), "check", None))[0].ok
+    assert answers(decided(store, hits_of(RULE), "check", None))[0].allowed
     assert list(store._connections._idle) == [kept]
 
 
-def test_an_async_one_that_holds_what_is_no_reply_is_not_used_again(
+def test_an_async_connection_with_stray_bytes_is_not_used_again(
     store: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some versions of redis-py find it when they take the connection, and put it back as it is."""
@@ -369,13 +357,13 @@ def test_an_async_one_that_holds_what_is_no_reply_is_not_used_again(
             with pytest.raises(StoreUnavailable, match="does not speak the protocol of Redis"):
                 await adecided(store, hits_of(RULE), "check", None)
         assert not kept.is_connected
-        assert answers(await adecided(store, hits_of(RULE), "check", None))[0].ok
+        assert answers(await adecided(store, hits_of(RULE), "check", None))[0].allowed
 
     asyncio.run(play())
 
 
 @pytest.mark.parametrize("over_tcp", [True, False], ids=["tcp", "unix"])
-def test_idle_connections_of_a_server_that_was_restarted_are_noticed_before_they_are_used(
+def test_idle_connections_of_a_restarted_server_are_replaced(
     redis_server: RedisServer, settings: Any, over_tcp: bool
 ) -> None:
     port = free_port()
@@ -404,7 +392,7 @@ def test_idle_connections_of_a_server_that_was_restarted_are_noticed_before_they
         store.close()
 
 
-def test_no_bound_of_connections_is_as_many_as_there_are_by_default(redis_server: RedisServer, settings: Any) -> None:
+def test_max_connections_none_means_the_default(redis_server: RedisServer, settings: Any) -> None:
     settings.CACHES = caches(redis_server, max_connections=None)
 
     async def go() -> None:
@@ -415,9 +403,7 @@ def test_no_bound_of_connections_is_as_many_as_there_are_by_default(redis_server
     asyncio.run(go())
 
 
-def test_no_more_connections_are_opened_than_the_pool_may(
-    redis_server: RedisServer, raw: redis.Redis, settings: Any
-) -> None:
+def test_the_store_opens_only_max_connections(redis_server: RedisServer, raw: redis.Redis, settings: Any) -> None:
     options = {"max_connections": 3, "timeout": 20}
     settings.CACHES = caches(redis_server, **options)
     settings.CACHES["default"]["OPTIONS"]["CONNECTION_POOL_CLASS"] = "redis.BlockingConnectionPool"
@@ -426,7 +412,8 @@ def test_no_more_connections_are_opened_than_the_pool_may(
     hits = hits_of(RULE)
     with ThreadPoolExecutor(20) as threads:
         admitted = sum(
-            answers(reply)[0].ok for reply in threads.map(lambda _: decided(store, hits, "check", None), range(200))
+            answers(reply)[0].allowed
+            for reply in threads.map(lambda _: decided(store, hits, "check", None), range(200))
         )
     assert admitted == 50
     assert len(raw.client_list()) - before <= 3
@@ -439,7 +426,7 @@ def test_no_more_connections_are_opened_than_the_pool_may(
     store.close()
 
 
-def test_a_loop_that_was_closed_without_its_generators_is_let_go(store: RedisStore) -> None:
+def test_a_loop_closed_without_its_generators_is_forgotten(store: RedisStore) -> None:
     for _ in range(3):
         loop = asyncio.new_event_loop()
         loop.run_until_complete(adecided(store, hits_of(RULE), "check", None))
@@ -449,96 +436,3 @@ def test_a_loop_that_was_closed_without_its_generators_is_let_go(store: RedisSto
         loop.close()
     asyncio.run(adecided(store, hits_of(RULE), "check", None))
     assert len(store._async_clients) == 0
-
-
-class Loaded(Forget):
-    """What answers a SCRIPT LOAD: any reply will do."""
-
-    replies = object
-
-    def __init__(self) -> None:
-        super().__init__([])
-
-
-class TestTheWatch:
-    """The key that shows whether Redis has kept its memory is looked at in trips that are made anyway."""
-
-    @pytest.fixture
-    def losses(self) -> list[int]:
-        return []
-
-    @pytest.fixture
-    def watching(self, losses: list[int]) -> Iterator[RedisStore]:
-        store = RedisStore("default", Watch(lambda: "marker", lambda: losses.append(1)))
-        yield store
-        store.close()
-
-    def ask(self, store: RedisStore, way: str) -> None:
-        hits = hits_of(RULE)
-        if way == "sync":
-            decided(store, hits, "check", None)
-        else:
-            asyncio.run(adecided(store, hits, "check", None))
-
-    @pytest.mark.parametrize("way", ["sync", "async"])
-    def test_a_missing_key_is_noticed_and_not_sooner_again_than_in_a_second(
-        self, watching: RedisStore, losses: list[int], way: str
-    ) -> None:
-        watching._errands._clock = iter([100.0, 100.5, 100.9, 101.0]).__next__
-        watching._exchange(packed(("SCRIPT", "LOAD", Decide.script.text)), Loaded())  # the first moment is this one's
-        assert losses == [1]
-        for _ in range(3):
-            self.ask(watching, way)
-        assert losses == [1, 1]
-
-    @pytest.mark.parametrize("way", ["sync", "async"])
-    def test_a_key_that_is_there_is_left_alone(
-        self, watching: RedisStore, losses: list[int], way: str, raw: redis.Redis
-    ) -> None:
-        raw.set("marker", 1, ex=100)
-        self.ask(watching, way)
-        assert losses == []
-
-    @pytest.mark.parametrize("way", ["sync", "async"])
-    def test_a_server_that_does_not_know_our_script_is_looked_at_at_once(
-        self, watching: RedisStore, losses: list[int], way: str, raw: redis.Redis
-    ) -> None:
-        raw.set("marker", 1, ex=100)
-        self.ask(watching, way)
-        raw.flushall()
-        raw.script_flush()
-        self.ask(watching, way)
-        assert losses == [1]
-
-    def test_it_takes_no_trip_of_its_own(self, watching: RedisStore, raw: redis.Redis) -> None:
-        watching._exchange(packed(("SCRIPT", "LOAD", Decide.script.text)), Loaded())
-        before = reads(raw)
-        watching._errands.hurry()
-        decided(watching, hits_of(RULE), "check", None)
-        assert reads(raw) - before == 2  # ours, and this question
-
-    @pytest.mark.parametrize("way", ["sync", "async"])
-    def test_a_look_that_fails_leaves_no_reply_behind_for_the_next_caller(
-        self, watching: RedisStore, losses: list[int], way: str, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        watch: Any = watching._errands._errands[0]
-        watching._errands = Errands([watch], iter(range(100, 200)).__next__)  # at each call
-        watch.question = lambda: ("EXISTS",)
-        for _ in range(3):
-            self.ask(watching, way)
-        watch.question = lambda: None
-        assert decided(watching, hits_of(RULE), "peek", START + 7)[0] == START + 7
-        assert losses == []
-        assert caplog.text.count("wrong number of arguments") == 1
-
-    @pytest.mark.parametrize("way", ["sync", "async"])
-    def test_what_goes_wrong_when_the_loss_is_told_fails_no_request(
-        self, way: str, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        def fail() -> None:
-            raise RuntimeError("can't start new thread")
-
-        store = RedisStore("default", Watch(lambda: "marker", fail))
-        self.ask(store, way)
-        store.close()
-        assert "can't start new thread" in caplog.text

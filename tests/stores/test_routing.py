@@ -1,4 +1,4 @@
-"""How a command finds its server: what is sent where, and what follows from each answer. Nothing is really sent."""
+"""How a command finds its server: which server it is sent to, and what follows from each answer, without a network."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from django_quota.operations.base import Script
-from django_quota.stores.attempts import FORGOTTEN_AFTER, MOST_HOPS, PATIENCE
-from django_quota.stores.breaker import Breaker
-from django_quota.stores.nodes import SPARE, Nodes
-from django_quota.stores.routing import LOOK_EVERY, Asked, NotSentError, Pause, Router, Trip
-from django_quota.stores.slots import Address, SlotTable, slot_of
-from django_quota.stores.wire import GarbledError
+from django_quota.core.flow import run_sync
+from django_quota.engine.operations import Script
+from django_quota.stores.cluster.attempts import FORGOTTEN_AFTER, MAX_HOPS, MOVE_TIMEOUT
+from django_quota.stores.cluster.nodes import SPARE, Nodes
+from django_quota.stores.cluster.routing import PROBE_INTERVAL, NotSentError, RoundTrip, Router, Sleep, SlotCommand
+from django_quota.stores.cluster.slots import Address, SlotTable, slot_of
+from django_quota.stores.redis.breaker import Breaker
+from django_quota.stores.redis.errors import GarbledError
 
 A, B, C = (Address("10.0.0.1", port) for port in (1, 2, 3))
 HALVES = [[0, 8191, [b"10.0.0.1", 1, b"id"]], [8192, 16383, ["10.0.0.1", 2, "id"], ["10.0.0.1", 3, "id"]]]
 SCRIPT = Script.of("return 1")
 HIT = ("EVALSHA", SCRIPT.sha, 1, "key")
-ASKED = Asked(5, HIT, SCRIPT)
+ASKED = SlotCommand(5, HIT, SCRIPT)
 
 Answer = Callable[[Address, Sequence[Any]], Any]
 
@@ -52,21 +53,11 @@ class Servers:
         self.table = SlotTable([A], clock=lambda: self.now)
         self.router = Router(self.table, clock=lambda: self.now)
 
-    def __call__(self, way: Any) -> Any:
-        try:
-            step = next(way)
-            while True:
-                try:
-                    outcome = self.step(step)
-                except (RedisError, OSError) as error:
-                    step = way.throw(error)
-                else:
-                    step = way.send(outcome)
-        except StopIteration as done:
-            return done.value
+    def __call__(self, route: Any) -> Any:
+        return run_sync(route, self.step)
 
-    def step(self, step: Trip | Pause) -> Any:
-        if isinstance(step, Pause):
+    def step(self, step: RoundTrip | Sleep) -> Any:
+        if isinstance(step, Sleep):
             self.now += step.seconds
             return None
         return [self.one(step.at, command) for command in step.commands]
@@ -85,8 +76,8 @@ class Servers:
             raise answer
         return answer
 
-    def is_whole(self) -> bool:
-        return self.router.is_whole
+    def all_nodes_healthy(self) -> bool:
+        return self.router.all_nodes_healthy
 
     @property
     def hits(self) -> list[Address]:
@@ -122,7 +113,7 @@ def test_keys_on_both_sides_of_a_move_are_tried_again_but_not_for_ever() -> None
     servers = Servers(*[TryAgainError("later")] * 10_000)
     with pytest.raises(TryAgainError):
         servers(servers.router.reach(ASKED))
-    assert PATIENCE <= servers.now - 100 <= PATIENCE + 0.1
+    assert MOVE_TIMEOUT <= servers.now - 100 <= MOVE_TIMEOUT + 0.1
     assert len(servers.hits) < 60
 
 
@@ -163,10 +154,10 @@ def test_where_nobody_has_taken_over_it_is_told_at_once(error: Exception) -> Non
 
 
 def test_servers_that_send_a_command_to_each_other_are_given_up() -> None:
-    servers = Servers(*[MovedError("5 10.0.0.1:2"), MovedError("5 10.0.0.1:1")] * MOST_HOPS)
+    servers = Servers(*[MovedError("5 10.0.0.1:2"), MovedError("5 10.0.0.1:1")] * MAX_HOPS)
     with pytest.raises(RedisConnectionError, match="each other"):
         servers(servers.router.reach(ASKED))
-    assert len(servers.hits) == MOST_HOPS + 1
+    assert len(servers.hits) == MAX_HOPS + 1
 
 
 def test_an_error_of_the_command_itself_is_raised() -> None:
@@ -183,7 +174,7 @@ def test_a_slot_that_nobody_has_is_told() -> None:
 
 def test_several_commands_are_one_trip_a_server_and_only_what_was_refused_goes_again() -> None:
     servers = Servers(1, MovedError("9000 10.0.0.1:3"), 3, 2)
-    asked = [ASKED, Asked(9_000, HIT, SCRIPT), ASKED._replace(slot=6)]
+    asked = [ASKED, SlotCommand(9_000, HIT, SCRIPT), ASKED._replace(slot=6)]
     servers.answers = [1, 3, MovedError("9000 10.0.0.1:3"), 2]
     assert servers(servers.router.reach_all(asked)) == [1, 2, 3]
     assert servers.hits == [A, A, B, C]
@@ -231,21 +222,21 @@ class TestASlotWhoseMoveNeverEnds:
         servers = Servers(*[TryAgainError("later")] * 10_000)
         first = servers.router.reach(ASKED)
         step = next(first)
-        while isinstance(step, Trip):
+        while isinstance(step, RoundTrip):
             step = first.send(servers.step(step))
-        servers.now += 0.75 * PATIENCE  # it still waits
-        assert self.waited(servers) == pytest.approx(PATIENCE / 4, abs=0.1)
+        servers.now += 0.75 * MOVE_TIMEOUT  # it still waits
+        assert self.waited(servers) == pytest.approx(MOVE_TIMEOUT / 4, abs=0.1)
 
     def test_then_one_at_a_time_waits_in_the_whole_process(self) -> None:
         servers = Servers(*[TryAgainError("later")] * 10_000)
-        assert self.waited(servers) == pytest.approx(PATIENCE, abs=0.1)
-        assert self.waited(servers) == pytest.approx(PATIENCE, abs=0.1)  # the one that finds out whether it goes on
+        assert self.waited(servers) == pytest.approx(MOVE_TIMEOUT, abs=0.1)
+        assert self.waited(servers) == pytest.approx(MOVE_TIMEOUT, abs=0.1)  # the one that finds out whether it goes on
         servers = Servers(*[TryAgainError("later")] * 10_000)
         self.waited(servers)
-        turn = servers.router.reach(ASKED)
-        step = next(turn)
-        while isinstance(step, Trip):  # it is its turn, and it waits
-            step = turn.send(servers.step(step))
+        probe = servers.router.reach(ASKED)
+        step = next(probe)
+        while isinstance(step, RoundTrip):  # it is its probe, and it waits
+            step = probe.send(servers.step(step))
         assert [self.waited(servers) for _ in range(50)] == [0.0] * 50
 
     def test_once_a_command_that_waited_was_done_the_next_move_has_its_time(self) -> None:
@@ -255,22 +246,22 @@ class TestASlotWhoseMoveNeverEnds:
         assert servers(servers.router.reach(ASKED)) == 1
         servers.answers = [TryAgainError("later")] * 10_000
         ways = [servers.router.reach(ASKED) for _ in range(3)]
-        for way in ways:
-            step = next(way)
-            while isinstance(step, Trip):
-                step = way.send(servers.step(step))
-            assert isinstance(step, Pause)
+        for route in ways:
+            step = next(route)
+            while isinstance(step, RoundTrip):
+                step = route.send(servers.step(step))
+            assert isinstance(step, Sleep)
 
     def test_a_slot_is_forgotten_that_nobody_met_on_the_move_for_long(self) -> None:
         servers = Servers(*[TryAgainError("later")] * 10_000)
         self.waited(servers)
         servers.now += FORGOTTEN_AFTER + 1
-        assert self.waited(servers) == pytest.approx(PATIENCE, abs=0.1)
+        assert self.waited(servers) == pytest.approx(MOVE_TIMEOUT, abs=0.1)
 
     def test_another_slot_has_a_patience_of_its_own(self) -> None:
         servers = Servers(*[TryAgainError("later")] * 10_000)
         self.waited(servers)
-        assert self.waited(servers, 6) == pytest.approx(PATIENCE, abs=0.1)
+        assert self.waited(servers, 6) == pytest.approx(MOVE_TIMEOUT, abs=0.1)
 
 
 class TestOddServers:
@@ -286,7 +277,7 @@ class TestOddServers:
         assert servers.hits == [A, A, C]
 
     def test_two_that_ask_each_other_are_given_up(self) -> None:
-        servers = Servers(*[AskError("5 10.0.0.1:2"), AskError("5 10.0.0.1:1")] * MOST_HOPS)
+        servers = Servers(*[AskError("5 10.0.0.1:2"), AskError("5 10.0.0.1:1")] * MAX_HOPS)
         with pytest.raises(RedisConnectionError, match="each other"):
             servers(servers.router.reach(ASKED))
 
@@ -333,20 +324,20 @@ class TestOddServers:
     def test_it_is_whole_again_once_who_was_silent_answers_or_is_replaced(self) -> None:
         servers = Servers(0, RedisTimeoutError("no answer"), 0, 0)
         servers(servers.router.reach(ASKED))
-        assert servers.is_whole()
+        assert servers.all_nodes_healthy()
         with pytest.raises(RedisTimeoutError):
             servers(servers.router.reach(ASKED._replace(slot=9_000)))
         servers(servers.router.reach(ASKED))
-        assert not servers.is_whole()
+        assert not servers.all_nodes_healthy()
         servers(servers.router.reach(ASKED._replace(slot=9_000)))
-        assert servers.is_whole()
+        assert servers.all_nodes_healthy()
         servers.answers = [RedisTimeoutError("no answer"), 0]
         with pytest.raises(RedisTimeoutError):
             servers(servers.router.reach(ASKED._replace(slot=9_000)))
         servers.slots = [HALVES[0], [8192, 16383, ["10.0.0.1", 3, "id"]]]
         servers.now += 1
         servers(servers.router.reach(ASKED))
-        assert servers.is_whole()
+        assert servers.all_nodes_healthy()
 
     def test_what_one_server_does_not_do_holds_up_no_other(self) -> None:
         servers = Servers(RedisTimeoutError("no answer"), 2)
@@ -359,7 +350,7 @@ class TestOddServers:
         with pytest.raises(RedisConnectionError, match="slot 5000"):
             servers(servers.router.reach_all([ASKED._replace(slot=slot) for slot in (5_000, 5, 5_000, 9_000)]))
         assert servers.hits == [A, B]
-        assert not servers.is_whole()
+        assert not servers.all_nodes_healthy()
 
     def test_where_no_slot_has_a_server_the_table_is_asked_for_once(self) -> None:
         servers = Servers(slots=ResponseError("ERR This instance has cluster support disabled"))
@@ -380,7 +371,7 @@ class TestAQuietSite:
                 servers(servers.router.reach(ASKED._replace(slot=slot)))
             except (RedisError, OSError):
                 servers.sent.clear()
-        assert not servers.is_whole()
+        assert not servers.all_nodes_healthy()
         return servers
 
     @pytest.mark.parametrize(
@@ -393,14 +384,14 @@ class TestAQuietSite:
         for _ in range(100):
             servers.now += 0.1
             servers(servers.router.reach(ASKED))
-            assert not servers.is_whole()
-        assert 3 <= self.looks(servers) <= 10 / LOOK_EVERY
+            assert not servers.all_nodes_healthy()
+        assert 3 <= self.looks(servers) <= 10 / PROBE_INTERVAL
         servers.look = 1
-        servers.now += LOOK_EVERY
+        servers.now += PROBE_INTERVAL
         servers(servers.router.reach(ASKED))
-        assert servers.is_whole()
+        assert servers.all_nodes_healthy()
         before = self.looks(servers)
-        servers.now += 10 * LOOK_EVERY
+        servers.now += 10 * PROBE_INTERVAL
         servers(servers.router.reach(ASKED))
         assert self.looks(servers) == before
 
@@ -413,12 +404,12 @@ class TestAQuietSite:
     def test_one_that_another_has_replaced_is_missed_no_more(self) -> None:
         servers = self.failed(RedisTimeoutError("no answer"), 0, 0)
         servers.look = RedisTimeoutError("no answer")
-        servers.now += LOOK_EVERY / 2
+        servers.now += PROBE_INTERVAL / 2
         servers(servers.router.reach(ASKED))
         servers.slots = [HALVES[0], [8192, 16383, ["10.0.0.1", 3, "id"]]]  # nobody's command finds that out
-        servers.now += LOOK_EVERY
+        servers.now += PROBE_INTERVAL
         servers(servers.router.reach(ASKED))
-        assert servers.is_whole()
+        assert servers.all_nodes_healthy()
 
     def test_a_slot_that_somebody_has_again_is_missed_no_more(self) -> None:
         servers = Servers(*[0] * 9, slots=HALVES[:1])
@@ -427,20 +418,20 @@ class TestAQuietSite:
         servers.now += 1
         servers(servers.router.reach(ASKED))  # the table is read, and nobody has it yet
         servers.slots = HALVES
-        assert not servers.is_whole()
-        servers.now += LOOK_EVERY
+        assert not servers.all_nodes_healthy()
+        servers.now += PROBE_INTERVAL
         servers(servers.router.reach(ASKED))
-        assert servers.is_whole()
+        assert servers.all_nodes_healthy()
 
     @pytest.mark.parametrize("error", [ResponseError("OOM command not allowed"), ClusterDownError("down")])
     def test_one_that_answered_by_an_error_is_back_when_it_does_a_command(self, error: Exception) -> None:
         servers = self.failed(error, *[0] * 4)
         for _ in range(3):
-            servers.now += LOOK_EVERY
+            servers.now += PROBE_INTERVAL
             servers(servers.router.reach(ASKED))
-        assert not servers.is_whole()
+        assert not servers.all_nodes_healthy()
         servers(servers.router.reach(ASKED._replace(slot=9_000)))
-        assert servers.is_whole()
+        assert servers.all_nodes_healthy()
 
     def test_of_several_one_at_a_time_is_asked_that_was_not_for_longest(self) -> None:
         error = RedisTimeoutError("no answer")
@@ -453,7 +444,7 @@ class TestAQuietSite:
             servers.now += 0.5
         servers(servers.router.reach(ASKED))
         for _ in range(2):
-            servers.now += LOOK_EVERY
+            servers.now += PROBE_INTERVAL
             for _ in range(3):
                 servers(servers.router.reach(ASKED))
         assert [at for at, word in servers.sent if word == "EVAL"] == [C, B]
@@ -477,8 +468,8 @@ class TestNodes:
 
         known: set[Address] = set()
         nodes = Nodes("default", lambda: known, make)
-        for turn in range(1_000):
-            known = {Address("10.0.0.1", turn), Address("10.0.0.1", turn + 1)}
+        for probe in range(1_000):
+            known = {Address("10.0.0.1", probe), Address("10.0.0.1", probe + 1)}
             for address in known:
                 assert nodes[address] is nodes[address]
             assert len(nodes) <= 2 * 3 + SPARE
@@ -487,13 +478,13 @@ class TestNodes:
 
     def test_they_are_shut_where_each_of_them_is(self) -> None:
         nodes = Nodes("default", lambda: [A, B], self.Node)  # type: ignore[arg-type]
-        assert not nodes.are_shut([])
-        assert not nodes.are_shut([A])  # which nobody has asked
+        assert not nodes.are_refusing([])
+        assert not nodes.are_refusing([A])  # which nobody has asked
         nodes[A].breaker.failed()
-        assert nodes.are_shut([A])
-        assert not nodes.are_shut([A, B])
+        assert nodes.are_refusing([A])
+        assert not nodes.are_refusing([A, B])
         nodes[B].breaker.failed()
-        assert nodes.are_shut([A, B])
+        assert nodes.are_refusing([A, B])
 
 
 TABLES: list[Any] = [

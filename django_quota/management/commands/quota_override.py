@@ -1,56 +1,58 @@
-"""`manage.py quota_override`: list, set and clear overrides. What it does holds at once, in every process."""
+"""`manage.py quota_override`: list, set and clear overrides. Changes hold at once, in every process."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured, ValidationError
+from django.core.exceptions import ValidationError
 from django.core.management.base import CommandError, CommandParser
-from django.db import DatabaseError, transaction
+from django.db import transaction
 from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 
-from django_quota.conf import current
-from django_quota.exceptions import QuotaError, RateError, did_you_mean
-from django_quota.hints import meant_subject, network_hint, sought_subject
-from django_quota.management.console import (
-    SUBJECT_HELP,
-    PrintingCommand,
-    address_note,
-    explained,
-    printable,
-    subject_note,
-)
+from django_quota.core.errors import RateError, did_you_mean
+from django_quota.core.rates import parse_duration
+from django_quota.core.rules import is_valid_name
+from django_quota.management.console import SUBJECT_HELP, QuotaCommand, printable
 from django_quota.models import QuotaOverride
-from django_quota.names import is_name
-from django_quota.override_sync import is_pending, write_database
-from django_quota.overrides import ALL_RULES
-from django_quota.rates import parse_span
-from django_quota.subjects import named_subject
+from django_quota.services.lookup import network_hint, parse_search_input, parse_subject_input
+from django_quota.services.override_sync import is_pending, write_database
+from django_quota.services.overrides import ALL_RULES
+from django_quota.services.subjects import named_subject
+
+_RULE_HELP = {
+    "list": "only of this rule; * for overrides of all rules",
+    "set": "the rule that it changes (default: *, all rules)",
+    "clear": "only of this rule (default: all overrides of the subject)",
+}
 
 
-class Command(PrintingCommand):
+class Command(QuotaCommand):
     """The command; see the module."""
 
-    help = "List, set and clear overrides: another rate for a subject, none at all, or nothing allowed."
+    help = "List, set and clear overrides, which give a subject another rate, exempt it, or block it."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the verbs and their options."""
         verbs = parser.add_subparsers(dest="verb", required=True, metavar="list|set|clear")
-        for name, meaning in (("list", "show them"), ("set", "add one, or change it"), ("clear", "remove them")):
+        for name, meaning in (("list", "show them"), ("set", "add or change one"), ("clear", "delete them")):
             verb = verbs.add_parser(name, help=meaning)
-            verb.add_argument("--json", action="store_true", help="as JSON; times in UTC")
+            verb.add_argument("--json", action="store_true", help="print JSON, with times in UTC")
             if name == "list":
-                verb.add_argument("--subject", help="only of this subject, such as user:42")
+                verb.add_argument("--subject", help="only of this subject, for example user:42")
                 verb.add_argument("--active", action="store_true", help="only those that hold now")
             else:
                 verb.add_argument("subject", help=SUBJECT_HELP)
             verb.add_argument("--rule", metavar="NAME", help=_RULE_HELP[name])
-        _add_setting(verbs.choices["set"])
+        setting = verbs.choices["set"]
+        setting.add_argument("what", metavar="RATE|exempt|blocked", help="for example 100/m, or '10/s; 500/h'")
+        setting.add_argument("--reason", default="", metavar="TEXT", help="why, for people who look later")
+        end = setting.add_mutually_exclusive_group()
+        end.add_argument("--for", dest="span", metavar="SPAN", help="how long, for example 30m, 2h or 7d")
+        end.add_argument("--until", metavar="WHEN", help="an ISO 8601 date and time, for example 2030-01-31T12:00")
 
     def handle(self, *_: Any, **options: Any) -> None:
         """Do what the verb says."""
@@ -61,12 +63,9 @@ class Command(PrintingCommand):
         }
         for option in ("rule", "reason"):
             given = options.get(option)
-            if given and not is_name(given):  # Python reads a byte that is no UTF-8 as half of a character
+            if given and not is_valid_name(given):  # Python reads a byte that is not UTF-8 as half of a character
                 raise CommandError(f"--{option} {given!r} is not UTF-8 text. Check the encoding of your terminal.")
-        try:
-            verbs[options["verb"]](options)
-        except (QuotaError, DatabaseError, ImproperlyConfigured) as error:
-            raise CommandError(explained(error)) from error
+        verbs[options["verb"]](options)
 
     def _list(self, options: dict[str, Any]) -> None:
         rows = QuotaOverride.objects.using(write_database()).all()
@@ -74,7 +73,7 @@ class Command(PrintingCommand):
             rows = rows.filter(subject__in=_spellings(options["subject"]))
         if options["rule"] is not None:
             rows = rows.filter(rule=options["rule"])
-        self._show(list(rows.active() if options["active"] else rows), options, "There are none.")
+        self._print(list(rows.active() if options["active"] else rows), options, "There are no such overrides.")
 
     def _set(self, options: dict[str, Any]) -> None:
         given, rule = options["what"], options["rule"] or ALL_RULES
@@ -89,10 +88,9 @@ class Command(PrintingCommand):
             "starts": None,
             "expires": _expiry(options),
         }
-        subject = meant_subject(options["subject"])
-        database = write_database()
-        self._warn_of_subject(options["subject"], subject)
-        self._warn_of_unknown(rule)
+        subject, database = parse_subject_input(options["subject"]), write_database()
+        self.note_subject(options["subject"], subject)
+        self.note_rules([rule])
         with transaction.atomic(using=database):
             row = QuotaOverride.objects.using(database).filter(subject=subject, rule=rule).first()
             row = row or QuotaOverride(subject=subject, rule=rule)
@@ -101,104 +99,74 @@ class Command(PrintingCommand):
             try:
                 row.full_clean()
             except ValidationError as error:
-                raise CommandError(_explained(error)) from error
+                raise CommandError(_problems(error)) from error
             row.save(using=database)
-        self._show([row], options, "")
-        self._refuse_pending(subject, database)
+        self._print([row], options)
+        self._check_published({subject}, database)
 
     def _clear(self, options: dict[str, Any]) -> None:
-        subject, database = sought_subject(options["subject"]), write_database()
+        subject, database = parse_search_input(options["subject"]), write_database()
         rows = QuotaOverride.objects.using(database).filter(subject__in=_spellings(options["subject"]))
         if options["rule"] is not None:
             rows = rows.filter(rule=options["rule"])
         cleared = list(rows)
         rows.delete()
         if not cleared and (problem := network_hint(subject)):
-            self.stderr.write(f"Note: {printable(problem)}")
-        self._show(cleared, options, f"There was none for {printable(subject)}.", "Cleared ")
-        for changed in {subject, *(row.subject for row in cleared)}:
-            self._refuse_pending(changed, database)
+            self.note(f"Note: {problem}")
+        self._print(cleared, options, f"There was no override for {printable(subject)}.", "Cleared ")
+        self._check_published({subject, *(row.subject for row in cleared)}, database)
 
-    def _show(self, rows: list[QuotaOverride], options: dict[str, Any], empty: str, prefix: str = "") -> None:
+    def _print(self, rows: list[QuotaOverride], options: dict[str, Any], empty: str = "", prefix: str = "") -> None:
         if options["json"]:
-            self.stdout.write(json.dumps([_as_json(row) for row in rows]))
+            self.print_json([_as_json(row) for row in rows])
         else:
             self.stdout.write("\n".join(prefix + printable(_line(row)) for row in rows) or empty)
 
-    def _warn_of_subject(self, given: str, subject: str) -> None:
-        """Say what a subject was taken for, and why no request may have it."""
-        for note in (address_note(given, subject), subject_note(subject)):
-            if note:
-                self.stderr.write(note)
-
-    def _warn_of_unknown(self, rule: str) -> None:
-        known = list(map(str, current().rules))
-        if rule != ALL_RULES and rule not in known:
-            self.stderr.write(
-                f"Note: {rule!r} is no rule of the settings; it holds where a decorator or a call uses the name."
-                f"{did_you_mean(rule, known)}"
-            )
-
-    def _refuse_pending(self, subject: str, database: str) -> None:
-        if is_pending(subject, database):
+    def _check_published(self, subjects: set[str], database: str) -> None:
+        if any(is_pending(subject, database) for subject in subjects):
             raise CommandError(
-                "The database has it, but Redis could not be told, so what held before holds still. It is published "
-                "soon after Redis is back: by a process that serves requests, or by the next "
+                "The change is saved, but Redis did not take it, so the old state still applies. It is published soon "
+                "after Redis is back: by a process that serves requests, or by the next "
                 "`manage.py quota_rollup` or `quota_sweep`."
             )
 
 
 def _spellings(given: str) -> set[str]:
-    """Return the subjects that a text may be saved as: a bare address also as it stands, by code."""
-    return {named_subject(given), sought_subject(given)}
-
-
-_RULE_HELP = {
-    "list": "only of this rule; * for those of all rules",
-    "set": "the rule that it is for (* for all, which is what holds without this)",
-    "clear": "only that of this rule; without it, all of the subject",
-}
-
-
-def _add_setting(parser: Any) -> None:
-    parser.add_argument("what", metavar="RATE|exempt|blocked", help="such as 100/m, or '10/s; 500/h'")
-    parser.add_argument("--reason", default="", metavar="TEXT", help="why; whoever looks later sees it")
-    end = parser.add_mutually_exclusive_group()
-    end.add_argument("--for", dest="span", metavar="SPAN", help="how long, such as 30m, 2h or 7d; else without an end")
-    end.add_argument("--until", metavar="WHEN", help="until then: an ISO 8601 date and time, such as 2030-01-31T12:00")
+    """Return the subjects that a text may be saved as: code may have saved a bare address as it is."""
+    return {named_subject(given), parse_search_input(given)}
 
 
 def _expiry(options: dict[str, Any]) -> datetime | None:
-    """Return the end that the options name. Raises `CommandError` where they name none that lies ahead."""
+    """Return the end that the options ask for. Raises `CommandError` if it is not a moment in the future."""
     if options["span"] is not None:
         try:
-            return timezone.now() + timedelta(microseconds=parse_span(options["span"]))
+            return timezone.now() + timedelta(microseconds=parse_duration(options["span"]))
         except RateError as error:
             raise CommandError(f"--for {error}") from error
     if options["until"] is None:
         return None
     moment = _moment(options["until"])
     if moment is None:
-        raise CommandError(f"--until {options['until']!r} is no date and time; 2030-01-31T12:00 would do.")
+        raise CommandError(f"--until {options['until']!r} is no date and time. Use, for example, 2030-01-31T12:00.")
     if settings.USE_TZ and timezone.is_naive(moment):
         moment = timezone.make_aware(moment)
     elif not settings.USE_TZ and timezone.is_aware(moment):
         moment = timezone.make_naive(moment)
     if moment <= timezone.now():
-        raise CommandError(f"--until {options['until']!r} is over; a moment to come would do.")
+        raise CommandError(f"--until {options['until']!r} is in the past. Use a moment in the future.")
     return moment
 
 
 def _moment(text: str) -> datetime | None:
-    """Read a moment, or a date, whose beginning is meant; None where it is neither."""
+    """Parse a date and time, or the beginning of a date; None for another text."""
     try:
         day = parse_date(text)
         return parse_datetime(text) if day is None else datetime.combine(day, time.min)
-    except ValueError:  # well written, but no such day or hour
+    except ValueError:  # the form is right, but there is no such day or hour
         return None
 
 
-def _explained(error: ValidationError) -> str:
+def _problems(error: ValidationError) -> str:
     problems = error.message_dict if hasattr(error, "error_dict") else {"": error.messages}
     return " ".join(f"{field}: {' '.join(map(str, texts))}" for field, texts in problems.items())
 

@@ -1,107 +1,89 @@
-"""`manage.py quota_rollup`: carry the usage that Redis has counted to the rows of `DailyCounter`.
+"""`manage.py quota_rollup`: add the usage counted in Redis to the rows of `DailyCounter`.
 
-It may be stopped or killed at any time, and run as often as one likes, by several processes at once: see `rollup`.
-Redis keeps what was counted on a day for eight days; once an hour is often enough, once a minute costs little.
+You can stop or kill it at any time, run it as often as you like, and in several processes at once; see `rollup`. Redis
+keeps the counts of a day for eight days. Once an hour is often enough, and once a minute costs little.
 
-Overrides that were saved while Redis was away are published first: this is the command that is run most often.
+Pending overrides are published first, because this is the command that sites run most often.
 """
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, close_old_connections
 
-from django_quota.exceptions import QuotaError, StoreUnavailable
-from django_quota.management.console import PrintingCommand, explained, redis_store, stopping
-from django_quota.management.progress import progress
-from django_quota.management.waiting import publish_what_waits
-from django_quota.rollup import BATCH, Carried, roll_up
-from django_quota.stores.redis import RedisStore
+from django_quota.core.errors import StoreUnavailable
+from django_quota.management.console import QuotaCommand, progress, redis_store, stopping
+from django_quota.management.pending_overrides import publish_pending_overrides
+from django_quota.services.rollup import BATCH_SIZE, RollupResult, roll_up
+from django_quota.stores.redis.store import RedisStore
 
-MOST = 5_000
-"""The largest batch: its rows stay locked until it is committed."""
+MAX_BATCH = 5_000
+"""The largest batch, whose rows stay locked until it is committed."""
 
 
-class Command(PrintingCommand):
+class Command(QuotaCommand):
     """The command; see the module."""
 
-    help = "Carry the usage of each day from Redis to the database; exact, however often it is run, stopped or killed."
+    help = "Add the usage of each day in Redis to the database. It stays exact however often you run, stop or kill it."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
         parser.add_argument(
             "--batch",
             type=int,
-            default=BATCH,
+            default=BATCH_SIZE,
             metavar="N",
-            help=f"subjects and days a transaction, 1 to {MOST} ({BATCH})",
+            help=f"subjects and days in one transaction, 1 to {MAX_BATCH} (default: {BATCH_SIZE})",
         )
-        parser.add_argument(
-            "--every", type=float, metavar="SECONDS", help="do it again and again, so long after it ended"
-        )
-        parser.add_argument("--json", action="store_true", help="say what was done as one JSON object a round")
-        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="the alias in DATABASES (default)")
+        parser.add_argument("--every", type=float, metavar="SECONDS", help="repeat, with this pause in between")
+        parser.add_argument("--json", action="store_true", help="print what was done as one JSON object a round")
+        parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="an alias of DATABASES (default: default)")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        """Roll up, once or again and again."""
-        if not 1 <= options["batch"] <= MOST:
-            raise CommandError(f"--batch {options['batch']} is not from 1 to {MOST}; {BATCH} would do.")
+        """Roll up once, or again and again."""
+        if not 1 <= options["batch"] <= MAX_BATCH:
+            raise CommandError(f"--batch {options['batch']}: use 1 to {MAX_BATCH}, for example {BATCH_SIZE}.")
         every = options["every"]
         if every is not None and not 0 < every < threading.TIMEOUT_MAX:
-            raise CommandError(f"--every {every:g} is no time to wait; 60 would do.")
-        try:
-            with stopping() as stop:
-                self._round(redis_store(), stop, options)
-                while every is not None and not stop.wait(every):
-                    self._later_round(redis_store(), stop, options)
-        except (QuotaError, DatabaseError) as error:
-            raise CommandError(explained(error)) from error
-
-    def _later_round(self, store: RedisStore, stop: threading.Event, options: dict[str, Any]) -> None:
-        """Roll up; where Redis or the database is away by now, say so, and leave it to the next round."""
-        close_old_connections()
-        try:
-            self._round(store, stop, options)
-        except (StoreUnavailable, DatabaseError) as error:
-            self.stderr.write(f"{str(error).rstrip('.')}. It is tried again in {options['every']:g} s.")
+            raise CommandError(f"--every {every:g}: use a number of seconds above 0, for example 60.")
+        with stopping() as stop:
+            self._round(redis_store(), stop, options)
+            while every is not None and not stop.wait(every):
+                close_old_connections()
+                try:
+                    self._round(redis_store(), stop, options)
+                except (StoreUnavailable, DatabaseError) as error:
+                    self.note(f"{str(error).rstrip('.')}. Trying again in {every:g} s.")
 
     def _round(self, store: RedisStore, stop: threading.Event, options: dict[str, Any]) -> None:
-        waiting = publish_what_waits()
-        if waiting.note:
-            self.stderr.write(waiting.note)
-        done, problem = Carried(), waiting.problem
+        pending = publish_pending_overrides()
+        self.note(pending.note)
+        done, problem = RollupResult(), pending.problem
         with progress(self.stderr, "Rolling up", None) as advance:
             try:
-                for carried in _until(stop, roll_up(store, options["batch"], options["database"])):
+                for carried in roll_up(store, options["batch"], options["database"]):
                     done.add(carried)
                     advance(carried.days, f"{done.rows:,} rows changed")
+                    if stop.is_set():
+                        break
             except StoreUnavailable as error:
                 problem = error
         if options["json"]:
-            self.stdout.write(json.dumps(asdict(done) | {"stopped": stop.is_set()} | waiting.as_json()))
+            self.print_json(asdict(done) | {"stopped": stop.is_set()} | pending.as_json())
         else:
-            self.stdout.write("\n".join([*waiting.lines, _told(done, stop)]))
+            self.stdout.write("\n".join([*pending.lines, _in_words(done, is_stopped=stop.is_set())]))
         self.stdout.flush()
         if problem is not None:
             raise problem
 
 
-def _until(stop: threading.Event, batches: Iterator[Carried]) -> Iterator[Carried]:
-    for carried in batches:
-        yield carried
-        if stop.is_set():
-            return
-
-
-def _told(done: Carried, stop: threading.Event) -> str:
-    stopped = "Stopped before the end. " if stop.is_set() else ""
+def _in_words(done: RollupResult, *, is_stopped: bool) -> str:
     return (
-        f"{stopped}Looked at {done.days:,} subjects and days; changed {done.rows:,} rows by {done.allowed:,} allowed "
-        f"and {done.refused:,} refused checks; dropped {done.dropped:,} finished days from Redis."
+        f"{'Stopped before the end. ' if is_stopped else ''}Looked at {done.days:,} days of subjects; added "
+        f"{done.allowed:,} allowed and {done.refused:,} refused checks to {done.rows:,} rows; deleted {done.dropped:,} "
+        "finished days from Redis."
     )

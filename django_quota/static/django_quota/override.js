@@ -1,4 +1,4 @@
-// The live preview of an override: the form is sent as it is typed, and the answer is shown. Without this, the button
+// The live preview of an override: sends the form while you type and shows the answer. Without scripts, the button
 // "Preview" does the same.
 "use strict";
 {
@@ -9,12 +9,12 @@
     const form = section && section.closest("form");
     if (!form) return;
     let timer = 0;
-    let asking = null;
+    let request = null;
 
-    const ask = async () => {
-      if (asking) asking.abort();
-      asking = new AbortController();
-      const { signal } = asking;
+    const update = async () => {
+      if (request) request.abort();
+      request = new AbortController();
+      const { signal } = request;
       section.setAttribute("aria-busy", "true");
       try {
         const answer = await fetch(section.dataset.url, {
@@ -22,21 +22,21 @@
         });
         if (answer.ok && !answer.redirected) section.innerHTML = await answer.text();
       } catch (error) {
-        if (error.name === "AbortError") return; // a newer one is under way
+        if (error.name === "AbortError") return; // a newer request is under way
       }
       section.removeAttribute("aria-busy");
     };
 
-    const later = () => {
+    const schedule = () => {
       window.clearTimeout(timer);
       const typed = ["subject", "user"].some((name) => form.elements[name] && form.elements[name].value);
-      if (typed) timer = window.setTimeout(ask, WAIT);
+      if (typed) timer = window.setTimeout(update, WAIT);
     };
 
-    form.addEventListener("input", later);
-    form.addEventListener("change", later);
-    if (window.django && window.django.jQuery) window.django.jQuery(form).on("change", "select", later); // autocomplete
-    if (form.elements.subject && form.elements.subject.value && !section.querySelector("table")) later();
+    form.addEventListener("input", schedule);
+    form.addEventListener("change", schedule);
+    if (window.django && window.django.jQuery) window.django.jQuery(form).on("change", "select", schedule); // autocomplete
+    if (form.elements.subject && form.elements.subject.value && !section.querySelector("table")) schedule();
   };
 
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);

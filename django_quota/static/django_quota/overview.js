@@ -1,59 +1,53 @@
-// The overview's live part: events as they come, by a stream where the server sends one, else by asking; and figures.
-// What it inserts is HTML that the server has made. Without it the page is whole, only not live.
+// The live part of the overview: events by a stream where the server sends one, else by polling, and metrics by polling.
+// The server renders all HTML. Without scripts the page is complete, but not live.
 (() => {
   "use strict";
 
-  const POLL = 2000;
-  const AGAIN = 60000;
+  const POLL_INTERVAL = 2000;
+  const RETRY_INTERVAL = 60000; // after the server has said that too many are watching
+  const MAX_FAILURES = 3;
   const root = document.querySelector(".quota-overview");
   const list = document.getElementById("quota-events");
-  const figures = document.getElementById("quota-figures");
-  const state = root.querySelector("[data-state]");
+  const metrics = document.getElementById("quota-metrics");
+  const status = root.querySelector("[data-state]");
   const pause = root.querySelector("[data-pause]");
-  const nothing = root.querySelector("[data-no-events]");
-  const { eventsUrl, streamUrl, figuresUrl } = root.dataset;
+  const empty = root.querySelector("[data-no-events]");
+  const { eventsUrl, streamUrl, metricsUrl } = root.dataset;
   const shown = Number(root.dataset.shown);
+  const refreshInterval = Number(root.dataset.refreshInterval) * 1000;
 
   let last = root.dataset.lastId;
   let paused = false;
-  let way = "";
-  let failed = 0;
-  let source = null;
-  let held = "";
+  let mode = ""; // the status while the page is not paused: live, polling or full
+  let failures = 0;
+  let held = []; // the newest lines that arrived during a pause
 
-  function say(what) {
-    if (state.dataset.is !== what) {
-      state.dataset.is = what;
-      state.textContent = state.dataset[what];
+  function setStatus(name) {
+    if (status.dataset.is !== name) {
+      status.dataset.is = name;
+      status.textContent = status.dataset[name];
     }
   }
 
-  function show(html) {
-    const made = document.createElement("template");
-    made.innerHTML = html;
-    for (const line of made.content.querySelectorAll("li")) list.prepend(line);
+  function show(lines) {
+    for (const line of lines) list.prepend(line);
     while (list.children.length > shown) list.lastElementChild.remove();
-    if (nothing) nothing.hidden = list.children.length > 0;
+    if (empty) empty.hidden = list.children.length > 0;
   }
 
-  function take(news) {
-    last = news.last;
-    if (paused) held = keep(held + news.html);
-    else if (news.html.trim()) show(news.html);
+  function receive(message) {
+    last = message.last;
+    const template = document.createElement("template");
+    template.innerHTML = message.html;
+    const lines = [...template.content.querySelectorAll("li")];
+    if (paused) held = [...held, ...lines].slice(-shown);
+    else if (lines.length) show(lines);
   }
 
-  // While it is paused, the newest wait: as many as are shown.
-  function keep(html) {
-    const made = document.createElement("template");
-    made.innerHTML = html;
-    const lines = [...made.content.querySelectorAll("li")].slice(-shown);
-    return lines.map((line) => line.outerHTML).join("\n");
-  }
-
-  async function ask(url) {
+  async function get(url) {
     const reply = await fetch(url, { credentials: "same-origin", redirect: "manual", cache: "no-store" });
     if (reply.type === "opaqueredirect" || reply.status === 403) {
-      say("out");
+      setStatus("out");
       throw new Error("signed out");
     }
     if (!reply.ok) throw new Error(`status ${reply.status}`);
@@ -63,54 +57,54 @@
   async function poll() {
     if (!document.hidden) {
       try {
-        take(await (await ask(`${eventsUrl}?after=${encodeURIComponent(last)}`)).json());
-        if (!paused) say("polling");
+        receive(await (await get(`${eventsUrl}?after=${encodeURIComponent(last)}`)).json());
+        if (!paused) setStatus("polling");
       } catch {
-        if (state.dataset.is !== "out") say("away");
+        if (status.dataset.is !== "out") setStatus("away");
       }
     }
-    if (state.dataset.is !== "out") setTimeout(poll, POLL);
+    if (status.dataset.is !== "out") setTimeout(poll, POLL_INTERVAL);
   }
 
-  function follow() {
-    way = "live";
-    source = new EventSource(`${streamUrl}?after=${encodeURIComponent(last)}`);
+  function stream() {
+    mode = "live";
+    const source = new EventSource(`${streamUrl}?after=${encodeURIComponent(last)}`);
     source.onopen = () => {
-      failed = 0;
-      if (!paused) say(way);
+      failures = 0;
+      if (!paused) setStatus(mode);
     };
     source.addEventListener("full", (message) => {
-      // As many watch as the server streams to. To ask every two seconds instead would cost it more.
+      // Polling every two seconds would cost the server more than a stream.
       source.close();
-      way = "full";
-      state.dataset.full = message.data;
-      if (!paused) say(way);
-      setTimeout(follow, AGAIN);
+      mode = "full";
+      status.dataset.full = message.data;
+      if (!paused) setStatus(mode);
+      setTimeout(stream, RETRY_INTERVAL);
     });
-    source.onmessage = (message) => take(JSON.parse(message.data));
+    source.onmessage = (message) => receive(JSON.parse(message.data));
     source.onerror = () => {
-      // A stream ends now and then, and the browser comes again by itself; three times in a row is no stream at all.
-      failed += 1;
-      if (source.readyState === EventSource.CLOSED || failed > 3) {
+      // The server ends a stream now and then and the browser reconnects. Repeated failures mean that streams do not work.
+      failures += 1;
+      if (source.readyState === EventSource.CLOSED || failures > MAX_FAILURES) {
         source.close();
-        way = "polling";
+        mode = "polling";
         poll();
       }
     };
   }
 
   async function refresh() {
-    const is_used = figures.contains(document.activeElement) || String(document.getSelection() || "") !== "";
-    if (!paused && !document.hidden && !is_used) {
+    const isInUse = metrics.contains(document.activeElement) || String(document.getSelection() || "") !== "";
+    if (!paused && !document.hidden && !isInUse) {
       try {
-        const html = await (await ask(figuresUrl)).text();
-        if (!paused) figures.innerHTML = html;
-        if (!list || state.dataset.is === "away") say(way);
+        const html = await (await get(metricsUrl)).text();
+        if (!paused) metrics.innerHTML = html;
+        if (!list || status.dataset.is === "away") setStatus(mode);
       } catch {
-        if (state.dataset.is !== "out") say("away");
+        if (status.dataset.is !== "out") setStatus("away");
       }
     }
-    if (state.dataset.is !== "out") setTimeout(refresh, Number(root.dataset.refreshedEvery) * 1000);
+    if (status.dataset.is !== "out") setTimeout(refresh, refreshInterval);
   }
 
   pause.hidden = false;
@@ -118,20 +112,20 @@
   pause.addEventListener("click", () => {
     paused = !paused;
     pause.setAttribute("aria-pressed", String(paused));
-    say(paused ? "paused" : way);
-    if (!paused && held) {
+    setStatus(paused ? "paused" : mode);
+    if (!paused && held.length) {
       show(held);
-      held = "";
+      held = [];
     }
   });
 
-  if (streamUrl && window.EventSource) follow();
+  if (streamUrl && window.EventSource) stream();
   else if (eventsUrl) {
-    way = "polling";
+    mode = "polling";
     poll();
   } else {
-    way = "live";
-    say(way);
+    mode = "live";
+    setStatus(mode);
   }
-  setTimeout(refresh, Number(root.dataset.refreshedEvery) * 1000);
+  setTimeout(refresh, refreshInterval);
 })();

@@ -1,4 +1,4 @@
-// Sends a scene's requests and shows each reply as it comes. No framework, nothing from elsewhere.
+// Sends a scenario's requests and shows each reply as it comes. No framework, no external files.
 "use strict";
 
 const PAUSE = 90; // milliseconds between two requests, so that the eye can follow
@@ -6,7 +6,7 @@ const ROWS_KEPT = 3;
 
 const sleep = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 const cookie = (name) => document.cookie.split("; ").find((pair) => pair.startsWith(`${name}=`))?.slice(name.length + 1) ?? "";
-// Signing in changes the token, so it is read anew from its cookie each time.
+// Signing in changes the token, so read it from its cookie each time.
 const post = (url, body) => fetch(url, {
   method: "POST", body, cache: "no-store",
   headers: { "X-CSRFToken": cookie("csrftoken"), "Accept": "application/json" },
@@ -43,7 +43,7 @@ function readLimits(headers) {
   }));
 }
 
-// A reply that the server has sent on as a line of JSON, as fetch would have given it.
+// Turn the lines of JSON that the server streams into Response objects.
 async function* repliesOf(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
@@ -57,7 +57,7 @@ async function* repliesOf(stream) {
   }
 }
 
-class Scene {
+class Scenario {
   constructor(section) {
     this.section = section;
     this.options = section.dataset;
@@ -79,13 +79,13 @@ class Scene {
     this.current = null;
   }
 
-  // A row of marks, still empty: they are filled as the replies come.
+  // An empty row of marks, to be filled as the replies come.
   newRow(count) {
     const row = element("div", "run");
     const marks = element("ol", "marks");
-    const tally = element("p", "tally");
-    row.append(marks, tally);
-    const made = { row, marks, tally, dots: [], single: count === 1, admitted: 0, refused: 0, declined: 0, failed: 0 };
+    const totals = element("p", "totals");
+    row.append(marks, totals);
+    const made = { row, marks, totals, dots: [], single: count === 1, admitted: 0, refused: 0, declined: 0, failed: 0 };
     for (let index = 0; index < count; index += 1) this.addDot(made);
     return made;
   }
@@ -97,7 +97,7 @@ class Scene {
     dots.push(dot);
   }
 
-  // The row that a run fills: a new one, but that single requests go on with theirs.
+  // The row for a run: a new one, except that single requests share a row.
   rowFor(count) {
     if (count === 1 && this.current?.single) {
       this.addDot(this.current);
@@ -144,7 +144,7 @@ class Scene {
     await Promise.all(pending);
   }
 
-  // A browser keeps no more than six requests to a site waiting for their answers; the server sends them in its place.
+  // A browser sends at most six requests to a site at once, so the server sends them.
   async sendFromServer(current) {
     const sentAt = performance.now();
     const missing = [...current.dots];
@@ -157,7 +157,7 @@ class Scene {
     for (const dot of missing) this.fail(current, dot);
   }
 
-  // `value`: what this request brings that may differ; by default, what the visitor has written.
+  // `value`: the value of this request; by default what the visitor typed.
   send(fresh, value = this.find(".field input")?.value) {
     const { url, method, given, freshHeader } = this.options;
     if (method === "POST") {
@@ -184,7 +184,7 @@ class Scene {
     if ("tells" in this.options) this.say(current, kind, await reply.json().then(({ detail }) => detail, () => "no answer that can be read"));
   }
 
-  // What the replies have said: the last words of each kind.
+  // Show the text of the last reply of each kind.
   say(current, kind, words) {
     current.said = { ...current.said, [kind]: words };
     this.find(".said").textContent = Object.values(current.said).join(" · ");
@@ -204,7 +204,7 @@ class Scene {
     if (current.declined) parts.push(", ", element("b", "own", String(current.declined)), " declined");
     if (current.refused) parts.push(", ", element("b", "no", String(current.refused)), " refused");
     if (current.failed) parts.push(`, ${current.failed} failed`);
-    current.tally.replaceChildren(...parts);
+    current.totals.replaceChildren(...parts);
   }
 
   showLimit({ name, quota, seconds, left, more }, run, sentAt) {
@@ -215,23 +215,23 @@ class Scene {
       const text = element("span");
       const bar = element("div", "bar");
       bar.append(element("i"));
-      bar.setAttribute("aria-hidden", "true"); // the text above it says the same
+      bar.setAttribute("aria-hidden", "true"); // the text above says the same
       box.append(element("span", "", seconds ? `${quota} per ${window_(seconds)}` : `${quota} at once`), text, bar);
       this.find(".limits").append(box);
       shown = { box, text, fill: bar.firstChild, quota, atOnce: !seconds, full: Number(this.options.full) || quota, asOf: 0 };
       this.limits.set(name, shown);
     }
-    if (sentAt < shown.asOf) return; // held back so long that what it says is no longer so
-    // Of those that were sent at once, the one that found least is the last to have been decided.
+    if (sentAt < shown.asOf) return; // this reply was held back and is out of date
+    // Of requests sent at once, the one with the least left was decided last.
     const overtaken = shown.run === run && "atOnce" in this.options && left >= shown.left;
     if (overtaken) return;
     shown.run = run;
-    // t says when there is more; all of it is there after a whole window, or at once where nothing is used.
+    // t says when there is more; the limit is full after a whole window, or now if nothing is used.
     shown.fullAt = sentAt + (more && (seconds || more)) * 1000;
     this.fill(shown, left);
   }
 
-  // When all replies are there, nobody is inside any more: a limit of how many at once has all its room again.
+  // After all replies, no request is running: a concurrency limit is free again.
   settle() {
     for (const shown of this.limits.values()) {
       if (!shown.atOnce) continue;
@@ -247,7 +247,7 @@ class Scene {
     shown.fill.style.width = `${Math.min(100, (100 * left) / shown.full)}%`;
   }
 
-  // Called a few times a second: count down, and fill a bar again once nothing of its limit is used any more.
+  // Called a few times a second: count down, and fill a bar once its limit is free again.
   tick(now) {
     for (const shown of this.limits.values()) {
       if (shown.fullAt !== null && now >= shown.fullAt) {
@@ -271,7 +271,7 @@ class Scene {
     }
   }
 
-  // Said once, when all replies are there: a voice that counts along is no help.
+  // Announced once, after all replies: a screen reader should not read every count.
   announce({ dots, admitted, declined, refused, failed }) {
     const seconds = Math.ceil((this.waitUntil - performance.now()) / 1000);
     const wait = this.waitUntil === null ? "" : seconds > 0 ? ` Room again in ${seconds} seconds.` : " There is room again.";
@@ -280,19 +280,19 @@ class Scene {
   }
 }
 
-const scenes = [...document.querySelectorAll(".scene")].map((section) => new Scene(section));
-setInterval(() => { for (const scene of scenes) scene.tick(performance.now()); }, 200);
+const scenarios = [...document.querySelectorAll(".scenario")].map((section) => new Scenario(section));
+setInterval(() => { for (const scenario of scenarios) scenario.tick(performance.now()); }, 200);
 
 const after = {
   "start-over": () => {
-    for (const scene of scenes) scene.clear();
-    document.querySelector("#said").textContent = "Forgotten: every limit has all its room again, and the stock is full.";
+    for (const scenario of scenarios) scenario.clear();
+    document.querySelector("#said").textContent = "Started over: every limit is free again, and the stock is full.";
   },
   "sign-in": (form, who) => showUser(form, who),
   "sign-out": (form) => showUser(form, ""),
 };
 
-// Every scene that differs for who is signed in says who that is now; the focus goes on where it was lost.
+// Show the signed-in user at each scenario that depends on it, and move the focus there.
 function showUser(pressed, who) {
   for (const form of document.querySelectorAll('[data-form="sign-in"]')) form.hidden = who !== "";
   for (const form of document.querySelectorAll('[data-form="sign-out"]')) form.hidden = who === "";
@@ -306,6 +306,6 @@ for (const form of document.querySelectorAll("[data-form]")) {
     const who = event.submitter?.value ?? "";
     const reply = await post(form.action, new URLSearchParams(who ? { who } : {})).catch(() => null);
     if (reply?.ok) after[form.dataset.form](form, who);
-    else form.submit(); // then the plain way, which shows what is wrong
+    else form.submit(); // submit without JavaScript, which shows the error
   });
 }

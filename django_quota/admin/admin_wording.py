@@ -1,0 +1,163 @@
+"""Durations, moments, limits and overrides in words, for the admin pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from math import ceil
+
+from django.conf import settings
+from django.utils import timezone
+from django.utils.formats import date_format
+from django.utils.functional import Promise
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from django_quota.core.clock import SECOND
+from django_quota.models import QuotaOverride
+from django_quota.services.inspection import WITHOUT_STORE, LimitStatus
+from django_quota.services.overrides import ALL_RULES
+from django_quota.web.wording import wait_in_words
+
+ALGORITHM_NAMES: dict[str, str | Promise] = {
+    "sliding_window": gettext_lazy("sliding window"),
+    "fixed_window": gettext_lazy("fixed window"),
+    "calendar": gettext_lazy("calendar"),
+    "token_bucket": gettext_lazy("token bucket"),
+    "leaky_bucket": gettext_lazy("leaky bucket"),
+    "distinct": gettext_lazy("different values"),
+}
+
+KIND_NAMES: dict[str, str | Promise] = {
+    "refused": gettext_lazy("refused"),
+    "banned": gettext_lazy("banned"),
+    "near": gettext_lazy("near its limit"),
+}
+"""The kinds of events in words."""
+
+WHYS: dict[str, str | Promise] = {
+    "override": gettext_lazy("by an override"),
+    "exempt": gettext_lazy("exempt by an override"),
+    "blocked": gettext_lazy("blocked by an override"),
+    "banned": gettext_lazy("banned"),
+}
+
+
+def span_in_words(seconds: float) -> str:
+    """Return a duration in one unit, rounded up: `"90 seconds"`, `"3 hours"`."""
+    return wait_in_words(max(1, ceil(seconds)))
+
+
+def moment_of(now: int, seconds: float = 0.0) -> datetime:
+    """Return the local time `seconds` after `now`, the store's time in microseconds."""
+    moment = datetime.fromtimestamp(now / SECOND, UTC) + timedelta(seconds=seconds)
+    return timezone.localtime(moment) if settings.USE_TZ else timezone.make_naive(moment)
+
+
+def moment_in_words(moment: datetime, style: str = "DATETIME_FORMAT") -> str:
+    """Return a moment in the language's format; `style` names one of Django's date formats."""
+    shown = timezone.localtime(moment) if timezone.is_aware(moment) else moment
+    return date_format(shown, style)
+
+
+def sentence(words: str) -> str:
+    """Return words with a full stop, unless they end with one, as `1:43 p.m.` does."""
+    return words if words.endswith(".") else f"{words}."
+
+
+def rule_in_words(rule: str) -> str:
+    """Return a rule for use in a sentence: `rule “search”`, `all rules`."""
+    return _("all rules") if rule in ("", ALL_RULES) else _("rule “%s”") % rule
+
+
+def mode_in_words(row: QuotaOverride) -> str:
+    """Return what an override sets: its rate, or its mode."""
+    return row.rate if row.mode == QuotaOverride.Mode.RATE else row.get_mode_display()
+
+
+STATES: dict[str, str | Promise] = {
+    "active": gettext_lazy("active"),
+    "pending": gettext_lazy("not yet begun"),
+    "ended": gettext_lazy("ended"),
+}
+
+
+def state_of(row: QuotaOverride, now: datetime) -> str:
+    """Return the state of an override: a key of `STATES`."""
+    if row.expires is not None and row.expires <= now:
+        return "ended"
+    return "pending" if row.starts is not None and row.starts > now else "active"
+
+
+@dataclass(frozen=True, slots=True)
+class LimitRow:
+    """A limit in words."""
+
+    status: LimitStatus
+    now: int
+    """The store's time in microseconds."""
+
+    @property
+    def title(self) -> str:
+        """The rate and the algorithm."""
+        words = {"rate": self.status.rate, "algorithm": ALGORITHM_NAMES.get(self.status.algorithm, "")}
+        return _("%(rate)s by %(algorithm)s") % words
+
+    @property
+    def usage(self) -> str:
+        """How much is used and how much is left."""
+        words = {"used": self.status.used, "limit": self.status.limit, "left": self.status.remaining}
+        return _("%(used)d of %(limit)d used, %(left)d left") % words
+
+    @property
+    def next(self) -> str:
+        """When the next hit is admitted."""
+        if self.status.instead:
+            return str(WITHOUT_STORE[self.status.instead])
+        return next_in_words(self.status.retry_after)
+
+    @property
+    def next_moment(self) -> datetime | None:
+        """The moment when the next hit is admitted; None for now and for never."""
+        return moment_of(self.now, self.status.retry_after) if self.status.retry_after else None
+
+    @property
+    def reset(self) -> str:
+        """When nothing is used any more; empty if nothing is used."""
+        if not self.status.used:
+            return ""
+        return _("fully available in %s") % span_in_words(self.status.reset_after)
+
+    @property
+    def why(self) -> str | Promise:
+        """What replaces the limit."""
+        return WHYS.get(self.status.why, "")
+
+    @property
+    def maximum(self) -> int:
+        """The length of the bar; at least 1, since a bar needs a length."""
+        return max(1, self.status.limit)
+
+    @property
+    def high(self) -> int:
+        """Where the bar turns to a warning."""
+        return self.maximum * 4 // 5
+
+    @property
+    def filled(self) -> int:
+        """How much of the bar is filled: all of it if the limit is 0."""
+        return min(self.status.used, self.maximum) if self.status.limit else self.maximum
+
+
+def next_in_words(retry_after: float | None) -> str:
+    """Return when the next hit is admitted; None means never."""
+    if retry_after is None:
+        return _("no hit is admitted")
+    if retry_after == 0:
+        return _("the next hit is admitted")
+    return _("the next hit is admitted in %s") % span_in_words(retry_after)
+
+
+def ordinal(level: int) -> str:
+    """Return which ban in a row this is."""
+    return ngettext("the first", "number %(level)d in a row", level) % {"level": level}

@@ -1,0 +1,369 @@
+"""The admin's charts: where each mark goes. Templates in `admin/django_quota/charts` draw them as SVG.
+
+SVG elements carry classes and no styles, so the charts pass a strict Content-Security-Policy and follow the admin's
+light and dark colours. No information is in colour alone: refused checks are dotted, live ones hatched.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+from typing import NamedTuple
+
+from django.utils.formats import date_format, number_format
+from django.utils.text import capfirst
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_quota.services.activity import Minute
+
+
+@dataclass(frozen=True, slots=True)
+class CheckCounts:
+    """How many checks were allowed and refused, and how many of these are live: not yet rolled up from Redis."""
+
+    allowed: int = 0
+    refused: int = 0
+    live_allowed: int = 0
+    live_refused: int = 0
+
+    @property
+    def checks(self) -> int:
+        """All checks."""
+        return self.allowed + self.refused
+
+    @property
+    def live(self) -> int:
+        """All live checks."""
+        return self.live_allowed + self.live_refused
+
+    def __add__(self, other: CheckCounts) -> CheckCounts:
+        return CheckCounts(
+            self.allowed + other.allowed,
+            self.refused + other.refused,
+            self.live_allowed + other.live_allowed,
+            self.live_refused + other.live_refused,
+        )
+
+
+NO_CHECKS = CheckCounts()
+
+
+class Label(NamedTuple):
+    """A text in a chart."""
+
+    x: float
+    y: float
+    text: str
+
+
+def grouped(value: int) -> str:
+    """Return a number with the language's thousand separators."""
+    return str(number_format(value, force_grouping=True))
+
+
+def describe(day: date, counts: CheckCounts) -> str:
+    """Return the counts of a day in words."""
+    if not counts.checks:
+        return _("%s: no checks") % date_format(day)
+    words = _("%(day)s: %(allowed)s allowed, %(refused)s refused") % {
+        "day": date_format(day),
+        "allowed": grouped(counts.allowed),
+        "refused": grouped(counts.refused),
+    }
+    return f"{words}, {_('%s of them live') % grouped(counts.live)}" if counts.live else words
+
+
+def _month_name(day: date) -> str:
+    return capfirst(date_format(day, "M"))
+
+
+# --- heat map ---------------------------------------------------------------------------------------------------------
+
+WEEK = 7
+CELL_PITCH = 15
+"""Pixels from one cell to the next. A cell is 12 pixels wide."""
+HEAT_LEFT, HEAT_TOP = 36, 20
+"""Room for the names of weekdays and months."""
+SHADES = 4
+"""Shades of days with checks. Shade 0 is for days without."""
+
+
+class HeatCell(NamedTuple):
+    """A day in a heat map."""
+
+    day: date
+    x: int
+    y: int
+    shade: int
+    counts: CheckCounts
+    title: str
+    """The counts in words; "" for a day to come."""
+
+
+class HeatMap(NamedTuple):
+    """A year: a column for each week, a row for each weekday."""
+
+    width: int
+    height: int
+    title: str
+    summary: str
+    labels: list[Label]
+    cells: list[HeatCell]
+    legend: list[tuple[int, str]]
+    """Each shade with its range of counts."""
+
+
+def shade_bounds(counts: Iterable[int]) -> list[int]:
+    """Return the highest count of each shade but the last: the quartiles of the days with checks."""
+    busy = sorted(count for count in counts if count > 0)
+    return [busy[max(0, len(busy) * part // SHADES - 1)] for part in range(1, SHADES)] if busy else []
+
+
+def shade_of(count: int, bounds: Sequence[int]) -> int:
+    """Return the shade of a count: 0 for none, else 1 (few) to 4 (many)."""
+    return 0 if count <= 0 else 1 + bisect_left(bounds, count)
+
+
+def heat_map(year: int, days: Mapping[date, CheckCounts], last: date, first_weekday: int = 0) -> HeatMap:
+    """Lay out the heat map of a year.
+
+    `days` holds days of the year that have checks; days after `last` are drawn as days to come; `first_weekday` is 0
+    for weeks that start on Monday, 6 for Sunday.
+    """
+    first = date(year, 1, 1)
+    offset = (first.weekday() - first_weekday) % WEEK
+    bounds = shade_bounds(counts.checks for counts in days.values())
+    cells, labels = [], []
+    for number in range((date(year, 12, 31) - first).days + 1):
+        day = date.fromordinal(first.toordinal() + number)
+        column, row = divmod(number + offset, WEEK)
+        x, y = HEAT_LEFT + column * CELL_PITCH, HEAT_TOP + row * CELL_PITCH
+        counts = days.get(day, NO_CHECKS)
+        cells.append(
+            HeatCell(day, x, y, shade_of(counts.checks, bounds), counts, describe(day, counts) if day <= last else "")
+        )
+        if day.day == 1:
+            # A month that starts within a week is named above its first whole week, so names do not overlap.
+            shift = CELL_PITCH if row and day.month > 1 else 0
+            labels.append(Label(x + shift, HEAT_TOP - 7, _month_name(day)))
+    monday = date(2024, 1, 1)
+    for row in range(0, WEEK, 2):
+        weekday = date_format(monday + timedelta(days=(first_weekday + row) % WEEK), "D")
+        labels.append(Label(0, HEAT_TOP + row * CELL_PITCH + 10, weekday))
+    return HeatMap(
+        width=cells[-1].x + CELL_PITCH,
+        height=HEAT_TOP + WEEK * CELL_PITCH,
+        title=_("A heat map of %(year)s") % {"year": year},
+        summary=_year_summary(days),
+        labels=labels,
+        cells=cells,
+        legend=_heat_legend(bounds, max((counts.checks for counts in days.values()), default=0)),
+    )
+
+
+def _year_summary(days: Mapping[date, CheckCounts]) -> str:
+    total = sum(days.values(), NO_CHECKS)
+    summary = ngettext(
+        "%(checks)s check on %(days)s day, %(refused)s of them refused.",
+        "%(checks)s checks on %(days)s days, %(refused)s of them refused.",
+        total.checks,
+    ) % {"checks": grouped(total.checks), "days": grouped(len(days)), "refused": grouped(total.refused)}
+    if not days:
+        return summary
+    busiest = max(days, key=lambda day: (days[day].checks, -day.toordinal()))
+    return f"{summary} {_('The busiest day: %s.') % describe(busiest, days[busiest])}"
+
+
+def _heat_legend(bounds: Sequence[int], highest: int) -> list[tuple[int, str]]:
+    legend = [(0, _("none"))]
+    low = 1
+    for shade, high in enumerate(bounds, start=1):
+        if high >= low:
+            words = grouped(low) if low == high else f"{grouped(low)}\N{EN DASH}{grouped(high)}"
+            legend.append((shade, words))
+            low = high + 1
+    if highest >= low:
+        legend.append((SHADES, _("%s or more") % grouped(low)))
+    return legend
+
+
+# --- bar chart --------------------------------------------------------------------------------------------------------
+
+PLOT_HEIGHT = 160
+"""Pixels of the tallest bar."""
+BARS_TOP = 20
+BARS_LEFT, AXIS_WIDTH = 20, 56
+"""Room beside the bars. The axis is on the right, by the latest days, which a phone shows first."""
+DAYS_OF_WIDE_BARS, DAYS_OF_MEDIUM_BARS = 31, 100
+"""Days up to which bars are 20 and 9 pixels apart. A year's are 3 apart."""
+
+
+class BarPart(NamedTuple):
+    """A part of a bar: its classes, the pattern that fills it ("" for none), and where it is."""
+
+    kind: str
+    pattern: str
+    y: float
+    height: float
+
+
+class Bar(NamedTuple):
+    """The bar of a day; `x` is the left edge of its column."""
+
+    day: date
+    x: int
+    title: str
+    parts: list[BarPart]
+
+
+class BarChart(NamedTuple):
+    """A bar for each day: allowed checks below, refused ones on top, the live part of each above the other."""
+
+    width: int
+    height: int
+    pitch: int
+    """Pixels from one bar to the next."""
+    title: str
+    summary: str
+    grid: list[Label]
+    ticks: list[Label]
+    bars: list[Bar]
+
+    plot_top: int = BARS_TOP
+    plot_height: int = PLOT_HEIGHT
+
+    @property
+    def plot_width(self) -> int:
+        """Pixels of all bars."""
+        return len(self.bars) * self.pitch
+
+    @property
+    def bar_width(self) -> int:
+        """Pixels of a bar."""
+        return self.pitch - (1 if self.is_year else 2)
+
+    @property
+    def tick_anchor(self) -> str:
+        """Where the text of a tick starts: months start below their first day."""
+        return "start" if self.is_year else "middle"
+
+    @property
+    def is_year(self) -> bool:
+        """Whether the chart shows a year, with thin bars and the names of months below."""
+        return len(self.bars) > DAYS_OF_MEDIUM_BARS
+
+
+def axis_maximum(count: int) -> int:
+    """Return the next round number (1, 2 or 5 and zeros, at least 2), where the axis ends."""
+    power = 1
+    while True:
+        for step in (1, 2, 5):
+            if step * power >= max(count, 2):
+                return step * power
+        power *= 10
+
+
+def bar_chart(days: Sequence[tuple[date, CheckCounts]]) -> BarChart:
+    """Lay out a bar for each day."""
+    count = len(days)
+    pitch = 20 if count <= DAYS_OF_WIDE_BARS else 9 if count <= DAYS_OF_MEDIUM_BARS else 3
+    maximum = axis_maximum(max((counts.checks for _day, counts in days), default=0))
+    total = sum((counts for _day, counts in days), NO_CHECKS)
+    bottom = BARS_TOP + PLOT_HEIGHT
+    return BarChart(
+        width=BARS_LEFT + count * pitch + AXIS_WIDTH,
+        height=bottom + 24,
+        pitch=pitch,
+        title=_("A bar for each day from %(first)s to %(last)s")
+        % {"first": date_format(days[0][0]), "last": date_format(days[-1][0])},
+        summary=_("%(allowed)s allowed and %(refused)s refused; %(live)s of these are live.")
+        % {"allowed": grouped(total.allowed), "refused": grouped(total.refused), "live": grouped(total.live)},
+        grid=[
+            Label(BARS_LEFT + count * pitch, bottom - PLOT_HEIGHT * value / maximum, grouped(value))
+            for value in (0, maximum // 2, maximum)
+        ],
+        ticks=[
+            Label(BARS_LEFT + index * pitch + pitch / 2, bottom, words)
+            for index, (day, _counts) in enumerate(days)
+            if (words := _tick(day, index, count))
+        ],
+        bars=[
+            Bar(day, BARS_LEFT + index * pitch, describe(day, counts), _bar_parts(counts, maximum))
+            for index, (day, counts) in enumerate(days)
+        ],
+    )
+
+
+def _bar_parts(counts: CheckCounts, maximum: int) -> list[BarPart]:
+    parts = []
+    y = float(BARS_TOP + PLOT_HEIGHT)
+    for kind, pattern, value in (
+        ("allowed", "", counts.allowed - counts.live_allowed),
+        ("allowed live", "live", counts.live_allowed),
+        ("refused", "refused", counts.refused - counts.live_refused),
+        ("refused live", "refused-live", counts.live_refused),
+    ):
+        if value > 0:
+            height = max(1.0, PLOT_HEIGHT * value / maximum)
+            y -= height
+            parts.append(BarPart(kind, pattern, round(y, 2), round(height, 2)))
+    return parts
+
+
+def _tick(day: date, index: int, count: int) -> str:
+    """Return what the axis says below a day: months below a year, else the days one or two weeks apart."""
+    if count > DAYS_OF_MEDIUM_BARS:
+        return _month_name(day) if day.day == 1 else ""
+    weeks = 1 if count <= DAYS_OF_WIDE_BARS else 2
+    return f"{day.day} {_month_name(day)}" if (count - 1 - index) % (weeks * WEEK) == 0 else ""
+
+
+# --- sparkline --------------------------------------------------------------------------------------------------------
+
+SPARK_HEIGHT = 28
+SPARK_PITCH = 3
+"""Units of a sparkline: its height, and the width of a minute."""
+
+
+class Sparkline(NamedTuple):
+    """The last minutes of a rule; `allowed` and `refused` are the `d` of an SVG path each."""
+
+    width: int
+    height: int
+    allowed: str
+    refused: str
+    title: str
+
+
+def sparkline(minutes: Sequence[Minute]) -> Sparkline | None:
+    """Lay out minutes, the oldest first, refused checks on top of allowed ones; None without minutes."""
+    if not minutes:
+        return None
+    peak = max(map(sum, minutes))
+    allowed, refused = [], []
+    for index, minute in enumerate(minutes):
+        x, total, low = index * SPARK_PITCH, _spark_height(sum(minute), peak), _spark_height(minute.allowed, peak)
+        if minute.refused:
+            low = min(low, total - 1)  # keeps one refusal among thousands visible
+            refused.append(_spark_bar(x, SPARK_HEIGHT - total, total - low))
+        if low > 0:
+            allowed.append(_spark_bar(x, SPARK_HEIGHT - low, low))
+    title = _("Last %(minutes)d minutes: %(allowed)d allowed, %(refused)d refused; at most %(peak)d in a minute") % {
+        "minutes": len(minutes),
+        "allowed": sum(minute.allowed for minute in minutes),
+        "refused": sum(minute.refused for minute in minutes),
+        "peak": peak,
+    }
+    return Sparkline(len(minutes) * SPARK_PITCH, SPARK_HEIGHT, "".join(allowed), "".join(refused), title)
+
+
+def _spark_height(count: int, peak: int) -> int:
+    """Return the height of a count: at least 2 for any, so that it is visible."""
+    return max(round(count / peak * SPARK_HEIGHT), 2) if count else 0
+
+
+def _spark_bar(x: int, y: int, height: int) -> str:
+    return f"M{x} {y}h{SPARK_PITCH - 1}v{height}h{1 - SPARK_PITCH}z"

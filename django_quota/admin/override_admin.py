@@ -1,0 +1,354 @@
+"""Overrides in the admin: the list with its filters, search and bulk actions, and the form with its preview.
+
+Saving and deleting rows publishes them to Redis when the transaction commits; `services.override_sync` does that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from typing import Any, ClassVar, cast
+
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.auth import get_user_model
+from django.core.exceptions import PermissionDenied
+from django.db import transaction
+from django.db.models import Q, QuerySet
+from django.http import Http404, HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path
+from django.utils import timezone
+from django.utils.functional import Promise
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.text import Truncator
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from django_quota.admin.admin_base import (
+    RuleFilter,
+    StrictChangeList,
+    admin_url,
+    may_see_users,
+    subject_url,
+    warn_if_unpublished,
+)
+from django_quota.admin.admin_wording import STATES, mode_in_words, moment_in_words, state_of
+from django_quota.admin.override_form import FormPreview, OverrideForm, hints_of
+from django_quota.admin.subject_page import log_actions
+from django_quota.models import QuotaOverride
+from django_quota.services.lookup import is_address, network_hint, parse_subject_input
+from django_quota.services.override_sync import BATCH_SIZE, write_database
+from django_quota.services.overrides import ALL_RULES
+
+MAX_SEARCH_LENGTH = 200
+MAX_REASON_SHOWN = 60
+"""Characters of a search, and of a reason in the list."""
+
+MAX_BULK_CHANGES = 5_000
+"""Overrides that one action changes. Each is published before the answer is sent."""
+
+MAX_NAMED = 20
+"""Overrides that the confirmation of an action names."""
+
+
+class StateFilter(admin.SimpleListFilter):
+    """Filters by whether an override is in force."""
+
+    title = gettext_lazy("state")
+    parameter_name = "state"
+
+    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
+        """Return the states."""
+        return [*STATES.items(), ("permanent", gettext_lazy("without an end"))]
+
+    def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Return the rows in the chosen state."""
+        now = timezone.now()
+        conditions = {
+            "active": ~Q(starts__gt=now) & ~Q(expires__lte=now),
+            "pending": Q(starts__gt=now) & ~Q(expires__lte=now),
+            "ended": Q(expires__lte=now),
+            "permanent": Q(expires__isnull=True),
+        }
+        return queryset.filter(conditions.get(self.value() or "", Q()))
+
+
+@admin.register(QuotaOverride)
+class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's class takes no type argument
+    """The overrides."""
+
+    form = OverrideForm
+    list_display = ("subject", "rule_name", "instead", "state", "short_reason", "created_by")
+    list_filter = ("mode", StateFilter, RuleFilter)
+    list_select_related = ("created_by",)
+    search_fields = ("subject", "rule", "reason")
+    search_help_text = gettext_lazy("The beginning of a subject or a rule, or a part of a reason.")
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER  # facets count all rows, once for each of a hundred rules
+    ordering = ("subject", "rule")  # the order of the unique index
+    sortable_by = ("subject", "state", "state_link")
+    readonly_fields = ("created_by", "created", "updated")
+    actions = ("exempt_selected", "block_selected", "expire_selected")
+
+    class Media:
+        """The style sheet, and the script of the preview."""
+
+        css: ClassVar = {"all": ["django_quota/subject.css"]}
+        js: ClassVar = ["django_quota/override.js"]
+
+    # --- the list -----------------------------------------------------------------------------------------------------
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[StrictChangeList]:
+        """Return the list's class."""
+        return StrictChangeList
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        """Link the state to the subject's page for users who may see it."""
+        has_page = subject_url(request, self.admin_site.name)
+        return ["state_link" if name == "state" and has_page else name for name in self.list_display]
+
+    @admin.display(description=gettext_lazy("rule"))
+    def rule_name(self, row: QuotaOverride) -> str:
+        """Return the rule's name."""
+        return _("all rules") if row.rule == ALL_RULES else row.rule
+
+    @admin.display(description=gettext_lazy("instead"))
+    def instead(self, row: QuotaOverride) -> str:
+        """Return the rate or the mode."""
+        return mode_in_words(row)
+
+    @admin.display(description=gettext_lazy("state"), ordering="expires")
+    def state(self, row: QuotaOverride) -> SafeString:
+        """Return the state, and from when until when the override is in force."""
+        return format_html('{} <span class="quota-span">{}</span>', *_state_and_span(row))
+
+    @admin.display(description=gettext_lazy("state"), ordering="expires")
+    def state_link(self, row: QuotaOverride) -> SafeString:
+        """Return the same, with a link to the subject's page."""
+        url = admin_url(self.admin_site.name, "subject_changelist", subject=row.subject)
+        link = '<a href="{}">{}<span class="quota-hidden">: {}</span></a> <span class="quota-span">{}</span>'
+        state, span = _state_and_span(row)
+        return format_html(link, url, state, _("Show limits"), span)
+
+    @admin.display(description=gettext_lazy("reason"))
+    def short_reason(self, row: QuotaOverride) -> str | SafeString:
+        """Return the beginning of the reason."""
+        shown = Truncator(row.reason).chars(MAX_REASON_SHOWN)
+        return shown if shown == row.reason else format_html('<span title="{}">{}</span>', row.reason, shown)
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Show the list, and explain why the search for a network finds nothing."""
+        problem = network_hint(request.GET.get("q", "").strip()[:MAX_SEARCH_LENGTH]) if request.method == "GET" else ""
+        if problem:
+            self.message_user(request, problem, messages.WARNING)
+        return super().changelist_view(request, extra_context)
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Search by the beginning of a subject or a rule, or a part of a reason; an IP address in any spelling."""
+        term = search_term.strip()[:MAX_SEARCH_LENGTH].replace("\0", "")
+        if not term:
+            return queryset, False
+        condition = Q(subject__startswith=term) | Q(rule__startswith=term) | Q(reason__icontains=term)
+        address = term.removeprefix("ip:")
+        if is_address(address) and not network_hint(address):
+            condition |= Q(subject=parse_subject_input(address))
+        return queryset.filter(condition), False
+
+    # --- the form -----------------------------------------------------------------------------------------------------
+
+    def get_fields(self, request: HttpRequest, obj: QuotaOverride | None = None) -> Any:
+        """Return the fields. A new override also takes a user, where this admin can search users."""
+        fields = ["subject", "rule", "mode", "rate", "starts", "expires", "reason"]
+        if obj is not None:
+            return [*fields, *self.readonly_fields]
+        user_admin = self.admin_site._registry.get(get_user_model())
+        can_search = user_admin is not None and bool(user_admin.search_fields) and may_see_users(request)
+        return ["subject", "user", *fields[1:]] if can_search else fields
+
+    def get_readonly_fields(self, request: HttpRequest, obj: QuotaOverride | None = None) -> Any:
+        """Return who made the override and when; a new one has neither."""
+        return () if obj is None else self.readonly_fields
+
+    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
+        """Return the form's class for this request."""
+        form: Any = super().get_form(request, obj, change=change, **kwargs)
+        form.site, form.sees_users = self.admin_site, may_see_users(request)
+        return form
+
+    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
+        """Return the values in the URL, without moments: Django does not parse them, and the form needs them parsed."""
+        given = super().get_changeform_initial_data(request)
+        return {name: value for name, value in given.items() if name not in ("starts", "expires")}
+
+    def render_change_form(self, request: Any, context: Any, *args: Any, **kwargs: Any) -> Any:
+        """Add the preview to a row that is opened, or that "Preview" was pressed for."""
+        row = kwargs.get("obj")
+        is_opened = request.method == "GET" and row is not None and self.has_change_permission(request, row)
+        if is_opened or "_preview" in request.POST:
+            context["preview"] = FormPreview(context["adminform"].form)
+        key = () if row is None else (row.pk,)
+        context["preview_url"] = admin_url(self.admin_site.name, "quotaoverride_preview", *key)
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    def get_urls(self) -> list[URLPattern]:
+        """Add the preview."""
+        view = self.admin_site.admin_view(self.preview_view)
+        name = "django_quota_quotaoverride_preview"
+        return [path("preview/", view, name=name), path("preview/<int:key>/", view, name=name), *super().get_urls()]
+
+    def preview_view(self, request: HttpRequest, key: int | None = None) -> HttpResponse:
+        """Return the preview of a form as an HTML fragment. Nothing is saved."""
+        row = None if key is None else self.get_object(request, str(key))
+        if key is not None and row is None:
+            raise Http404
+        if not (self.has_add_permission(request) if row is None else self.has_change_permission(request, row)):
+            raise PermissionDenied
+        form = self.get_form(request, row, change=row is not None)(request.POST or None, instance=row)
+        context = {"preview": FormPreview(form), "form": form}
+        return TemplateResponse(request, "admin/django_quota/quotaoverride/preview.html", context)
+
+    # --- saving and deleting ------------------------------------------------------------------------------------------
+
+    def save_model(self, request: HttpRequest, obj: QuotaOverride, form: Any, change: bool) -> None:
+        """Save the row, with who made it."""
+        if not change:
+            obj.created_by = request.user  # type: ignore[assignment]
+        super().save_model(request, obj, form, change)
+        for hint in hints_of(obj, with_users=form.sees_users):
+            self.message_user(request, hint, messages.WARNING)
+        warn_if_unpublished(self, request, {obj.subject, form.initial.get("subject") or obj.subject})
+
+    def delete_model(self, request: HttpRequest, obj: QuotaOverride) -> None:
+        """Delete the row."""
+        super().delete_model(request, obj)
+        warn_if_unpublished(self, request, {obj.subject})
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
+        """Delete the rows."""
+        subjects = set(queryset.values_list("subject", flat=True))
+        super().delete_queryset(request, queryset)
+        warn_if_unpublished(self, request, subjects)
+
+    def log_deletions(self, request: HttpRequest, queryset: Any) -> Any:
+        """Log deletions for the subjects too, so that their pages show them."""
+        deleted: dict[str, list[str]] = {}
+        for row in queryset:
+            deleted.setdefault(row.subject, []).append(str(row))
+        log_actions({subject: _("Cleared: %s") % ". ".join(rows) for subject, rows in deleted.items()}, request.user)
+        return super().log_deletions(request, queryset)
+
+    # --- bulk actions -------------------------------------------------------------------------------------------------
+
+    @admin.action(permissions=["change"], description=gettext_lazy("Exempt the selected subjects"))
+    def exempt_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        """Turn the rows into exemptions."""
+        warning = _("No limit applies any more to the subjects of these overrides, under their rules.")
+        return self._change_selected(
+            request, queryset, "exempt_selected", warning, _set_mode(QuotaOverride.Mode.EXEMPT)
+        )
+
+    @admin.action(permissions=["change"], description=gettext_lazy("Block the selected subjects"))
+    def block_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        """Turn the rows into blocks."""
+        warning = _("Every request of the subjects of these overrides is refused, under their rules.")
+        return self._change_selected(
+            request, queryset, "block_selected", warning, _set_mode(QuotaOverride.Mode.BLOCKED)
+        )
+
+    @admin.action(permissions=["change"], description=gettext_lazy("Expire the selected overrides now"))
+    def expire_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        """End the rows, also those that have not begun."""
+        warning = _("These overrides end now. The limits of the settings apply again with the next request.")
+        return self._change_selected(request, queryset, "expire_selected", warning, _expire)
+
+    def _change_selected(
+        self, request: HttpRequest, queryset: Any, action: str, warning: str, change: Change
+    ) -> HttpResponse | None:
+        """Ask for confirmation; once that is given, change the rows and log each of them."""
+        rows = list(queryset[: MAX_BULK_CHANGES + 1])
+        if len(rows) > MAX_BULK_CHANGES:
+            words = _("You can change at most %d overrides at once. Filter the list first.") % MAX_BULK_CHANGES
+            self.message_user(request, words, messages.ERROR)
+            return None
+        if not rows:
+            self.message_user(request, _("These overrides do not exist any more."), messages.WARNING)
+            return None
+        if request.POST.get("confirmed") != "yes":
+            return self._ask(request, rows, action, warning)
+        label = getattr(self, action).short_description
+        words = _("%(action)s (with %(number)d chosen)") % {"action": label, "number": len(rows)}
+        with transaction.atomic(using=write_database()):
+            changed = change(rows, timezone.now())
+            LogEntry.objects.log_actions(cast("int", request.user.pk), rows, CHANGE, words)
+        words = ngettext("%d override was changed.", "%d overrides were changed.", changed) % changed
+        self.message_user(request, words, messages.SUCCESS)
+        warn_if_unpublished(self, request, {row.subject for row in rows})
+        return None
+
+    def _ask(self, request: HttpRequest, rows: Sequence[QuotaOverride], action: str, warning: str) -> TemplateResponse:
+        now = timezone.now()
+        states = [state_of(row, now) for row in rows]
+        is_all = request.POST.get("select_across") == "1"
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("Are you sure?"),
+            "opts": self.opts,
+            "media": self.media,
+            "warning": warning,
+            "action": action,
+            "rows": rows[:MAX_NAMED],
+            "more": max(0, len(rows) - MAX_NAMED),
+            "number": len(rows),
+            **{state: states.count(state) for state in STATES},
+            "is_all": is_all,
+            "chosen": [] if is_all else [row.pk for row in rows],
+            "action_checkbox_name": ACTION_CHECKBOX_NAME,
+        }
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, "admin/django_quota/quotaoverride/confirm.html", context)
+
+
+Change = Callable[[Sequence[QuotaOverride], datetime], int]
+"""Changes rows at a moment, and returns how many it has changed."""
+
+
+def _set_mode(mode: QuotaOverride.Mode) -> Change:
+    def change(rows: Sequence[QuotaOverride], now: datetime) -> int:
+        return sum(batch.update(mode=mode, rate="", updated=now) for batch in _batches(rows))
+
+    return change
+
+
+def _expire(rows: Sequence[QuotaOverride], now: datetime) -> int:
+    """End the rows that have not ended. One that has not begun loses its start, which would be after its end."""
+    changed = 0
+    for batch in _batches([row for row in rows if row.expires is None or row.expires > now]):
+        batch.filter(starts__gte=now).update(starts=None)
+        changed += batch.update(expires=now, updated=now)
+    return changed
+
+
+def _batches(rows: Sequence[QuotaOverride]) -> Iterator[QuerySet[QuotaOverride]]:
+    keys = [row.pk for row in rows]
+    for first in range(0, len(keys), BATCH_SIZE):
+        yield QuotaOverride.objects.filter(pk__in=keys[first : first + BATCH_SIZE])
+
+
+def _state_and_span(row: QuotaOverride) -> tuple[str | Promise, str]:
+    """Return the state of an override, and from when until when it is in force."""
+    state = state_of(row, timezone.now())
+    starts, expires = (
+        moment_in_words(moment, "SHORT_DATETIME_FORMAT") if moment else "" for moment in (row.starts, row.expires)
+    )
+    if state == "pending":
+        words = _("from %(starts)s until %(expires)s") if expires else _("from %(starts)s")
+    elif not expires:
+        words = ""
+    else:
+        words = _("on %(expires)s") if state == "ended" else _("until %(expires)s")
+    return STATES[state], words % {"starts": starts, "expires": expires}

@@ -1,0 +1,332 @@
+"""The actions on a subject in the admin: who may run each, what it warns of, and what it does.
+
+New rates, exemptions and blocks are overrides. They are saved through the model, which publishes them on commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, cast
+
+from django import forms
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+from django.utils.functional import Promise
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from django_quota.admin.admin_wording import moment_in_words, rule_in_words, sentence
+from django_quota.core.errors import QuotaError
+from django_quota.core.keys import named
+from django_quota.models import QuotaOverride, begin_writing
+from django_quota.services.override_sync import write_database
+from django_quota.services.overrides import ALL_RULES
+from django_quota.services.reset import lift_bans, reset_subject
+
+SPANS: Mapping[str, timedelta] = {
+    "1h": timedelta(hours=1),
+    "1d": timedelta(days=1),
+    "7d": timedelta(days=7),
+}
+"""How long an override may last, besides until it is cleared."""
+
+_SPAN_CHOICES = (
+    ("1h", gettext_lazy("an hour")),
+    ("1d", gettext_lazy("a day")),
+    ("7d", gettext_lazy("seven days")),
+    ("", gettext_lazy("until it is cleared")),
+)
+
+MODES = {
+    "raise": QuotaOverride.Mode.RATE,
+    "exempt": QuotaOverride.Mode.EXEMPT,
+    "block": QuotaOverride.Mode.BLOCKED,
+}
+"""The mode of the override that each of these actions creates."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionTarget:
+    """The subject and the rule that an action is about."""
+
+    subject: str
+    rule: str = ALL_RULES
+    """A rule's name, or `"*"` for all rules. To lift a ban, it is `BanStatus.field`."""
+
+    @property
+    def words(self) -> str:
+        """The rule, as part of a sentence."""
+        return rule_in_words(self.rule)
+
+
+class ConfirmForm(forms.Form):
+    """The form of an action that only needs a confirmation."""
+
+
+class OverrideActionForm(forms.Form):
+    """How long an override lasts, and why it was created."""
+
+    span = forms.ChoiceField(label=gettext_lazy("For"), choices=_SPAN_CHOICES, required=False)
+    reason = forms.CharField(
+        label=gettext_lazy("Reason"),
+        max_length=500,
+        required=False,
+        help_text=gettext_lazy("Tells others why."),
+        widget=forms.TextInput(attrs={"class": "vTextField"}),
+    )
+
+
+class RaiseForm(OverrideActionForm):
+    """The rate of the override, too."""
+
+    rate = forms.CharField(
+        label=gettext_lazy("Rate"),
+        max_length=200,
+        help_text=gettext_lazy("For example 100/m, or 10/s; 500/h. It replaces all rates of the rule."),
+        widget=forms.TextInput(attrs={"class": "vTextField"}),
+    )
+    field_order = ("rate", "span", "reason")
+
+
+class Action:
+    """Something that a user of the admin can do to a subject."""
+
+    name = ""
+    label: str | Promise = ""
+    destructive = False
+    """Whether it takes something from the subject, or cannot be undone."""
+    permission = ""
+    form: type[forms.Form] = ConfirmForm
+
+    def has_permission(self, user: Any) -> bool:
+        """Return whether a user has the permission for it."""
+        return bool(user.has_perm(f"django_quota.{self.permission}"))
+
+    def is_allowed(self, user: Any, target: ActionTarget, ruled: Collection[str] | None = None) -> bool:
+        """Return whether a user may do it; `ruled` are the rules that have an override, looked up if it is None."""
+        return self.has_permission(user)
+
+    def warning(self, target: ActionTarget) -> str:
+        """Return what will happen, for the confirmation page."""
+        raise NotImplementedError
+
+    def do(self, target: ActionTarget, given: Mapping[str, Any], user: Any) -> str:
+        """Do it, and return what was done. Raises `StoreUnavailable`, or `ValidationError` for fields of the form."""
+        raise NotImplementedError
+
+
+class Reset(Action):
+    """Forget what was counted, and lift bans."""
+
+    name = "reset"
+    label = gettext_lazy("Reset")
+    destructive = True
+    permission = "reset_subject"
+
+    def warning(self, target: ActionTarget) -> str:
+        """Return what will be forgotten."""
+        words = {"subject": target.subject, "rule": target.words}
+        return _(
+            "This forgets all that was counted for %(subject)s under %(rule)s, lifts its bans and drops open holds. "
+            "Overrides and daily counts stay."
+        ) % words  # fmt: skip
+
+    def do(self, target: ActionTarget, given: Mapping[str, Any], user: Any) -> str:
+        """Forget it."""
+        done = reset_subject(target.subject, None if target.rule == ALL_RULES else [target.rule])
+        if not done.dropped:
+            return _("Nothing was counted under %s, so nothing was forgotten.") % target.words
+        return _("What was counted under %s was forgotten.") % target.words
+
+
+class LiftBan(Action):
+    """End bans; what was counted stays."""
+
+    name = "lift"
+    label = gettext_lazy("Lift ban")
+    permission = "lift_ban"
+
+    def warning(self, target: ActionTarget) -> str:
+        """Return which bans end."""
+        words = {"subject": target.subject, "rule": self._words(target)}
+        return _(
+            "This ends the ban of %(subject)s from %(rule)s. What was counted stays. The next ban counts as the first "
+            "again."
+        ) % words  # fmt: skip
+
+    def do(self, target: ActionTarget, given: Mapping[str, Any], user: Any) -> str:
+        """End them."""
+        lifted = lift_bans(target.subject, None if target.rule == ALL_RULES else [target.rule])
+        if not lifted:
+            return _("There was no ban from %s.") % self._words(target)
+        return ngettext("%d ban was lifted.", "%d bans were lifted.", lifted) % lifted
+
+    def _words(self, target: ActionTarget) -> str:
+        return target.words if target.rule == ALL_RULES else rule_in_words(named(target.rule) or target.rule)
+
+
+class OverrideAction(Action):
+    """Create an override, or replace the one of this subject and rule."""
+
+    destructive = False
+    permission = "add_quotaoverride"
+    form = OverrideActionForm
+
+    def is_allowed(self, user: Any, target: ActionTarget, ruled: Collection[str] | None = None) -> bool:
+        """Return whether a user may add an override, and change it if there already is one."""
+        if not super().is_allowed(user, target):
+            return False
+        if user.has_perm("django_quota.change_quotaoverride"):
+            return True
+        if ruled is None:
+            return not overrides_of(target.subject).filter(rule=target.rule).exists()
+        return target.rule not in ruled
+
+    def do(self, target: ActionTarget, given: Mapping[str, Any], user: Any) -> str:
+        """Save the row, and return what holds now."""
+        span = SPANS.get(given.get("span") or "")
+        values = {
+            "mode": MODES[self.name],
+            "rate": given.get("rate", ""),
+            "reason": given.get("reason", ""),
+            "created_by": user,
+            "starts": None,
+            "expires": None if span is None else timezone.now() + span,
+        }
+        try:
+            row = _saved(target, values, with_change=user.has_perm("django_quota.change_quotaoverride"))
+        except IntegrityError as error:
+            raise ValidationError(_("Somebody else has just created an override. Look at it first.")) from error
+        until = _("until it is cleared") if row.expires is None else _("until %s") % moment_in_words(row.expires)
+        done = self.done(row)
+        return sentence(f"{done} {target.words}, {until}") + (f" ({row.reason})" if row.reason else "")
+
+    def done(self, row: QuotaOverride) -> str:
+        """Return what holds, as the beginning of a sentence before the rule's name."""
+        raise NotImplementedError
+
+
+def _saved(target: ActionTarget, values: Mapping[str, Any], *, with_change: bool) -> QuotaOverride:
+    """Save these values in the row of the subject and the rule, or in a new row.
+
+    `with_change`: whether an existing row may be changed. If not, it raises `IntegrityError`.
+    """
+    database = write_database()
+    with transaction.atomic(using=database):
+        begin_writing(database)
+        row = overrides_of(target.subject).filter(rule=target.rule).first()
+        if row is not None and not with_change:  # somebody created it after the permission was checked
+            raise IntegrityError
+        row = row or QuotaOverride(subject=target.subject, rule=target.rule)
+        for name, value in values.items():
+            setattr(row, name, value)
+        row.full_clean()
+        row.save(using=database)
+    return cast("QuotaOverride", row)
+
+
+class Raise(OverrideAction):
+    """Another rate, for a while."""
+
+    name = "raise"
+    label = gettext_lazy("Raise for a day")
+    form = RaiseForm
+
+    def warning(self, target: ActionTarget) -> str:
+        """Return what will hold."""
+        words = {"subject": target.subject, "rule": target.words}
+        return _(
+            "For %(subject)s, the rate below replaces the rates of %(rule)s from the next request on, for the time "
+            "that you choose. What is used stays used."
+        ) % words  # fmt: skip
+
+    def done(self, row: QuotaOverride) -> str:
+        """Return which rate holds."""
+        return _("%s holds under") % row.rate
+
+
+class Exempt(OverrideAction):
+    """No limit."""
+
+    name = "exempt"
+    label = gettext_lazy("Exempt")
+
+    def warning(self, target: ActionTarget) -> str:
+        """Return that nothing is limited."""
+        words = {"subject": target.subject, "rule": target.words}
+        return _(
+            "From the next request on, %(subject)s is not limited under %(rule)s: every request is admitted, and none "
+            "is counted."
+        ) % words  # fmt: skip
+
+    def done(self, row: QuotaOverride) -> str:
+        """Return that nothing is limited."""
+        return _("Exempt from")
+
+
+class Block(OverrideAction):
+    """Nothing is admitted."""
+
+    name = "block"
+    label = gettext_lazy("Block")
+    destructive = True
+
+    def warning(self, target: ActionTarget) -> str:
+        """Return that nothing is admitted."""
+        words = {"subject": target.subject, "rule": target.words}
+        return _(
+            "From the next request on, every request of %(subject)s under %(rule)s is refused, for the time that you "
+            "choose."
+        ) % words  # fmt: skip
+
+    def done(self, row: QuotaOverride) -> str:
+        """Return that nothing is admitted."""
+        return _("Blocked under")
+
+
+class Clear(Action):
+    """Delete an override, so that the rule's own limits hold again."""
+
+    name = "clear"
+    label = gettext_lazy("Clear override")
+    permission = "delete_quotaoverride"
+
+    def warning(self, target: ActionTarget) -> str:
+        """Return what holds again."""
+        words = {"subject": target.subject, "rule": target.words}
+        return _(
+            "This deletes the override of %(subject)s for %(rule)s. From the next request on, the limits of the "
+            "settings hold again."
+        ) % words  # fmt: skip
+
+    def do(self, target: ActionTarget, given: Mapping[str, Any], user: Any) -> str:
+        """Delete it."""
+        row = overrides_of(target.subject).filter(rule=target.rule).first()
+        if row is None:
+            return _("There was no override for %s.") % target.words
+        said = str(row)
+        row.delete()
+        return _("Cleared: %s") % said
+
+
+ACTIONS: dict[str, Action] = {
+    action.name: action for action in (Raise(), Exempt(), Block(), Reset(), LiftBan(), Clear())
+}
+"""All actions by name, in the order of their buttons."""
+
+
+def overrides_of(subject: str) -> Any:
+    """Return the overrides of a subject in the database that they are written to."""
+    return QuotaOverride.objects.using(write_database()).filter(subject=subject)
+
+
+def add_form_error(error: ValidationError | QuotaError, form: forms.Form) -> None:
+    """Add the error of an action to the fields of its form, or to the whole form."""
+    if isinstance(error, ValidationError) and hasattr(error, "error_dict"):
+        for name, errors in error.error_dict.items():
+            form.add_error(name if name in form.fields else None, errors)
+    else:
+        form.add_error(None, str(error) if isinstance(error, QuotaError) else error)

@@ -1,0 +1,216 @@
+"""The admin page of a subject: its limits, why and until when, and the actions on it.
+
+You search for a subject by POST, so a plain value never becomes part of a URL. The page that is found has a URL, unless
+the subject is too long for one.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.contrib import admin, messages
+from django.contrib.admin.utils import quote, unquote
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path
+from django.utils.translation import gettext as _
+
+from django_quota.admin.admin_base import (
+    ReadOnlyAdmin,
+    admin_url,
+    may_see,
+    may_see_users,
+    reverse_admin,
+    warn_if_unpublished,
+)
+from django_quota.admin.subject_actions import ACTIONS, Action, ActionTarget, add_form_error
+from django_quota.admin.subject_page import DIGEST_PREFIX, build_page, log_actions
+from django_quota.core.errors import QuotaError, RuleError
+from django_quota.models import QuotaOverride, Subject
+from django_quota.services.lookup import SubjectMatch, composite_subjects, find_subjects, subject_hint
+from django_quota.services.overrides import ALL_RULES
+from django_quota.services.subjects import named_subject
+
+MAX_URL = 1_500
+"""Characters of the longest URL. A page with a longer one is the answer to a POST, as servers refuse long URLs."""
+
+_TEMPLATES = "admin/django_quota/subject"
+
+
+@admin.register(Subject)
+class SubjectAdmin(ReadOnlyAdmin):
+    """The search form and the page of one subject. A subject has no row, and the actions have their own permissions."""
+
+    def get_urls(self) -> list[URLPattern]:
+        """Add the actions to the URLs of a model."""
+        view = self.admin_site.admin_view(self.action_view)
+        return [path("action/<slug:name>/", view, name="django_quota_subject_action"), *super().get_urls()]
+
+    # --- finding ------------------------------------------------------------------------------------------------------
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Show the search form, or the page of a subject."""
+        self._check_view(request)
+        if request.method == "POST":
+            return self._find(request)
+        subject = request.GET.get("subject", "")
+        if not subject:
+            return self._show(request, "find", {"title": _("Find a subject")})
+        try:
+            return self._page(request, named_subject(subject))
+        except RuleError as error:
+            return self._show(request, "find", {"title": _("Find a subject"), "trouble": str(error), "asked": subject})
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
+    ) -> HttpResponse:
+        """Redirect from a log entry to the page of its subject."""
+        self._check_view(request)
+        subject = unquote(object_id)
+        if subject.startswith(DIGEST_PREFIX):
+            self.message_user(request, _("This subject is too long for a link. Search for it."), messages.WARNING)
+            return HttpResponseRedirect(_page_url(request, ""))
+        return HttpResponseRedirect(_page_url(request, subject))
+
+    def history_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Redirect to the page, which shows the history."""
+        return self.change_view(request, object_id)
+
+    def _check_view(self, request: HttpRequest) -> None:
+        request.current_app = self.admin_site.name
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+
+    def _find(self, request: HttpRequest) -> HttpResponse:
+        asked = request.POST.get("subject") or request.POST.get("find", "")
+        try:
+            found = (
+                [SubjectMatch(named_subject(asked))]
+                if "subject" in request.POST
+                else find_subjects(asked, with_users=may_see_users(request))
+            )
+        except RuleError as error:
+            # The typed text may hold a plain value, so it is not shown again.
+            return self._show(request, "find", {"title": _("Find a subject"), "trouble": str(error)})
+        if len(found) > 1:
+            return self._show(request, "choice", {"title": _("Whom do you mean?"), "found": _shown(found)})
+        return self._redirect(request, found[0].subject)
+
+    def _redirect(self, request: HttpRequest, subject: str) -> HttpResponse:
+        """Redirect to a subject's page, or show it if its URL would be too long."""
+        url = _page_url(request, subject)
+        return HttpResponseRedirect(url) if len(url) <= MAX_URL else self._page(request, subject)
+
+    def _page(self, request: HttpRequest, subject: str) -> HttpResponse:
+        page = build_page(subject, request.user)
+        name = str(page.user) if page.user is not None and may_see_users(request) else ""
+        context = {"title": _("Subject"), "subtitle": _short(subject), "page": page, "subject": subject, "name": name}
+        context["links"] = _links(request, subject, page.user)
+        is_met = page.used or page.refused or page.overrides
+        context["hint"] = "" if is_met else subject_hint(subject, with_users=may_see_users(request))
+        context["composite"] = composite_subjects(subject).items()
+        context["sees_overrides"] = may_see(request, QuotaOverride)
+        return self._show(request, "page", context)
+
+    def _show(self, request: HttpRequest, template: str, context: dict[str, Any]) -> TemplateResponse:
+        given = {**self.admin_site.each_context(request), "opts": self.opts, "media": self.media, **context}
+        return TemplateResponse(request, f"{_TEMPLATES}/{template}.html", given)
+
+    # --- actions ------------------------------------------------------------------------------------------------------
+
+    def action_view(self, request: HttpRequest, name: str) -> HttpResponse:
+        """Ask to confirm an action, or run it when it is confirmed."""
+        self._check_view(request)
+        action = ACTIONS.get(name)
+        if action is None:
+            raise Http404
+        given = request.POST if request.method == "POST" else request.GET
+        if not action.has_permission(request.user):
+            raise PermissionDenied
+        try:
+            target, rate = _target(given.get("subject", ""), given.get("on", ""))
+        except RuleError as error:
+            self.message_user(request, str(error), messages.ERROR)
+            return HttpResponseRedirect(_page_url(request, ""))
+        if not action.is_allowed(request.user, target):
+            raise PermissionDenied
+        if request.method == "POST" and "confirmed" in request.POST:
+            form = action.form(request.POST)
+            if form.is_valid() and self._do(request, action, target, form):
+                return self._redirect(request, target.subject)
+        else:
+            form = action.form(initial={"rate": rate, "span": "1d"})
+        back = _page_url(request, target.subject)
+        context = {
+            "title": action.label,
+            "subtitle": _short(target.subject),
+            "action": action,
+            "target": target,
+            "on": json.dumps([target.rule]),
+            "warning": action.warning(target),
+            "form": form,
+            "back": back if len(back) <= MAX_URL else "",
+        }
+        return self._show(request, "confirm", context)
+
+    def _do(self, request: HttpRequest, action: Action, target: ActionTarget, form: Any) -> bool:
+        """Run an action and log it. If it fails, add the error to the form and return False."""
+        try:
+            done = action.do(target, form.cleaned_data, request.user)
+        except (ValidationError, QuotaError) as error:
+            add_form_error(error, form)
+            return False
+        log_actions({target.subject: f"{action.label}: {done}"}, request.user)
+        self.message_user(request, done, messages.SUCCESS)
+        warn_if_unpublished(self, request, {target.subject})
+        return True
+
+
+def _target(subject: str, on: str) -> tuple[ActionTarget, str]:
+    """Return the target of a button, and the rate that it suggests. Raises `RuleError`."""
+    if not on:
+        return ActionTarget(named_subject(subject)), ""
+    try:
+        parts = json.loads(on)
+    except (ValueError, RecursionError):
+        parts = None
+    if not isinstance(parts, list) or not parts or not all(map(_is_name, parts)):
+        raise RuleError(_("The request names no rule."))
+    return ActionTarget(named_subject(subject), parts[0] or ALL_RULES), "".join(parts[1:2])
+
+
+def _is_name(part: object) -> bool:
+    """Return whether a value may be a rule or a rate: a text that every database can store."""
+    return isinstance(part, str) and "\0" not in part and not any("\ud800" <= sign <= "\udfff" for sign in part)
+
+
+def _page_url(request: HttpRequest, subject: str) -> str:
+    query = {"subject": subject} if subject else {}
+    return admin_url(request.current_app, "subject_changelist", **query)
+
+
+def _short(subject: str) -> str:
+    return subject if len(subject) <= 80 else f"{subject[:79]}…"  # noqa: PLR2004
+
+
+def _shown(found: list[SubjectMatch]) -> list[tuple[str, str]]:
+    """Return each subject with the name of its user."""
+    return [(one.subject, str(one.user)) for one in found]
+
+
+def _links(request: HttpRequest, subject: str, user: Any) -> list[tuple[str, str]]:
+    """Return the links from a subject's page that the user may follow: its user, its usage, a new override."""
+    links, site = [], request.current_app
+    if user is not None and may_see_users(request):
+        name = f"{user._meta.app_label}_{user._meta.model_name}_change"
+        links.append((_("User %s") % user, reverse_admin(site, name, quote(user.pk))))
+    asker: Any = request.user
+    if asker.has_perm("django_quota.view_dailycounter"):
+        links.append((_("Usage by day"), admin_url(site, "dailycounter_usage", subject=subject)))
+    if asker.has_perm("django_quota.add_quotaoverride"):
+        links.append((_("Add an override"), admin_url(site, "quotaoverride_add", subject=subject)))
+    return [(words, url) for words, url in links if url and len(url) <= MAX_URL]

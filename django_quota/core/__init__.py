@@ -1,0 +1,1 @@
+"""Rates, rules, algorithms, decisions. No Django, no I/O."""

@@ -1,0 +1,54 @@
+"""The algorithms, by name."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from django_quota.core.algorithms.base import (
+    NEVER,
+    REGISTRY,
+    Algorithm,
+    Limit,
+    Options,
+    Parameters,
+    Verdict,
+    encode_limit,
+    register,
+)
+from django_quota.core.algorithms.calendar import Calendar, is_outside
+from django_quota.core.algorithms.distinct import Distinct
+from django_quota.core.algorithms.fixed_window import FixedWindow
+from django_quota.core.algorithms.leaky_bucket import LeakyBucket
+from django_quota.core.algorithms.sliding_window import SlidingWindow
+from django_quota.core.algorithms.token_bucket import TokenBucket
+
+__all__ = [
+    "ALGORITHMS",
+    "BY_CODE",
+    "DISTINCT",
+    "NEVER",
+    "REGISTRY",
+    "Algorithm",
+    "AlgorithmName",
+    "Limit",
+    "Options",
+    "Parameters",
+    "Verdict",
+    "encode_limit",
+    "is_outside",
+]
+
+AlgorithmName = Literal["sliding_window", "fixed_window", "calendar", "token_bucket", "leaky_bucket"]
+"""What `algorithm=` takes, so that editors complete it and type checkers find a typo."""
+
+ALGORITHMS: dict[str, Algorithm[Any]] = {
+    algorithm.name: register(algorithm)
+    for algorithm in (SlidingWindow(), FixedWindow(), Calendar(), TokenBucket(), LeakyBucket())
+}
+"""Every algorithm by its name; the first is the default."""
+
+BY_CODE = {algorithm.code: algorithm for algorithm in ALGORITHMS.values()}
+"""The same by their codes, which their keys contain."""
+
+DISTINCT = register(Distinct())
+"""Decides rules with `distinct=`; `algorithm=` does not take it."""

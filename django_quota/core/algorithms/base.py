@@ -1,0 +1,207 @@
+"""What every algorithm has: parameters, and pure functions over one state.
+
+An algorithm is written twice: in Python, as the executable specification that the memory store runs, and in
+`lua/<name>.lua` for Redis. Both take the same integers and return the same verdict, and a test compares them. No
+function changes a state: it returns the next one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+from django_quota.core.clock import SECOND
+from django_quota.core.errors import RateError
+from django_quota.core.rates import CALENDAR_ONLY, Rate
+
+State = TypeVar("State")
+
+NEVER = -1
+"""A wait without an end: the cost is above what the limit can ever admit."""
+
+MAX_USED = 10**15
+"""Nothing counts further than this, even past a limit: doubles lose integers far above it."""
+
+
+class Parameters(NamedTuple):
+    """One limit as both implementations take it; each algorithm says what `a`, `b` and `c` mean."""
+
+    capacity: int
+    a: int
+    b: int = 0
+    c: int = 0
+    value: str = ""
+    """The digest of the value that a hit brings, if different values are counted."""
+
+
+class Verdict(NamedTuple):
+    """What one limit answers; times are spans in microseconds.
+
+    `retry_after`: if refused, how long until the same hit is admitted (`NEVER`: no time helps); if admitted, how long
+    to hold the hit back (the leaky bucket; else 0). `reset`: until nothing is used any more. `more`: until more is left
+    than now (`NEVER`: nothing is used, or the limit is 0).
+    """
+
+    allowed: bool
+    remaining: int
+    retry_after: int
+    reset: int
+    more: int
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of the algorithms; None means the algorithm's default.
+
+    `burst`: the capacity of a bucket, in hits. `precision`: slices of a sliding window. `tz`: an IANA time zone.
+    `count_refused`: refused hits count too, so a client that keeps trying stays out.
+    """
+
+    burst: int | None = None
+    precision: int | None = None
+    tz: str | None = None
+    count_refused: bool = False
+
+
+class Algorithm(ABC, Generic[State]):
+    """One algorithm: stateless, shared by all limits that use it."""
+
+    name: ClassVar[str]
+    code: ClassVar[str]
+    """Its short name in keys."""
+    takes: ClassVar[frozenset[str]] = frozenset()
+    """The names of the `Options` that it takes, besides `count_refused`."""
+    bound: ClassVar[str]
+    """The most it admits in any window, in words."""
+    timeless: ClassVar[bool] = True
+    """Whether the parameters are the same at any time."""
+
+    def validate(self, rate: Rate, options: Options) -> None:
+        """Raise `RuleError` if the algorithm cannot serve this rate with these options."""
+        if rate.unit in CALENDAR_ONLY:
+            raise RateError(
+                str(rate),
+                str(rate).index("/") + 1,
+                f"{self.name!r} does not count in {rate.unit}s",
+                f"Use algorithm='calendar', or seconds to weeks: for example, '{rate.count}/30d'.",
+            )
+
+    def state_id(self, rate: Rate, options: Options) -> str:
+        """Return what tells this limit's state from the other limits of the rule; the count may change, this stays."""
+        return f"{self.code}.{rate.period // 1_000_000}s"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _registered, (self.name,)
+
+    def refill(self, rate: Rate, capacity: int) -> int:
+        """Return how long it takes for the whole capacity to come back, in microseconds."""
+        return rate.period
+
+    @abstractmethod
+    def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:
+        """Return the limit as integers; `now` matters to the calendar alone."""
+
+    @abstractmethod
+    def peek(self, state: State | None, p: Parameters, cost: int, now: int) -> Verdict:
+        """Return what a hit of this cost would get; `remaining` and `reset` are those before it."""
+
+    @abstractmethod
+    def consume(
+        self, state: State | None, p: Parameters, cost: int, now: int, *, over: bool = False
+    ) -> tuple[State, Verdict]:
+        """Consume the cost; return the next state and the verdict after it. `over`: even past the limit."""
+
+    @abstractmethod
+    def refund(self, state: State | None, p: Parameters, cost: int, now: int) -> State | None:
+        """Give the cost back, never more than is used; None if there is nothing left to keep."""
+
+    def receipt(self, state: State | None, p: Parameters, cost: int, stop: int, now: int) -> Sequence[int]:
+        """Return the receipt of a hold that was just consumed: first `stop`, when nothing of it is used any more."""
+        return (stop,)
+
+    def restore(self, state: State | None, p: Parameters, units: int, receipt: Sequence[int], now: int) -> State | None:
+        """Restore those units of a hold that still count, by its receipt; None if there is nothing left to keep."""
+        return self.refund(state, p, units, now) if receipt[0] > now else state
+
+    def follow_clock(self, state: State | None, now: int) -> State | None:
+        """Return the state after a clock has stepped back; the same state if it has not."""
+        return state
+
+    @abstractmethod
+    def expiry(self, state: State) -> int:
+        """Return when the state means nothing any more (microseconds)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Limit:
+    """One rate of one rule: what a store decides for a subject. `Limit.of` makes and checks it."""
+
+    rule: str
+    """The name of the rule."""
+    rate: Rate
+    algorithm: Algorithm[Any]
+    options: Options
+    state_id: str
+    """The name of its state among the limits of the rule, such as `"sw.60s"`."""
+    fixed: Parameters | None
+    """Its parameters if they are the same at any time; None for the calendar."""
+    encoded: str
+    """The fixed parameters as the script takes them; empty for the calendar."""
+    unit: ClassVar[str] = "requests"
+    """What is counted, as the RateLimit-Policy header has it."""
+
+    @property
+    def capacity(self) -> int:
+        """The most that can be left: the burst of a bucket, else the count of the rate."""
+        return self.rate.count if self.fixed is None else self.fixed.capacity
+
+    @property
+    def window(self) -> int | None:
+        """The whole seconds in which the capacity comes back; None for months and years, whose length varies."""
+        if self.rate.unit in CALENDAR_ONLY:
+            return None
+        return -(-self.algorithm.refill(self.rate, self.capacity) // SECOND)
+
+    def __repr__(self) -> str:
+        return f"<Limit {self.rate} by {self.algorithm.name} of {self.rule!r}>"
+
+    @classmethod
+    def of(cls, rule: str, rate: Rate, algorithm: Algorithm[Any], options: Options) -> Limit:
+        """Return the limit, the same object for the same arguments. Raises `RuleError` if they do not fit together."""
+        return _limit(rule, rate, algorithm, options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _limit, (self.rule, self.rate, self.algorithm, self.options)
+
+
+@lru_cache(maxsize=4096)
+def _limit(rule: str, rate: Rate, algorithm: Algorithm[Any], options: Options) -> Limit:
+    # One object for equal limits: then they compare and hash by identity, which the hot path does many times.
+    algorithm.validate(rate, options)
+    fixed = algorithm.parameters(rate, options, 0) if algorithm.timeless else None
+    encoded = "" if fixed is None else encode_limit(algorithm, fixed, options)
+    return Limit(rule, rate, algorithm, options, algorithm.state_id(rate, options), fixed, encoded)
+
+
+REGISTRY: dict[str, Algorithm[Any]] = {}
+"""Every algorithm that the decision script knows, by its name."""
+
+
+def register(algorithm: Algorithm[State]) -> Algorithm[State]:
+    """Add the one instance of an algorithm to the registry, and return it."""
+    REGISTRY[algorithm.name] = algorithm
+    return algorithm
+
+
+def _registered(name: str) -> Algorithm[Any]:
+    """Return the one instance of an algorithm, when it is unpickled."""
+    return REGISTRY[name]
+
+
+def encode_limit(algorithm: Algorithm[Any], parameters: Parameters, options: Options) -> str:
+    """Return a limit as an argument of `lua/decide.lua`."""
+    capacity, a, b, c, value = parameters
+    return f"{algorithm.name} {capacity} {a} {b} {c} {options.count_refused:d} {value or '-'}"

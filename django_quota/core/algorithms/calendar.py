@@ -1,0 +1,170 @@
+"""The calendar window: one counter for each period of the calendar, in a named time zone. See `lua/calendar.lua`.
+
+A period is a day from midnight to midnight (23, 24 or 25 hours), an ISO week, a month, a year, or a clock-aligned
+part of an hour or a day (`10/15m`, `100/6h`). Redis knows no time zones, so the caller sends the edges of the current
+and of the next period. If the clock of Redis is in neither, the reply says so, and the caller sends the edges for that
+time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from functools import lru_cache
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from django_quota.core.algorithms.base import Options, Parameters
+from django_quota.core.algorithms.fixed_window import FixedWindow
+from django_quota.core.clock import SECOND
+from django_quota.core.errors import RateError, RuleError
+from django_quota.core.rates import UNITS, Rate
+
+Edge = Callable[[int], datetime]
+"""Where the period of this index begins: a naive wall-clock time."""
+
+_ALIGNED_WITHIN = {"second": UNITS["minute"], "minute": UNITS["hour"], "hour": UNITS["day"]}
+_EPOCH = date(1970, 1, 1)
+
+
+class Calendar(FixedWindow):
+    """Parameters: a, b, c = the edges of the current and the next period, in microseconds: [a, b) and [b, c)."""
+
+    name = "calendar"
+    code = "cal"
+    takes = frozenset({"tz"})
+    bound = "limit a period"
+    timeless = False
+
+    def validate(self, rate: Rate, options: Options) -> None:
+        """Check that the window fits the calendar and that the zone exists."""
+        fits = rate.multiple == 1
+        if rate.unit in _ALIGNED_WITHIN:
+            fits = _ALIGNED_WITHIN[rate.unit] % rate.period == 0
+        elif rate.unit == "month":
+            fits = 12 % rate.multiple == 0
+        if not fits:
+            raise RateError(
+                str(rate),
+                str(rate).index("/") + 1,
+                "its window has no place in the calendar",
+                "Seconds must divide a minute, minutes an hour, hours a day and months a year; days, weeks and years "
+                "come one at a time. Use, for example, '10/15m', '100/6h', '1000/day' or '5000/month'.",
+            )
+        _zone(options.tz)
+
+    def state_id(self, rate: Rate, options: Options) -> str:
+        """Tell periods of different length or zone apart."""
+        return f"{self.code}.{rate.multiple}{rate.unit}.{options.tz or 'UTC'}"
+
+    def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:
+        """Return the edges around `now`."""
+        return Parameters(rate.count, *edges(rate.unit, rate.multiple, options.tz, now))
+
+    def end(self, p: Parameters, now: int) -> int:
+        """Return the end of the period around `now`."""
+        return p.b if now < p.b else p.c
+
+
+def is_outside(p: Parameters, now: int) -> bool:
+    """Say whether `now` is in neither of the periods whose edges were sent."""
+    return not p.a <= now < p.c
+
+
+@lru_cache(maxsize=64)
+def _zone(name: str | None) -> ZoneInfo:
+    try:
+        return ZoneInfo(name or "UTC")
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise RuleError(f"tz={name!r} is not a known time zone. Use, for example, 'UTC' or 'Europe/Berlin'.") from None
+
+
+def is_zone(name: str) -> bool:
+    """Say whether a time zone of this name is known here."""
+    try:
+        _zone(name)
+    except RuleError:
+        return False
+    return True
+
+
+def edges(unit: str, multiple: int, tz: str | None, now: int) -> tuple[int, int, int]:
+    """Return where the period around `now` begins, where it ends, and where the next one ends (microseconds)."""
+    zone = _zone(tz)
+    period = UNITS[unit] * multiple
+    if period <= UNITS["hour"]:
+        offset = _offset(zone, now)
+        return _short_edges(period, zone, offset, (now + offset) // period * period - offset)
+    return _wall_edges(unit, multiple, zone, now)
+
+
+@lru_cache(maxsize=256)
+def _short_edges(period: int, zone: ZoneInfo, offset: int, start: int) -> tuple[int, int, int]:
+    """Return the edges of a period of an hour at most, which the clock's face shows from `start` on at this offset.
+
+    It is cut where the clock jumps: an hour that the clock repeats is two periods, and where it jumps by half an hour,
+    the period before the jump ends there. So no two periods overlap.
+    """
+    begin, end = _cut(zone, offset, start, start + period)
+    offset = _offset(zone, end)
+    start = (end + offset) // period * period - offset
+    return begin, end, _cut(zone, offset, start, start + period)[1]
+
+
+def _cut(zone: ZoneInfo, offset: int, start: int, end: int) -> tuple[int, int]:
+    """Return the part of a span in which the clock of a zone is so far ahead of UTC."""
+    if _offset(zone, start) != offset:
+        return _jump(zone, start, end), end
+    return start, end if _offset(zone, end) == offset else _jump(zone, start, end)
+
+
+def _offset(zone: ZoneInfo, now: int) -> int:
+    """Return how far the clock of a zone is ahead of UTC."""
+    return int((datetime.fromtimestamp(now // SECOND, zone).utcoffset() or timedelta()).total_seconds()) * SECOND
+
+
+def _jump(zone: ZoneInfo, before: int, after: int) -> int:
+    """Return the moment between these at which the clock of a zone jumps."""
+    low, high = before // SECOND, after // SECOND
+    offset = _offset(zone, before)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _offset(zone, middle * SECOND) == offset else (low, middle)
+    return high * SECOND
+
+
+def _wall_edges(unit: str, multiple: int, zone: ZoneInfo, now: int) -> tuple[int, int, int]:
+    index, wall = _index(unit, multiple, datetime.fromtimestamp(now // SECOND, zone))
+
+    def edge(number: int) -> int:
+        # fold=0: the first of two midnights; a midnight that the clock skips is the moment of the jump.
+        return int(wall(number).replace(tzinfo=zone).astimezone(UTC).timestamp()) * SECOND
+
+    # A clock that jumps over an edge shows a period that has not begun; one that is set back, one that has ended.
+    while edge(index) > now:
+        index -= 1
+    while edge(index + 1) <= now:
+        index += 1
+    return edge(index), edge(index + 1), edge(index + 2)
+
+
+def _index(unit: str, multiple: int, local: datetime) -> tuple[int, Edge]:
+    """Return the number of the period that the wall clock shows, and where the period of a number begins."""
+    days = (local.date() - _EPOCH).days
+    if unit == "hour":
+        a_day = 24 // multiple
+        return (
+            days * a_day + local.hour // multiple,
+            lambda n: _midnight(n // a_day) + timedelta(hours=n % a_day * multiple),
+        )
+    if unit == "day":
+        return days, _midnight
+    if unit == "week":
+        return (days + 3) // 7, lambda n: _midnight(n * 7 - 3)  # 1970-01-01 was a Thursday
+    if unit == "year":
+        return local.year, lambda n: datetime(n, 1, 1)  # noqa: DTZ001 — the zone is put on by edge()
+    months = (local.year * 12 + local.month - 1) // multiple
+    return months, lambda n: datetime(n * multiple // 12, n * multiple % 12 + 1, 1)  # noqa: DTZ001
+
+
+def _midnight(days: int) -> datetime:
+    return datetime.combine(_EPOCH + timedelta(days=days), datetime.min.time())

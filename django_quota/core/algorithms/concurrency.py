@@ -1,0 +1,46 @@
+"""The limit of how many hold a slot at once, as Decisions show it; `engine.lease_operations` decides it.
+
+It is not an `Algorithm`: the holder gives a slot back, not a window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class AtOnce:
+    """A number of holders at once; a slot has it in place of a `Rate`."""
+
+    count: int
+    window: ClassVar[str] = "at-once"
+
+    def __str__(self) -> str:
+        return self.in_words()
+
+    def in_words(self) -> str:
+        """Return it as people say it: `"10 at once"`."""
+        return f"{self.count} at once"
+
+
+class _Kind(NamedTuple):
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Concurrency:
+    """How many may hold a slot at once; it has the public attributes of a `Limit`."""
+
+    rule: str
+    """The name of the slot."""
+    capacity: int
+    """How many."""
+    algorithm: ClassVar[_Kind] = _Kind("concurrency")
+    unit: ClassVar[str] = "concurrent-requests"
+    window: ClassVar[None] = None
+
+    @property
+    def rate(self) -> AtOnce:
+        """The limit in the place of a rate."""
+        return AtOnce(self.capacity)

@@ -1,0 +1,86 @@
+"""Different values: at most a number of them in any window. See `lua/distinct.lua`.
+
+Three devices for an account, five accounts for an address: it counts the values that hits bring, not the hits. A known
+value is free, and each use keeps it known for another window. So no window sees more values than the limit. A rule
+chooses it by `distinct=`, not by `algorithm=`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from django_quota.core.algorithms.base import NEVER, Algorithm, Options, Parameters, Verdict
+from django_quota.core.errors import RateError
+from django_quota.core.rates import Rate
+
+MAX_VALUES = 10_000
+"""The largest count: each value is an entry of some sixty bytes."""
+
+Values = Mapping[str, int]
+"""The digests that are known, each with the moment it is forgotten (microseconds)."""
+
+
+class Distinct(Algorithm[Values]):
+    """Parameters: a = the window in microseconds; value = the digest of the hit's value."""
+
+    name = "distinct"
+    code = "dv"
+    bound = "limit different values"
+
+    def validate(self, rate: Rate, options: Options) -> None:
+        """Check that there are not too many values to keep."""
+        super().validate(rate, options)
+        if rate.count > MAX_VALUES:
+            raise RateError(
+                str(rate),
+                0,
+                f"distinct= keeps every value, and so takes at most {MAX_VALUES}",
+                "counter(...).unique() estimates larger numbers.",
+            )
+
+    def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:
+        """Return the window."""
+        return Parameters(rate.count, rate.period)
+
+    def peek(self, state: Values | None, p: Parameters, cost: int, now: int) -> Verdict:
+        """Admit a known value, and a new one if there is room; else wait until one is forgotten."""
+        live = _live(state, now)
+        remaining = max(0, p.capacity - len(live))
+        reset = max(live.values()) - now if live else 0
+        adds = int(cost > 0 and p.value not in live)
+        more = _until_more(live, p, now)
+        if p.capacity > 0 and (adds == 0 or len(live) + 1 <= p.capacity):
+            return Verdict(allowed=True, remaining=remaining, retry_after=0, reset=reset, more=more)
+        # A new value has no room: it waits for the same moment.
+        return Verdict(allowed=False, remaining=remaining, retry_after=more, reset=reset, more=more)
+
+    def consume(
+        self, state: Values | None, p: Parameters, cost: int, now: int, *, over: bool = False
+    ) -> tuple[Values, Verdict]:
+        """Know the value for a window from now."""
+        live = _live(state, now)
+        # After a clock steps back, a value is not forgotten sooner. No two uses end at the same moment, so that
+        # compensating one leaves the other.
+        after = {**live, p.value: max(now + p.a, live.get(p.value, 0) + 1)}
+        remaining = max(0, p.capacity - len(after))
+        reset, more = max(after.values()) - now, _until_more(after, p, now)
+        return after, Verdict(allowed=True, remaining=remaining, retry_after=0, reset=reset, more=more)
+
+    def refund(self, state: Values | None, p: Parameters, cost: int, now: int) -> Values | None:
+        """Forget the value."""
+        return {value: expiry for value, expiry in (state or {}).items() if cost == 0 or value != p.value} or None
+
+    def expiry(self, state: Values) -> int:
+        """Return when the last value is forgotten."""
+        return max(state.values())
+
+
+def _until_more(live: Values, p: Parameters, now: int) -> int:
+    """Return how long until a value is forgotten that makes room; `NEVER` if no time makes any."""
+    if not live or p.capacity == 0:
+        return NEVER
+    return sorted(live.values())[max(0, len(live) - p.capacity)] - now
+
+
+def _live(state: Values | None, now: int) -> Values:
+    return {value: expiry for value, expiry in (state or {}).items() if expiry > now}

@@ -1,0 +1,73 @@
+"""The fixed window: one counter, opened by the first hit and closed a window later. See `lua/fixed_window.lua`.
+
+It is cheap and coarse: it admits at most twice the limit in any window. One value holds the count and the end, so that
+there is no INCR without its EXPIRE. The calendar shares everything except the end.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from django_quota.core.algorithms.base import MAX_USED, NEVER, Algorithm, Options, Parameters, Verdict
+from django_quota.core.rates import Rate
+
+
+class WindowCount(NamedTuple):
+    """The count of a window, and its end (microseconds)."""
+
+    used: int
+    end: int
+
+
+class FixedWindow(Algorithm[WindowCount]):
+    """Parameters: a = the window in microseconds."""
+
+    name = "fixed_window"
+    code = "fw"
+    bound = "2 * limit"
+
+    def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:
+        """Return the window."""
+        return Parameters(rate.count, rate.period)
+
+    def end(self, p: Parameters, now: int) -> int:
+        """Return when a window that opens now ends."""
+        return now + p.a
+
+    def peek(self, state: WindowCount | None, p: Parameters, cost: int, now: int) -> Verdict:
+        """Admit if count + cost stays within the limit; else wait for the end of the window."""
+        count, end = _open(state, now)
+        reset = end - now if count else 0
+        remaining = max(0, p.capacity - count)
+        more = reset if count and p.capacity else NEVER
+        if p.capacity > 0 and count + cost <= p.capacity:
+            return Verdict(allowed=True, remaining=remaining, retry_after=0, reset=reset, more=more)
+        if cost > p.capacity or p.capacity == 0:
+            return Verdict(allowed=False, remaining=remaining, retry_after=NEVER, reset=reset, more=more)
+        return Verdict(allowed=False, remaining=remaining, retry_after=end - now, reset=reset, more=more)
+
+    def consume(
+        self, state: WindowCount | None, p: Parameters, cost: int, now: int, *, over: bool = False
+    ) -> tuple[WindowCount, Verdict]:
+        """Count the cost; open a window if none is open."""
+        count, end = _open(state, now)
+        # A full window refuses everything: there is no need to count refusals further.
+        full = MAX_USED if over else max(p.capacity, count)
+        after = WindowCount(min(count + cost, full), end if count else self.end(p, now))
+        remaining = max(0, p.capacity - after.used)
+        reset = after.end - now
+        return after, Verdict(allowed=True, remaining=remaining, retry_after=0, reset=reset, more=reset)
+
+    def refund(self, state: WindowCount | None, p: Parameters, cost: int, now: int) -> WindowCount | None:
+        """Take the cost off the open window's count."""
+        count, end = _open(state, now)
+        return WindowCount(count - cost, end) if count > cost else None
+
+    def expiry(self, state: WindowCount) -> int:
+        """Return the window's end."""
+        return state.end
+
+
+def _open(state: WindowCount | None, now: int) -> WindowCount:
+    """Return the count of the open window; an empty one if none is open."""
+    return state if state and state.end > now else WindowCount(0, now)

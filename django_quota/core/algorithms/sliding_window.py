@@ -1,0 +1,148 @@
+"""The sliding window: never more than the limit in any window, in bounded memory. See `lua/sliding_window.lua`.
+
+A log of all hits is exact, but grows with the limit. This one keeps at most `precision + 1` entries, each with its
+expiry and a running total. What is used is the difference of two totals, never a scan:
+
+* limit <= precision: an entry is one hit, exact to the microsecond.
+* limit > precision: an entry is a slice of `window / precision`. It expires with the *last* hit that could fall into
+  it. So a hit counts too long by at most a slice, never too short, and the limit always holds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from django_quota.core.algorithms.base import MAX_USED, NEVER, Algorithm, Options, Parameters, Verdict
+from django_quota.core.errors import RuleError
+from django_quota.core.rates import Rate
+
+DEFAULT_PRECISION = 100
+"""Slices a window: with one more, Redis still keeps the set packed (up to 128 entries)."""
+
+HUGE = 10**9
+HUGE_PRECISION = 64
+"""Slices a window for counts above `HUGE`, whose entries are longer: so a subject stays within the same 3.2 KB."""
+
+MAX_PRECISION = 1_000
+"""With it, even counted refusals keep the running totals of all live entries below `WRAP`."""
+
+WRAP = 2**52
+"""Running totals count modulo this, so that a subject that never pauses never leaves the integers of a double."""
+
+
+class Entry(NamedTuple):
+    """Hits that expire together: `total` is the running total after them, `cost` their own."""
+
+    total: int
+    cost: int
+    expiry: int
+
+
+class SlidingWindow(Algorithm[tuple[Entry, ...]]):
+    """Parameters: a = the window, b = the width of a slice (0: every hit is an entry), both in microseconds."""
+
+    name = "sliding_window"
+    code = "sw"
+    takes = frozenset({"precision"})
+    bound = "limit"
+
+    def validate(self, rate: Rate, options: Options) -> None:
+        """Check that the precision is from 1 to 1,000."""
+        super().validate(rate, options)
+        if options.precision is not None and not 1 <= options.precision <= MAX_PRECISION:
+            raise RuleError(f"precision={options.precision!r} is not from 1 to {MAX_PRECISION}. Use, for example, 100.")
+
+    def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:
+        """Return the window, and the slice if the limit is above the precision."""
+        precision = options.precision or (DEFAULT_PRECISION if rate.count <= HUGE else HUGE_PRECISION)
+        exact = rate.count <= precision and not options.count_refused  # refused hits know no bound but the slices
+        slice_width = 0 if exact else -(-rate.period // precision)
+        return Parameters(rate.count, rate.period, slice_width)
+
+    def peek(self, state: tuple[Entry, ...] | None, p: Parameters, cost: int, now: int) -> Verdict:
+        """Admit if used + cost stays within the limit; else wait for the entry whose end makes room."""
+        live = _live(state, now)
+        used = _used(live)
+        reset = live[-1].expiry - now if live else 0
+        remaining = max(0, p.capacity - used)
+        more = _until_more(live, p, now)
+        if p.capacity > 0 and used + cost <= p.capacity:
+            return Verdict(allowed=True, remaining=remaining, retry_after=0, reset=reset, more=more)
+        if cost > p.capacity or p.capacity == 0:
+            return Verdict(allowed=False, remaining=remaining, retry_after=NEVER, reset=reset, more=more)
+        wait = _until_back(live, used + cost - p.capacity, now)
+        return Verdict(allowed=False, remaining=remaining, retry_after=wait, reset=reset, more=more)
+
+    def consume(
+        self, state: tuple[Entry, ...] | None, p: Parameters, cost: int, now: int, *, over: bool = False
+    ) -> tuple[tuple[Entry, ...], Verdict]:
+        """Add the cost to the entry that expires with this hit, or as a new one."""
+        live = _live(state, now)
+        expiry = now + p.a if p.b == 0 else (now // p.b + 1) * p.b - 1 + p.a
+        most = max(0, MAX_USED - _used(live))
+        total = live[-1].total if live else 0
+        merged = 0
+        is_full = over and p.b == 0 and len(live) > p.capacity
+        if live and (is_full or live[-1].expiry >= expiry):
+            # The same slice, or a clock that stepped back: entries must stay in the order of their totals. If each
+            # hit is an entry, hits over the limit add no more entries than the limit has hits.
+            expiry, merged = max(live[-1].expiry, expiry), live[-1].cost
+            live = live[:-1]
+        # An entry of the whole limit refuses everything: only a hold, which may be restored in part, counts further.
+        cost = min(cost, most if over else max(0, p.capacity - merged))
+        after = (*live, Entry((total + cost) % WRAP, merged + cost, expiry))
+        remaining, more = max(0, p.capacity - _used(after)), _until_more(after, p, now)
+        return after, Verdict(allowed=True, remaining=remaining, retry_after=0, reset=expiry - now, more=more)
+
+    def refund(self, state: tuple[Entry, ...] | None, p: Parameters, cost: int, now: int) -> tuple[Entry, ...] | None:
+        """Take from the oldest entries: what stays expires no earlier than the hits that still count."""
+        live = _live(state, now)
+        while live and cost >= live[0].cost:
+            cost -= live[0].cost
+            live = live[1:]
+        if live and cost:
+            live = (live[0]._replace(cost=live[0].cost - cost), *live[1:])
+        return live or None
+
+    def restore(
+        self, state: tuple[Entry, ...] | None, p: Parameters, units: int, receipt: Sequence[int], now: int
+    ) -> tuple[Entry, ...] | None:
+        """Take the units out of the entry that they were consumed in; if a refund took some, out of the oldest ones."""
+        if receipt[0] <= now:
+            return state
+        live = _live(state, now)
+        at = bisect_left(live, receipt[0], key=lambda entry: entry.expiry)
+        if at < len(live) and live[at].expiry == receipt[0]:
+            less = min(units, live[at].cost)
+            behind = [entry._replace(total=(entry.total - less) % WRAP) for entry in live[at:]]
+            behind[0] = behind[0]._replace(cost=behind[0].cost - less)
+            live = (*live[:at], *(entry for entry in behind if entry.cost))
+            units -= less
+        return self.refund(live, p, units, now)
+
+    def expiry(self, state: tuple[Entry, ...]) -> int:
+        """Return when the last entry expires."""
+        return state[-1].expiry
+
+
+def _live(state: tuple[Entry, ...] | None, now: int) -> tuple[Entry, ...]:
+    if not state or state[0].expiry > now:
+        return state or ()
+    return state[bisect_left(state, now + 1, key=lambda entry: entry.expiry) :]
+
+
+def _until_back(live: tuple[Entry, ...], needed: int, now: int) -> int:
+    """Return how long until `needed` has come back."""
+    base = live[0].total - live[0].cost
+    return live[bisect_left(live, needed, key=lambda entry: (entry.total - base) % WRAP)].expiry - now
+
+
+def _until_more(live: tuple[Entry, ...], p: Parameters, now: int) -> int:
+    """Return how long until more is left; `NEVER` if no time brings more."""
+    return _until_back(live, max(0, _used(live) - p.capacity) + 1, now) if live and p.capacity else NEVER
+
+
+def _used(live: tuple[Entry, ...]) -> int:
+    return (live[-1].total - (live[0].total - live[0].cost)) % WRAP if live else 0

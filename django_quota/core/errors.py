@@ -1,0 +1,172 @@
+"""The errors of the package. `QuotaExceeded` is in `decisions`, beside the Decision that it carries.
+
+`except QuotaError` catches all of them. An error about a wrong value names the value, its place, and what to write
+instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import reprlib
+from collections.abc import Iterable
+from typing import Any
+
+
+class QuotaError(Exception):
+    """The base class of all errors of django_quota."""
+
+
+class ConfigurationError(QuotaError):
+    """A setting, an option or the deployment is wrong. `problem` says what, `hint` what to write instead."""
+
+    def __init__(self, problem: str, hint: str = "") -> None:
+        self.problem = problem
+        self.hint = hint
+        super().__init__(f"{problem} {hint}".strip())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problem, self.hint)
+
+
+class RuleError(ConfigurationError, ValueError):
+    """An option of a rule is wrong: unknown, not for this algorithm, or with a bad value."""
+
+
+class AlgorithmError(RuleError):
+    """There is no algorithm with this name."""
+
+
+class SubjectKeyError(RuleError):
+    """The key of a rule is wrong: of an unknown kind, a function that cannot be imported, or missing."""
+
+
+class RateError(RuleError):
+    """A rate, or the duration of a ban, cannot be read.
+
+    `text`: the given value. `position`: the index of the first wrong character, None if the whole value is wrong.
+    `problem`: what is wrong there. `hint`: what to write instead.
+    """
+
+    def __init__(self, text: object, position: int | None, problem: str, hint: str, what: str = "a rate") -> None:
+        self.text = text
+        self.position = position
+        self.problem = problem
+        self.hint = hint
+        self.what = what
+        place = "" if position is None else f" (at position {position})"
+        QuotaError.__init__(self, f"{reprlib.repr(text)} is not {what}: {problem}{place}. {hint}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.text, self.position, self.problem, self.hint, self.what)
+
+
+class StoreUnavailable(QuotaError):  # noqa: N818 — a public name of the design
+    """The store could not decide: no connection, no answer in time, or an error reply.
+
+    `reason`: a short text without secrets, on one line. The subclasses name the failures that you can fix.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason = without_secrets(reason)
+        super().__init__(f"The quota store is unavailable: {reason}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.reason,)
+
+
+class StoreRefusesWrites(StoreUnavailable):
+    """Redis answers, but accepts no writes: it is a replica, cannot save, has too few replicas, or is full."""
+
+
+class StoreOutOfMemory(StoreRefusesWrites):
+    """The memory of Redis is full."""
+
+
+class StorePermissionDenied(StoreUnavailable):
+    """Redis refuses the login or a command. Change the user in Redis, or the password in the settings."""
+
+
+class StoreCommandDenied(StorePermissionDenied):
+    """The user lacks a command that a script uses. Other calls work."""
+
+
+class StoreDataError(StoreUnavailable):
+    """Redis works, but this key holds something else than our data. Other subjects are decided."""
+
+
+class StoreFull(StoreUnavailable):
+    """The memory store holds its maximum of keys and cannot add another. Nothing was changed."""
+
+    def __init__(self, reason: str = "the memory of this process holds its maximum of keys") -> None:
+        super().__init__(reason)
+
+
+class CounterError(QuotaError):
+    """A counter would pass 64 bits, or its key holds another type. Nothing was changed.
+
+    `counter` and `subject` say which counter, `problem` what is wrong.
+    """
+
+    def __init__(self, counter: str, subject: str, problem: str) -> None:
+        self.counter = counter
+        self.subject = subject
+        self.problem = problem
+        super().__init__(f"Counter {counter!r} of {subject}: {problem}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.counter, self.subject, self.problem)
+
+
+class LeaseLost(QuotaError):  # noqa: N818 — a public name of the design
+    """A lease expired, or was removed, before it was released or renewed. Another caller may hold the slot now.
+
+    `slot` and `subject` say which lease.
+    """
+
+    def __init__(self, slot: str, subject: str) -> None:
+        self.slot = slot
+        self.subject = subject
+        super().__init__(
+            f"The lease of slot {slot!r} for {subject} was lost: it expired, or was removed, before it was released. "
+            "Use a longer lease=, or renew=True."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.slot, self.subject)
+
+
+_CREDENTIALS = re.compile(r"(\w+://|\b)\S*@")
+"""The user and password of a URL."""
+
+_OPTIONS = re.compile(r"\b(password|username)=[^&\s'\"]*", re.IGNORECASE)
+"""The same as query options of a URL."""
+
+_ARGUMENTS = re.compile(r"(with args beginning with).*", re.DOTALL)
+"""Redis repeats the arguments of an unknown command; those of AUTH and HELLO are passwords."""
+
+
+_CLIENT = re.compile(r"<redis\..*", re.DOTALL)
+"""redis-py shows a client with all its options. A password may hold any character, so drop all of the text."""
+
+
+_SIGNS = ("@", "=", "with args", "<redis.")
+"""A text without any of these has no secrets."""
+
+
+def without_secrets(text: str) -> str:
+    """Return a text, such as a URL or an error of a server, without passwords and on one line."""
+    if text.isprintable() and not any(sign in text for sign in _SIGNS):
+        return text  # the usual case, and a hot path while Redis is down
+    text = _CLIENT.sub("<redis...", text)
+    text = _ARGUMENTS.sub(r"\1 ...", _OPTIONS.sub(r"\1=***", _CREDENTIALS.sub(r"\1***@", text)))
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return " Did you mean 'x'?" with the nearest known word, or the list of known words if none is near."""
+    words = sorted(known)
+    near = difflib.get_close_matches(word, words, n=1)
+    if near:
+        return f" Did you mean {near[0]!r}?"
+    return f" Known: {', '.join(words)}." if words else ""

@@ -1,0 +1,67 @@
+"""One piece of logic for sync and async code: a flow, and the two drivers that run it.
+
+A flow is a generator. If it needs a call that takes time, it yields the call and gets the result back. The sync driver
+blocks for the call, the async driver awaits it. So the flow is written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, TypeAlias, TypeVar, cast
+
+T = TypeVar("T")
+
+Flow: TypeAlias = Generator[Any, Any, T]
+"""A generator for `run_sync` and `run_async`. `Flow[int]` returns a number as its result.
+
+It yields an `IOCall`, or whatever the `perform` of its driver takes. An error of the call is raised at the `yield`.
+"""
+
+
+class IOCall:
+    """A call that takes time, in two forms: `sync(*args)` blocks, `async_(*args)` is awaited."""
+
+    __slots__ = ("args", "async_", "sync")
+
+    def __init__(self, sync: Callable[..., Any], async_: Callable[..., Awaitable[Any]], *args: Any) -> None:
+        self.sync = sync
+        self.async_ = async_
+        self.args = args
+
+    def run_sync(self) -> Any:
+        """Make the call, and block until it is done."""
+        return self.sync(*self.args)
+
+    def run_async(self) -> Awaitable[Any]:
+        """Return the call, to be awaited."""
+        return self.async_(*self.args)
+
+
+def run_sync(flow: Flow[T], perform: Callable[[Any], Any] = IOCall.run_sync) -> T:
+    """Run a flow in sync code and return its result. `perform` does what the flow yields."""
+    try:
+        call = next(flow)
+        while True:
+            try:
+                result = perform(call)
+            except BaseException as error:  # noqa: BLE001 — the flow decides what it catches
+                call = flow.throw(error)
+            else:
+                call = flow.send(result)
+    except StopIteration as done:
+        return cast("T", done.value)
+
+
+async def run_async(flow: Flow[T], perform: Callable[[Any], Awaitable[Any]] = IOCall.run_async) -> T:
+    """Run a flow in async code and return its result; see `run_sync`."""
+    try:
+        call = next(flow)
+        while True:
+            try:
+                result = await perform(call)
+            except BaseException as error:  # noqa: BLE001 — the flow decides what it catches
+                call = flow.throw(error)
+            else:
+                call = flow.send(result)
+    except StopIteration as done:
+        return cast("T", done.value)

@@ -1,0 +1,148 @@
+"""The names of the keys in Redis. Only this module builds and parses them.
+
+Every key is `<prefix>:1:{<subject>}:<what>`. `1` is the version of the stored data. The braces make Redis Cluster keep
+all keys of a subject in one slot. Subject and name are escaped, so that two subjects or two rules never share a key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import lru_cache
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+from django_quota.core.algorithms import Limit
+
+VERSION = "1"
+
+MAX_PART = 200
+"""Characters: a digest replaces a longer part."""
+
+_SAFE = ":/@+=,.-_"
+_DIGESTED = "~"  # `escape` escapes it, so no other part begins with it
+
+KINDS = {
+    "r": "the state of a limit: r:<rule>:<window>",
+    "s": "the status of the subject: overrides, bans, the last events; a hash",
+    "b": "refusals that count towards a ban: b:<rule>; a sorted set",
+    "h": "reservations that are not settled: h:<rule>; a sorted set",
+    "day": "checks of a day, by rule: day:<date>; a hash",
+    "c": "a counter: c:<name>; its days: c:<name>:<month>, a hash",
+    "m": "amounts in transfer from a counter: m:<name>; a sorted set",
+    "n": "amounts that a counter has received: n:<name>; a sorted set",
+    "u": "different values: u:<name>, and of a day u:<name>:<date>; a HyperLogLog",
+    "l": "leases: l:<name>; a sorted set",
+    "q": "those who wait for a lease, in order: q:<name>; a list",
+    "a": "those in the queue who are alive: a:<name>; a sorted set",
+    "once": "a value was seen: once:<name>; a string",
+}
+"""The content of a key of a subject, by the first part of its name."""
+
+SYSTEM_KINDS = {
+    "events": "what was refused, banned or is near: a stream; events:banned, its bans alone: another one",
+    "dead": "events that a group has given up: dead:<group>; a stream",
+    "bans": "all bans: <subject> <rule>, by their end; a sorted set",
+    "overrides": "the generation of the overrides that is published; overrides:<...>, its lock and its counts; strings",
+    "sweep": "how far a sweep has come; a string",
+    "tally": "checks of all subjects, by rule: tally:<date>, tally:<minute since 1970>; a hash",
+    "refused": "who was refused how often on a day: refused:<date>; a sorted set",
+    "slots": "slots that were asked for lately: <subject> <name> <limit>, by when they are forgotten; a sorted set",
+    "workers": "processes that share the limits: a token each, by when it is no longer counted; a sorted set",
+    "told": "the number of the last metrics that a process has sent: told:<token>; a string",
+}
+"""The content of a key without a subject, by the first part of its name; see `system_key`."""
+
+
+BAN_EVENTS = "events:banned"
+"""The name of the stream that has only bans; see `system_key`."""
+
+
+class Key(NamedTuple):
+    """A parsed key; `subject` is None if a digest replaces it."""
+
+    subject: str | None
+    what: str
+
+
+def escape(part: str) -> str:
+    """Return a part, percent-encoded except for letters, digits and a few signs; a digest if it is long."""
+    return _cached_escape(part) if len(part) <= MAX_PART else _escape(part)  # long parts must not fill the cache
+
+
+def _escape(part: str) -> str:
+    escaped = quote(part, safe=_SAFE, errors="surrogatepass").replace("~", "%7E")
+    if len(escaped) > MAX_PART:
+        return _DIGESTED + hashlib.sha256(escaped.encode()).hexdigest()
+    return escaped
+
+
+_cached_escape = lru_cache(maxsize=8192)(_escape)
+
+
+def field(name: str) -> str:
+    """Return the name of a rule or a counter, without colons, for a key or the field of a hash."""
+    return escape(name).replace(":", "%3A")
+
+
+def named(part: str) -> str | None:
+    """Return the name from which `field` made a part; None if it is a digest."""
+    return None if part.startswith(_DIGESTED) else unquote(part, errors="surrogatepass")
+
+
+@lru_cache(maxsize=4096)
+def _state_suffix(limit: Limit) -> str:
+    return f"}}:r:{field(limit.rule)}:{limit.state_id}"
+
+
+def subject_base(prefix: str, subject: str) -> str:
+    """Return the beginning of all keys of a subject, up to the closing brace."""
+    return part_base(prefix, escape(subject))
+
+
+def part_base(prefix: str, part: str) -> str:
+    """Return the beginning of all keys of a subject whose name is escaped already."""
+    return f"{prefix}:{VERSION}:{{{part}"
+
+
+def state_key(base: str, limit: Limit) -> str:
+    """Return the key of the state of a limit; `base` is the `subject_base` of its subject."""
+    return base + _state_suffix(limit)
+
+
+def key_of(base: str, kind: str, *parts: str) -> str:
+    """Return another key of a subject, such as `...:day:2026-11-21`; `base` is its `subject_base`, `kind` a `KINDS`."""
+    return f"{base}}}:{':'.join((kind, *map(field, parts)))}"
+
+
+def total_of(outbox: str) -> str:
+    """Return the key of the counter to which an outbox of transfers belongs."""
+    return outbox.replace("}:m:", "}:c:", 1)
+
+
+def system_key(prefix: str, what: str) -> str:
+    """Return a key without a subject. All of them are in one slot, under a name that no subject can have."""
+    return f"{prefix}:{VERSION}:{{!}}:{what}"
+
+
+def is_system(prefix: str, key: str) -> bool:
+    """Return whether a key has no subject: a `system_key`, or a key that each server of a Cluster has."""
+    return key.startswith(part_base(prefix, "!"))
+
+
+def read(prefix: str, key: str) -> Key | None:
+    """Parse a key; None if it belongs to another program."""
+    match = re.fullmatch(rf"{re.escape(prefix)}:{VERSION}:\{{([^{{}}]*)\}}:(.+)", key)
+    if match is None:
+        return None
+    return Key(named(match[1]), match[2])
+
+
+def pattern(prefix: str) -> str:
+    """Return the SCAN pattern of all keys with this prefix."""
+    return f"{glob(prefix)}:{VERSION}:{{*"
+
+
+def glob(text: str) -> str:
+    """Return the SCAN pattern of exactly this text."""
+    return re.sub(r"([*?\[\]\\])", r"\\\1", text)

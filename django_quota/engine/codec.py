@@ -1,0 +1,276 @@
+"""The codec of decisions: names for the words and numbers that `lua/decide.lua` takes and replies.
+
+The head of the script lists the same, and a test holds both together.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Literal, NamedTuple
+
+from django_quota.core.algorithms import NEVER, Verdict
+from django_quota.core.clock import SECOND
+from django_quota.core.decisions import Outcome, Why
+from django_quota.core.errors import StoreDataError
+from django_quota.engine.hits import Hit
+from django_quota.engine.operations import text
+
+RETRY_WITH, REFUSED, ALLOWED = -1, 0, 1
+"""The verdicts of a reply. RETRY_WITH: send the plan again in the form that the reply asks for."""
+
+HEADER = 2
+"""The time and the verdict open a reply."""
+
+PER_LIMIT = len(Verdict._fields)
+"""How many numbers of a reply belong to each limit."""
+
+
+# --- modes ------------------------------------------------------------------------------------------------------------
+
+
+class HoldId(NamedTuple):
+    """What names a hold."""
+
+    due: int
+    """When the store gives it back by itself, in microseconds."""
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Check one hit, and note what it consumes as a hold for `ttl` microseconds."""
+
+    token: str
+    ttl: int
+
+    def encode(self) -> str:
+        """Return the mode as `lua/decide.lua` takes it."""
+        return f"reserve {self.token} {self.ttl}"
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Replace what a hold consumed by what was really used (units), whatever the limit. Then peek."""
+
+    hold: HoldId
+    actual: int
+
+    def encode(self) -> str:
+        """Return the mode as `lua/decide.lua` takes it."""
+        return f"settle {self.actual} {self.hold.due} {self.hold.token}"
+
+
+class Receipt(NamedTuple):
+    """What a hit consumed of one limit, so that it can be compensated."""
+
+    stop: int
+    """When nothing of the hit is in use any more (microseconds). For different values: the expiry of the value."""
+    before: int | None = None
+    """The value's earlier expiry (0: it was not known). For a bucket: how much had been restored before."""
+    refunded: int | None = None
+    """For a bucket: how much had been refunded before."""
+    alone: int | None = None
+    """For a bucket: when the hit would have flowed back if nothing had been ahead of it."""
+
+
+class ConsumedHit(NamedTuple):
+    """What a hit consumed: a receipt for each limit, and whether it emitted a "near" event."""
+
+    receipts: Sequence[Receipt]
+    near: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Compensate:
+    """Take back what hits consumed, since a later part of their plan was refused. Then peek."""
+
+    consumed: Sequence[ConsumedHit]
+
+    def encode(self) -> str:
+        """Return the mode as `lua/decide.lua` takes it."""
+        words = ["compensate"]
+        for receipts, near in self.consumed:
+            encoded = [":".join([str(number) for number in receipt if number is not None]) for receipt in receipts]
+            words.append(("n" if near else "-") + ",".join(encoded))
+        return " ".join(words)
+
+
+PlainMode = Literal["check", "peek", "refund", "tentative", "record_refusal", "record_day"]
+Mode = PlainMode | Reserve | Settle | Compensate
+"""What a store does with a plan.
+
+"check" decides and consumes; "peek" changes nothing; "refund" restores the costs, then peeks. Plans that are decided in
+parts also use "tentative" (a check that can be compensated), "record_refusal" (a check whose plan is already refused)
+and "record_day" (counts hits that passed tentatively for the day).
+"""
+
+
+def encode_mode(mode: Mode) -> str:
+    """Return a mode as `lua/decide.lua` takes it."""
+    return mode if isinstance(mode, str) else mode.encode()
+
+
+def consumes(mode: Mode) -> bool:
+    """Say whether a hit that passes is consumed, and one that is refused emits an event."""
+    return mode in ("check", "tentative", "record_refusal") or isinstance(mode, Reserve)
+
+
+# --- replies ----------------------------------------------------------------------------------------------------------
+
+
+class Flag(IntEnum):
+    """What a reply says about a hit beside its limits."""
+
+    EXEMPT = 1
+    BLOCKED = 2
+    BANNED = 3
+    """The value of these three: when that ends, 0 for never."""
+    BAN_BEGAN = 4
+    """The hit began a ban that ends at the value."""
+    REFUSAL_EMITTED = 5
+    """A "refused" event was emitted."""
+    NEAR_EMITTED = 6
+    """A "near" event was emitted."""
+    BAN_LEVEL = 7
+    """The number of the ban in its row, if the caller writes the event."""
+    KNOWN_BEFORE = 8
+    """Of a tentative hit: what compensating it needs. One for a limit that counts values, two for a bucket."""
+    SETTLED_LATE = 9
+    """The hold was due at the value, before it was settled."""
+
+
+class Flagged(NamedTuple):
+    """A flag of a reply."""
+
+    hit: int
+    """The place of the hit in the plan."""
+    flag: int
+    value: int
+
+
+OVERRIDDEN, HOLDS_DUE = 1, 2
+"""Why a plan must be sent again: another rate override is in force, or holds are due whose keys are missing."""
+
+
+class RetryReason(NamedTuple):
+    """Why a hit must be sent in another form."""
+
+    hit: int
+    reason: int
+    value: str
+    """The override as it was published (empty: none); or the names of the limits whose keys are missing."""
+
+
+@dataclass(slots=True)
+class Reply:
+    """The reply to a decision, with names."""
+
+    now: int
+    """The store's time, in microseconds."""
+    verdict: int
+    hits: list[list[Verdict]] = field(default_factory=list)
+    """For each hit a verdict for each limit."""
+    flags: list[Flagged] = field(default_factory=list)
+    retries: list[RetryReason] = field(default_factory=list)
+
+    @classmethod
+    def decode(cls, reply: Sequence[Any], hits: Sequence[Hit]) -> Reply:
+        """Read the reply to a decision about these hits.
+
+        Raises `StoreDataError` if it is something else, as a proxy that is no Redis may send.
+        """
+        try:
+            return cls._decode(reply, hits)
+        except (TypeError, ValueError, IndexError) as error:
+            raise StoreDataError(f"the reply to a decision cannot be read: {reprlib.repr(reply)}") from error
+
+    @classmethod
+    def _decode(cls, reply: Sequence[Any], hits: Sequence[Hit]) -> Reply:
+        now, verdict = reply[0], reply[1]
+        if verdict == RETRY_WITH:
+            rest = range(HEADER, len(reply), 3)
+            return cls(now, verdict, [], [], [RetryReason(reply[i], reply[i + 1], text(reply[i + 2])) for i in rest])
+        found, at = [], HEADER
+        for hit in hits:
+            of_hit = []
+            for _ in hit.limits:
+                allowed, remaining, retry_after, reset, more = reply[at : at + PER_LIMIT]
+                of_hit.append(Verdict(allowed == 1, remaining, retry_after, reset, more))
+                at += PER_LIMIT
+            found.append(of_hit)
+        if at == len(reply):
+            return cls(now, verdict, found)
+        return cls(now, verdict, found, [Flagged(*reply[i : i + 3]) for i in range(at, len(reply), 3)])
+
+    def encode(self) -> list[Any]:
+        """Return the reply as the script sends it."""
+        if self.verdict == RETRY_WITH:
+            return [self.now, RETRY_WITH, *(word for reason in self.retries for word in reason)]
+        limits = [int(number) for verdicts in self.hits for verdict in verdicts for number in verdict]
+        return [self.now, self.verdict, *limits, *(number for flagged in self.flags for number in flagged)]
+
+    def flags_of(self, index: int) -> dict[int, int]:
+        """Return the flags of a hit with their values."""
+        return {flag: value for hit, flag, value in self.flags if hit == index}
+
+    def passed(self, index: int) -> bool:
+        """Say whether all limits of a hit admitted it."""
+        return all(verdict.allowed for verdict in self.hits[index])
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a `settle()` came after the ttl of the reservation."""
+        return any(flag == Flag.SETTLED_LATE for _, flag, _ in self.flags)
+
+
+_WHY: dict[int, Why] = {Flag.EXEMPT: "exempt", Flag.BLOCKED: "blocked", Flag.BANNED: "banned"}
+
+
+def outcomes_of(reply: Reply, hits: Sequence[Hit]) -> tuple[Outcome, ...]:
+    """Return one outcome for each limit."""
+    outcomes = []
+    reasons = {hit: _WHY[flag] for hit, flag, _ in reply.flags if flag in _WHY} if reply.flags else {}
+    for index, (hit, verdicts) in enumerate(zip(hits, reply.hits, strict=True)):
+        why: Why = "override" if hit.override else ""
+        if reasons:
+            why = reasons.get(index, why)
+        shadow, blocks = hit.rule.shadow, hit.group == 0
+        for compiled, (allowed, remaining, wait, reset, more) in zip(hit.limits, verdicts, strict=True):
+            # A hit that costs nothing may be admitted before anything is left.
+            next_after = more if allowed or wait == NEVER else min(more, wait)
+            outcomes.append(
+                Outcome(
+                    compiled.limit,
+                    hit.subject,
+                    hit.cost,
+                    allowed,
+                    remaining,
+                    0.0 if allowed else None if wait < 0 else wait / SECOND,
+                    reset / SECOND,
+                    None if next_after == NEVER else next_after / SECOND,
+                    wait / SECOND if allowed else 0.0,
+                    shadow,
+                    blocks,
+                    why,
+                )
+            )
+    return tuple(outcomes)
+
+
+EventKind = Literal["refused", "banned", "near"]
+
+_EVENTS: dict[int, EventKind] = {
+    Flag.BAN_BEGAN: "banned",
+    Flag.REFUSAL_EMITTED: "refused",
+    Flag.NEAR_EMITTED: "near",
+}
+
+
+def emitted(reply: Reply, hits: Sequence[Hit]) -> Iterator[tuple[EventKind, Hit]]:
+    """Yield the events that a reply reports, each with its hit."""
+    for index, flag, _ in reply.flags:
+        if flag in _EVENTS:
+            yield _EVENTS[flag], hits[index]

@@ -1,0 +1,280 @@
+"""Operations of counters: totals, counts of days, and counts of different values.
+
+Each script of `lua/counter_*.lua` has its specification here; a transfer between two slots is in `transfer_operations`.
+The caller knows the keys, the fields and the edges of the day.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from django_quota.engine.operations import Operation, Script, States, script
+
+T = TypeVar("T")
+
+DONE, REFUSED, WRONG_DAY, NO_COUNTER, OVERFLOW = 1, 0, -1, -2, -3
+"""The status that opens a reply; see `lua/counter_common.lua`."""
+
+MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
+"""The bounds of a total."""
+
+MILLISECOND = 1_000
+"""Microseconds in a millisecond."""
+
+
+def _script(name: str) -> Script:
+    return script("counter_common", name)
+
+
+class FaultError(Exception):
+    """A key holds no counter, or its total would leave 64 bits: the status, and the key's number from 1."""
+
+    def __init__(self, status: int, number: int) -> None:
+        self.reply = [status, number]
+        super().__init__(status, number)
+
+
+class CounterOperation(Operation):
+    """An operation of a counter. Its reply is a list: a status, then the result or the number of the key at fault."""
+
+    def run(self, states: States, now: int) -> list[Any]:
+        """Run it; if a key is at fault, nothing changes."""
+        try:
+            return self.apply(states, now)
+        except FaultError as fault:
+            return fault.reply
+
+    @abstractmethod
+    def apply(self, states: States, now: int) -> list[Any]:
+        """Run it, or raise `FaultError` before anything is written."""
+
+    def read(self, states: States, now: int, number: int, nothing: T) -> T:
+        """Return the value of the key with this number; `nothing`, whose type it must have, if there is none."""
+        value = states.get(self.keys[number - 1], now)
+        if value is None:
+            return nothing
+        if not isinstance(value, type(nothing)):
+            raise FaultError(NO_COUNTER, number)
+        return value
+
+
+def added(value: int, amount: int, number: int) -> int:
+    """Return the sum. Raises `FaultError` for the key with this number if the sum does not fit into 64 bits."""
+    if not MIN_INT64 <= value + amount <= MAX_INT64:
+        raise FaultError(OVERFLOW, number)
+    return value + amount
+
+
+class Get(CounterOperation):
+    """Read a total; the reply is DONE and the total."""
+
+    script: ClassVar[Script] = _script("counter_get")
+
+    def __init__(self, key: str) -> None:
+        self.keys = [key]
+
+    def arguments(self) -> list[str | int]:
+        """Return nothing."""
+        return []
+
+    def apply(self, states: States, now: int) -> list[Any]:
+        """Read it."""
+        return [DONE, str(self.read(states, now, 1, 0))]
+
+
+class Pop(Get):
+    """Read a total and set it to zero; the reply is that of `Get`."""
+
+    script: ClassVar[Script] = _script("counter_pop")
+
+    def apply(self, states: States, now: int) -> list[Any]:
+        """Read it, and drop it."""
+        reply = super().apply(states, now)
+        states.drop(self.keys[0])
+        return reply
+
+
+class _Changing(CounterOperation):
+    """An operation by an amount; what it writes lives for `ttl` from then on (microseconds, whole milliseconds)."""
+
+    def __init__(self, keys: Sequence[str], amount: int, ttl: int) -> None:
+        self.keys = keys
+        self.amount = amount
+        self.ttl = ttl
+
+    def arguments(self) -> list[str | int]:
+        """Return the amount, and the lifetime in milliseconds."""
+        return [self.amount, self.ttl // MILLISECOND]
+
+    def has_written(self, reply: Any) -> bool:
+        """Say whether it was done."""
+        return bool(reply[0] == DONE)
+
+
+class Set(_Changing):
+    """Set the total to the amount; the reply is DONE."""
+
+    script: ClassVar[Script] = _script("counter_set")
+
+    def apply(self, states: States, now: int) -> list[Any]:
+        """Write it if the key holds a counter or nothing."""
+        self.read(states, now, 1, 0)
+        states.put(self.keys[0], self.amount, now + self.ttl)
+        return [DONE]
+
+
+class Take(_Changing):
+    """Take the amount (1 to 2^63 - 1) from a total; the reply is DONE, or REFUSED if the total is less."""
+
+    script: ClassVar[Script] = _script("counter_take")
+
+    def apply(self, states: States, now: int) -> list[Any]:
+        """Take all of it or nothing."""
+        total = self.read(states, now, 1, 0)
+        if total < self.amount:
+            return [REFUSED]
+        states.put(self.keys[0], total - self.amount, now + self.ttl)
+        return [DONE]
+
+
+class TransferRoute(NamedTuple):
+    """The route of an amount if no script reaches both totals; see `transfer_operations`."""
+
+    id: str
+    """A unique id."""
+    outbox: str
+    inbox: str
+
+
+class Transfer(_Changing):
+    """Move the amount (0 to 2^63 - 1) from the first of two keys to the second; the reply is that of `Take`.
+
+    The script needs both in one slot, and ignores the route.
+    """
+
+    script: ClassVar[Script] = _script("counter_transfer")
+
+    def __init__(self, keys: Sequence[str], amount: int, ttl: int, route: TransferRoute) -> None:
+        super().__init__(keys, amount, ttl)
+        self.route = route
+
+    def has_written(self, reply: Any) -> bool:
+        """Say whether it was done, and something was written."""
+        return self.keys[0] != self.keys[1] and super().has_written(reply)
+
+    def apply(self, states: States, now: int) -> list[Any]:
+        """Move all of it or nothing."""
+        source, destination = self.read(states, now, 1, 0), self.read(states, now, 2, 0)
+        if source < self.amount:
+            return [REFUSED]
+        if self.keys[0] != self.keys[1]:
+            states.put(self.keys[1], added(destination, self.amount, 2), now + self.ttl)
+            states.put(self.keys[0], source - self.amount, now + self.ttl)
+        return [DONE]
+
+
+class _DayOperation(CounterOperation):
+    """An operation that counts in all and for a day: `begins <= now < ends` (microseconds).
+
+    At another time the reply is WRONG_DAY and the store's time: the caller sends the day of that time.
+    """
+
+    begins: int
+    ends: int
+
+    def run(self, states: States, now: int) -> list[Any]:
+        """Run it if it is still that day."""
+        return super().run(states, now) if self.begins <= now < self.ends else [WRONG_DAY, now]
+
+
+class Incr(_Changing, _DayOperation):
+    """Add the amount to a total, and to a field of the days under the second key; the reply is DONE and the total."""
+
+    script: ClassVar[Script] = _script("counter_incr")
+
+    def __init__(self, keys: Sequence[str], amount: int, ttl: int, field: str, begins: int, ends: int) -> None:
+        super().__init__(keys, amount, ttl)
+        self.field = field
+        self.begins = begins
+        self.ends = ends
+
+    def arguments(self) -> list[str | int]:
+        """Return the arguments that `lua/counter_incr.lua` lists."""
+        return [*super().arguments(), self.field, self.begins, self.ends]
+
+    def apply(self, states: States, now: int) -> list[Any]:
+        """Add to both or to none."""
+        total = added(self.read(states, now, 1, 0), self.amount, 1)
+        days: dict[str, int] = self.read(states, now, 2, {})
+        count = added(days.get(self.field, 0), self.amount, 2)
+        states.put(self.keys[0], total, now + self.ttl)
+        states.put(self.keys[1], {**days, self.field: count}, now + self.ttl)
+        return [DONE, str(total)]
+
+
+class Days(CounterOperation):
+    """Read the counts of days; the reply is DONE and a text for each key.
+
+    `ranges`: the first and the last day of each key.
+    """
+
+    script: ClassVar[Script] = _script("counter_days")
+
+    def __init__(self, keys: Sequence[str], ranges: Sequence[tuple[int, int]]) -> None:
+        self.keys = keys
+        self.ranges = ranges
+
+    def arguments(self) -> list[str | int]:
+        """Return the arguments that `lua/counter_days.lua` lists."""
+        return [f"{first} {last}" for first, last in self.ranges]
+
+    def apply(self, states: States, now: int) -> list[Any]:
+        """Read them."""
+        reply: list[Any] = [DONE]
+        for number, (first, last) in enumerate(self.ranges, 1):
+            days: dict[str, int] = self.read(states, now, number, {})
+            reply.append(" ".join(str(days.get(f"{day:02}", 0)) for day in range(first, last + 1)))
+        return reply
+
+
+class Unique(_DayOperation):
+    """Count a value among the different ones, in all and of a day; the reply is DONE and 1 if it was new in all.
+
+    This is exact. Redis uses a HyperLogLog, which may take a new value for a known one.
+    """
+
+    script: ClassVar[Script] = _script("counter_unique")
+
+    def __init__(self, keys: Sequence[str], value: str, ttl: int, begins: int, ends: int) -> None:
+        self.keys = keys
+        self.value = value
+        self.ttl = ttl
+        self.begins = begins
+        self.ends = ends
+
+    def arguments(self) -> list[str | int]:
+        """Return the arguments that `lua/counter_unique.lua` lists."""
+        return [self.value, self.ttl // MILLISECOND, self.begins, self.ends]
+
+    def has_written(self, reply: Any) -> bool:
+        """Say whether it was counted; a known value counts as written too."""
+        return bool(reply[0] == DONE)
+
+    def apply(self, states: States, now: int) -> list[Any]:
+        """Count it in both."""
+        known: list[frozenset[str]] = [self.read(states, now, number, frozenset()) for number in (1, 2)]
+        for key, values in zip(self.keys, known, strict=True):
+            states.put(key, values if self.value in values else values | {self.value}, now + self.ttl)
+        return [DONE, int(self.value not in known[0])]
+
+
+class UniqueCount(Get):
+    """Count the different values under a key; the reply is DONE and how many."""
+
+    script: ClassVar[Script] = _script("counter_unique_count")
+
+    def apply(self, states: States, now: int) -> list[Any]:
+        """Count them."""
+        return [DONE, len(self.read(states, now, 1, frozenset()))]

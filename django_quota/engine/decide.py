@@ -1,0 +1,191 @@
+"""The decision: one plan, any number of hits, each with any number of limits; all or nothing.
+
+`Decide.run` is the specification of `lua/decide.lua`. That script is a frame. Its parts go in where a line of percent
+signs says so: the algorithm files, then `PARTS`. A file may use what an earlier one defines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from django_quota.core.algorithms import REGISTRY, Verdict, is_outside
+from django_quota.engine.codec import (
+    ALLOWED,
+    HOLDS_DUE,
+    REFUSED,
+    RETRY_WITH,
+    Compensate,
+    Flag,
+    Flagged,
+    Mode,
+    Reply,
+    Reserve,
+    RetryReason,
+    Settle,
+    consumes,
+    encode_mode,
+)
+from django_quota.engine.compensate import compensate, flags_before
+from django_quota.engine.events import REMOTE_LOG, EventLog, count_day, emit
+from django_quota.engine.hits import CompiledLimit, Hit, HitContext
+from django_quota.engine.holds import hold, missing_limits, replace, restore_due, settle, states_without_due
+from django_quota.engine.operations import Operation, Script, States, lua_source
+from django_quota.engine.subject_status import load_status, shut_out
+
+PARTS = (*REGISTRY, "holds", "subject_status", "event_log", "events", "compensate")
+"""The files that the script consists of, beside its frame."""
+
+_PLACE = "-- %% parts %%"
+
+
+def _composed() -> str:
+    frame = lua_source("decide")
+    if frame.count(_PLACE) != 1:
+        raise RuntimeError(f"lua/decide.lua must contain {_PLACE!r} exactly once")
+    return lua_source("clock") + frame.replace(_PLACE, "\n".join(map(lua_source, PARTS)))
+
+
+class Decide(Operation):
+    """Decide hits; the reply is that of `lua/decide.lua`, which `codec.Reply` reads.
+
+    `mode`: see `codec.Mode`. `log`: where events are written; None: no events.
+    """
+
+    script: ClassVar[Script] = Script.of(_composed())
+
+    def __init__(self, hits: Sequence[Hit], mode: Mode, log: EventLog | None = None) -> None:
+        self.hits = hits
+        self.mode = mode
+        self.log = log
+        self.keys = list[str]()
+        for hit in hits:
+            self.keys += hit.keys
+        if log is not None:
+            self.keys += log.keys
+
+    def arguments(self) -> list[str | int]:
+        """Return the arguments that `lua/decide.lua` lists."""
+        arguments: list[str | int] = [encode_mode(self.mode), 0 if self.log is None else self.log.length]
+        for hit in self.hits:
+            arguments += hit.arguments
+        return arguments
+
+    def run(self, states: States, now: int) -> list[Any]:
+        """Decide over these states."""
+        if self.mode == "record_day":
+            for index, hit in enumerate(self.hits):
+                count_day(states, HitContext(hit, index), now, passed=True)
+            return Reply(now, ALLOWED).encode()
+        contexts = [HitContext(hit, index) for index, hit in enumerate(self.hits)]
+        retries = self._prepare(states, contexts, now)
+        if retries is not None:
+            return Reply(now, RETRY_WITH, retries=retries).encode()
+        for context in contexts:
+            context.verdicts = [_peek(states, context, number, now) for number in range(len(context.hit.limits))]
+            context.is_refused = any(not verdict.allowed for verdict in context.verdicts)
+        refused = {context.hit.group for context in contexts if context.is_refused}
+        if self.mode == "record_refusal":
+            refused.add(0)
+        flags = [Flagged(context.index, context.status, context.stop) for context in contexts if context.status]
+        flags += [Flagged(context.index, Flag.SETTLED_LATE, context.late) for context in contexts if context.late]
+        if consumes(self.mode):
+            for context in contexts:
+                if context.hit.cost > 0:
+                    flags += self._leave_traces(states, context, refused, now)
+        verdict = REFUSED if 0 in refused else ALLOWED
+        return Reply(now, verdict, [context.verdicts for context in contexts], flags).encode()
+
+    def _prepare(self, states: States, contexts: Sequence[HitContext], now: int) -> list[RetryReason] | None:
+        """Do what comes before the limits are read; return why the plan must be sent again, if it must."""
+        mode = self.mode
+        if isinstance(mode, Compensate):
+            compensate(states, self.hits, mode, now)
+            return None
+        if any(_is_outside(context.hit, now) for context in contexts):
+            return []
+        if isinstance(mode, Settle):
+            context = contexts[0]
+            context.late = mode.hold.due if settle(states, context.hit, mode, now) else 0
+            context.states = states_without_due(states, context.hit, now)
+            return None
+        retries = [reason for context in contexts for reason in load_status(states, context, now)]
+        for context in contexts:
+            missing = missing_limits(states, context.hit, now) if context.hit.holds and mode != "peek" else ""
+            if missing:
+                retries.append(RetryReason(context.index, HOLDS_DUE, missing))
+        return retries or _restore(states, contexts, mode, now) or None
+
+    def _leave_traces(self, states: States, context: HitContext, refused: set[int], now: int) -> list[Flagged]:
+        """Consume a hit, or count its refusal; return the flags."""
+        hit, mode = context.hit, self.mode
+        passed = not refused & {0, hit.group}
+        consumed = passed and not context.status
+        before = flags_before(states, context, now) if mode == "tentative" and consumed else []
+        if not context.status:
+            context.verdicts = [
+                _consume(states, hit, limit, verdict, refused, now)
+                for limit, verdict in zip(hit.limits, context.verdicts, strict=True)
+            ]
+        if isinstance(mode, Reserve) and consumed:
+            hold(states, hit, mode, [now + verdict.reset for verdict in context.verdicts], now)
+        if mode != "tentative" or context.is_refused:
+            count_day(states, context, now, passed=passed)
+        flags = emit(states, context, now, passed=passed, emits=self.log is not None)
+        if self.log is REMOTE_LOG and any(flagged.flag == Flag.BAN_BEGAN for flagged in flags):
+            flags.append(Flagged(context.index, Flag.BAN_LEVEL, context.level))
+        return flags + before
+
+
+def _is_outside(hit: Hit, now: int) -> bool:
+    """Say whether the day or a calendar period that was sent is over, or has not begun."""
+    if hit.day is not None and not hit.day.begins <= now < hit.day.ends:
+        return True
+    return any(is_outside(limit.parameters, now) for limit in hit.limits if not limit.algorithm.timeless)
+
+
+def _restore(states: States, contexts: Sequence[HitContext], mode: Mode, now: int) -> list[RetryReason]:
+    """Restore abandoned holds and, for a refund, the costs; return why the plan must be sent again, if it must."""
+    retries = []
+    for context in contexts:
+        if context.hit.holds and mode == "peek":
+            context.states = states_without_due(states, context.hit, now)
+        elif context.hit.holds and restore_due(states, context.hit, now, context.due):
+            retries.append(RetryReason(context.index, HOLDS_DUE, ""))
+    if retries or mode != "refund":
+        return retries
+    for context in contexts:
+        if context.status != Flag.EXEMPT:
+            for limit in context.hit.limits:
+                state = states.get(limit.key)
+                after = limit.algorithm.refund(state, limit.parameters, context.hit.cost, now)
+                replace(states, limit.key, limit.algorithm, state, after)
+    return retries
+
+
+def _peek(states: States, context: HitContext, number: int, now: int) -> Verdict:
+    limit = context.hit.limits[number]
+    state = states.get(limit.key) if context.states is None else context.states[number]
+    verdict = limit.algorithm.peek(state, limit.parameters, context.hit.cost, now)
+    if context.status == Flag.EXEMPT:
+        return verdict._replace(allowed=True, retry_after=0)
+    if context.status:
+        return shut_out(verdict, context.stop, now)
+    return verdict
+
+
+def _consume(states: States, hit: Hit, limit: CompiledLimit, verdict: Verdict, refused: set[int], now: int) -> Verdict:
+    """Consume the cost of a limit if the plan allows it; return the verdict after it."""
+    algorithm = limit.algorithm
+    passed = not refused & {0, hit.group}
+    counts = limit.limit.options.count_refused and limit.parameters.capacity > 0 and hit.group in refused
+    before = states.get(limit.key)
+    if not passed and not counts:
+        replace(states, limit.key, algorithm, before, algorithm.follow_clock(before, now))
+        return verdict
+    state, after = algorithm.consume(before, limit.parameters, hit.cost, now)
+    states.put(limit.key, state, algorithm.expiry(state))
+    if passed:
+        return after
+    # What a refused hit has filled also refuses the next one: the reply says for how long.
+    return algorithm.peek(state, limit.parameters, hit.cost, now)

@@ -1,0 +1,144 @@
+"""A hit: one rule for one subject, with its limits compiled to what a store needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from django_quota.core.algorithms import Algorithm, Limit, Parameters, Verdict, encode_limit
+from django_quota.core.rules import Rule
+
+
+class CompiledLimit(NamedTuple):
+    """One limit of a rule, for one subject and moment."""
+
+    key: str
+    """The key of its state."""
+    limit: Limit
+    parameters: Parameters
+    encoded: str
+    """The limit as an argument of `lua/decide.lua`."""
+
+    @classmethod
+    def of(cls, key: str, limit: Limit, now: int, value: str = "") -> CompiledLimit:
+        """Compile a limit.
+
+        `now` (microseconds) is used by calendar limits only, `value` (a digest) by limits that count different values.
+        """
+        if limit.fixed is not None and not value:
+            return cls(key, limit, limit.fixed, limit.encoded)
+        parameters = limit.fixed or limit.algorithm.parameters(limit.rate, limit.options, now)
+        parameters = parameters._replace(value=value)
+        return cls(key, limit, parameters, encode_limit(limit.algorithm, parameters, limit.options))
+
+    @property
+    def algorithm(self) -> Algorithm[Any]:
+        """The algorithm that decides it."""
+        return self.limit.algorithm
+
+    def at(self, now: int) -> CompiledLimit:
+        """Return the limit for another moment; only a calendar limit changes."""
+        return self if self.limit.fixed is not None else CompiledLimit.of(self.key, self.limit, now)
+
+
+class DayKey(NamedTuple):
+    """Where the checks of a day are counted, and when that day begins and ends (microseconds)."""
+
+    key: str
+    begins: int
+    ends: int
+
+
+class Hit:
+    """One rule for one subject: its limits are decided together, under the overrides and bans of the subject."""
+
+    __slots__ = (
+        "cost", "day", "extra_keys", "field", "group", "has_override_limits", "holds", "limits", "override",
+        "refusals_key", "rule", "status_key", "subject",
+    )  # fmt: skip
+
+    def __init__(
+        self, rule: Rule, field: str, status_key: str, subject: str, cost: int, limits: Sequence[CompiledLimit] = ()
+    ) -> None:
+        self.rule = rule
+        self.field = field
+        """The rule's name as fields of hashes have it."""
+        self.status_key = status_key
+        """The key of the subject's status: overrides, bans, events."""
+        self.subject = subject
+        self.cost = cost
+        self.limits = limits
+        self.group = 0
+        """0: a refusal refuses the plan. n: the hit belongs to the n-th rule that decides for itself alone."""
+        self.override = ""
+        """The rate override that the limits belong to, as it was published; empty for the rule's own limits."""
+        self.has_override_limits = False
+        """Whether the limits are those of the override: one that does not fit the rule is ignored."""
+        self.refusals_key = ""
+        """The key of the refusals that lead to a ban; empty if the rule has no ban."""
+        self.day: DayKey | None = None
+        self.holds = ""
+        """The key of its holds; empty while they are not needed."""
+        self.extra_keys: list[str] = []
+        """The keys of other limits of the rule that due holds have consumed."""
+
+    @property
+    def value(self) -> str:
+        """The digest that the hit brings, if its limits count different values."""
+        return self.limits[0].parameters.value
+
+    @property
+    def keys(self) -> list[str]:
+        """Its keys, in the order that `lua/decide.lua` lists."""
+        keys = [self.status_key, *[limit.key for limit in self.limits]]
+        if self.refusals_key:
+            keys.append(self.refusals_key)
+        if self.day:
+            keys.append(self.day.key)
+        if self.holds:
+            keys.append(self.holds)
+            keys += self.extra_keys
+        return keys
+
+    @property
+    def arguments(self) -> list[str | int]:
+        """Its arguments, in the order that `lua/decide.lua` lists."""
+        begins, ends = (self.day.begins, self.day.ends) if self.day else (0, 0)
+        holds = 1 + len(self.extra_keys) if self.holds else 0
+        head = f"{self.field} {self.group} {len(self.limits)} {self.rule.encoded} {begins} {ends} {holds}"
+        arguments: list[str | int] = [head, self.override]
+        for limit in self.limits:
+            arguments += (limit.encoded, self.cost)
+        return arguments
+
+
+@dataclass(slots=True)
+class HitContext:
+    """A hit while the specification decides it: what was found, and what follows."""
+
+    hit: Hit
+    index: int
+    """The place of the hit in the plan."""
+    status: int = 0
+    """`Flag.EXEMPT`, `Flag.BLOCKED` or `Flag.BANNED`; 0 for none of them."""
+    stop: int = 0
+    """When that ends; 0 for never."""
+    due: int | None = None
+    """When the first open hold is due."""
+    late: int = 0
+    """When the hold that is settled now was due; 0 if it is in time."""
+    states: list[Any] | None = None
+    """For a peek: how the limits would be without the holds that are due."""
+    level: int = 0
+    """The number of the last ban in its row."""
+    remembered: int = 0
+    """Until when that ban counts for the next one."""
+    verdicts: list[Verdict] = field(default_factory=list)
+    is_refused: bool = False
+    """Whether any of its limits refused it, before a ban or a counted refusal changed them."""
+
+
+def all_limits(hits: Iterable[Hit]) -> list[CompiledLimit]:
+    """Return the limits of all hits, in the order of the reply."""
+    return [limit for hit in hits for limit in hit.limits]

@@ -1,0 +1,187 @@
+"""Holds: what was reserved and is not settled yet. The specification of `lua/holds.lua`.
+
+A hold is a member of a sorted set: its token, its units, and for each limit a receipt of what was consumed there. Its
+token and the moment at which it is due name it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from django_quota.core.algorithms import BY_CODE, Algorithm, Parameters
+from django_quota.engine.codec import Reserve, Settle
+from django_quota.engine.hits import CompiledLimit, Hit
+from django_quota.engine.operations import States
+from django_quota.engine.subject_status import drop_field, set_field
+
+BATCH_SIZE = 100
+"""How many due holds one call restores; the caller asks again if there are more."""
+
+MAX_FORESEEN = 1_000
+"""How many due holds a peek takes into account."""
+
+Holds = Mapping[str, int]
+"""Holds by member, each with the moment (microseconds) at which it is restored by itself."""
+
+
+class _Place(NamedTuple):
+    """A limit that a hold may have consumed."""
+
+    key: str
+    algorithm: Algorithm[Any]
+    parameters: Parameters
+
+    @property
+    def window(self) -> str:
+        """The name of the limit within its rule."""
+        return _window_of(self.key)
+
+
+def hold(states: States, hit: Hit, mode: Reserve, used_until: Sequence[int], now: int) -> None:
+    """Note what the hit has just consumed as a hold."""
+    due = now + mode.ttl
+    words = [mode.token, str(hit.cost)]
+    for limit, stop in zip(hit.limits, used_until, strict=True):
+        receipt = limit.algorithm.receipt(states.get(limit.key), limit.parameters, hit.cost, stop, now)
+        words.append(f"{_window_of(limit.key)}={':'.join(map(str, receipt))}")
+    holds = {**_holds_of(states, hit), " ".join(words): due}
+    keep_until = max(due, *used_until)
+    states.put(hit.holds, holds, max(states.expiry(hit.holds), keep_until))
+    _note_first_due(states, hit, keep_until)
+
+
+def missing_limits(states: States, hit: Hit, now: int) -> str:
+    """Return the limits that due holds consumed and whose keys the hit lacks: their names, joined by commas."""
+    present = {place.window for place in _places(hit)}
+    missing = dict[str, None]()
+    for member in _due(_holds_of(states, hit), now, BATCH_SIZE):
+        for window, receipt in _receipts(member).items():
+            if window not in present and receipt[0] > now:
+                missing[window] = None
+    return ",".join(missing)
+
+
+def restore_due(states: States, hit: Hit, now: int, noted: int | None = None) -> bool:
+    """Restore abandoned holds; return whether more are due. `noted`: when the status says that the first is due."""
+    holds = dict(_holds_of(states, hit))
+    due = _due(holds, now, BATCH_SIZE)
+    for member in due:
+        _restore(states, hit, member, _units(member), now)
+        del holds[member]
+    if due or (noted is not None and noted <= now):
+        _put(states, hit, holds)
+    return bool(_due(holds, now, 1))
+
+
+def states_without_due(states: States, hit: Hit, now: int) -> list[Any]:
+    """Return how the limits would be without the holds that are due, for a peek."""
+    due = _due(_holds_of(states, hit), now, MAX_FORESEEN)
+    found = []
+    for limit in hit.limits:
+        state = states.get(limit.key)
+        for member in due:
+            state = _restored(state, _place(limit), member, _units(member), now)
+        found.append(state)
+    return found
+
+
+def settle(states: States, hit: Hit, mode: Settle, now: int) -> bool:
+    """Replace what a hold consumed by what was really used, whatever the limit; return whether it is late.
+
+    A late hold was restored, or is restored now, and everything that was used is consumed now. A hold that vanished
+    before it was due was settled or reset: then nothing changes.
+    """
+    (due, token), actual = mode.hold, mode.actual
+    is_late = due <= now
+    holds = dict(_holds_of(states, hit))
+    member = next((each for each, stop in holds.items() if stop == due and each.startswith(f"{token} ")), None)
+    held = 0
+    if member is not None:
+        del holds[member]
+        _put(states, hit, holds)
+        held = 0 if is_late else _units(member)
+        if is_late or actual < held:
+            _restore(states, hit, member, _units(member) if is_late else held - actual, now)
+    elif not is_late:
+        return False
+    for limit in hit.limits:
+        if actual > held and limit.parameters.capacity > 0:
+            state, _ = limit.algorithm.consume(states.get(limit.key), limit.parameters, actual - held, now, over=True)
+            states.put(limit.key, state, limit.algorithm.expiry(state))
+    return is_late
+
+
+def replace(states: States, key: str, algorithm: Algorithm[Any], before: Any, after: Any) -> None:
+    """Replace the state of a limit; None drops it."""
+    if after is None:
+        states.drop(key)
+    elif after is not before:
+        states.put(key, after, algorithm.expiry(after))
+
+
+def _due(holds: Holds, now: int, most: int) -> list[str]:
+    return [member for _, member in sorted((stop, member) for member, stop in holds.items() if stop <= now)][:most]
+
+
+def _restore(states: States, hit: Hit, member: str, units: int, now: int) -> None:
+    restored = set[str]()
+    for place in _places(hit):
+        if place.key not in restored:
+            restored.add(place.key)
+            state = states.get(place.key)
+            replace(states, place.key, place.algorithm, state, _restored(state, place, member, units, now))
+
+
+def _restored(state: Any, place: _Place, member: str, units: int, now: int) -> Any:
+    """Return the state of a limit after those units of a hold that still count were restored."""
+    receipt = _receipts(member).get(place.window)
+    if receipt is None:  # an override has replaced the limits that the hold consumed
+        return state
+    return place.algorithm.restore(state, place.parameters, units, receipt, now)
+
+
+def _places(hit: Hit) -> Iterator[_Place]:
+    """Yield the limits of a hit, then those of its extra keys."""
+    yield from map(_place, hit.limits)
+    for key in hit.extra_keys:
+        yield _Place(key, BY_CODE[_window_of(key).partition(".")[0]], Parameters(0, 0))
+
+
+def _place(limit: CompiledLimit) -> _Place:
+    return _Place(limit.key, limit.algorithm, limit.parameters)
+
+
+def _receipts(member: str) -> dict[str, list[int]]:
+    """Return the receipts of a hold, by the name of the limit."""
+    words = (part.split("=") for part in member.split(" ")[2:])
+    return {window: list(map(int, receipt.split(":"))) for window, receipt in words}
+
+
+def _put(states: States, hit: Hit, holds: Holds) -> None:
+    if holds:
+        states.put(hit.holds, holds, states.expiry(hit.holds))
+    else:
+        states.drop(hit.holds)
+    _note_first_due(states, hit, states.expiry(hit.holds))
+
+
+def _note_first_due(states: States, hit: Hit, keep_until: int) -> None:
+    holds = _holds_of(states, hit)
+    if holds:
+        set_field(states, hit.status_key, f"d:{hit.field}", str(min(holds.values())), keep_until)
+    else:
+        drop_field(states, hit.status_key, f"d:{hit.field}")
+
+
+def _holds_of(states: States, hit: Hit) -> Holds:
+    return states.get(hit.holds) or {}
+
+
+def _units(member: str) -> int:
+    return int(member.split(" ")[1])
+
+
+def _window_of(key: str) -> str:
+    """Return the name of a limit within its rule."""
+    return key.rpartition(":")[2]

@@ -1,0 +1,60 @@
+-- counter_common: what the scripts of the counters share. It goes before each of them.
+--
+-- A counter's total is a string that INCRBY has written; its days are a hash for each month, with the fields "01" to "31". Lua
+-- counts in doubles, which are exact up to 2^53 only: so Redis adds, and totals are read and compared as texts.
+--
+-- KEYS   those of the script after it
+-- ARGV   [1] now in microseconds, or '' for Redis' own clock
+-- reply  a script's reply begins with DONE, or is one of {REFUSED}, {WRONG_DAY, now}, {NO_COUNTER, n} (KEYS[n] holds no counter)
+--        and {OVERFLOW, n} (KEYS[n] would leave 64 bits); except for {DONE, ...} nothing has changed
+local DONE, REFUSED, WRONG_DAY, NO_COUNTER, OVERFLOW = 1, 0, -1, -2, -3
+
+local function moment()
+  local now = tonumber(ARGV[1])
+  if now then return now end
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000000 + tonumber(time[2])
+end
+
+-- Lets a key live for `ttl` milliseconds. Where the caller passes the time in (a test), Redis' own clock, by which keys
+-- expire, is another one: then an hour more.
+local function lifetime(ttl) return string.format('%.0f', tonumber(ttl) + (ARGV[1] == '' and 0 or 3600000)) end
+local function keep(key, ttl) redis.call('PEXPIRE', key, lifetime(ttl)) end
+
+local function failed(reply) return type(reply) == 'table' and reply.err end
+
+-- Returns the reply for the error of a command on KEYS[n]; an error that is not the key's fault stays what it is.
+local function fault(reply, n)
+  local function says(words) return string.find(reply.err, words, 1, true) end
+  if says('overflow') then return { OVERFLOW, n } end
+  if says('WRONGTYPE') or says('not an integer') or says('INVALIDOBJ') then return { NO_COUNTER, n } end
+  return reply
+end
+
+-- Says whether a whole number, written without a leading zero, is at least another one that is not negative.
+local function at_least(number, other)
+  if string.sub(number, 1, 1) == '-' then return false end
+  return #number > #other or (#number == #other and number >= other)
+end
+
+-- Says whether a text is a whole number of 64 bits, as Redis writes it.
+local function is_integer(text)
+  local sign, digits = string.match(text, '^(-?)([1-9]%d*)$')
+  if not digits then return text == '0' end
+  return at_least(sign == '-' and '9223372036854775808' or '9223372036854775807', digits)
+end
+
+-- Returns the total under KEYS[n] as a text; or nothing, and the reply that says why.
+local function read_total(n)
+  local key = KEYS[n]
+  local value = redis.pcall('GET', key)
+  if not value then return '0' end
+  if failed(value) then return nil, fault(value, n) end
+  if not is_integer(value) then return nil, { NO_COUNTER, n } end
+  return value
+end
+
+-- Puts back what lay under a key before it was written, or nothing (false).
+local function put_back(key, before)
+  if before then redis.call('SET', key, before, 'KEEPTTL') else redis.call('DEL', key) end
+end

@@ -1,0 +1,31 @@
+-- event_log: the event stream, the stream of bans, and the index of bans. A part of decide, and of append_events.
+--
+-- KEYS   events_key: a stream; banned_key: a stream of its bans alone, under the same ids, which refusals do not trim;
+--        bans_key: a sorted set of "<subject> <rule>", scored by the end of the ban
+-- ARGV   as the script that it is a part of
+-- reply  append_event, index_ban: nothing
+local EVENTS_TTL = 400 * 86400000000
+
+local function append_event(kind, rule, subject, stop, level, capacity, remaining)
+  local fields = { 'kind', kind, 'rule', rule, 'subject', subject, 'until', integer(stop), 'level', level,
+    'capacity', integer(capacity), 'remaining', integer(remaining) }
+  local id = redis.call('XADD', events_key, 'MAXLEN', '~', stream_length, '*', unpack(fields))
+  expire(events_key, EVENTS_TTL)
+  if kind ~= 'banned' then return end
+  local added = redis.pcall('XADD', banned_key, 'MAXLEN', '~', stream_length, id, unpack(fields))
+  if type(added) == 'table' then
+    -- If the event stream was deleted and the clock stepped back, the id may be lower than the last one here.
+    if not string.find(added.err, 'equal or smaller', 1, true) then error(added.err, 0) end
+    redis.call('XADD', banned_key, 'MAXLEN', '~', stream_length, '*', unpack(fields))
+  end
+  expire(banned_key, EVENTS_TTL)
+end
+
+local function index_ban(rule, subject, stop)
+  redis.call('ZADD', bans_key, integer(stop), subject .. ' ' .. rule)
+  -- Each new ban removes some that have ended, so that the index does not grow.
+  for _, ended in ipairs(redis.call('ZRANGEBYSCORE', bans_key, '-inf', integer(now), 'LIMIT', 0, 10)) do
+    redis.call('ZREM', bans_key, ended)
+  end
+  keep(bans_key, stop - now)
+end

@@ -1,0 +1,26 @@
+-- transfer_common: what the scripts of a transfer between two slots share. It goes before each, after counter_common.
+--
+-- Pending transfers lie in two sorted sets, whose scores are moments (microseconds). The outbox, beside the source: transfer ->
+-- until when it can be resumed. The inbox, beside the destination: the id of what has arrived, or "<id> <status>" of what could
+-- not be added -> until when that is remembered.
+--
+-- KEYS   those of the script after it
+-- ARGV   [1] now in microseconds, or '' for Redis' own clock
+-- reply  that of the script after it
+local now = moment()
+
+local function integer(number) return string.format('%.0f', number) end
+
+-- Lets a sorted set live for as long as its last entry.
+local function keep_to_last(key)
+  local last = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')
+  if last[1] then keep(key, math.max(1, math.ceil((tonumber(last[2]) - now) / 1000) + 1)) end
+end
+
+-- Appends to a reply the notes of an outbox that are still carried on and were made so long ago: each with its score.
+local function append_overdue(reply, key, kept, age, skipped, most)
+  local first, last = '(' .. integer(now), integer(now + kept - age)
+  local found = redis.call('ZRANGEBYSCORE', key, first, last, 'WITHSCORES', 'LIMIT', skipped, most)
+  for _, word in ipairs(found) do reply[#reply + 1] = word end
+  return reply
+end

@@ -1,0 +1,98 @@
+"""Add what a process has counted to what all have counted, once, however often it is sent; see `lua/metrics.lua`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+from django_quota.core.clock import SECOND
+from django_quota.engine.operations import Operation, Script, States, script
+
+FIELDS = 1_000
+"""How many fields a hash has; further rules are counted together under `OTHER`."""
+
+OTHER = "*"
+"""Stands for all further rules; no rule has this field."""
+
+SUBJECTS = SLOTS = 2_000
+"""How many members a sorted set keeps; half as many more for a while."""
+
+DAY_TTL = 2 * 86_400 * SECOND
+MINUTE_TTL = 7_200 * SECOND
+NUMBER_TTL = 3_600 * SECOND
+"""How long each is kept, in microseconds."""
+
+
+class MetricsKeys(NamedTuple):
+    """The keys that `lua/metrics.lua` lists."""
+
+    day: str
+    minute: str
+    refused: str
+    slots: str
+    number: str
+
+
+class AddMetrics(Operation):
+    """Add the counts of a process; the reply is 1, or 0 if they were added before.
+
+    `counts`: by field, as `lua/metrics.lua` has them; `refused`: by subject; `slots`: microseconds that each is
+    remembered. `number`: higher with each call of the process.
+    """
+
+    script: ClassVar[Script] = script("clock", "metrics")
+
+    def __init__(
+        self,
+        keys: MetricsKeys,
+        number: int,
+        counts: Mapping[str, int],
+        refused: Mapping[str, int],
+        slots: Mapping[str, int],
+    ) -> None:
+        self.keys = keys
+        self.number = number
+        self.counts = counts
+        self.refused = refused
+        self.slots = slots
+
+    def arguments(self) -> list[str | int]:
+        """Return the arguments that `lua/metrics.lua` lists."""
+        parts = (self.counts, self.refused, self.slots)
+        return [self.number, *map(len, parts), *(word for part in parts for pair in part.items() for word in pair)]
+
+    def run(self, states: States, now: int) -> int:
+        """Add them."""
+        keys = MetricsKeys(*self.keys)
+        if self.number <= (states.get(keys.number, now) or 0):
+            return 0
+        states.put(keys.number, self.number, now + NUMBER_TTL)
+        for key, kept in ((keys.day, DAY_TTL), (keys.minute, MINUTE_TTL)):
+            fields = dict(states.get(key, now) or {})
+            for field, count in self.counts.items():
+                name = field if field in fields or len(fields) < FIELDS else f"{OTHER}{field[-2:]}"
+                fields[name] = fields.get(name, 0) + count
+            _put(states, key, fields, now + kept)
+        refused = dict(states.get(keys.refused, now) or {})
+        for subject, count in self.refused.items():
+            refused[subject] = refused.get(subject, 0) + count
+        _put(states, keys.refused, _trimmed(refused, SUBJECTS), now + DAY_TTL)
+        slots = {name: stop for name, stop in (states.get(keys.slots, now) or {}).items() if stop > now}
+        slots.update({name: now + span for name, span in self.slots.items()})
+        _put(states, keys.slots, _trimmed(slots, SLOTS), max(slots.values(), default=0))
+        return 1
+
+
+def _put(states: States, key: str, value: Mapping[str, int], expiry: int) -> None:
+    if value:
+        states.put(key, value, max(states.expiry(key), expiry))
+    else:
+        states.drop(key)
+
+
+def _trimmed(scores: dict[str, int], most: int) -> dict[str, int]:
+    """Drop the lowest scores if there are half as many more than `most`."""
+    if len(scores) <= most + most // 2:
+        return scores
+    order: Any = sorted(scores.items(), key=lambda pair: (pair[1], pair[0]))
+    return dict(order[-most:])

@@ -1,0 +1,354 @@
+"""A plan: the limits that one request asks for, with subjects and costs.
+
+One plan is one script call. Its reply becomes a Decision here, so that every store and every driver reads it alike. The
+reply may ask for the plan in another form (another day, a rate override, abandoned holds): `revise` changes it. A
+process remembers rate overrides, so that the next plan of a subject has the right form at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+from django_quota.core.days import day_of
+from django_quota.core.decisions import Decision
+from django_quota.core.errors import RuleError
+from django_quota.core.keys import BAN_EVENTS, field, key_of, state_key, subject_base, system_key
+from django_quota.core.rules import Rule, name_conflict
+from django_quota.engine.codec import (
+    ALLOWED,
+    HOLDS_DUE,
+    RETRY_WITH,
+    EventKind,
+    Flag,
+    HoldId,
+    Mode,
+    Reply,
+    emitted,
+    outcomes_of,
+)
+from django_quota.engine.compensate import compensated, compensation
+from django_quota.engine.decide import Decide
+from django_quota.engine.events import EventLog
+from django_quota.engine.hits import CompiledLimit, DayKey, Hit, all_limits
+from django_quota.engine.scatter import day_record
+from django_quota.engine.subject_operations import Reset, RuleState
+
+logger = logging.getLogger("django_quota")
+
+MAX_KNOWN = 10_000
+"""How many rate overrides a process remembers."""
+
+_known: dict[tuple[str, str], str] = {}
+"""The last rate override of a subject (its status key) and a rule, as it was published."""
+
+
+class Plan:
+    """The limits of one request, in order. A limit that is added twice counts once.
+
+    `events`: how many events the log keeps; 0: no events. `zone` returns the time zone in which days are counted.
+    """
+
+    __slots__ = (
+        "_base",
+        "_groups",
+        "_hits",
+        "_is_user",
+        "_log",
+        "_prefix",
+        "_remembers",
+        "_reply",
+        "_subject",
+        "_zone",
+        "costs",
+        "hits",
+        "rules",
+        "subjects",
+        "timeless",
+    )
+
+    def __init__(self, prefix: str, events: int = 0, zone: Callable[[], str] = lambda: "UTC") -> None:
+        self._prefix = prefix
+        self._zone = zone
+        self._log = event_log_of(prefix, events) if events else None
+        self._reply: Reply | None = None
+        self._groups = 0
+        self._hits: dict[tuple[str, str], Hit] = {}
+        self._remembers = True
+        self._subject: str | None = None
+        """The subject that was added last."""
+        self._base = ""
+        """What its keys begin with."""
+        self._is_user = False
+        self.hits: list[Hit] = []
+        self.rules: list[Rule] = []
+        self.subjects: list[str] = []
+        self.costs: list[int] = []
+        self.timeless = True
+        """Whether the plan is the same at any time: it has no calendar limit, and counts no day."""
+
+    def add(self, rule: Rule, subject: str, cost: int, value: str = "") -> None:
+        """Add all limits of a rule for a subject; `cost` is what the hit takes of each, `value` a digest to count.
+
+        Rules of one name and subject are one hit. Raises `RuleError` if they differ in more than their rates.
+        """
+        self.rules.append(rule)
+        self.subjects.append(subject)
+        self.costs.append(cost)
+        if rule.distinct is not None and cost > 1:
+            raise RuleError(f"Rule {rule.name!r} counts different values: a hit costs 1, not {cost}.")
+        if subject != self._subject:  # mostly, all rules of a request have the same subject
+            self._subject, self._base = subject, subject_base(self._prefix, subject)
+            self._is_user = subject.startswith("user:") and "+" not in subject
+        base, name = self._base, _field(rule.name)
+        hit = self._hits.get((base, name))
+        if hit is not None:
+            self._extend(hit, rule, base, cost, value)
+            return
+        status_key = f"{base}}}:s"
+        published = _known.get((status_key, name)) if _known and self._remembers else None
+        hit = Hit(rule, name, status_key, subject, cost)
+        hit.limits = self._compiled(_overridden(hit, published) if published else rule, base, value)
+        if not hit.limits:
+            return
+        self._hits[base, name] = hit
+        self.hits.append(hit)
+        if rule.shadow or not rule.block:
+            self._groups += 1
+            hit.group = self._groups
+        if rule.ban is not None and not rule.shadow:
+            hit.refusals_key = key_of(base, "b", rule.name)
+        if rule.daily or (self._is_user and rule.daily is None):
+            hit.day = _NO_DAY
+            self.timeless = False
+
+    def _extend(self, hit: Hit, rule: Rule, base: str, cost: int, value: str) -> None:
+        """Add the limits of a rule to the hit of another rule of that name."""
+        if (hit.cost, hit.value) != (cost, value) or not rule.is_compatible_with(hit.rule):
+            raise name_conflict(rule, hit.rule)
+        if hit.has_override_limits:  # they replace those of all rules of the name
+            return
+        for limit in self._compiled(rule, base, value):
+            same = next((other for other in hit.limits if other.key == limit.key), None)
+            if same is None:
+                hit.limits = [*hit.limits, limit]
+            elif same.limit is not limit.limit:
+                raise name_conflict(rule, hit.rule)
+
+    def _compiled(self, rule: Rule, base: str, value: str) -> list[CompiledLimit]:
+        limits = []
+        for limit in rule.limits:
+            limits.append(CompiledLimit.of(state_key(base, limit), limit, 0, value))
+            if limit.fixed is None:
+                self.timeless = False
+        return limits
+
+    def __len__(self) -> int:
+        return len(self.hits)
+
+    @property
+    def limits(self) -> list[CompiledLimit]:
+        """All its limits, in the order of the reply."""
+        return all_limits(self.hits)
+
+    def operation(self, now: int, mode: Mode) -> Decide:
+        """Return the operation that decides it; `now` (microseconds) is a guess that only days and calendars need."""
+        if not self.timeless:
+            self._move_to(now)
+        return Decide(self.hits, mode, self._log)
+
+    def _move_to(self, now: int) -> None:
+        """Set the edges of days and calendar limits."""
+        day = day_of(now, self._zone())
+        for hit in self.hits:
+            hit.limits = [limit.at(now) for limit in hit.limits]
+            if hit.day is not None:
+                hit.day = DayKey(_subject_key(hit, f"day:{day.date}"), day.begins, day.ends)
+
+    def include_holds(self) -> None:
+        """Send the keys of holds along: to reserve, and to settle."""
+        for hit in self.hits:
+            hit.holds = _subject_key(hit, f"h:{hit.field}")
+
+    def hold_id(self, token: str, ttl: int) -> HoldId | None:
+        """Return the name of the hold that the last reply took; None if nothing was consumed."""
+        return HoldId(self._reply.now + ttl, token) if self._reply and self.has_consumed else None
+
+    @property
+    def decided_at(self) -> int | None:
+        """When the store decided it, in microseconds; None if no store did."""
+        return self._reply.now if self._reply else None
+
+    def compensation(self) -> Decide | None:
+        """Return the operation that takes back what the last, tentative decision consumed; None if it consumed nothing.
+
+        Raises `StoreUnavailable` if the reply lacks what that takes.
+        """
+        if self._reply is None:
+            return None
+        mode, chosen = compensation(self.hits, self._reply, keep_near=True)
+        return None if mode is None else Decide([self.hits[index] for index in chosen], mode)
+
+    def compensated(self, raw: Sequence[Any]) -> Decision:
+        """Return the decision after its costs were taken back; `raw`: the reply to `compensation`."""
+        before = self._reply
+        if before is None:
+            raise RuntimeError("a plan that no store has decided has nothing to take back")
+        _, chosen = compensation(self.hits, before, keep_near=True)
+        after = Reply.decode(raw, [self.hits[index] for index in chosen])
+        return Decision.of(outcomes_of(compensated(before, chosen, after), self.hits))
+
+    def day_record(self) -> Decide | None:
+        """Return the operation that counts its hits for the day; None if there is nothing to count."""
+        return day_record(self.hits, self._reply) if self._reply else None
+
+    @property
+    def has_consumed(self) -> bool:
+        """Whether the last reply, to a mode that consumes, consumed any hit."""
+        reply = self._reply
+        if reply is None or reply.verdict != ALLOWED:
+            return False
+        above = {index for index, flag, _ in reply.flags if flag in (Flag.EXEMPT, Flag.BLOCKED, Flag.BANNED)}
+        return any(hit.cost and i not in above and reply.passed(i) for i, hit in enumerate(self.hits))
+
+    def emitted(self) -> Iterator[tuple[EventKind, Hit]]:
+        """Yield the events that the last reply reports, each with its hit."""
+        return emitted(self._reply, self.hits) if self._reply and self._reply.flags else iter(())
+
+    def reset_operation(self) -> Reset:
+        """Return the operation that drops all that it counted, and lifts bans."""
+        self.include_holds()
+        return Reset([self._rule_state(hit) for hit in self.hits], self._log)
+
+    def _rule_state(self, hit: Hit) -> RuleState:
+        """Return where a hit counts: under its own limits, and under those of an override."""
+        base = subject_base(self._prefix, hit.subject)
+        own = [state_key(base, limit) for rule in self._rules_of(hit) for limit in rule.limits]
+        found = RuleState.of(hit)
+        return found._replace(states=list(dict.fromkeys([*found.states, *own])))
+
+    def revise(self, raw: Sequence[Any]) -> bool:
+        """Bring the plan into the form that a reply asks for.
+
+        Return whether it asks only for the keys of due holds. Their number is limited, so this may be repeated.
+        """
+        reply = Reply.decode(raw, self.hits)
+        for index, reason, value in reply.retries:
+            hit = self.hits[index]
+            if reason == HOLDS_DUE:
+                hit.holds = _subject_key(hit, f"h:{hit.field}")
+                missing = filter(None, value.split(","))
+                hit.extra_keys += [_subject_key(hit, f"r:{hit.field}:{window}") for window in missing]
+            else:
+                self._override(hit, value)
+        return bool(reply.retries) and all(retry.reason == HOLDS_DUE for retry in reply.retries)
+
+    def _override(self, hit: Hit, published: str) -> None:
+        """Give a hit the limits of a rate override; empty: those of its own rules."""
+        _remember(hit, published)
+        base, value = subject_base(self._prefix, hit.subject), hit.value
+        hit.override, hit.has_override_limits = published, False
+        overridden = _overridden(hit, published) if published else hit.rule
+        limits: dict[str, CompiledLimit] = {}
+        for rule in [overridden] if hit.has_override_limits else self._rules_of(hit):
+            for limit in self._compiled(rule, base, value):
+                limits.setdefault(limit.key, limit)
+        hit.limits = list(limits.values())
+
+    def _rules_of(self, hit: Hit) -> Iterator[Rule]:
+        """Return the rules of a hit: those of its name and subject."""
+        for rule, subject in zip(self.rules, self.subjects, strict=True):
+            if (rule.name, subject) == (hit.rule.name, hit.subject):
+                yield rule
+
+    def read(self, raw: Sequence[Any], *, degraded: bool = False) -> Decision | None:
+        """Return the decision that a store's reply says; None if it asks for the plan in another form."""
+        reply = Reply.decode(raw, self.hits)
+        if reply.verdict == RETRY_WITH:
+            return None
+        self._reply = reply
+        return Decision.of(outcomes_of(reply, self.hits), degraded=degraded, late=reply.is_late)
+
+    def unlimited(self, *, degraded: bool = False) -> Decision:
+        """Return the decision if nothing limits the request, or if no store can be asked."""
+        if not self.rules:
+            return Decision(allowed=True, rule="", subject="", degraded=degraded)
+        return Decision(allowed=True, rule=self.rules[0].name, subject=self.subjects[0], degraded=degraded)
+
+    def denied(self, rule: Rule) -> Decision:
+        """Return the refusal of a rule that denies everything while the store does not answer."""
+        subject = self.subjects[self.rules.index(rule)]
+        return Decision(allowed=False, rule=rule.name, subject=subject, degraded=True, enforced=rule.block)
+
+    def uncounted(self, rules: Sequence[Rule]) -> Decision:
+        """Return the refusal by one of these rules if nothing more can be counted: the limit may be reached."""
+        binding = [rule for rule in rules if rule.limits and not rule.shadow]
+        if not binding:
+            return self.unlimited(degraded=True)
+        return self.denied(next((rule for rule in binding if rule.block), binding[0]))
+
+    def only(self, rules: Sequence[Rule], changed: Callable[[Rule], Rule] = lambda rule: rule) -> Plan:
+        """Return the plan with only these rules, each `changed`, and without overrides."""
+        plan = Plan(self._prefix, zone=self._zone)
+        plan._remembers = False
+        values = {(hit.subject, hit.rule.name): hit.value for hit in self.hits}
+        for rule, subject, cost in zip(self.rules, self.subjects, self.costs, strict=True):
+            if rule in rules:
+                plan.add(changed(rule), subject, cost, values[subject, rule.name])
+        return plan
+
+
+_NO_DAY = DayKey("", 0, 0)
+"""A day that is not known yet."""
+
+
+def _subject_key(hit: Hit, what: str) -> str:
+    """Return another key of the hit's subject; the status key is the base and `s`."""
+    return hit.status_key.removesuffix("s") + what
+
+
+def _remember(hit: Hit, published: str) -> None:
+    place = (hit.status_key, hit.field)
+    if not published:
+        _known.pop(place, None)
+        return
+    if len(_known) >= MAX_KNOWN:
+        _known.clear()  # the store sends them again
+    _known[place] = published
+
+
+def clear_known_overrides() -> None:
+    """Forget the remembered rate overrides; the store sends them again."""
+    _known.clear()
+
+
+def _overridden(hit: Hit, published: str) -> Rule:
+    """Return the rule of a hit with the rates of an override, and note on the hit whose limits those are."""
+    hit.override = published
+    rates = published.split(" ", 3)[3]
+    try:
+        rule = hit.rule.with_rates(rates)
+    except RuleError as error:
+        _log_unfit_override(hit.rule.name, rates, str(error))
+        return hit.rule
+    hit.has_override_limits = bool(rule.limits)
+    return rule if hit.has_override_limits else hit.rule
+
+
+@lru_cache(maxsize=256)
+def _log_unfit_override(rule: str, rates: str, why: str) -> None:
+    """Log once that an override does not fit."""
+    logger.error("The override %r does not fit rule %r and is ignored: %s", rates, rule, why)
+
+
+@lru_cache(maxsize=4096)
+def _field(name: str) -> str:
+    return field(name)
+
+
+@lru_cache(maxsize=16)
+def event_log_of(prefix: str, events: int) -> EventLog:
+    """Return the event log under a prefix that keeps this many events."""
+    return EventLog(system_key(prefix, "events"), system_key(prefix, "bans"), system_key(prefix, BAN_EVENTS), events)

@@ -1,0 +1,300 @@
+"""Scatter-gather: how an operation runs whose keys are in several slots of a Redis Cluster.
+
+A scatter yields operations of one slot each, takes their replies, and returns the reply of the whole. A sync and an
+async driver run the same scatter, and the tests run it over the memory store.
+
+A plan over several slots takes its parts in turn, tentatively. When a later part refuses, what the earlier ones
+consumed is compensated. It never peeks first and consumes later. In between, others may find less room than there is,
+never more. A transfer between two slots notes what is pending, so that others can resume it: see `transfer_operations`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import singledispatch
+from typing import Any
+
+from django_quota.core.algorithms import NEVER, Verdict
+from django_quota.core.errors import QuotaError, StoreUnavailable
+from django_quota.engine.codec import ALLOWED, REFUSED, RETRY_WITH, Compensate, Flag, Mode, Reply
+from django_quota.engine.compensate import compensated, compensation, counts_values
+from django_quota.engine.counter_operations import Transfer
+from django_quota.engine.decide import Decide
+from django_quota.engine.events import (
+    REMOTE_LOG,
+    AppendEvents,
+    EventLog,
+    EventRecord,
+    limit_near,
+    limit_refusing_longest,
+)
+from django_quota.engine.hits import Hit, all_limits
+from django_quota.engine.operations import Operation
+from django_quota.engine.subject_operations import LiftBans, Reset, RuleState
+from django_quota.engine.sweep_operation import Sweep
+from django_quota.engine.transfer_operations import transfer_between_slots
+
+logger = logging.getLogger("django_quota")
+
+SlotOf = Callable[[str], object]
+"""Returns the slot of a key."""
+
+Scatter = Generator[Sequence[Operation], list[Any], Any]
+
+
+@singledispatch
+def scatter(operation: Operation, slot_of: SlotOf) -> Scatter:  # noqa: ARG001 — others use it
+    """Return the scatter of an operation; one that is not registered here has its keys in one slot."""
+    (reply,) = yield [operation]
+    return reply
+
+
+# --- decisions --------------------------------------------------------------------------------------------------------
+
+
+class _Part:
+    """The hits of a plan whose keys are in one slot."""
+
+    def __init__(self) -> None:
+        self.hits: list[Hit] = []
+        self.numbers: list[int] = []
+        """Their places in the plan."""
+
+    def operation(self, mode: Mode, log: EventLog | None) -> Decide:
+        """Return the operation that decides them."""
+        if isinstance(mode, Compensate):
+            mode = Compensate([mode.consumed[number] for number in self.numbers])
+        return Decide(self.hits, mode, None if log is None else REMOTE_LOG)
+
+    def decide(self, mode: Mode, log: EventLog | None) -> Scatter:
+        """Decide them; return (as the scatter's result) the `Reply`."""
+        (raw,) = yield [self.operation(mode, log)]
+        return Reply.decode(raw, self.hits)
+
+
+@scatter.register
+def _decide(operation: Decide, slot_of: SlotOf) -> Scatter:
+    hits, mode, log = operation.hits, operation.mode, operation.log
+    parts = _parts(hits, slot_of)
+    if mode == "record_day":
+        replies = yield [part.operation(mode, log) for part in parts]
+        return replies[0]
+    if len(parts) == 1:
+        reply = yield from parts[0].decide(mode, log)
+        replies = [reply]
+    elif mode in ("check", "tentative"):
+        replies = yield from _decide_in_turn(parts, mode, log)
+    else:
+        raws = yield [part.operation(mode, log) for part in parts]
+        replies = [Reply.decode(raw, part.hits) for part, raw in zip(parts, raws, strict=True)]
+    gathered = _gathered(parts, replies, mode)
+    if log is not None and gathered.verdict != RETRY_WITH:
+        events = [event for part, reply in zip(parts, replies, strict=True) for event in _events(part, reply)]
+        yield from _append(log, events)
+    return gathered.encode()
+
+
+def _parts(hits: Sequence[Hit], slot_of: SlotOf) -> list[_Part]:
+    parts: dict[object, _Part] = {}
+    for number, hit in enumerate(hits):
+        part = parts.setdefault(slot_of(hit.status_key), _Part())
+        part.hits.append(hit)
+        part.numbers.append(number)
+    return sorted(parts.values(), key=_compensation_order) if len(parts) > 1 else list(parts.values())
+
+
+def _compensation_order(part: _Part) -> tuple[bool, bool, bool]:
+    """Order parts by what compensating them may leave behind: the worst come last, so that it happens seldom."""
+    limits = all_limits(part.hits)
+    return (
+        any(limit.algorithm.name == "leaky_bucket" for limit in limits),
+        any(hit.day is not None for hit in part.hits),
+        any(counts_values(limit) for limit in limits),
+    )
+
+
+def _decide_in_turn(parts: Sequence[_Part], mode: Mode, log: EventLog | None) -> Scatter:
+    """Return (as the scatter's result) the replies of the parts, as if one script had decided them."""
+    replies: list[Reply] = []
+    try:
+        for part in parts:
+            # What the last part of a check consumes is never compensated.
+            reply = yield from part.decide(mode if part is parts[-1] else "tentative", log)
+            replies.append(reply)
+            if reply.verdict != ALLOWED:
+                break
+    except QuotaError:
+        for part, reply in zip(parts, replies, strict=False):
+            yield from _compensate(part, reply)
+        raise
+    last = replies[-1]
+    if last.verdict == ALLOWED:
+        certain = len(parts) - 1 if mode == "check" else 0  # a plan that is tentative as a whole counts nothing yet
+        yield from _record_day(parts[:certain], replies[:certain])
+        return replies
+    for number, reply in enumerate(replies[:-1]):
+        replies[number] = yield from _compensate(parts[number], reply)
+    if last.verdict != RETRY_WITH:
+        for part in parts[len(replies) :]:
+            reply = yield from _record_refusal(part, log, last.now)
+            replies.append(reply)
+    return replies
+
+
+def _record_day(parts: Sequence[_Part], replies: Sequence[Reply]) -> Scatter:
+    """Count the hits of these parts for the day."""
+    found = [day_record(part.hits, reply) for part, reply in zip(parts, replies, strict=True)]
+    operations = [operation for operation in found if operation is not None]
+    if not operations:
+        return
+    try:
+        yield operations
+    except StoreUnavailable as error:
+        logger.warning("A plan that has passed is not counted for the day, all or in part: %s", error)
+
+
+def day_record(hits: Sequence[Hit], reply: Reply) -> Decide | None:
+    """Return the operation that counts tentative hits for the day, now that their plan has passed; None if none counts.
+
+    A tentative decision does not count them: the roll-up could carry a count that is taken back later. `reply`: the one
+    to that decision.
+    """
+    counted = [hit for index, hit in enumerate(hits) if hit.day and hit.cost and reply.passed(index)]
+    return Decide(counted, "record_day") if counted else None
+
+
+def _compensate(part: _Part, reply: Reply) -> Scatter:
+    """Take back what a part consumed, and return its reply after that. A failure stops no other part."""
+    try:
+        mode, chosen = compensation(part.hits, reply)
+        if mode is None:
+            return reply
+        hits = [part.hits[index] for index in chosen]
+        (raw,) = yield [Decide(hits, mode)]
+    except StoreUnavailable as error:
+        logger.warning("A refused plan keeps what it consumed of a part of its limits: %s", error)
+        return reply
+    return compensated(reply, chosen, Reply.decode(raw, hits))
+
+
+def _record_refusal(part: _Part, log: EventLog | None, now: int) -> Scatter:
+    """Tell a part that its plan is refused, and return its reply; without an answer, one that promises nothing."""
+    try:
+        return (yield from part.decide("record_refusal", log))
+    except StoreUnavailable as error:
+        logger.warning("A part of a refused plan does not say how its limits are: %s", error)
+        unknown = Verdict(allowed=True, remaining=0, retry_after=0, reset=0, more=NEVER)
+        return Reply(now, REFUSED, [[unknown] * len(hit.limits) for hit in part.hits])
+
+
+def _gathered(parts: Sequence[_Part], replies: Sequence[Reply], mode: Mode) -> Reply:
+    """Return the reply of the plan that these parts make up."""
+    for part, reply in zip(parts, replies, strict=False):
+        if reply.verdict == RETRY_WITH:
+            retries = [retry._replace(hit=part.numbers[retry.hit]) for retry in reply.retries]
+            return Reply(reply.now, RETRY_WITH, retries=retries)
+    # These flags serve the parts only; the caller of a tentative plan compensates it as a whole.
+    dropped = {Flag.BAN_LEVEL} if mode == "tentative" else {Flag.BAN_LEVEL, Flag.KNOWN_BEFORE}
+    gathered = Reply(replies[0].now, ALLOWED if all(reply.verdict == ALLOWED for reply in replies) else REFUSED)
+    verdicts: dict[int, list[Verdict]] = {}
+    for part, reply in zip(parts, replies, strict=True):
+        verdicts.update(zip(part.numbers, reply.hits, strict=True))
+        gathered.flags += [
+            flagged._replace(hit=part.numbers[flagged.hit]) for flagged in reply.flags if flagged.flag not in dropped
+        ]
+    gathered.hits = [verdicts[number] for number in range(len(verdicts))]
+    return gathered
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+def _events(part: _Part, reply: Reply) -> Iterator[EventRecord]:
+    """Yield the events that the flags of a reply report."""
+    levels = {index: value for index, flag, value in reply.flags if flag == Flag.BAN_LEVEL}
+    for index, flag, value in reply.flags:
+        hit, verdicts = part.hits[index], reply.hits[index]
+        if flag == Flag.BAN_BEGAN:
+            yield _event("banned", hit, 0, verdicts, value, levels[index])
+        elif flag == Flag.REFUSAL_EMITTED:
+            yield _event("refused", hit, limit_refusing_longest(verdicts), verdicts, value)
+        elif flag == Flag.NEAR_EMITTED:
+            yield _event("near", hit, limit_near(hit, verdicts) or 0, verdicts)
+
+
+def _event(
+    kind: Any, hit: Hit, number: int, verdicts: Sequence[Verdict], until: int = 0, level: int = 0
+) -> EventRecord:
+    capacity, remaining = hit.limits[number].parameters.capacity, verdicts[number].remaining
+    return EventRecord(kind, hit.field, _subject_of(hit.status_key), until, level, capacity, remaining)
+
+
+def _append(log: EventLog, events: Sequence[EventRecord]) -> Scatter:
+    """Write events to the log, once. If that fails, the decision still holds, and the events are lost."""
+    if not events:
+        return
+    try:
+        yield [AppendEvents(log, events)]
+    except StoreUnavailable as error:
+        logger.warning("%d events could not be written: %s", len(events), error)
+
+
+def _subject_of(key: str) -> str:
+    return key[key.index("{") + 1 : key.index("}")]
+
+
+# --- other operations -------------------------------------------------------------------------------------------------
+
+
+@scatter.register
+def _reset(operation: Reset, slot_of: SlotOf) -> Scatter:
+    by_slot: dict[object, list[RuleState]] = {}
+    for found in operation.rule_states:
+        by_slot.setdefault(slot_of(found.status_key), []).append(found)
+    replies = yield [Reset(rule_states) for rule_states in by_slot.values()]
+    if operation.log is not None:
+        lifted = [EventRecord("lifted", found.field, _subject_of(found.status_key)) for found in operation.rule_states]
+        yield from _append(operation.log, lifted)
+    return sum(replies)
+
+
+@scatter.register
+def _lift_bans(operation: LiftBans, slot_of: SlotOf) -> Scatter:  # noqa: ARG001 — it is about one subject
+    (reply,) = yield [LiftBans(operation.status_key, operation.rules)]
+    if operation.log is not None:
+        lifted = [EventRecord("lifted", rule, _subject_of(operation.status_key)) for rule in operation.rules]
+        yield from _append(operation.log, lifted)
+    return reply
+
+
+@scatter.register
+def _transfer(operation: Transfer, slot_of: SlotOf) -> Scatter:
+    if slot_of(operation.keys[0]) != slot_of(operation.keys[1]):
+        return (yield from transfer_between_slots(operation))
+    (reply,) = yield [operation]
+    return reply
+
+
+@scatter.register
+def _sweep(operation: Sweep, slot_of: SlotOf) -> Scatter:
+    """Sweep each slot by itself: no call drops more entries than one call drops without a Cluster."""
+    numbers: dict[object, list[int]] = {}
+    for number, key in enumerate(operation.keys):
+        numbers.setdefault(slot_of(key), []).append(number)
+    replies = yield [
+        Sweep(
+            [operation.keys[number] for number in some],
+            [operation.sweepable[number] for number in some],
+            [operation.lifetimes[number] for number in some],
+            operation.most,
+            repairs=operation.repairs,
+        )
+        for some in numbers.values()
+    ]
+    found: Mapping[int, Sequence[int]] = {
+        number: reply[4 * place : 4 * place + 4]
+        for some, reply in zip(numbers.values(), replies, strict=True)
+        for place, number in enumerate(some)
+    }
+    return [word for number in range(len(operation.keys)) for word in found[number]]

@@ -1,0 +1,115 @@
+"""Operations on one subject: inspect it, lift its bans, reset what its rules have counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+from django_quota.engine.events import EventLog
+from django_quota.engine.hits import Hit
+from django_quota.engine.operations import Operation, Script, States, script
+from django_quota.engine.subject_status import drop_field, fields_of
+
+MAX_READ = 100
+"""How many leases or holds of one name are read."""
+
+RESET_FIELDS = "bdew"
+"""The kinds of status fields that a reset drops, the ban first. Overrides stay."""
+
+
+class InspectSubject(Operation):
+    """Read the status of a subject and its leases and holds. The reply is that of `lua/inspect_subject.lua`."""
+
+    script: ClassVar[Script] = script("clock", "inspect_subject")
+
+    def __init__(self, status_key: str, sets: Sequence[str]) -> None:
+        self.keys = [status_key, *sets]
+
+    def arguments(self) -> list[str | int]:
+        """Return how many members of each set are read."""
+        return [MAX_READ]
+
+    def run(self, states: States, now: int) -> list[Any]:
+        """Read the subject; nothing is written."""
+        fields = [part for pair in fields_of(states, self.keys[0]).items() for part in pair]
+        return [now, fields, *(_live(states, key, now) for key in self.keys[1:])]
+
+
+def _live(states: States, key: str, now: int) -> list[Any]:
+    members: dict[str, int] = states.get(key) or {}
+    live = sorted((stop, member) for member, stop in members.items() if stop > now)
+    return [len(live), *(part for stop, member in live[:MAX_READ] for part in (member, stop))]
+
+
+class LiftBans(Operation):
+    """End the bans of a subject under these rules. The reply is how many bans were in force.
+
+    `rules`: names as fields of hashes have them.
+    """
+
+    script: ClassVar[Script] = script("clock", "lift_bans")
+
+    def __init__(self, status_key: str, rules: Sequence[str], log: EventLog | None = None) -> None:
+        self.status_key = status_key
+        self.rules = rules
+        self.log = log
+        self.keys = [status_key] if log is None else [status_key, log.bans]
+
+    def arguments(self) -> list[str | int]:
+        """Return the rules."""
+        return list(self.rules)
+
+    def run(self, states: States, now: int) -> int:
+        """End the bans."""
+        lifted = 0
+        for rule in self.rules:
+            ban = fields_of(states, self.status_key).get(f"b:{rule}", "0")
+            lifted += int(ban.partition(" ")[0]) > now
+            drop_field(states, self.status_key, f"b:{rule}")
+        return lifted
+
+
+class RuleState(NamedTuple):
+    """The keys under which one rule counts for one subject."""
+
+    field: str
+    """The rule's name as fields of hashes have it."""
+    status_key: str
+    """The key of the subject's status."""
+    states: Sequence[str]
+    """The keys of limits, refusals and holds."""
+
+    @classmethod
+    def of(cls, hit: Hit) -> RuleState:
+        """Return the keys of a hit, without those of days."""
+        states = [limit.key for limit in hit.limits]
+        return cls(hit.field, hit.status_key, [*states, *(key for key in (hit.refusals_key, hit.holds) if key)])
+
+
+class Reset(Operation):
+    """Drop all that rules have counted, and lift their bans. The reply is how many states and bans there were."""
+
+    script: ClassVar[Script] = script("reset")
+
+    def __init__(self, rule_states: Sequence[RuleState], log: EventLog | None = None) -> None:
+        self.rule_states = rule_states
+        self.log = log
+        self.keys = [key for found in rule_states for key in (found.status_key, *found.states)]
+        if log is not None:
+            self.keys.append(log.bans)
+
+    def arguments(self) -> list[str | int]:
+        """Return the arguments that `lua/reset.lua` lists."""
+        arguments: list[str | int] = []
+        for found in self.rule_states:
+            arguments += (found.field, len(found.states))
+        return arguments
+
+    def run(self, states: States, now: int) -> int:  # noqa: ARG002 — expired states are dropped like the rest
+        """Drop everything."""
+        dropped = 0
+        for field, status_key, keys in self.rule_states:
+            dropped += sum(states.drop(key) for key in keys)
+            had_field = [drop_field(states, status_key, f"{kind}:{field}") for kind in RESET_FIELDS]
+            dropped += had_field[0]
+        return dropped

@@ -1,0 +1,46 @@
+"""Operations of the counts of days: read them, and drop them after the roll-up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from django_quota.engine.operations import Operation, Script, States, script
+
+
+class ReadDays(Operation):
+    """Read what was counted under these keys, all of one subject; the reply is that of `lua/read_days.lua`."""
+
+    script: ClassVar[Script] = script("read_days")
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self.keys = keys
+
+    def arguments(self) -> list[str | int]:
+        """Return nothing: the keys are enough."""
+        return []
+
+    def run(self, states: States, now: int) -> list[list[str]]:  # noqa: ARG002 — a day is kept until it is carried
+        """Read them."""
+        days = [states.get(key) or {} for key in self.keys]
+        return [[str(part) for pair in day.items() for part in pair] for day in days]
+
+
+class DropDay(Operation):
+    """Drop a day's counts if nothing was counted since; the reply is 1 if they were dropped, else 0."""
+
+    script: ClassVar[Script] = script("drop_day")
+
+    def __init__(self, key: str, fields: Mapping[str, str]) -> None:
+        self.keys = [key]
+        self.fields = fields
+
+    def arguments(self) -> list[str | int]:
+        """Return the arguments that `lua/drop_day.lua` lists."""
+        return [part for pair in self.fields.items() for part in pair]
+
+    def run(self, states: States, now: int) -> int:  # noqa: ARG002 — a day is kept until it is carried
+        """Drop them."""
+        key = self.keys[0]
+        found = {field: str(value) for field, value in (states.get(key) or {}).items()}
+        return int(found == dict(self.fields) and states.drop(key))

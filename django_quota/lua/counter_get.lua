@@ -1,7 +1,0 @@
--- counter_get: read a total.
---
--- KEYS   [1] the total
--- ARGV   [1] now: not used
--- reply  {DONE, the total as a text: 0 where there is none}
-local total, problem = read_total(1)
-return problem or { DONE, total }

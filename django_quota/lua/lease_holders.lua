@@ -1,8 +1,0 @@
--- lease_holders: say who holds a slot; nothing is written.
---
--- KEYS   [1] the leases
--- ARGV   [1] now; [2] not used
--- reply  two for each holder, who ends first coming first: its token, and until its lease ends, in microseconds
-local held = redis.call('ZRANGEBYSCORE', leases_key, '(' .. integer(now), '+inf', 'WITHSCORES')
-for i = 2, #held, 2 do held[i] = tonumber(held[i]) - now end
-return held

@@ -1,8 +1,0 @@
--- read_days: what was counted on some days.
---
--- KEYS   the days' counts: a hash each; fields as telling.lua has them
--- ARGV   [1] now: not used
--- reply  for each key its fields and values, one behind the other
-local days = {}
-for i, day_key in ipairs(KEYS) do days[i] = redis.call('HGETALL', day_key) end
-return days

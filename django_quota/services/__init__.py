@@ -1,0 +1,1 @@
+"""What the package does with a store: limits, counters, leases, overrides, events. No HTTP."""

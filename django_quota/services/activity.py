@@ -1,0 +1,297 @@
+"""Activity, for the overview: what all processes have allowed and refused, who is banned, and which slots are full.
+
+It only reads: the figures that `metrics` has sent, and the index of bans. It takes two round trips, and in a Cluster
+one more for the slots of each server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Any, NamedTuple
+
+from django_quota.conf import current
+from django_quota.core.clock import SECOND, frozen_now
+from django_quota.core.days import day_of
+from django_quota.core.errors import StoreRefusesWrites
+from django_quota.core.keys import named, part_base, system_key
+from django_quota.engine.metrics_operation import OTHER
+from django_quota.engine.operations import text
+from django_quota.engine.usage_operations import ReadDays
+from django_quota.services.metrics import MINUTE
+from django_quota.services.registry import get_limiter
+from django_quota.stores.base import Store
+from django_quota.stores.cluster.walking import Walk
+from django_quota.stores.memory import MemoryStore
+from django_quota.stores.redis.store import RedisStore
+
+MINUTES = 60
+"""Minutes that it shows, up to now."""
+
+RULES = 50
+"""Rules that are listed one by one, those with most checks today. The others are summed up."""
+
+SUBJECTS = 20
+"""Subjects that are listed, those that were refused most."""
+
+BANS = 50
+"""Bans that are listed, those that end first."""
+
+MAX_SLOTS_READ = 200
+"""Slots that are read, those that were asked for last."""
+
+SLOTS = 20
+"""Slots that are listed, the fullest first."""
+
+
+class Minute(NamedTuple):
+    """What a rule decided in one minute."""
+
+    allowed: int = 0
+    refused: int = 0
+    """With a shadow rule, refusals that were let through."""
+
+
+@dataclass(slots=True)
+class RuleActivity:
+    """What a rule has decided today and in the last hour."""
+
+    part: str
+    """Its name as fields of hashes hold it; `OTHER` for the rules that are summed up."""
+    allowed: int = 0
+    refused: int = 0
+    shadowed: int = 0
+    """What a shadow rule would have refused, and let through."""
+    minutes: list[Minute] = field(default_factory=list)
+    """The last `MINUTES`, the oldest first; empty for the rules that are summed up."""
+    rate: float = 0.0
+    """Checks a minute now: those of this minute, and the share of the last minute that is less than 60 s ago."""
+
+    @property
+    def rule(self) -> str | None:
+        """Its name; None if only a digest is known, or for the rules that are summed up."""
+        return None if self.is_rest else named(self.part)
+
+    @property
+    def is_rest(self) -> bool:
+        """Whether it stands for the rules that are summed up."""
+        return self.part == OTHER
+
+    @property
+    def fields(self) -> list[str]:
+        """Its fields in the hashes of a day and of a minute, for the counts above zero."""
+        counts = {":a": self.allowed, ":r": self.refused, ":s": self.shadowed}
+        return [f"{self.part}{suffix}" for suffix, count in counts.items() if count]
+
+    @property
+    def total(self) -> int:
+        """All checks of today."""
+        return self.allowed + self.refused + self.shadowed
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedSubject:
+    """A subject that was refused today, and how often."""
+
+    subject: str | None
+    """None if the name is so long that only a digest is known."""
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveBan:
+    """A ban: its subject, its rule, and its end in microseconds."""
+
+    subject: str | None
+    rule: str | None
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotUse:
+    """How many callers hold a slot, how many may, and how many wait."""
+
+    subject: str | None
+    name: str | None
+    held: int
+    limit: int
+    waiting: int
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all places are taken."""
+        return self.held >= self.limit
+
+
+@dataclass(slots=True)
+class Activity:
+    """All figures at one moment of the store's clock."""
+
+    now: int
+    """Microseconds since 1970."""
+    day: date
+    rules: list[RuleActivity] = field(default_factory=list)
+    """Those with most checks today first."""
+    refused: list[RefusedSubject] = field(default_factory=list)
+    bans: list[ActiveBan] | None = field(default_factory=list)
+    """None for the memory store, which has no index of bans."""
+    banned: int = 0
+    """The number of bans."""
+    slots: list[SlotUse] = field(default_factory=list)
+
+
+def activity() -> Activity:
+    """Send this process's own metrics, then read all figures.
+
+    Raises `StoreUnavailable` if the store does not answer.
+    """
+    limiter = get_limiter()
+    if limiter.metrics is not None:
+        with suppress(StoreRefusesWrites):  # it can be read, and `health` reports it
+            limiter.metrics.flush()
+    now = frozen_now() or MemoryStore.now()
+    if not isinstance(limiter.store, RedisStore):
+        return _of_memory(limiter.store, now)
+    found = _of_redis(limiter.store, now)
+    is_same_day = found.day == day_of(found.now, current().time_zone).date
+    return found if is_same_day else _of_redis(limiter.store, found.now)  # our clock differs, and it is midnight
+
+
+# --- of a store -------------------------------------------------------------------------------------------------------
+
+
+def _of_redis(store: RedisStore, guess: int) -> Activity:
+    """Read Redis in two round trips; `guess`: the time there."""
+    prefix, day = current().prefix, day_of(guess, current().time_zone).date
+    after = f"({guess}"
+    with store.commands() as client, client.pipeline(transaction=False) as lent:
+        pipeline: Any = lent  # redis-py leaves it untyped
+        pipeline.time()
+        pipeline.hgetall(system_key(prefix, f"tally:{day.isoformat()}"))
+        pipeline.zrevrange(system_key(prefix, f"refused:{day.isoformat()}"), 0, SUBJECTS - 1, withscores=True)
+        pipeline.zcount(system_key(prefix, "bans"), after, "+inf")
+        pipeline.zrangebyscore(system_key(prefix, "bans"), after, "+inf", start=0, num=BANS, withscores=True)
+        pipeline.zrevrangebyscore(system_key(prefix, "slots"), "+inf", after, start=0, num=MAX_SLOTS_READ)
+        clock, counts, refused, banned, bans, slots = pipeline.execute()
+    found = Activity(frozen_now() or int(clock[0]) * SECOND + int(clock[1]), day, banned=int(banned))
+    found.rules = _rules({text(name): int(count) for name, count in counts.items()})
+    found.refused = [RefusedSubject(named(text(subject)), int(count)) for subject, count in refused]
+    found.bans = [_ban(text(member), int(stop)) for member, stop in bans]
+    _read_more(store, found, [text(slot) for slot in slots])
+    return found
+
+
+def _read_more(store: RedisStore, found: Activity, slots: Sequence[str]) -> None:
+    """Read the minutes of the listed rules, and who holds the slots."""
+    prefix, after = current().prefix, f"({found.now}"
+    fields = [name for rule in found.rules if not rule.is_rest for name in rule.fields]
+    minutes = _minutes(found.now) if fields else ()
+    if not minutes and not slots:
+        return
+    counts = [system_key(prefix, f"tally:{minute}") for minute in minutes]
+    places = [key for slot in slots for key in _slot_keys(slot)]
+    replies: dict[str, Any] = {}
+    walk = Walk(store)
+    for server, keys in store.by_server([*counts, *places]).items():
+        # Slots on a server of a Cluster that does not answer are left out.
+        with walk.past(), store.commands(server) as client, client.pipeline(transaction=False) as lent:
+            pipeline: Any = lent
+            for key in keys:
+                if key in counts:
+                    pipeline.hmget(key, fields)
+                else:
+                    pipeline.zcount(key, after, "+inf")
+            replies.update(zip(keys, pipeline.execute(), strict=True))
+    nothing = [None] * len(fields)
+    _put_minutes(found, [dict(zip(fields, map(_whole, replies.get(key, nothing)), strict=True)) for key in counts])
+    known = [(slot, _slot_keys(slot)) for slot in slots if replies.keys() >= set(_slot_keys(slot))]
+    found.slots = _fullest(_slot_use(slot, *(replies[key] for key in keys)) for slot, keys in known)
+
+
+def _of_memory(store: Store, now: int) -> Activity:
+    """Read the memory store by operations; it has no index of bans."""
+    prefix, day = current().prefix, day_of(now, current().time_zone).date
+
+    def read(keys: Iterable[str]) -> list[dict[str, int]]:
+        reply = store.run(ReadDays(list(keys)), now)
+        return [dict(zip(flat[::2], map(int, flat[1::2]), strict=True)) for flat in reply]
+
+    today = day.isoformat()
+    counts, refused, slots = read(system_key(prefix, what) for what in (f"tally:{today}", f"refused:{today}", "slots"))
+    found = Activity(now, day, _rules(counts), bans=None)
+    most = sorted(refused.items(), key=lambda pair: -pair[1])[:SUBJECTS]
+    found.refused = [RefusedSubject(named(subject), count) for subject, count in most]
+    if found.rules:
+        _put_minutes(found, read(system_key(prefix, f"tally:{minute}") for minute in _minutes(now)))
+    live = [slot for slot, stop in slots.items() if stop > now][:MAX_SLOTS_READ]
+    held = [[sum(stop > now for stop in ends.values()) for ends in read(_slot_keys(slot))] for slot in live]
+    found.slots = _fullest(_slot_use(slot, *counted) for slot, counted in zip(live, held, strict=True))
+    return found
+
+
+# --- what the figures say ---------------------------------------------------------------------------------------------
+
+
+def _minutes(now: int) -> range:
+    """Return the minutes that are shown, the oldest first."""
+    last = now // MINUTE
+    return range(last - MINUTES + 1, last + 1)
+
+
+def _whole(value: str | bytes | None) -> int:
+    return int(value or 0)
+
+
+def _rules(counts: Mapping[str, int]) -> list[RuleActivity]:
+    """Return the rules of a day, those with most checks first, and the others summed up."""
+    rules: dict[str, RuleActivity] = {}
+    for name, count in counts.items():
+        part, _, kind = name.rpartition(":")
+        rule = rules.setdefault(part, RuleActivity(part))
+        if kind == "a":
+            rule.allowed = count
+        elif kind == "r":
+            rule.refused = count
+        else:
+            rule.shadowed = count
+    rest = rules.pop(OTHER, RuleActivity(OTHER))
+    order = sorted(rules.values(), key=lambda rule: (-rule.total, rule.part))
+    for rule in order[RULES:]:
+        rest.allowed += rule.allowed
+        rest.refused += rule.refused
+        rest.shadowed += rule.shadowed
+    return [*order[:RULES], *([rest] if rest.total else [])]
+
+
+def _put_minutes(found: Activity, minutes: Sequence[Mapping[str, int]]) -> None:
+    part_of_last = 1 - found.now % MINUTE / MINUTE
+    for rule in found.rules:
+        if rule.is_rest:
+            continue
+        a, r, s = (f"{rule.part}{suffix}" for suffix in (":a", ":r", ":s"))
+        rule.minutes = [Minute(each.get(a, 0), each.get(r, 0) + each.get(s, 0)) for each in minutes]
+        before, this = sum(rule.minutes[-2]), sum(rule.minutes[-1])
+        rule.rate = this + before * part_of_last
+
+
+def _ban(member: str, until: int) -> ActiveBan:
+    subject, _, rule = member.partition(" ")
+    return ActiveBan(named(subject), named(rule), until)
+
+
+def _slot_keys(slot: str) -> list[str]:
+    """Return the keys of a slot's leases and of the callers that wait for it."""
+    subject, name, _ = slot.split(" ")
+    base = part_base(current().prefix, subject)  # both names are escaped already
+    return [f"{base}}}:{kind}:{name}" for kind in ("l", "a")]
+
+
+def _slot_use(slot: str, held: int, waiting: int) -> SlotUse:
+    subject, name, limit = slot.split(" ")
+    return SlotUse(named(subject), named(name), int(held), int(limit), int(waiting))
+
+
+def _fullest(slots: Iterable[SlotUse]) -> list[SlotUse]:
+    return sorted(slots, key=lambda use: (-use.held / use.limit, -use.waiting, use.name or ""))[:SLOTS]

@@ -1,0 +1,217 @@
+"""The address of a client: found behind proxies, and written in one form."""
+
+from __future__ import annotations
+
+import logging
+import os
+import reprlib
+import sys
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Network, ip_address
+from typing import Literal
+
+from django.http import HttpRequest
+
+from django_quota.conf import UNIX, Network, current
+from django_quota.core.errors import ConfigurationError, RuleError
+
+logger = logging.getLogger("django_quota")
+
+_UNIX_PEERS = ("", "unix:", "unix")
+"""The REMOTE_ADDR of a peer on a unix socket, by server."""
+
+FULL_IPV6 = 128
+"""The bits of a whole IPv6 address."""
+
+MAX_LENGTH = 64
+"""Characters of the longest address with its zone. A longer text is no address, and must not fill the caches."""
+
+
+def client_ip(request: HttpRequest) -> str:
+    """Return the address of the client; an IPv6 address as its network (/64 by default).
+
+    This is the address of the peer. If the peer is one of `TRUSTED_PROXIES`, it is the first address from the right of
+    X-Forwarded-For that is not a trusted proxy. The client wrote what is left of it, so that is ignored. Raises
+    `ConfigurationError` if there is no address.
+    """
+    settings = current()
+    return _client(request, settings.ipv6_prefix, settings.trusted_proxies)
+
+
+def is_from(request: HttpRequest, networks: tuple[Network, ...]) -> bool:
+    """Return whether the client's full address is in one of these networks."""
+    return _is_in(_client(request, FULL_IPV6, current().trusted_proxies), networks)
+
+
+def _client(request: HttpRequest, ipv6_prefix: int, proxies: tuple[Network | Literal["unix"], ...]) -> str:
+    peer = request.META.get("REMOTE_ADDR") or ""
+    if "HTTP_X_FORWARDED_FOR" in request.META:
+        if not proxies:
+            _warn_of_proxy(peer)
+        if hasattr(request, "scope") and _server_trusts_everybody():
+            _warn_of_server()
+    if proxies and _is_in(peer, proxies):
+        peer = _walk(peer, request.META.get("HTTP_X_FORWARDED_FOR", ""), proxies)
+    address = canonical(peer, ipv6_prefix)
+    if address is None:
+        raise _unknown(peer, proxies)
+    return address
+
+
+_warned_proxies: set[str] = set()
+
+
+def _warn_of_proxy(peer: str) -> None:
+    """Log once that all clients of a proxy count as one. A client without a proxy may send the header, too."""
+    if _warned_proxies or not _is_private(peer):
+        return
+    _warned_proxies.add(peer)
+    logger.warning(
+        'X-Forwarded-For came from %s, and QUOTA["TRUSTED_PROXIES"] is empty. If that is your proxy, all clients '
+        'behind it count as one. Set, for example, "TRUSTED_PROXIES": [%r].',
+        peer,
+        peer,
+    )
+
+
+@lru_cache(maxsize=1)
+def _server_trusts_everybody() -> bool:
+    """Return whether uvicorn, alone or under gunicorn, trusts X-Forwarded-For from any peer."""
+    given, allowed = sys.argv, os.environ.get("FORWARDED_ALLOW_IPS", "")
+    for option, value in zip(given, [*given[1:], ""], strict=True):
+        if option == _ALLOWED:
+            allowed = value
+        elif option.startswith(f"{_ALLOWED}="):
+            allowed = option.partition("=")[2]
+    return "--no-proxy-headers" not in given and allowed.strip() == "*"
+
+
+_ALLOWED = "--forwarded-allow-ips"
+
+
+@lru_cache(maxsize=1)
+def _warn_of_server() -> None:
+    """Log once that every client chooses its own address."""
+    logger.warning(
+        "The server runs with %s '*': it takes the address from X-Forwarded-For of any client, before "
+        "TRUSTED_PROXIES is checked. So every client chooses its own address, and its own limit. Start uvicorn with "
+        "--no-proxy-headers, or gunicorn with %s ''.",
+        _ALLOWED,
+        _ALLOWED,
+    )
+
+
+def _is_private(peer: str) -> bool:
+    try:
+        return ip_address(peer).is_private
+    except ValueError:
+        return False
+
+
+def _unknown(peer: str, proxies: tuple[Network | str, ...]) -> ConfigurationError:
+    problem = f"The client's IP is unknown: REMOTE_ADDR is {peer!r} and no trusted proxy names one."
+    if peer not in _UNIX_PEERS:
+        return ConfigurationError(problem, "Let the server put the peer's address into REMOTE_ADDR.")
+    if UNIX in proxies:
+        return ConfigurationError(problem, "Let the proxy that connects by a unix socket set X-Forwarded-For.")
+    return ConfigurationError(
+        problem, 'Behind a proxy that connects by a unix socket, set QUOTA["TRUSTED_PROXIES"] = ["unix"].'
+    )
+
+
+def _walk(peer: str, forwarded: str, proxies: tuple[Network | str, ...]) -> str:
+    nearest = peer
+    for hop in reversed(forwarded.split(",")):
+        address = _bare(hop.strip())
+        if len(address) > MAX_LENGTH or canonical(address, FULL_IPV6) is None:
+            break  # not an address: the proxy that sent it is the last one to trust
+        nearest = address
+        if not _is_in(address, proxies):
+            break
+    return nearest
+
+
+def _bare(hop: str) -> str:
+    """Remove the port that some proxies add: `1.2.3.4:567`, `[2001:db8::1]:567`."""
+    if hop.startswith("["):
+        return hop[1:].partition("]")[0]
+    host, colon, _ = hop.partition(":")
+    return host if colon and "." in host else hop
+
+
+@lru_cache(maxsize=4096)
+def canonical(text: str, ipv6_prefix: int) -> str | None:
+    """Return an address in its canonical form, IPv6 as its network; None if the text is not an address."""
+    try:
+        address = ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    if isinstance(address, IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    if ipv6_prefix == FULL_IPV6:
+        return str(address)
+    return str(IPv6Network((int(address), ipv6_prefix), strict=False))
+
+
+@lru_cache(maxsize=4096)
+def _is_in(peer: str, networks: tuple[Network | str, ...]) -> bool:
+    if peer in _UNIX_PEERS:
+        return UNIX in networks
+    spelt = canonical(peer, FULL_IPV6)
+    if spelt is None:
+        return False
+    address = ip_address(spelt)
+    return any(not isinstance(network, str) and address in network for network in networks)
+
+
+def canonical_part(part: str, ipv6_prefix: int) -> str:
+    """Return a part of a subject, with its address in canonical form. Raises `RuleError` if the address is wrong."""
+    if not part.startswith("ip:"):
+        return part
+    if len(part) > MAX_LENGTH:
+        raise _no_address(part)
+    return _canonical_part(part, ipv6_prefix)
+
+
+@lru_cache(maxsize=4096)
+def _canonical_part(part: str, ipv6_prefix: int) -> str:
+    value = part.removeprefix("ip:")
+    text, slash, prefix = value.partition("/")
+    address = canonical(text, ipv6_prefix)
+    if slash and address is not None:
+        try:
+            address = canonical(str(IPv6Network((text, int(prefix)), strict=False).network_address), int(prefix))
+        except ValueError:  # an IPv4 network, or not a prefix
+            address = None
+    if address is None and is_network(value):
+        raise RuleError(
+            f"{reprlib.repr(part)} is a network. Use one address, for example 'ip:203.0.113.9'; "
+            f"an IPv6 address stands for its /{ipv6_prefix}."
+        )
+    if address is None:
+        raise _no_address(part)
+    return f"ip:{address}"
+
+
+def address_of(subject: str) -> str | None:
+    """Return the address of a subject as `ip_subject` writes it; None if the subject is anything else.
+
+    It has only digits, letters, dots, colons and the slash of an IPv6 network. A text that begins with an address, a
+    network of several clients and an address with a zone give None.
+    """
+    kind, _, text = subject.partition(":")
+    if kind != "ip" or len(text) > MAX_LENGTH:
+        return None
+    return text if canonical(text.partition("/")[0], current().ipv6_prefix) == text else None
+
+
+def is_network(text: str) -> bool:
+    """Return whether a text looks like a network: an address, a slash and more."""
+    address, slash, _ = text.partition("/")
+    return bool(slash) and canonical(address, FULL_IPV6) is not None
+
+
+def _no_address(part: str) -> RuleError:
+    return RuleError(f"{reprlib.repr(part)} is not an IP address. Use, for example, 'ip:203.0.113.9'.")

@@ -1,0 +1,186 @@
+"""The verbs: `check`, `peek`, `refund` and `reset`, each sync and async."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+from django.http import HttpRequest
+
+from django_quota.conf import current, rule_of, time_zone
+from django_quota.core.decisions import Decision
+from django_quota.core.errors import RuleError
+from django_quota.core.flow import Flow, IOCall, run_async, run_sync
+from django_quota.core.rates import validate_cost
+from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, CallOptions, Rule
+from django_quota.engine.codec import Mode
+from django_quota.engine.plans import Plan
+from django_quota.services.registry import get_limiter
+from django_quota.services.request_decisions import rule_plan_flow, value_digest
+from django_quota.services.subjects import is_user, named_subject, user_subject
+
+RuleOrRate = str | Rule
+Subject = Any
+"""A text such as "ip:203.0.113.9", a user, or a request."""
+
+
+def check(
+    rule_or_rate: RuleOrRate,
+    subject: Subject,
+    cost: int | None = None,
+    *,
+    value: object = None,
+    **rule_options: Unpack[CallOptions],
+) -> Decision:
+    """Take a hit: decide whether it is allowed, and count it if so.
+
+    `rule_or_rate`: the name of a rule in the settings, a rate (`"10/m"`, `"10/s; 500/h"`) with rule options such as
+    `algorithm="token_bucket"`, or a `Rule`. Calls with the same rate and subject share one count; `name=` separates
+    them. `subject`: a text such as `"ip:203.0.113.9"`, a user, or a request, from which the rule's key takes the
+    subject. `cost`: units, 0 to 10^12; by default the rule's own (1). `value`: what a rule with `distinct=` counts: a
+    text, bytes or a whole number.
+
+    Raises `RateError` or another `RuleError` if the rule, the rate, an option or the cost is wrong. While Redis does
+    not answer, nothing is raised and the Decision is `degraded`.
+    """
+    return run_sync(_verb_flow("check", rule_or_rate, subject, cost, value, rule_options))
+
+
+async def acheck(
+    rule_or_rate: RuleOrRate,
+    subject: Subject,
+    cost: int | None = None,
+    *,
+    value: object = None,
+    **rule_options: Unpack[CallOptions],
+) -> Decision:
+    """Take a hit without blocking the event loop; see `check`."""
+    return await run_async(_verb_flow("check", rule_or_rate, subject, cost, value, rule_options))
+
+
+def peek(
+    rule_or_rate: RuleOrRate,
+    subject: Subject,
+    cost: int | None = None,
+    *,
+    value: object = None,
+    **rule_options: Unpack[CallOptions],
+) -> Decision:
+    """Return what `check` would return, without counting anything; `remaining` is what is left now."""
+    return run_sync(_verb_flow("peek", rule_or_rate, subject, cost, value, rule_options))
+
+
+async def apeek(
+    rule_or_rate: RuleOrRate,
+    subject: Subject,
+    cost: int | None = None,
+    *,
+    value: object = None,
+    **rule_options: Unpack[CallOptions],
+) -> Decision:
+    """Return what `acheck` would return; see `peek`."""
+    return await run_async(_verb_flow("peek", rule_or_rate, subject, cost, value, rule_options))
+
+
+def refund(
+    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, **rule_options: Unpack[CallOptions]
+) -> Decision:
+    """Give a cost back, never more than is used; return what `peek` returns after that.
+
+    Refund a hit that still counts: one whose window is over has given its room back already. A sliding window gives
+    back its oldest hits, so there is room at once. A token bucket refills all the time: refund soon after the hit, or
+    use `reserve`. With `leaky_bucket`, `refund()` has no effect.
+
+    Raises `RuleError` for a rule with `distinct=`: the value may have been used before.
+    """
+    return run_sync(_verb_flow("refund", rule_or_rate, subject, cost, None, rule_options))
+
+
+async def arefund(
+    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, **rule_options: Unpack[CallOptions]
+) -> Decision:
+    """Give a cost back; see `refund`."""
+    return await run_async(_verb_flow("refund", rule_or_rate, subject, cost, None, rule_options))
+
+
+def reset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: Unpack[CallOptions]) -> bool:
+    """Delete what a rule has counted for a subject; return whether there was anything.
+
+    This lifts a ban; an override stays. Raises `StoreUnavailable` if the store does not answer.
+    """
+    return run_sync(_reset_flow(rule_or_rate, subject, rule_options))
+
+
+async def areset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: Unpack[CallOptions]) -> bool:
+    """Delete what a rule has counted for a subject; see `reset`."""
+    return await run_async(_reset_flow(rule_or_rate, subject, rule_options))
+
+
+def decision_flow(plan: Plan, mode: Mode) -> Flow[Decision]:
+    """Decide a plan on the store of the settings. If `ENABLED` is false, everything is allowed."""
+    if not current().enabled:
+        return plan.unlimited()
+    return (yield from get_limiter().decision_flow(plan, mode))
+
+
+def _verb_flow(
+    mode: Mode,
+    rule_or_rate: RuleOrRate,
+    subject: Subject,
+    cost: int | None,
+    value: object,
+    options: Mapping[str, object],
+) -> Flow[Decision]:
+    plan = yield from plan_flow(rule_or_rate, subject, cost, value, options)
+    if mode == "refund":
+        for rule in plan.rules:
+            if rule.distinct is not None:
+                raise RuleError(f"Rule {rule.name!r} counts different values: reset() forgets them, refund() cannot.")
+    return (yield from decision_flow(plan, mode))
+
+
+def _reset_flow(rule_or_rate: RuleOrRate, subject: Subject, options: Mapping[str, object]) -> Flow[bool]:
+    plan = yield from plan_flow(rule_or_rate, subject, 0, None, options)
+    if not plan or not current().enabled:
+        return False
+    yield from decision_flow(plan, "peek")  # adds the limits of an override to the plan
+    store = get_limiter().reporting_store
+    deleted = yield IOCall(store.run, store.arun, plan.reset_operation())
+    return bool(deleted > 0)
+
+
+def plan_flow(
+    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None, value: object, options: Mapping[str, object]
+) -> Flow[Plan]:
+    """Return the plan of one rule for a subject. Raises `RuleError` if an argument is wrong."""
+    rule = rule_of(rule_or_rate, options)
+    if isinstance(subject, str):
+        name = named_subject(subject)
+    elif (request := _request_of(subject)) is not None:
+        return (yield from rule_plan_flow(rule, request, cost, value))
+    elif is_user(subject):
+        name = user_subject(subject)
+    else:
+        raise RuleError(f"{subject!r} is not a subject. Use a text such as 'ip:203.0.113.9', a user or a request.")
+    if rule.tiers and rule.tier is None:
+        rule = rule.tiers[AUTHENTICATED if name.startswith("user:") else ANONYMOUS]
+    if rule.dynamic:
+        raise RuleError(f"The rates of rule {rule.name!r} are functions of the request: pass the request as subject.")
+    if cost is None and callable(rule.cost):
+        raise RuleError(f"The cost of rule {rule.name!r} is a function of the request: pass cost= here.")
+    if rule.distinct is not None and value is None and cost != 0:
+        raise RuleError(
+            f"Rule {rule.name!r} counts different values: check() and peek() take the value as value=.",
+            "reset() forgets all of them; refund() and reserve() do not work with such a rule.",
+        )
+    settings = current()
+    plan = Plan(settings.prefix, settings.events, time_zone)
+    plan.add(rule, name, validate_cost(rule.cost if cost is None else cost, rule.name), value_digest(rule, value))
+    return plan
+
+
+def _request_of(subject: Subject) -> HttpRequest | None:
+    if isinstance(subject, HttpRequest):
+        return subject
+    wrapped = getattr(subject, "_request", None)  # the request of Django REST framework wraps Django's
+    return wrapped if isinstance(wrapped, HttpRequest) else None

@@ -1,0 +1,600 @@
+"""What is known of one subject: its limits, overrides, bans, leases, holds and daily counts. It changes nothing.
+
+By default everything is read by name in a few round trips: the rules of the settings and the views, the rules that the
+subject's own keys name, and the slots of views. With `scan=True`, as commands use it, all keys in Redis are walked
+through, so that rules and slots which only a call in your code names are found too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import date
+from itertools import groupby, zip_longest
+from typing import Any, TypeVar
+
+from django.utils.translation import gettext_lazy
+
+from django_quota.conf import current, rule_of, time_zone
+from django_quota.core import keys
+from django_quota.core.algorithms import ALGORITHMS
+from django_quota.core.clock import SECOND, frozen_now
+from django_quota.core.decisions import Outcome, Why
+from django_quota.core.errors import RuleError, StoreUnavailable
+from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule
+from django_quota.engine.codec import RETRY_WITH, Reply, outcomes_of
+from django_quota.engine.decide import Decide
+from django_quota.engine.hits import CompiledLimit, Hit
+from django_quota.engine.operations import text
+from django_quota.engine.plans import Plan
+from django_quota.engine.subject_operations import InspectSubject
+from django_quota.services.event_stream import PAGE, Event, EventStream
+from django_quota.services.health import is_full, refused_change
+from django_quota.services.known_rules import known_rules, known_slots
+from django_quota.services.limiter import MAX_GUESSES
+from django_quota.services.overrides import ALL_RULES, Override, status_key
+from django_quota.services.registry import get_limiter
+from django_quota.services.usage import Count, usage
+from django_quota.stores.redis.store import RedisStore
+
+BATCH_SIZE = 100
+"""Rules that one script call peeks at."""
+
+MAX_NAMED = 500
+"""Rules outside the settings and the views that are read."""
+
+MAX_SLOTS = 500
+"""Recently used slots, of all subjects, that are searched for those of one subject."""
+
+MAX_REFUSALS = 20
+"""Refusals that `recent_refusals` returns."""
+
+SCAN_COUNT = 1_000
+
+_RULE_FIELDS = frozenset("obdew")
+"""The kinds of fields of a subject's hash that hold the name of a rule."""
+
+BY_REQUEST = gettext_lazy("its rates are functions of the request")
+UNLIMITED = gettext_lazy("it is unlimited")
+UNNAMED = gettext_lazy("neither the settings nor the views have this name, and it does not tell the rate and options")
+"""Why the limits of a rule cannot be read."""
+
+WITHOUT_STORE = {
+    "allow": gettext_lazy("the next hit is admitted, and not counted"),
+    "deny": gettext_lazy("no hit is admitted while Redis takes no changes"),
+    "local": gettext_lazy("each process decides by itself while Redis takes no changes"),
+}
+"""What happens to a hit while the store takes no changes, by `on_unavailable`."""
+
+T = TypeVar("T")
+
+NamedRule = Rule | str | list[Rule]
+"""What a name stands for: a rule, a text that says why none can be read, or the rules that a rate may mean."""
+
+
+# --- what is known ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LimitStatus:
+    """One limit of one rule for the subject."""
+
+    rule: str
+    rate: str
+    algorithm: str
+    limit: int
+    """How much is left when nothing is used."""
+    used: int
+    remaining: int
+    retry_after: float | None
+    """Seconds until one more hit is admitted: 0.0 for now, None for never."""
+    reset_after: float
+    """Seconds until nothing is used any more."""
+    why: Why
+    """What takes precedence over the limit; see `Outcome.why`."""
+    source: str
+    """The key in Redis that holds the state."""
+    tier: str = ""
+    """The tier that the limit belongs to, where the rule has rates by tier."""
+    instead: str = ""
+    """The `on_unavailable` that decides the next hit while the store takes no changes; otherwise empty."""
+
+    @classmethod
+    def of(cls, outcome: Outcome, source: str, tier: str = "") -> LimitStatus:
+        """Make it from the outcome of a peek."""
+        return cls(
+            outcome.rule,
+            str(outcome.rate),
+            outcome.of.algorithm.name,
+            outcome.limit,
+            max(0, outcome.limit - outcome.remaining),
+            outcome.remaining,
+            outcome.retry_after,
+            outcome.reset_after,
+            outcome.why,
+            source,
+            tier,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BanStatus:
+    """A ban in force."""
+
+    rule: str
+    field: str
+    """The rule's name as a field of a hash: a digest if the name is very long."""
+    ends_in: float
+    """Seconds."""
+    level: int
+    """1 for the first ban in a row, 2 for the next, and so on."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldStatus:
+    """The leases of one slot, or the open holds of one rule."""
+
+    name: str
+    ends_in: tuple[float, ...]
+    """Seconds until each ends, the first to end first; only the first hundred are listed."""
+    source: str
+    """The key in Redis that holds them."""
+    number: int = 0
+    """How many there are in all."""
+
+
+@dataclass(slots=True)
+class SubjectSnapshot:
+    """What is known of a subject at one moment."""
+
+    subject: str
+    now: int
+    """The store's time, in microseconds since 1970."""
+    limits: list[LimitStatus] = field(default_factory=list)
+    overrides: dict[str, Override] = field(default_factory=dict)
+    """The published overrides by rule; `"*"` for all rules."""
+    bans: list[BanStatus] = field(default_factory=list)
+    leases: list[HeldStatus] = field(default_factory=list)
+    holds: list[HeldStatus] = field(default_factory=list)
+    days: dict[date, dict[str, Count]] = field(default_factory=dict)
+    """Checks of the last days by day and rule, as far as Redis has them."""
+    unread: dict[str, str] = field(default_factory=dict)
+    """By rule, why its limits could not be read."""
+    states: dict[str, list[str]] = field(default_factory=dict)
+    """By unread rule, the ids of the states that a scan found."""
+    refuses: str = ""
+    """What the store answers to a change while it takes none, so that nothing is counted; otherwise empty."""
+
+    def override_for(self, rule: str) -> tuple[str, Override] | None:
+        """Return the override that holds for a rule now, and its name: the rule's, or `"*"`."""
+        for name in (rule, ALL_RULES):
+            override = self.overrides.get(name)
+            if override is not None and override.in_force(self.now):
+                return name, override
+        return None
+
+
+# --- reading it -------------------------------------------------------------------------------------------------------
+
+
+def load_snapshot(subject: str, names: Collection[str] | None = None, *, scan: bool = False) -> SubjectSnapshot:
+    """Read all that is known of a subject, for these rules, or for all that can be found.
+
+    Without `scan` it takes five round trips, and one more for each further hundred rules, for each tier, and for rules
+    that only the subject's own keys name. With `scan` it walks through all keys in Redis instead: use that in a
+    command, not in a request. The memory store is always read by name.
+
+    Raises `RuleError` for a name in `names` that is no rule, `StoreUnavailable` if the store does not answer.
+    """
+    found = scan_keys(subject) if scan else None
+    rules: dict[str, NamedRule] = dict(known_rules())
+    states = {} if found is None else found.states
+    for name, state_ids in states.items():
+        rules.setdefault(name, rules_named(name, state_ids))
+    if names is not None:
+        rules = _chosen(names, rules)
+    holds = _by_key(subject, "h", rules) | ({} if found is None else found.holds)
+    leases = _by_key(subject, "l", _possible_slots(subject)) if found is None else found.leases
+    contents = _look(subject, holds | leases)
+    days = usage(subject)
+    if names is None and found is None:
+        more = contents.rules.union(*days.values()) - rules.keys()
+        rules |= {name: rules_named(name) for name in sorted(more)[:MAX_NAMED]}
+        if further := {key: name for key, name in _by_key(subject, "h", rules).items() if key not in holds}:
+            contents.held |= _look(subject, further).held
+            holds |= further
+    snapshot = _snapshot_of(subject, contents, rules)
+    if names is not None:
+        snapshot.bans = [ban for ban in snapshot.bans if ban.rule in rules]
+    snapshot.holds = [held for key, held in contents.held.items() if key in holds]
+    snapshot.leases = [held for key, held in contents.held.items() if key in leases]
+    snapshot.days = days
+    _read_limits(snapshot, rules)
+    snapshot.states = {name: sorted(states[name]) for name in snapshot.unread if name in states}
+    return snapshot
+
+
+def _chosen(names: Collection[str], known: Mapping[str, NamedRule]) -> dict[str, NamedRule]:
+    """Return the rules of these names. A rate has the same name however it is spelt: `10 per minute` is `10/m`."""
+    chosen = {name: known.get(name) or rule_of(name, {}) for name in names}
+    return {given.name if isinstance(given, Rule) else name: given for name, given in chosen.items()}
+
+
+def recent_refusals(subject: str) -> list[Event]:
+    """Return a subject's refusals and bans among the newest events of all subjects, the newest first.
+
+    Rules that only a call in your code names appear here too. It is empty if the store is not Redis or keeps no events.
+    Raises `StoreUnavailable`.
+    """
+    store = get_limiter().store
+    if not isinstance(store, RedisStore):
+        return []
+    entries = EventStream(store, current().prefix).newest(PAGE)
+    events = (entry.event for entry in reversed(entries) if entry.event is not None)
+    return [event for event in events if event.subject == subject and event.kind in ("refused", "banned")][
+        :MAX_REFUSALS
+    ]
+
+
+@dataclass(slots=True)
+class FoundKeys:
+    """The keys of a subject that a scan found."""
+
+    keys: dict[str, keys.Key] = field(default_factory=dict)
+    states: dict[str, list[str]] = field(default_factory=dict)
+    """The ids of limits' states by rule. Rules of which only a digest is known are left out."""
+    holds: dict[str, str] = field(default_factory=dict)
+    """Names of rules by key."""
+    leases: dict[str, str] = field(default_factory=dict)
+    """Names of slots by key."""
+
+
+def scan_keys(subject: str) -> FoundKeys | None:
+    """Find all keys of a subject by walking through all keys in Redis; None for another store."""
+    store, prefix = get_limiter().store, current().prefix
+    if not isinstance(store, RedisStore):
+        return None
+    start = f"{keys.subject_base(prefix, subject)}}}:"
+    with store.commands(store.server_of(start)) as lent:
+        client: Any = lent
+        scanned = sorted(map(text, client.scan_iter(match=keys.glob(start) + "*", count=SCAN_COUNT)))
+    found = FoundKeys({key: read for key in scanned if (read := keys.read(prefix, key)) is not None})
+    for key, read in found.keys.items():
+        kind, part, *state_id = f"{read.what}:".split(":", 2)
+        name = keys.named(part)
+        if kind == "r" and name is not None:
+            found.states.setdefault(name, []).append(state_id[0].removesuffix(":"))
+        elif kind in ("h", "l"):
+            (found.holds if kind == "h" else found.leases)[key] = name or read.what
+    return found
+
+
+def rules_named(name: str, state_ids: Collection[str] | None = None) -> NamedRule:
+    """Return the rules that a name which is a rate may stand for: that rate with each algorithm that takes it.
+
+    With `state_ids`, only those that have one of these states. For any other name it is a text that says so.
+    """
+    rules = []
+    for algorithm in ALGORITHMS:
+        with suppress(RuleError):
+            rules.append(rule_of(name, {"algorithm": algorithm}))
+    return [
+        rule
+        for rule in rules
+        if rule.name == name and (state_ids is None or any(limit.state_id in state_ids for limit in rule.limits))
+    ] or str(UNNAMED)
+
+
+def _possible_slots(subject: str) -> list[str]:
+    """Return the slots that a subject may hold: those of views, and those that calls used recently."""
+    names = set(known_slots())
+    store, prefix = get_limiter().store, current().prefix
+    if isinstance(store, RedisStore):
+        with store.commands() as client:
+            recent: Any = client.zrevrange(keys.system_key(prefix, "slots"), 0, MAX_SLOTS - 1)
+        for member in map(text, recent):
+            holder, part, _limit = member.split(" ")
+            name = keys.named(part)
+            if holder == keys.escape(subject) and name is not None:
+                names.add(name)
+    return sorted(names)
+
+
+@dataclass(slots=True)
+class Contents:
+    """The content of the keys of a subject."""
+
+    now: int
+    """The store's time, in microseconds since 1970."""
+    fields: dict[str, str]
+    """Its hash."""
+    held: dict[str, HeldStatus]
+    """Leases and holds by key."""
+
+    @property
+    def rules(self) -> set[str]:
+        """The rules that fields of the hash name in full."""
+        parts = {part for kind, _, part in (name.partition(":") for name in self.fields) if kind in _RULE_FIELDS}
+        return {name for part in parts - {"", ALL_RULES} if (name := keys.named(part)) is not None}
+
+    def bans(self, rules: Iterable[str] = ()) -> Iterator[BanStatus]:
+        """Return the bans in force; `rules` are names that a digest may stand for."""
+        names = {keys.field(name): name for name in rules}
+        for field_name, value in sorted(self.fields.items()):
+            kind, _, part = field_name.partition(":")
+            if kind == "b":
+                ends, level, _ = map(int, value.split(" "))
+                if ends > self.now:
+                    yield BanStatus(names.get(part, keys.named(part) or part), part, (ends - self.now) / SECOND, level)
+
+
+def look_at(subject: str) -> Contents:
+    """Read a subject's hash. Raises `StoreUnavailable`."""
+    return _look(subject, {})
+
+
+def _look(subject: str, sets: Mapping[str, str]) -> Contents:
+    """Read a subject's hash and these sorted sets, given as names by key."""
+    operation = InspectSubject(status_key(current().prefix, subject), list(sets))
+    now, flat, *lists = get_limiter().reporting_store.run(operation, frozen_now())
+    words = list(map(text, flat))
+    contents = Contents(int(now), dict(zip(words[::2], words[1::2], strict=True)), {})
+    for (key, name), (number, *live) in zip(sets.items(), lists, strict=True):
+        if number:
+            ends_in = tuple((float(end) - now) / SECOND for end in live[1::2])
+            contents.held[key] = HeldStatus(name, ends_in, key, int(number))
+    return contents
+
+
+def _snapshot_of(subject: str, contents: Contents, rules: Iterable[str]) -> SubjectSnapshot:
+    """Return a snapshot with the overrides and the bans."""
+    snapshot = SubjectSnapshot(subject, contents.now, bans=list(contents.bans(rules)))
+    for name, value in contents.fields.items():
+        kind, _, part = name.partition(":")
+        if kind == "o":
+            rule = ALL_RULES if part == ALL_RULES else keys.named(part) or part
+            snapshot.overrides[rule] = Override.read(value)
+    store = get_limiter().store
+    if isinstance(store, RedisStore):
+        snapshot.refuses = refused_change(store, status_key(current().prefix, subject))
+    return snapshot
+
+
+def _by_key(subject: str, kind: str, names: Iterable[str]) -> dict[str, str]:
+    base = keys.subject_base(current().prefix, subject)
+    return {keys.key_of(base, kind, name): name for name in names}
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+def possible_tiers(rule: Rule, subject: str) -> dict[str, Rule]:
+    """Return the tiers of a rule that a subject may be in, or all tiers if that leaves none.
+
+    A user is not anonymous. With the key `"user"`, a subject that is no user is not signed in either; with another key,
+    such as the address, it may be.
+    """
+    parts = rule.key if isinstance(rule.key, tuple) else (rule.key,)
+    if any(part.startswith("user:") for part in subject.split("+")):
+        impossible = ANONYMOUS
+    else:
+        impossible = AUTHENTICATED if "user" in parts else ""
+    return {tier: of_tier for tier, of_tier in rule.tiers.items() if tier != impossible} or dict(rule.tiers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """Rules of one name that are peeked at together."""
+
+    name: str
+    rules: Sequence[Rule]
+    tier: str = ""
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether the name may mean several rules, so that only used limits count."""
+        return len(self.rules) > 1
+
+
+def _read_limits(snapshot: SubjectSnapshot, rules: Mapping[str, NamedRule]) -> None:
+    """Add the limits of these rules, or why they cannot be read."""
+    plain: list[_Question] = []
+    by_tier: list[list[_Question]] = []
+    for name, given in rules.items():
+        if isinstance(given, str):
+            snapshot.unread[name] = given
+        elif isinstance(given, list):
+            plain.append(_Question(name, given))
+        elif given.tiers:
+            tiers = possible_tiers(given, snapshot.subject).items()
+            by_tier.append(
+                [_Question(name, [rule], tier) for tier, rule in tiers if _is_readable(snapshot, rule, tier)]
+            )
+        elif _is_readable(snapshot, given):
+            plain.append(_Question(name, [given]))
+    for questions in batches(plain, by_tier):
+        snapshot.limits += _peek_at(snapshot, questions)
+    order = {name: number for number, name in enumerate(rules)}
+    snapshot.limits.sort(key=lambda limit: order[limit.rule])  # a stable sort, which keeps the order of tiers
+
+
+def _is_readable(snapshot: SubjectSnapshot, rule: Rule, tier: str = "") -> bool:
+    if not rule.dynamic and rule.limits:
+        return True
+    snapshot.unread[f"{rule.name} ({tier})" if tier else rule.name] = str(BY_REQUEST if rule.dynamic else UNLIMITED)
+    return False
+
+
+def batches(plain: Sequence[T], by_tier: Iterable[Sequence[T]] = ()) -> Iterator[Sequence[T]]:
+    """Split rules into batches for one plan each. Two tiers of a rule share its name, so they never go together."""
+    for first in range(0, len(plain), BATCH_SIZE):
+        yield plain[first : first + BATCH_SIZE]
+    for tiers in zip_longest(*by_tier):
+        yield [tier for tier in tiers if tier is not None]
+
+
+def _peek_at(snapshot: SubjectSnapshot, questions: Sequence[_Question]) -> Iterator[LimitStatus]:
+    asked = {question.name: question for question in questions}
+    plan = plan_for(snapshot.subject, [rule for question in questions for rule in question.rules])
+    for outcome, step in zip(peek_plan(plan), plan.limits, strict=True):
+        question = asked[outcome.rule]
+        limit = LimitStatus.of(outcome, step.key, question.tier)
+        if limit.used or not question.is_guess:
+            rule = question.rules[0]
+            is_counted = limit.retry_after == 0 and limit.why != "exempt" and not rule.shadow
+            if snapshot.refuses and is_counted:
+                without = rule.on_unavailable or current().without_store(is_full=is_full(snapshot.refuses))
+                limit = replace(limit, instead=without)
+            yield limit
+
+
+def plan_for(subject: str, rules: Iterable[Rule]) -> Plan:
+    """Return a plan of one hit for each rule."""
+    settings = current()
+    plan = Plan(settings.prefix, settings.events, time_zone)
+    for rule in rules:
+        plan.add(rule, subject, 1)
+    return plan
+
+
+def peek_plan(plan: Plan) -> Sequence[Outcome]:
+    """Peek at a plan, which also brings the limits of overrides into it. Raises `StoreUnavailable`."""
+    if not plan:
+        return ()
+    decision = get_limiter().decide(plan, "peek")
+    if decision.degraded:
+        raise StoreUnavailable("it did not say what is left of the limits")
+    return decision.outcomes
+
+
+# --- the effect of an override ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class RuleChange:
+    """The limits of a rule now, and under the override."""
+
+    rule: str
+    now: list[LimitStatus]
+    then: list[LimitStatus] = field(default_factory=list)
+    """Empty where the override changes nothing."""
+    problem: str = ""
+    """Why the override does not fit the rule."""
+    is_shadowed: bool = False
+    """Whether the rule has an override of its own, which goes before one for all rules."""
+
+
+@dataclass(slots=True)
+class OverridePreview:
+    """What an override would do."""
+
+    at: int
+    """The store's time, in microseconds since 1970."""
+    changes: list[RuleChange]
+    is_unknown: bool = False
+    """Whether neither the settings nor the views have this rule. A decorator or a call may still use the name."""
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """By rule, why its limits could not be read."""
+
+
+def preview_override(subject: str, rule: str, override: Override) -> OverridePreview:
+    """Return what an override of a rule (`"*"`: of all rules) would do to a subject from now on. It changes nothing.
+
+    Raises `RuleError` for a text that cannot be a subject, `StoreUnavailable`.
+    """
+    rules = _rules_for(rule)
+    snapshot = _snapshot_of(subject, look_at(subject), rules)
+    _read_limits(snapshot, rules)
+    preview = OverridePreview(snapshot.now, [], is_unknown=not rules, unread=snapshot.unread)
+    changed: dict[str, Rule] = {}
+    for name, limits in groupby(snapshot.limits, key=lambda limit: limit.rule):
+        change = RuleChange(name, list(limits))
+        preview.changes.append(change)
+        own = snapshot.override_for(name)
+        change.is_shadowed = rule == ALL_RULES and own is not None and own[0] == name
+        given = rules[name]
+        if isinstance(given, Rule) and not change.is_shadowed:
+            changed[name] = next(iter(given.tiers.values()), given)
+    if override.mode == "rate":
+        _preview_rate(preview, snapshot, changed, override)
+    else:
+        for change in preview.changes:
+            if change.rule in changed:
+                change.then = [_under(override, limit, snapshot.now) for limit in change.now]
+    return preview
+
+
+def _rules_for(name: str) -> dict[str, NamedRule]:
+    """Return the rules that an override of this name is about."""
+    known = known_rules()
+    if name == ALL_RULES:
+        return dict(known)
+    if name in known:
+        return {name: known[name]}
+    with suppress(RuleError):
+        rule = rule_of(name, {})
+        if rule.name == name:
+            return {name: rule}
+    return {}
+
+
+def _under(override: Override, limit: LimitStatus, now: int) -> LimitStatus:
+    """Return a limit as it is under an override that exempts or blocks."""
+    if override.mode == "exempt":
+        return replace(limit, why="exempt", retry_after=0.0)
+    ends_in = (override.ends - now) / SECOND if override.ends else None
+    own = limit.retry_after
+    if limit.why in ("exempt", "blocked"):  # these hide how long the limit itself refuses
+        own = 0.0 if limit.remaining else limit.reset_after if limit.limit else None
+    return replace(limit, why="blocked", retry_after=_longer(ends_in, own))
+
+
+def _longer(one: float | None, other: float | None) -> float | None:
+    """Return the longer of two waits, where None is for ever."""
+    return None if one is None or other is None else max(one, other)
+
+
+def _preview_rate(
+    preview: OverridePreview, snapshot: SubjectSnapshot, changed: Mapping[str, Rule], override: Override
+) -> None:
+    changes = {change.rule: change for change in preview.changes}
+    rules = []
+    for name, rule in changed.items():
+        try:
+            # Without its ban, which is read from the limits as they are now.
+            rules.append(replace(rule.with_rates(override.rates), ban=None))
+        except RuleError as error:
+            changes[name].problem = str(error)
+    bans = {ban.rule: ban.ends_in for ban in snapshot.bans}
+    for outcome in _peek_ignoring_overrides(snapshot.subject, rules, snapshot.now):
+        change = changes[outcome.rule]
+        limit = replace(LimitStatus.of(outcome, ""), why="override")
+        if outcome.rule in bans and any(now.why == "banned" for now in change.now):
+            limit = replace(limit, why="banned", retry_after=_longer(bans[outcome.rule], limit.retry_after))
+        change.then.append(limit)
+
+
+def _peek_ignoring_overrides(subject: str, rules: Sequence[Rule], now: int) -> Iterator[Outcome]:
+    base = keys.subject_base(current().prefix, subject)
+    nothing = keys.key_of(base, "s", "preview")  # a hash that is never written, so it holds no override
+    hits = []
+    for rule in rules:
+        hit = Hit(rule, keys.field(rule.name), nothing, subject, 1)
+        hit.limits = [CompiledLimit.of(keys.state_key(base, limit), limit, now) for limit in rule.limits]
+        hit.holds = keys.key_of(base, "h", rule.name)
+        hits.append(hit)
+    for batch in batches(hits):
+        yield from _peek_hits(batch, now)
+
+
+def _peek_hits(hits: Sequence[Hit], now: int) -> Sequence[Outcome]:
+    store = get_limiter().store
+    for _ in range(MAX_GUESSES):
+        for hit in hits:
+            hit.limits = [limit.at(now) for limit in hit.limits]
+        reply = Reply.decode(store.run(Decide(hits, "peek"), frozen_now()), hits)
+        if reply.verdict != RETRY_WITH:
+            return outcomes_of(reply, hits)
+        now = reply.now
+    raise StoreUnavailable("its answers take longer than the periods of a calendar limit last")

@@ -1,0 +1,51 @@
+"""The rules and slots that a project is known to have: those in the settings and those on the views of its URLs.
+
+Rules of `check("10/m", ...)` are not known beforehand. You find them only in what they have counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from django.urls import get_resolver
+
+from django_quota.conf import current
+from django_quota.core.errors import RuleError
+from django_quota.core.rules import Rule
+from django_quota.services.leases import Slot
+
+FromViews = Callable[[Iterable[Any]], Iterable[Any]]
+"""Finds rules or slots on the views of URL patterns."""
+
+_from_views: dict[str, FromViews] = {}
+
+
+def register_views(*, rules: FromViews, slots: FromViews) -> None:
+    """Set how rules and slots of views are found: the web layer does so when the app is ready."""
+    _from_views.update(rules=rules, slots=slots)
+
+
+def known_rules() -> dict[str, Rule | str]:
+    """Return every rule of the settings and the views by name; a text says why a rule cannot be read."""
+    rules: dict[str, Rule | str] = {}
+    settings = current()
+    for name in map(str, settings.rules):
+        try:
+            rules[name] = settings.rule(name)
+        except RuleError as error:
+            rules[name] = str(error)
+    for rule in _on_views("rules"):
+        rules.setdefault(rule.name, rule)
+    return rules
+
+
+def known_slots() -> list[str]:
+    """Return the names of the slots that `@concurrency` takes before views."""
+    slots: Iterable[Slot] = _on_views("slots")
+    return sorted({slot.name for slot in slots})
+
+
+def _on_views(what: str) -> Iterable[Any]:
+    find = _from_views.get(what)
+    return () if find is None else find(get_resolver().url_patterns)

@@ -1,0 +1,419 @@
+"""Slots, which a limited number of callers hold at a time, and locks, which are slots of one.
+
+Slots and locks guard work that must not run twice at once. So they ignore the setting `ENABLED`, and raise
+`StoreUnavailable` if the store does not answer, rather than let anybody in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import weakref
+from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
+from types import TracebackType
+from typing import Any, cast
+
+from django_quota.conf import current
+from django_quota.core.algorithms.concurrency import Concurrency
+from django_quota.core.clock import SECOND, frozen_now
+from django_quota.core.decisions import Decision, Outcome, QuotaExceeded
+from django_quota.core.errors import LeaseLost, QuotaError, RuleError, StoreUnavailable
+from django_quota.core.flow import Flow, IOCall, run_async, run_sync
+from django_quota.core.keys import key_of, subject_base
+from django_quota.core.rates import parse_seconds
+from django_quota.core.rules import is_valid_name
+from django_quota.engine.lease_operations import Acquire, Holders, Release, Renew, SlotKeys
+from django_quota.engine.operations import Operation, text
+from django_quota.services.registry import get_limiter
+from django_quota.services.subjects import GLOBAL, subject_of
+from django_quota.stores.base import Store
+from django_quota.stores.wait_queue import PLACE_TTL, RETRY, Waiter
+
+MAX_SLOTS = 1_000_000
+"""The highest limit of a slot."""
+
+
+class Lease:
+    """A slot that you hold, until you release it or its lease ends. `Slot.acquire` returns one."""
+
+    def __init__(self, state: _SlotState, token: str, decision: Decision) -> None:
+        self.token = token
+        """The name of the holder in the store."""
+        self.decision = decision
+        """How many may hold the slot, and how many more could when you took it."""
+        self._state = state
+        self._refresher: LeaseRefresher | None = None
+        self._is_released = False
+        self._was_tried = False
+        """Whether a release was sent before. The store may have done it, and only the answer was lost."""
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.token} of slot {self._state.slot.name!r} for {self._state.subject}>"
+
+    def renew(self, lease: float | None = None) -> None:
+        """Start the lease again from now: for `lease` seconds, or for the slot's own number of seconds.
+
+        Raises `LeaseLost` if the lease has ended or was released, `RuleError` for a wrong number of seconds, and
+        `StoreUnavailable`.
+        """
+        run_sync(self._renewing(lease))
+
+    async def arenew(self, lease: float | None = None) -> None:
+        """Start the lease again from now; see `renew`."""
+        await run_async(self._renewing(lease))
+
+    def release(self) -> None:
+        """Give the slot back. A second call does nothing.
+
+        Raises `LeaseLost` if the lease had ended before, so another caller may have held the slot too. Raises
+        `StoreUnavailable` if the store does not answer. Then try again, or let the lease end by itself.
+        """
+        run_sync(self._releasing())
+
+    async def arelease(self) -> None:
+        """Give the slot back, even if the task is cancelled meanwhile; see `release`."""
+        await run_async(self._releasing())
+
+    def refreshing(self) -> Flow[Any]:
+        """Renew the lease in the background until it is released."""
+        self._refresher = LeaseRefresher(self, self._state.slot.lease / 3)
+        yield IOCall(self._refresher.start, self._refresher.astart)
+
+    def _renewing(self, lease: float | None) -> Flow[Any]:
+        span = self._state.slot.span if lease is None else parse_seconds("lease", lease, 30)
+        if self._is_released or not (yield self._state.call(Renew(self._state.keys, self.token, span))):
+            raise self._lost()
+
+    def _releasing(self) -> Flow[Any]:
+        if self._is_released:
+            return
+        was_tried, self._was_tried = self._was_tried, True
+        try:
+            if self._refresher is not None:
+                yield IOCall(self._refresher.stop, self._refresher.astop)
+            held = yield from self._state.releasing(self.token)
+        except (StoreUnavailable, GeneratorExit):
+            raise
+        except BaseException:  # interrupted or cancelled, perhaps before it was sent
+            self._is_released = yield from self._state.abandoning(self.token)
+            raise
+        self._is_released = True
+        if not held and not was_tried:  # else the earlier try may have released it
+            raise self._lost()
+
+    def _lost(self) -> LeaseLost:
+        return LeaseLost(self._state.slot.name, self._state.subject)
+
+
+class Slot:
+    """A slot that a limited number of callers hold at a time, each until its lease ends. `slot` makes it.
+
+    It is a sync and async context manager that any number of threads and tasks may share. A block may end in another
+    thread or task than it began in. If the block raises, that error is raised even if the lease was lost.
+    """
+
+    def __init__(
+        self, name: str, limit: int, lease: float = 30, wait: float | None = None, *, renew: bool = False
+    ) -> None:
+        if not is_valid_name(name) or not name.strip():
+            raise RuleError(f"{name!r} is not the name of a slot. Use, for example, 'export'.")
+        is_whole = isinstance(cast("object", limit), int) and not isinstance(limit, bool)
+        if not is_whole or not 1 <= limit <= MAX_SLOTS:
+            raise RuleError(f"limit={limit!r} of slot {name!r} is not a whole number from 1 to {MAX_SLOTS}.")
+        if not isinstance(cast("object", renew), bool):
+            raise RuleError(f"renew={renew!r} of slot {name!r} is not True or False.")
+        self.name = name
+        """Its name in keys and errors."""
+        self.limit = limit
+        """How many may hold it at a time."""
+        self.span = parse_seconds("lease", lease, 30)
+        """How long a lease lasts, in microseconds."""
+        self.timeout = 0.0 if wait is None or wait == 0 else parse_seconds("wait", wait, 5, "from 0") / SECOND
+        """How long to wait for a free slot, in seconds."""
+        self.renews = renew
+        """Whether leases are renewed in the background."""
+        self.subject = GLOBAL
+        """The subject that the slot belongs to."""
+        self._held: dict[Lease, object] = {}
+        """The leases of open `with` blocks, each with the task or thread that opened it."""
+
+    @property
+    def lease(self) -> float:
+        """How long a lease lasts, in seconds."""
+        return self.span / SECOND
+
+    def acquire(self) -> Lease:
+        """Take a slot, waiting for at most `timeout`, and return its lease, which you release.
+
+        Raises `QuotaExceeded` if no slot came free, and `StoreUnavailable`.
+        """
+        return cast("Lease", run_sync(self.acquiring(self.subject, get_limiter().reporting_store)))
+
+    async def aacquire(self) -> Lease:
+        """Take a slot; see `acquire`. A task that is cancelled while it waits leaves the queue."""
+        return cast("Lease", await run_async(self.acquiring(self.subject, get_limiter().reporting_store)))
+
+    def holders(self) -> list[tuple[str, float]]:
+        """Return the holders: each token and the seconds until its lease ends, the first to end first.
+
+        It writes nothing. Raises `StoreUnavailable`.
+        """
+        return cast("list[tuple[str, float]]", run_sync(self._holders()))
+
+    async def aholders(self) -> list[tuple[str, float]]:
+        """Return the holders; see `holders`."""
+        return cast("list[tuple[str, float]]", await run_async(self._holders()))
+
+    def _holders(self) -> Flow[Any]:
+        state = _SlotState(self, self.subject, get_limiter().reporting_store)
+        reply = yield state.call(Holders(state.keys))
+        return [(text(token), ends / SECOND) for token, ends in zip(reply[::2], reply[1::2], strict=True)]
+
+    def acquiring(self, subject: str, store: Store) -> Flow[Any]:
+        """Take the slot of a subject in a store; the flow's result is the lease. See `acquire`."""
+        state, token = _SlotState(self, subject, store), store.wait_queue.new_token(self.limit, self.span)
+        try:
+            lease = Lease(state, token, (yield from state.entering(token)))
+            if self.renews:
+                yield from lease.refreshing()
+        except (QuotaExceeded, StoreUnavailable, GeneratorExit):
+            raise  # it has left the queue, or the queue drops it by itself
+        except BaseException:  # interrupted or cancelled
+            yield from state.abandoning(token)
+            raise
+        return lease
+
+    def __enter__(self) -> Lease:
+        return self._entered(self.acquire())
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        with suppress(*_HIDDEN if error else ()):
+            self._left().release()
+
+    async def __aenter__(self) -> Lease:
+        return self._entered(await self.aacquire())
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        with suppress(*_HIDDEN if error else ()):
+            await self._left().arelease()
+
+    def _entered(self, lease: Lease) -> Lease:
+        self._held[lease] = _here()
+        return lease
+
+    def _left(self) -> Lease:
+        """Return the last lease of this task or thread, or else the last lease of any other."""
+        here = _here()
+        while True:
+            held = list(self._held.items())
+            if not held:
+                raise RuntimeError(f"Slot {self.name!r} was exited more often than it was entered.")
+            lease = next((lease for lease, owner in reversed(held) if owner == here), held[-1][0])
+            if self._held.pop(lease, None) is not None:  # else another thread has just taken it
+                return lease
+
+
+_HIDDEN = (QuotaError,)
+"""Errors of a release that must not replace the error of the block."""
+
+
+def _here() -> object:
+    """Return the running task, or else the thread."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return task or threading.get_ident()
+
+
+class _SlotState:
+    """A slot of one subject in the store, and what callers do to it."""
+
+    def __init__(self, slot: Slot, subject: str, store: Store) -> None:
+        self.slot = slot
+        self.subject = subject
+        self._store = store
+        self._base = base = subject_base(current().prefix, subject)
+        self.keys = SlotKeys(*(key_of(base, kind, slot.name) for kind in "lqa"))
+
+    def call(self, operation: Operation) -> IOCall:
+        """Return the call that does an operation."""
+        now = frozen_now()
+        return IOCall(self._store.run, self._store.arun, operation, now)
+
+    def entering(self, token: str) -> Flow[Any]:
+        """Wait for a slot; the flow's result is the decision. Raises `QuotaExceeded` where none came free."""
+        metrics = get_limiter().metrics
+        if metrics is not None:
+            metrics.count_slot(self.subject, self.slot.name, self.slot.limit, self.slot.span)
+        with self._store.wait_queue.join(self.keys, token, frozen_now()) as waiter:
+            return (yield from self._waiting(token, waiter))
+
+    def _waiting(self, token: str, waiter: Waiter) -> Flow[Any]:
+        deadline = time.monotonic() + self.slot.timeout
+        queued = False
+        while True:
+            left = deadline - time.monotonic()
+            asked = Acquire(self.keys, token, PLACE_TTL if left > 0 else 0)
+            try:
+                ask = self.call(asked)
+                if left > 0 and not queued:
+                    ask = IOCall(ask.run_sync, partial(waiter.in_order, ask.run_async, left))
+                granted, free, wait, reset, first = yield ask
+            except StoreUnavailable:
+                if not queued or left <= 0:
+                    raise
+                yield _pause(min(RETRY, left))  # Redis may be restarting, and there is time
+                continue
+            if granted:
+                return self._decision(True, free, wait, reset)
+            if left <= 0:
+                raise QuotaExceeded(self._decision(False, free, wait, reset))
+            queued = True
+            # Only the first in the queue gets the slot whose lease ends next: the others wait to be woken.
+            seconds = min(left, wait / SECOND + 0.001) if first else left
+            yield IOCall(waiter.wait, waiter.await_, seconds)
+            if waiter.granted is not None:
+                return self._decision(True, *waiter.granted)
+
+    def abandoning(self, token: str) -> Flow[Any]:
+        """Take a token out of the queue and out of its slot; the flow's result is whether the store answered."""
+        try:
+            yield from self.releasing(token)
+        except StoreUnavailable:  # its place in the queue and its lease end by themselves
+            return False
+        return True
+
+    def releasing(self, token: str) -> Flow[Any]:
+        """Release a slot and wake its next holder; the flow's result is whether the token still held the slot."""
+        held, next_holder, *granted = yield self.call(Release(self.keys, token))
+        if next_holder:
+            self._store.wait_queue.grant(text(next_holder), *granted)
+        return bool(held)
+
+    def _decision(self, granted: bool, free: int, wait: int, reset: int) -> Decision:
+        limit, next_after = Concurrency(self.slot.name, self.slot.limit), wait / SECOND
+        retry_after = 0.0 if granted else next_after
+        return Decision.of((Outcome(limit, self.subject, 1, granted, free, retry_after, reset / SECOND, next_after),))
+
+
+def _pause(seconds: float) -> IOCall:
+    return IOCall(time.sleep, asyncio.sleep, seconds)
+
+
+def slot(
+    name: str,
+    limit: int,
+    lease: float = 30,
+    wait: float | None = None,
+    subject: Any = None,
+    *,
+    renew: bool = False,
+) -> Slot:
+    """Return a slot that a limited number of callers hold at a time.
+
+    `with slot("export", 10, lease=30, wait=5) as lease: ...`, or `async with`.
+
+    `limit`: how many, 1 to 1,000,000. `lease`: seconds, above 0 and up to 366 days. After them the slot comes free by
+    itself, so a caller that crashed does not keep it. `wait`: seconds to wait for a slot if all are held, first
+    come, first served; None or 0: do not wait. `subject`: whose slot it is, a text (`"user:42"`) or a user; None: one
+    slot for everybody. `renew`: renew the lease in the background, by a thread or a task, for work that may take
+    longer.
+
+    Raises `RuleError` for a wrong argument. Entering the slot raises `QuotaExceeded` if no slot came free, and
+    `StoreUnavailable`. Leaving it raises `LeaseLost` where the lease ended before the block did.
+    """
+    made = Slot(name, limit, lease, wait, renew=renew)
+    if subject is not None:
+        made.subject = subject_of(subject, "a slot")
+    return made
+
+
+def lock(name: str, lease: float = 30, wait: float | None = None, subject: Any = None, *, renew: bool = False) -> Slot:
+    """Return a lock, which is a slot of one; see `slot`."""
+    return slot(name, 1, lease, wait, subject, renew=renew)
+
+
+# --- renewing in the background ---------------------------------------------------------------------------------------
+
+
+class LeaseRefresher:
+    """Renews a lease at an interval, from a thread (`start`) or a task (`astart`).
+
+    It ends when it is stopped, when the lease is lost, and when nobody has a reference to the lease any more.
+    """
+
+    def __init__(self, lease: Lease, interval: float) -> None:
+        self._lease = weakref.ref(lease)
+        self._interval = interval
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Renew the lease from a thread."""
+        self._thread = threading.Thread(
+            target=copy_context().run,  # `freeze` sets a context variable
+            args=(_renew_until, self._stopped, self._lease, self._interval),
+            name="django-quota-lease",
+            daemon=True,
+        )
+        self._thread.start()
+
+    async def astart(self) -> None:
+        """Renew the lease from a task of the running loop."""
+        self._task = asyncio.create_task(_arenew(self._lease, self._interval), name="django-quota-lease")
+
+    def stop(self) -> None:
+        """End it, from any thread."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._task is not None:
+            with suppress(RuntimeError):  # its loop is closed, and the task ended with it
+                self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+
+    async def astop(self) -> None:
+        """End it without blocking the event loop."""
+        self._stopped.set()
+        if self._task is None:
+            return
+        if self._task.get_loop() is not asyncio.get_running_loop():
+            self.stop()
+            return
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+
+def _renew_until(stopped: threading.Event, of: weakref.ref[Lease], interval: float) -> None:
+    while not stopped.wait(interval):
+        lease = of()
+        if lease is None:
+            return
+        try:
+            lease.renew()
+        except LeaseLost:
+            return  # `release` raises it
+        except StoreUnavailable:
+            pass  # the next round tries again
+        del lease
+
+
+async def _arenew(of: weakref.ref[Lease], interval: float) -> None:
+    while True:
+        await asyncio.sleep(interval)
+        lease = of()
+        if lease is None:
+            return
+        try:
+            await lease.arenew()
+        except LeaseLost:
+            return  # `release` raises it
+        except StoreUnavailable:
+            pass  # the next round tries again
+        del lease

@@ -1,0 +1,191 @@
+"""The limiter decides: it turns a plan into one call to the store, and the reply into a Decision.
+
+While the store does not answer, each rule decides by its `on_unavailable`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+
+from django_quota.conf import current
+from django_quota.core.clock import frozen_now
+from django_quota.core.decisions import Decision
+from django_quota.core.errors import StoreCommandDenied, StoreDataError, StoreFull, StoreOutOfMemory, StoreUnavailable
+from django_quota.core.flow import Flow, IOCall, run_sync
+from django_quota.engine.codec import Mode, Reserve, Settle, consumes
+from django_quota.engine.plans import Plan
+from django_quota.services.metrics import DecisionMetrics
+from django_quota.services.outages import OutageReportingStore, Outages
+from django_quota.services.workers import Workers, part_of
+from django_quota.signals import Announcement, asend, banned, near_limit, refused, send
+from django_quota.stores.base import Store
+from django_quota.stores.memory import MemoryStore
+
+logger = logging.getLogger("django_quota")
+
+MAX_GUESSES = 5
+"""How often the limiter guesses the store's clock for one plan; a calendar limit depends on it."""
+
+MAX_TRIPS = 1_000
+"""How often the limiter asks the store for one plan, when each reply names more reservations that have expired."""
+
+SIGNALS = {"refused": refused, "banned": banned, "near": near_limit}
+"""The signal of each event in a reply."""
+
+_SLOW = "its answers take longer than the periods of a calendar limit last"
+
+
+class Limiter:
+    """Decides plans on one store."""
+
+    def __init__(self, store: Store, metrics: DecisionMetrics | None = None, workers: Workers | None = None) -> None:
+        self.store = store
+        self.workers = workers
+        """Knows how many processes share the limits; None if this is the only one."""
+        self.metrics = metrics
+        """Counts the decisions; None if nobody needs the figures."""
+        self.local = MemoryStore(max_keys=current().memory_keys)
+        """Decides for rules with `on_unavailable="local"`."""
+        self.outages = Outages(all_nodes_healthy=lambda: self.store.all_nodes_healthy)
+        self.reporting_store = OutageReportingStore(self)
+        """The store for services that raise `StoreUnavailable`."""
+        self._skew = 0
+        """Microseconds by which the store's clock is ahead of ours."""
+
+    def decide(self, plan: Plan, mode: Mode) -> Decision:
+        """Decide a plan; see `decision_flow`."""
+        return run_sync(self.decision_flow(plan, mode))
+
+    def decision_flow(self, plan: Plan, mode: Mode) -> Flow[Decision]:
+        """Decide a plan in one call to the store."""
+        if not plan:
+            return plan.unlimited()
+        now = frozen_now()
+        guess = self._guess(plan, now)
+        store = self.store
+        try:
+            guesses, trips = 0, 0
+            while guesses < MAX_GUESSES and trips < MAX_TRIPS:
+                reply = yield IOCall(store.run, store.arun, plan.operation(guess, mode), now)
+                decision = plan.read(reply)
+                if decision is not None:
+                    announcements = self._note_answer(plan, reply, decision, mode)
+                    if announcements:
+                        yield IOCall(send, asend, announcements, Limiter)
+                    return decision
+                guesses, trips = guesses + (not plan.revise(reply)), trips + 1
+                guess = self._learn_clock(reply[0])
+            raise StoreUnavailable(_SLOW)  # noqa: TRY301 — it is an outage like any other
+        except StoreFull:
+            return plan.uncounted(plan.rules)
+        except StoreUnavailable as error:
+            yield IOCall(send, asend, self.outages.failed(error, plan.subjects), Limiter)
+            return self._decide_without_store(plan, mode, error)
+
+    def two_step_flow(self, first: Plan, make_second: Callable[[], Flow[Plan]]) -> Flow[Decision]:
+        """Decide two plans of one request, as if they were one. The second is made only if the first allows.
+
+        If the second refuses, what the first spent is given back. Requests that come in between may find less room
+        than there is, never more. If the second plan cannot be made, since the body is broken or too large, the
+        request fails and what the first spent stays counted.
+        """
+        decision = yield from self.decision_flow(first, "tentative")
+        if decision.enforced:
+            return decision
+        second = yield from make_second()
+        decided = yield from self.decision_flow(second, "check")
+        if decided.enforced:
+            decision = yield from self._compensation_flow(first, decision)
+        else:
+            yield from self._confirmation_flow(first, decision)
+        return decision.combined_with(decided)
+
+    def _confirmation_flow(self, plan: Plan, decision: Decision) -> Flow[None]:
+        """Count a tentative plan, which stands now, for the day and in the metrics."""
+        if self.metrics is not None and plan.decided_at is not None:
+            self.metrics.count(plan.decided_at, plan.hits, decision)
+        operation = plan.day_record()
+        if operation is None:
+            return
+        try:
+            yield IOCall(self.store.run, self.store.arun, operation, frozen_now())
+        except StoreUnavailable as error:
+            logger.warning("An allowed request is missing from the usage of the day: %s", error)
+
+    def _compensation_flow(self, plan: Plan, decision: Decision) -> Flow[Decision]:
+        """Give back what a tentative plan spent; return how its limits stand after that."""
+        try:
+            operation = plan.compensation()
+            if operation is None:
+                return decision
+            reply = yield IOCall(self.store.run, self.store.arun, operation, frozen_now())
+            return plan.compensated(reply)
+        except StoreUnavailable as error:
+            logger.warning("A refused request stays counted under some of its limits: %s", error)
+            return decision
+
+    def note_failure(self, error: StoreUnavailable) -> None:
+        """Report an outage because of an error that left a view."""
+        if not isinstance(error, (StoreFull, StoreCommandDenied, StoreDataError)):  # these are logged where they arise
+            send(self.outages.failed(error, []), Limiter)
+
+    def _guess(self, plan: Plan, now: int | None) -> int:
+        """Guess the time of the store, which calendar limits need. A wrong guess costs another call."""
+        if now is not None or plan.timeless:
+            return now or 0
+        return time.time_ns() // 1_000 + self._skew
+
+    def _learn_clock(self, store_now: int) -> int:
+        self._skew = store_now - time.time_ns() // 1_000
+        return store_now
+
+    def _note_answer(self, plan: Plan, reply: list[int], decision: Decision, mode: Mode) -> list[Announcement]:
+        """Count an answer of the store; return the signals to send."""
+        announcements: list[Announcement] = []
+        if self.outages.is_on:
+            announcements = self.outages.answered(wrote=consumes(mode) and plan.has_consumed)
+        # A tentative plan that is allowed counts once it stands.
+        counts = mode == "check" or isinstance(mode, Reserve) or (mode == "tentative" and decision.enforced)
+        if self.metrics is not None and counts:
+            self.metrics.count(reply[0], plan.hits, decision)
+        if mode in ("check", "tentative"):
+            for outcome in decision.outcomes:
+                if outcome.shadow and not outcome.allowed:
+                    logger.info("Shadow rule %r would have refused %r.", outcome.rule, outcome.subject)
+        for what, hit in plan.emitted():
+            announcements.append((SIGNALS[what], {"rule": hit.rule, "subject": hit.subject, "decision": decision}))
+        return announcements
+
+    def _decide_without_store(self, plan: Plan, mode: Mode, failure: StoreUnavailable) -> Decision:
+        """Decide each rule by its `on_unavailable`."""
+        default = current().without_store(is_full=isinstance(failure, StoreOutOfMemory))
+        binding = [rule for rule in plan.rules if rule.limits and not rule.shadow]
+        denying = [rule for rule in binding if (rule.on_unavailable or default) == "deny"]
+        for rule in denying:
+            if rule.block:
+                return plan.denied(rule)
+        local = [rule for rule in plan.rules if rule.limits and (rule.on_unavailable or default) == "local"]
+        workers = 1 if self.workers is None else self.workers.number
+        divided = partial(part_of, workers=workers)
+        try:
+            decision = self._decide_locally(plan.only(local, divided), mode) if local else plan.unlimited(degraded=True)
+        except StoreFull:
+            decision = plan.uncounted(local)
+        return decision.combined_with(plan.denied(denying[0])) if denying else decision
+
+    def _decide_locally(self, plan: Plan, mode: Mode) -> Decision:
+        """Decide in the memory of this process."""
+        now = frozen_now()
+        moment = MemoryStore.now() if now is None else now
+        # The memory of this process keeps no reservations: an estimate counts like any other hit, and stays.
+        if isinstance(mode, Reserve):
+            mode = "check"
+        elif isinstance(mode, Settle):
+            mode = "peek"
+        decision = plan.read(self.local.run(plan.operation(moment, mode), moment), degraded=True)
+        if decision is None:
+            raise RuntimeError("The memory store asked for another form of a plan without overrides.")
+        return decision

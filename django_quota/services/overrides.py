@@ -1,0 +1,252 @@
+"""Overrides in Redis: their keys, their encoding, and the marker that shows whether Redis holds all of them.
+
+The decision script reads them in the hash of the subject, so they apply at once and cost no further round trip.
+`override_sync` publishes them from the database. Limits work without any.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from redis import Redis
+
+from django_quota.core.clock import SECOND
+from django_quota.core.keys import field, key_of, named, pattern, subject_base, system_key
+from django_quota.engine.operations import Operation, text
+from django_quota.engine.override_operations import FIELD, CompletePublication, PublishOverrides, RaiseGeneration
+from django_quota.stores.base import Store
+from django_quota.stores.cluster.walking import Walk
+from django_quota.stores.redis.store import RedisStore, Server
+
+ALL_RULES = "*"
+"""Stands for all rules. An override for one rule goes before it."""
+
+MARKER_TTL = 7 * 86_400
+"""Seconds after which all overrides are published again, though Redis may still hold them."""
+
+PUBLICATION_TTL = 3_600
+"""Seconds that the publication of all overrides may take."""
+
+LOCK_TTL = 1.5
+"""Seconds from one check that Redis holds all overrides to the next, whichever process checks. A process that
+publishes extends its lock. If it dies, the next check starts when the lock has expired."""
+
+Mode = Literal["rate", "exempt", "blocked"]
+
+_LETTERS: dict[Mode, str] = {"rate": "r", "exempt": "x", "blocked": "b"}
+_MODES: dict[str, Mode] = {letter: mode for mode, letter in _LETTERS.items()}
+
+
+class Override(NamedTuple):
+    """An override of one rule, or of all, for one subject; `rates` only for the mode `rate`."""
+
+    mode: Mode
+    begins: int = 0
+    """Its start in microseconds since 1970; 0: it has always applied."""
+    ends: int = 0
+    """Its end in microseconds since 1970; 0: it has none."""
+    rates: str = ""
+
+    @property
+    def encoded(self) -> str:
+        """It as it is published: `"<mode> <from> <until> <rates>"`."""
+        return f"{_LETTERS[self.mode]} {self.begins} {self.ends} {self.rates}"
+
+    @classmethod
+    def read(cls, encoded: str) -> Override:
+        """Read what `encoded` has written. Raises `ValueError` if it is something else."""
+        parts = encoded.split(" ", 3)
+        if len(parts) != 4 or parts[0] not in _MODES:  # noqa: PLR2004 — mode, from, until, rates
+            raise ValueError(f"{encoded!r} is no published override")
+        return cls(_MODES[parts[0]], int(parts[1]), int(parts[2]), parts[3])
+
+    def in_force(self, now: int) -> bool:
+        """Return whether it applies at a moment (microseconds)."""
+        return self.begins <= now and (self.ends == 0 or now < self.ends)
+
+
+def status_key(prefix: str, subject: str) -> str:
+    """Return the key of the hash that a subject's overrides are fields of."""
+    return key_of(subject_base(prefix, subject), "s")
+
+
+def field_of(rule: str) -> str:
+    """Return the field of a rule's override, or of the one for `ALL_RULES`."""
+    return FIELD + (ALL_RULES if rule == ALL_RULES else field(rule))
+
+
+def publication(key: str, overrides: Mapping[str, Override]) -> PublishOverrides:
+    """Return the operation that makes the overrides under a `status_key` these, by rule, and no others."""
+    return PublishOverrides(key, {field_of(rule): override.encoded for rule, override in overrides.items()})
+
+
+def published(store: RedisStore, prefix: str, subject: str) -> dict[str | None, Override]:
+    """Return the overrides of a subject in Redis, by rule; None stands for a rule of which only a digest is known."""
+    (fields,) = store.of_each(("HGETALL",), [status_key(prefix, subject)])
+    found = {text(name): text(value) for name, value in fields.items()}
+    return {_rule_of(name): Override.read(value) for name, value in found.items() if name.startswith(FIELD)}
+
+
+def _rule_of(name: str) -> str | None:
+    part = name.removeprefix(FIELD)
+    return ALL_RULES if part == ALL_RULES else named(part)
+
+
+def run_all(store: Store, operations: Sequence[Operation], now: int | None) -> list[Any]:
+    """Do operations of one script, in one round trip if the store is Redis. Each is atomic, not all of them."""
+    if not isinstance(store, RedisStore):
+        return [store.run(operation, now) for operation in operations]
+    return store.run_all(operations, now)
+
+
+def holders(store: RedisStore, prefix: str, batch: int) -> Iterator[list[str]]:
+    """Yield the status keys of all subjects with overrides in Redis, in batches. A key may come twice.
+
+    Raises `StoreUnavailable` if Redis does not answer; if a part of a Cluster does not, after all other servers.
+    """
+    walk = Walk(store)
+    for server in walk.servers:
+        with walk.past():
+            yield from _holders_on(store, server, prefix, batch)
+    walk.end()
+
+
+def _holders_on(store: RedisStore, server: Server, prefix: str, batch: int) -> Iterator[list[str]]:
+    cursor = 0
+    while True:
+        with store.commands(server) as client:
+            cursor, keys = _scan(client, cursor, f"{pattern(prefix)}}}:s", batch)
+        fields = store.of_each(("HKEYS",), keys)
+        yield [
+            key for key, names in zip(keys, fields, strict=True) if any(text(name).startswith(FIELD) for name in names)
+        ]
+        if cursor == 0:
+            break
+
+
+def _scan(client: Redis, cursor: int, matching: str, count: int) -> tuple[int, list[str]]:
+    after, keys = client.scan(cursor, match=matching, count=count, _type="HASH")
+    return int(after), [text(key) for key in keys]
+
+
+# --- whether Redis holds all of them ----------------------------------------------------------------------------------
+
+
+def marker_key(prefix: str) -> str:
+    """Return the key of the marker: the generation that Redis holds. Without it, Redis does not hold all overrides."""
+    return system_key(prefix, "overrides")
+
+
+def lock_key(prefix: str) -> str:
+    """Return the key of `SyncLock`."""
+    return f"{marker_key(prefix)}:lock"
+
+
+class SyncLock:
+    """The lock of the process that checks whether Redis holds all overrides. Two may check at once: it only saves work.
+
+    It expires by itself, so a process that dies keeps the others waiting for at most `LOCK_TTL`.
+    """
+
+    def __init__(self, store: RedisStore, prefix: str) -> None:
+        self._store = store
+        self._key = lock_key(prefix)
+        self._extended = 0.0
+
+    def acquire(self) -> bool:
+        """Take it; return False if another process has it, or had it a moment ago. Nobody releases it."""
+        with self._store.commands() as client:
+            self._extended = time.monotonic()
+            return bool(client.set(self._key, "1", nx=True, px=int(LOCK_TTL * 1_000)))
+
+    def extend(self) -> None:
+        """Keep it while the work goes on. Call it as often as you like."""
+        if time.monotonic() > self._extended + LOCK_TTL / 3:
+            self.hold(LOCK_TTL)
+
+    def hold(self, seconds: float) -> None:
+        """Let no process look for some seconds."""
+        with self._store.commands() as client:
+            client.set(self._key, "1", px=int(seconds * 1_000))
+        self._extended = time.monotonic()
+
+
+def is_marked(store: RedisStore, prefix: str, generation: int = 1) -> bool:
+    """Return whether all servers show this generation of the overrides, or a later one."""
+    walk = Walk(store)
+    for markers in _markers(store, prefix).values():
+        with walk.past():
+            if any(int(shown or 0) < max(1, generation) for shown in store.of_each(("GET",), markers)):
+                return False
+    walk.end()
+    return True
+
+
+def _markers(store: RedisStore, prefix: str) -> dict[Server, list[str]]:
+    """Return the keys of the markers, by server."""
+    return store.by_server(store.node_keys(marker_key(prefix)))
+
+
+def raise_generation(store: RedisStore, prefix: str, least: int) -> int:
+    """Raise the markers after a publication; return the new generation.
+
+    Returns 0 if a server shows no generation, or one below `least`: it has lost overrides.
+    """
+    first, *others = store.node_keys(marker_key(prefix))
+    (raised,) = run_all(store, [RaiseGeneration(first, least)], None)
+    if not raised or not all(run_all(store, [RaiseGeneration(other, least, raised) for other in others], None)):
+        return 0
+    return int(raised)
+
+
+class Marking:
+    """Marks Redis as complete after all overrides are published: call `begin`, `count` after each batch, then `finish`.
+
+    Each server counts its batches. So it shows whether it has lost one of them meanwhile.
+    """
+
+    def __init__(self, store: RedisStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._token = secrets.token_hex(8)
+        self._counted: Counter[str] = Counter()
+
+    def begin(self) -> None:
+        """Start the count of each server."""
+        for server, markers in _markers(self._store, self._prefix).items():
+            with self._store.commands(server) as client, client.pipeline(transaction=False) as pipeline:
+                for marker in markers:
+                    pipeline.set(self._count_of(marker), 0, ex=PUBLICATION_TTL)
+                pipeline.execute()
+
+    def count(self, key: str) -> None:
+        """Count a batch for the server of a key."""
+        server = self._store.server_of(key)
+        marker = self._store.node_key(marker_key(self._prefix), server)
+        if not marker:
+            return
+        with self._store.commands(server) as client, client.pipeline(transaction=False) as pipeline:
+            pipeline.incrby(self._count_of(marker), 1)
+            pipeline.expire(self._count_of(marker), PUBLICATION_TTL)
+            pipeline.execute()
+        self._counted[marker] += 1
+
+    def finish(self, generation: int) -> int:
+        """Mark all servers as complete, with `generation` or a later one.
+
+        Returns the generation; 0 if a server has lost a batch since `begin`.
+        """
+        markers = self._store.node_keys(marker_key(self._prefix))
+        latest = max(1, generation, *(int(shown or 0) for shown in self._store.of_each(("GET",), markers)))
+        finished = [
+            CompletePublication(marker, self._count_of(marker), self._counted[marker], latest, MARKER_TTL * SECOND)
+            for marker in markers
+        ]
+        return latest if all(run_all(self._store, finished, None)) else 0
+
+    def _count_of(self, marker: str) -> str:
+        return f"{marker}:{self._token}"

@@ -1,0 +1,68 @@
+"""The limiter of this process, put together from the settings and replaced when these change."""
+
+from __future__ import annotations
+
+from django.core.signals import setting_changed
+
+from django_quota.conf import current
+from django_quota.engine.plans import clear_known_overrides
+from django_quota.services.flusher import flusher
+from django_quota.services.limiter import Limiter
+from django_quota.services.metrics import DecisionMetrics
+from django_quota.services.outages import ongoing
+from django_quota.services.workers import Workers
+from django_quota.stores.cluster.store_cluster import store_of
+from django_quota.stores.memory import MemoryStore
+
+_limiters: dict[tuple[str, str], Limiter] = {}
+"""The limiter of a store and a cache alias; at most one, since a change of the settings empties it."""
+
+
+def get_limiter() -> Limiter:
+    """Return the limiter of the settings. It is made when it is first needed."""
+    settings = current()
+    place = (settings.store, settings.cache)
+    limiter = _limiters.get(place)
+    if limiter is None:
+        made = _make_limiter()
+        limiter = _limiters.setdefault(place, made)
+        if limiter is not made:  # another thread was faster; ours must not count as another worker
+            _retire(made)
+    return limiter
+
+
+def _make_limiter() -> Limiter:
+    settings = current()
+    if settings.store == "memory":
+        memory = MemoryStore(max_keys=settings.memory_keys)
+        return Limiter(memory, DecisionMetrics(memory))
+    store = store_of(settings.cache)
+    return Limiter(store, DecisionMetrics(store), Workers(store))
+
+
+def clear_memory() -> None:
+    """Forget what this process counts in its own memory. Redis keeps what it has."""
+    for limiter in _limiters.values():
+        limiter.local.clear()
+        if isinstance(limiter.store, MemoryStore):
+            limiter.store.clear()
+            if limiter.metrics is not None:
+                limiter.metrics.clear()
+    clear_known_overrides()
+
+
+def _retire(limiter: Limiter) -> None:
+    ongoing.discard(limiter.outages)
+    flusher.remove(limiter.metrics, limiter.workers)
+    limiter.store.close()
+    limiter.local.close()
+
+
+def _close(*, setting: str, **_: object) -> None:
+    if setting in ("CACHES", "QUOTA"):
+        for limiter in list(_limiters.values()):
+            _retire(limiter)
+        _limiters.clear()
+
+
+setting_changed.connect(_close, dispatch_uid="django_quota.services.registry")

@@ -1,0 +1,117 @@
+"""Reset what rules have counted for a subject, and lift its bans. Overrides, leases and daily counts stay."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from django_quota.conf import current
+from django_quota.core import keys
+from django_quota.core.clock import frozen_now
+from django_quota.core.rules import Rule
+from django_quota.engine.events import EventLog
+from django_quota.engine.plans import event_log_of
+from django_quota.engine.subject_operations import LiftBans, Reset, RuleState
+from django_quota.services.inspection import (
+    NamedRule,
+    batches,
+    look_at,
+    peek_plan,
+    plan_for,
+    rules_named,
+    scan_keys,
+)
+from django_quota.services.known_rules import known_rules
+from django_quota.services.overrides import status_key
+from django_quota.services.registry import get_limiter
+from django_quota.services.usage import usage
+
+
+@dataclass(frozen=True, slots=True)
+class ResetReport:
+    """What a reset did, or would do."""
+
+    rules: list[str]
+    """The rules that were reset. A scan finds only those that have counted something or ban the subject."""
+    dropped: int
+    """How many states and bans were dropped."""
+
+
+def reset_subject(
+    subject: str, names: Collection[str] | None = None, *, scan: bool = False, dry_run: bool = False
+) -> ResetReport:
+    """Reset what these rules have counted for a subject, or all rules that can be found, and lift their bans.
+
+    `scan`: find rules by walking through all keys in Redis, as `load_snapshot` does. Use that in a command, not in a
+    request. Without it, a name that is no known rule's counts as a rate. `dry_run`: change nothing.
+
+    Raises `StoreUnavailable`.
+    """
+    places = _scan_places(subject, names) if scan else None
+    rules: Mapping[str, object]
+    if places is None:
+        rules = chosen = _choose_rules(subject, names)
+        operations = _forget_rules(subject, chosen)
+    else:
+        rules = places
+        operations = iter([Reset(list(places.values()), _log())] if places else [])
+    run = get_limiter().reporting_store.run
+    dropped = 0 if dry_run else sum(int(run(operation, frozen_now())) for operation in operations)
+    return ResetReport(list(rules), dropped)
+
+
+def lift_bans(subject: str, fields: Collection[str] | None = None) -> int:
+    """End the bans of a subject, all or those with these names (`BanStatus.field`); return how many were in force.
+
+    What was counted stays. The next ban is a first one again. Raises `StoreUnavailable`.
+    """
+    if fields is None:
+        fields = [ban.field for ban in look_at(subject).bans()]
+    operation = LiftBans(status_key(current().prefix, subject), list(fields), _log())
+    return int(get_limiter().reporting_store.run(operation, frozen_now()))
+
+
+def _log() -> EventLog | None:
+    settings = current()
+    return event_log_of(settings.prefix, settings.events) if settings.events else None
+
+
+def _scan_places(subject: str, names: Collection[str] | None) -> dict[str, RuleState] | None:
+    """Return, by rule, where Redis holds something that a reset drops; None for another store."""
+    found = scan_keys(subject)
+    if found is None:
+        return None
+    states: dict[str, list[str]] = {}
+    for key, read in found.keys.items():
+        kind, _, rest = read.what.partition(":")
+        if kind in ("r", "b", "h"):  # states, counts of refusals towards a ban, and holds
+            states.setdefault(rest.partition(":")[0], []).append(key)
+    for field in look_at(subject).fields:
+        if field.startswith("b:"):
+            states.setdefault(field.removeprefix("b:"), [])
+    wanted = states.keys() if names is None else {keys.field(name) for name in names}
+    status = status_key(current().prefix, subject)
+    return {
+        keys.named(part) or part: RuleState(part, status, of_rule)
+        for part, of_rule in sorted(states.items())
+        if part in wanted
+    }
+
+
+def _choose_rules(subject: str, names: Collection[str] | None) -> dict[str, NamedRule]:
+    known = known_rules()
+    if names is None:
+        names = known.keys() | look_at(subject).rules | set().union(*usage(subject).values())
+    return {name: known.get(name) or rules_named(name) for name in names}
+
+
+def _forget_rules(subject: str, chosen: Mapping[str, NamedRule]) -> Iterator[Reset]:
+    """Return the operations that forget these rules, with the limits of their overrides."""
+    plain = [rule for given in chosen.values() if isinstance(given, list) for rule in given]
+    rules = [given for given in chosen.values() if isinstance(given, Rule)]
+    plain += [rule for rule in rules if rule.limits]
+    for batch in batches(plain, [list(rule.tiers.values()) for rule in rules]):
+        plan = plan_for(subject, [rule for rule in batch if rule.limits])
+        if plan:
+            peek_plan(plan)
+            yield plan.reset_operation()

@@ -1,0 +1,354 @@
+"""Subjects: a request, a user or a text becomes the name of who is limited, such as `ip:203.0.113.9`.
+
+A key is compiled into resolvers once, when its rule is first used. A resolver that has to wait is a flow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+import unicodedata
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any, TypeAlias
+
+from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
+from django.core.exceptions import SynchronousOnlyOperation
+from django.http import HttpRequest, QueryDict
+from django.utils.encoding import force_bytes
+from django.utils.functional import LazyObject
+
+from django_quota.conf import current, import_function
+from django_quota.core.errors import ConfigurationError, RuleError, SubjectKeyError, did_you_mean
+from django_quota.core.flow import Flow, IOCall
+from django_quota.core.rules import Rule, dotted_path, is_lambda
+from django_quota.services.addresses import canonical_part, client_ip
+
+Resolver: TypeAlias = Callable[[HttpRequest], "str | Flow[Any] | None"]
+"""Returns a part of a subject; None if the request does not have it."""
+
+GLOBAL = "global"
+
+
+def call_flow(function: Callable[..., Any], request: HttpRequest) -> Flow[Any]:
+    """Call a function of the request, sync or async; return what it returns."""
+    try:
+        value = function(request)
+    except SynchronousOnlyOperation as error:  # it needs the database, which an event loop must ask in a thread
+        return (yield IOCall(partial(_raise, error), partial(sync_to_async(function), request)))
+    if not inspect.isawaitable(value):
+        return value
+
+    async def wait() -> Any:
+        return await value
+
+    def run() -> Any:
+        try:
+            return async_to_sync(wait)()
+        except RuntimeError as error:
+            if not inspect.iscoroutine(value) or inspect.getcoroutinestate(value) != inspect.CORO_CREATED:
+                raise
+            value.close()
+            name = getattr(function, "__qualname__", repr(function))
+            hint = "Use the async form of the function that you called, or write a sync function."
+            raise ConfigurationError(f"{name} is async and cannot be awaited here.", hint) from error
+
+    return (yield IOCall(run, wait))
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def subject_flow(key: object, request: HttpRequest, *, exact: bool = False) -> Flow[Any]:
+    """Return the subject of a request for the key of a rule.
+
+    A part that the request does not have falls back to its IP. So a client gains nothing by leaving out a header.
+    `exact`: whether form fields count exactly as sent; see `_from_field`. Raises `ConfigurationError` if there is no
+    address either, and `RuleError` if the key is wrong.
+    """
+    parts = []
+    for resolver in compile_key(key, exact=exact):
+        part = resolver(request)
+        if part is not None and not isinstance(part, str):
+            part = yield from part
+        parts.append(ip_subject(request) if part is None else part)
+    return parts[0] if len(parts) == 1 else "+".join(parts)
+
+
+def compile_key(key: object, *, exact: bool = False) -> tuple[Resolver, ...]:
+    """Return the resolvers of the parts of a key. Raises `RuleError` if it is wrong."""
+    try:
+        return _compile(key, exact)
+    except TypeError:  # an unhashable function
+        return _compile.__wrapped__(key, exact)
+
+
+def check_keys(rule: Rule) -> None:
+    """Raise `RuleError` if the `key` or the `distinct` of a rule is wrong."""
+    compile_key(rule.key)
+    if rule.distinct is not None and rule.distinct is not True:
+        try:
+            compile_key(rule.distinct)
+        except SubjectKeyError as error:
+            raise SubjectKeyError(f"distinct={rule.distinct!r} is not a key.", error.hint) from None
+
+
+@lru_cache(maxsize=256)
+def _compile(key: object, exact: bool) -> tuple[Resolver, ...]:
+    if isinstance(key, str):
+        return _compile_text(key, exact=exact)
+    if isinstance(key, tuple):
+        if not key:
+            raise SubjectKeyError("key=() is empty.", "Use, for example, 'ip'.")
+        return tuple(resolver for part in key for resolver in compile_key(part, exact=exact))
+    if callable(key):
+        if is_lambda(key):
+            raise SubjectKeyError(
+                f"key={dotted_path(key)} is a lambda, which has no name. Its subjects would change whenever its "
+                "line moves, and blocks and bans would be lost.",
+                "Write it as a function: def by_tenant(request): ...",
+            )
+        return (partial(_from_callable, key),)
+    raise SubjectKeyError(f"key={key!r} is not a key.", "Use 'ip', 'user', 'header:X-Api-Key' or a function.")
+
+
+def _compile_text(key: str, *, exact: bool) -> tuple[Resolver, ...]:
+    if key in _PLAIN:
+        return (_PLAIN[key],)
+    kind, colon, name = key.partition(":")
+    if kind in _FIELDS and name.strip():
+        return (partial(_FIELDS[kind], name.strip(), exact),)
+    if kind in _NAMED and name.strip():
+        return (partial(_NAMED[kind], name.strip()),)
+    if kind in _EXAMPLES:
+        raise SubjectKeyError(
+            f"key={key!r} does not say which.", f"Use, for example, {kind + ':' + _EXAMPLES[kind]!r}."
+        )
+    if not colon and "." in key:
+        return (partial(_from_callable, import_function("key", key, SubjectKeyError)),)
+    known = [*_PLAIN, *(f"{kind}:{name}" for kind, name in _EXAMPLES.items())]
+    raise SubjectKeyError(f"key={key!r} is not a key.", did_you_mean(key, known).strip())
+
+
+def user_flow(request: HttpRequest) -> Flow[Any]:
+    """Return the user of a request, loaded; None if no middleware has set one."""
+    user: Any = getattr(request, "user", None)
+    if not isinstance(user, LazyObject):
+        return user
+
+    # A lazy user is loaded from the database when it is first used, which async code must await. `request.auser` only
+    # knows the user of Django's own middleware.
+    def load() -> Any:
+        bool(getattr(user, "is_authenticated", False))
+        return user
+
+    later: Any = sync_to_async(load)
+    if getattr(user.__dict__.get("_setupfunc"), "__module__", "") == _DJANGOS_OWN:
+        later = request.auser
+    return (yield IOCall(load, later))
+
+
+_DJANGOS_OWN = "django.contrib.auth.middleware"
+
+
+def _user(request: HttpRequest) -> Flow[Any] | str | None:
+    user = getattr(request, "user", None)
+    return _lazy_user(request) if isinstance(user, LazyObject) else _known_user(user)
+
+
+def _lazy_user(request: HttpRequest) -> Flow[Any]:
+    return _known_user((yield from user_flow(request)))
+
+
+def _known_user(user: Any) -> str | None:
+    if not getattr(user, "is_authenticated", False):
+        return None
+    if getattr(user, "pk", None) is None:
+        raise RuleError(
+            f"The request's user is a {type(user).__name__} without a primary key, which a limit needs.",
+            "Give the class a `pk`, or use a function of the request as the key.",
+        )
+    return user_subject(user)
+
+
+def _from_header(name: str, request: HttpRequest) -> str | None:
+    return _secret("header", name.lower(), request.headers.get(name))
+
+
+def _from_cookie(name: str, request: HttpRequest) -> str | None:
+    return _secret("cookie", name, request.COOKIES.get(name))
+
+
+def _from_get(name: str, exact: bool, request: HttpRequest) -> str | None:
+    return _from_field("get", name, request.GET, exact=exact)
+
+
+def _from_post(name: str, exact: bool, request: HttpRequest) -> Flow[Any]:
+    if has_unread_body(request):
+        # Parsing takes long, so async code does it in a thread.
+        fields = yield IOCall(partial(_form_of, request), partial(sync_to_async(_form_of), request))
+    else:
+        fields = request.POST
+    return _from_field("post", name, fields, exact=exact)
+
+
+def has_unread_body(request: HttpRequest) -> bool:
+    """Return whether a request has a form that is not parsed yet: a long one takes a tenth of a second."""
+    return request.method == "POST" and request.content_type in _FORMS and not hasattr(request, "_post")
+
+
+_FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
+"""The types of body that `request.POST` parses."""
+
+
+def _form_of(request: HttpRequest) -> QueryDict:
+    return request.POST
+
+
+def _from_field(kind: str, name: str, fields: QueryDict, *, exact: bool) -> str | None:
+    """Return the part for a form field.
+
+    Values that Django's forms treat as equal are one subject: surrounding blanks, Unicode forms (NFKC) and case do not
+    count. `exact`: the value counts as it was sent; `distinct=` needs that.
+    """
+    value = fields.get(name)
+    if value and not exact:
+        value = value.strip()
+        if len(value) <= MAX_FOLDED:
+            value = unicodedata.normalize("NFKC", value).casefold()
+    return _secret(kind, name, value)
+
+
+MAX_FOLDED = 1_000
+"""Characters: a longer field is not normalised, because that takes long. No name is that long."""
+
+
+def _from_callable(function: Callable[[HttpRequest], Any], request: HttpRequest) -> Flow[Any]:
+    value = yield from call_flow(function, request)
+    if value is None or value == "":
+        return None
+    if value is getattr(request, "user", None) and isinstance(value, LazyObject):
+        return (yield from _lazy_user(request))
+    if is_user(value):
+        return _known_user(value)
+    if isinstance(value, (dict, list, set, tuple)) or _is_shown_by_address(value):
+        raise RuleError(
+            f"{dotted_path(function)} returned {type(value).__name__}, which identifies nobody.",
+            "Return a text, a number or a user, for example str(value.pk).",
+        )
+    return f"key.{_escape(dotted_path(function))}:{_escape(str(value))}"
+
+
+def _is_shown_by_address(value: object) -> bool:
+    """Return whether the text of a value is its address in memory, which changes with each request."""
+    shown = type(value)
+    return shown.__str__ is object.__str__ and shown.__repr__ is object.__repr__
+
+
+def ip_subject(request: HttpRequest) -> str:
+    """Return the subject of the request's client address: `ip:203.0.113.9`, `ip:2001:db8::/64`."""
+    return f"ip:{client_ip(request)}"
+
+
+def path_subject(path: str) -> str:
+    """Return the subject of a path: `path:/reports/`."""
+    return f"path:{_escape(path)}"
+
+
+_PLAIN: dict[str, Resolver] = {
+    "ip": ip_subject,
+    "user": _user,
+    "user_or_ip": _user,
+    "path": lambda request: path_subject(request.path_info),
+    GLOBAL: lambda request: GLOBAL,  # noqa: ARG005
+}
+_NAMED: dict[str, Callable[[str, HttpRequest], str | None]] = {
+    "header": _from_header,
+    "cookie": _from_cookie,
+}
+_FIELDS: dict[str, Callable[[str, bool, HttpRequest], str | Flow[Any] | None]] = {"get": _from_get, "post": _from_post}
+_EXAMPLES = {"header": "X-Api-Key", "cookie": "device", "get": "token", "post": "phone"}
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def _escape(value: str) -> str:
+    """Escape the plus sign, which joins parts, and characters that are not visible."""
+    return _UNSAFE.sub(_percent, value)
+
+
+_INVISIBLE = (
+    r"\x00-\x1f\x7f-\x9f\u2028\u2029"  # they end a line or control a terminal
+    r"\xad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # invisible
+    r"\ud800-\udfff"  # surrogates from JSON, which no page and no database accepts
+)  # with them, two subjects could look the same, or break whatever shows them
+_UNSAFE = re.compile(f"[%+{_INVISIBLE}]")
+_UNPRINTABLE = re.compile(f"[{_INVISIBLE}]")
+
+
+def _percent(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match[0].encode(errors="surrogatepass"))
+
+
+def _secret(kind: str, name: str, value: str | None) -> str | None:
+    """Return the part for a value from a client: a keyed digest, so that no secret reaches Redis, logs or the admin."""
+    return f"{kind}.{_escape(name)}:{digest(value)}" if value else None
+
+
+def digest(value: str | bytes) -> str:
+    """Return the keyed digest of a value: 32 hexadecimal digits."""
+    data = value.encode(errors="surrogatepass") if isinstance(value, str) else value
+    return hashlib.blake2b(data, key=_digest_key(current().digest_key), digest_size=16).hexdigest()
+
+
+@lru_cache(maxsize=4)
+def _digest_key(secret: str | bytes) -> bytes:
+    return hashlib.sha256(b"django_quota.subjects" + force_bytes(secret)).digest()
+
+
+def is_user(value: object) -> bool:
+    """Return whether a value is a user, anonymous or not."""
+    return hasattr(value, "is_authenticated") and hasattr(value, "pk")
+
+
+def user_subject(user: Any) -> str:
+    """Return the subject of a user: `user:42`. Raises `RuleError` if the user has no primary key."""
+    if user.pk is None:
+        raise RuleError(
+            f"{user!r} has no primary key. Pass the request, so that an anonymous visitor is limited by IP, "
+            "or a subject such as 'ip:203.0.113.9'."
+        )
+    return f"user:{_escape(str(user.pk))}"
+
+
+def named_subject(subject: str) -> str:
+    """Return a subject from a text, with addresses as `ip_subject` writes them."""
+    if subject.startswith("ip:") or "+ip:" in subject:
+        prefix = current().ipv6_prefix
+        return _UNPRINTABLE.sub(_percent, "+".join(canonical_part(part, prefix) for part in subject.split("+")))
+    if not subject:
+        raise RuleError("An empty text is not a subject. Use, for example, 'ip:203.0.113.9', 'user:42' or 'global'.")
+    return _UNPRINTABLE.sub(_percent, subject)
+
+
+def subject_of(given: object, whose: str) -> str:
+    """Return the subject of a text or a user. `whose` names its owner in the error.
+
+    Raises `RuleError` if it is neither.
+    """
+    if isinstance(given, str):
+        return named_subject(given)
+    if is_user(given):
+        return user_subject(given)
+    raise RuleError(f"{given!r} is not a subject of {whose}. Use a text such as 'user:42', or a user.")
+
+
+def is_async_callable(value: object) -> bool:
+    """Return whether a call of a value must be awaited."""
+    return callable(value) and (iscoroutinefunction(value) or iscoroutinefunction(getattr(value, "__call__", None)))  # noqa: B004

@@ -1,0 +1,325 @@
+"""The sweep: drops expired entries from our sorted sets in Redis, in small batches.
+
+Redis expires whole keys. An expired entry of a sorted set only goes with its key, or when its subject comes again. So
+keys in constant use, or with a long TTL, keep entries that nobody needs. The sweep looks at each of our keys, by kind:
+
+| kind | what it is | expired entries | a TTL if there is none |
+|---|---|---|---|
+| `r`, `b` | states of limits, refusals that lead to a ban | go, of sorted sets | until the last one goes, or 400 days |
+| `m`, `n` | amounts in transfer, and those that have arrived | go | until the last one goes, or 400 days |
+| `l`, `a` | leases, who is alive in a wait queue | go | until the last one goes, or an hour |
+| `{!}:bans` | the index of bans | go | until the last one goes, or an hour |
+| `h` | holds that are not settled | **stay**: the next decision returns them first | 400 days |
+| `q` | wait queues of leases | are none | an hour |
+| `day` | the checks of a day | are none | 8 days |
+| `s`, `c`, `u`, `once` | subject status, counters, distinct values, `once` | are none | 400 days |
+| `{!}:` anything else | events, dead letters and such | are none | 400 days |
+
+All other keys are left alone. The clock is that of Redis. Amounts that a transfer has left in transfer are moved on;
+see `resume_overdue`.
+
+Each call does a fixed amount of work, so that no call holds Redis for more than 2 ms. After each call the sweep pauses,
+so that it uses Redis for at most `budget_ms` of each second.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from django_quota.core.clock import frozen_now
+from django_quota.core.keys import KINDS, is_system, pattern, read, system_key
+from django_quota.core.keys import field as name_field
+from django_quota.engine.operations import Operation, text
+from django_quota.engine.sweep_operation import Sweep, Swept
+from django_quota.services.counters import resume_overdue
+from django_quota.stores.cluster.walking import Walk
+from django_quota.stores.redis.store import RedisStore
+
+SCAN_COUNT = 500
+"""Keys of the database that one SCAN passes."""
+
+KEYS_PER_CALL = 100
+"""Keys that one call looks at, or measures."""
+
+ENTRIES_PER_CALL = 500
+"""Expired entries that one call removes."""
+
+PINGS = 5
+"""How often the round trip is measured: the shortest is subtracted from the time of each call."""
+
+POSITION_TTL = 3_600
+"""Seconds for which a sweep that was stopped can be resumed."""
+
+SAVE_INTERVAL = 1.0
+"""Seconds between two saves of the position. A sweep that is killed repeats as much."""
+
+HOUR = 3_600_000
+DAY = 24 * HOUR
+LONG = 400 * DAY
+
+LIFETIMES = {"l": HOUR, "a": HOUR, "q": HOUR, "day": 8 * DAY, "bans": HOUR}
+"""The TTL in milliseconds that a key without one gets, by kind; `LONG` for all other kinds."""
+
+SWEPT = frozenset({"r", "b", "m", "n", "l", "a", "bans"})
+"""The kinds whose expired entries go. Holds stay, since what they spent has to be returned first."""
+
+
+class SweepTarget(NamedTuple):
+    """One of our keys, and what the sweep does with it."""
+
+    key: str
+    kind: str
+
+    @property
+    def is_swept(self) -> bool:
+        """Whether its expired entries go."""
+        return self.kind in SWEPT
+
+    @property
+    def lifetime(self) -> int:
+        """The TTL in milliseconds that it gets if it has none and no entry says when it expires."""
+        return LIFETIMES.get(self.kind, LONG)
+
+
+def target_of(prefix: str, key: str, rule: str | None = None) -> SweepTarget | None:
+    """Return what to do with a key; None for a key that is not ours, or not one of this rule."""
+    parts = read(prefix, key)
+    if parts is None:
+        return None
+    kind, _, rest = parts.what.partition(":")
+    if rule is not None:
+        is_of_rule = kind in ("r", "b", "h") and rest.partition(":")[0] == name_field(rule)
+        return SweepTarget(key, kind) if is_of_rule else None
+    if is_system(prefix, key):
+        return SweepTarget(key, "bans" if parts.what == "bans" else "system")
+    return SweepTarget(key, kind) if kind in KINDS else None
+
+
+@dataclass
+class Report:
+    """What a sweep has done, or what it would do in a dry run."""
+
+    keys: int = 0
+    """Keys that were looked at. SCAN may return a key twice."""
+    sets: int = 0
+    """How many of them are sorted sets whose expired entries go."""
+    removed: int = 0
+    """Expired entries that were removed."""
+    changed: int = 0
+    """Sets that they were removed from."""
+    emptied: int = 0
+    """Sets that are gone, because they were empty then."""
+    freed: int = 0
+    """Bytes that were freed: MEMORY USAGE of the changed sets, before minus after. Redis estimates large sets from five
+    entries. 0 in a dry run."""
+    repaired: Counter[str] = field(default_factory=Counter)
+    """Keys that got a TTL because they had none, by kind."""
+    missed: int = 0
+    """Servers of a Cluster, or batches of keys, that did not answer. The next sweep looks at them."""
+    carried: int = 0
+    """Amounts in transfer that were received or returned."""
+    on_the_way: int = 0
+    """Amounts that are still in transfer. The next sweep tries again."""
+    resumed: bool = False
+    """Whether it continued a sweep that was stopped."""
+    complete: bool = False
+    """Whether it looked at all keys."""
+    seconds: float = 0.0
+    """How long it took."""
+    slowest: float = 0.0
+    """Seconds that the longest call took, with its round trip."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for `--json`."""
+        return {**self.__dict__, "repaired": dict(self.repaired)}
+
+
+class Sweeper:
+    """Sweeps the keys of a prefix. `budget_ms`: how much of each second it may use Redis, 1 to 1000 milliseconds.
+
+    `rule`: look at the keys of this rule only. `dry_run`: change nothing, and save no position.
+    """
+
+    def __init__(
+        self, store: RedisStore, prefix: str, *, budget_ms: int = 100, rule: str | None = None, dry_run: bool = False
+    ) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._budget_ms = budget_ms
+        self._rule = rule
+        self._dry_run = dry_run
+        self._position_key = ""
+
+    def sweep(self, stop: threading.Event, advance: Callable[[int], None]) -> Report:
+        """Sweep once, from where the last sweep was stopped, until the end or until `stop` is set.
+
+        `advance` gets the number of keys of the database that were passed, ours or not. Raises `StoreUnavailable`. In a
+        Cluster it sweeps the servers that answer, and the report says that others did not.
+        """
+        self._stop = stop
+        self._report = report = Report()
+        began = time.monotonic()
+        self._walk = walk = Walk(self._store)
+        for server in walk.servers:
+            report.complete = False
+            self._position_key = self._store.node_key(system_key(self._prefix, "sweep"), server)
+            with walk.past(), self._store.commands(server) as client:
+                self._sweep_server(client, advance)
+            if stop.is_set() and not report.complete:
+                break
+        if walk.missed >= len(walk.servers) and not report.keys:
+            walk.end()
+        report.missed = walk.missed
+        report.complete = report.complete and not walk.missed
+        report.seconds = time.monotonic() - began
+        return report
+
+    def _sweep_server(self, client: Any, advance: Callable[[int], None]) -> None:
+        """Sweep the keys of one server, until the end or until `stop` is set."""
+        stop, report = self._stop, self._report
+        self._round_trip = min(_timed(client.ping) for _ in range(PINGS))
+        run = self._run_id(client)
+        cursor = self._load_position(client, run)
+        report.resumed = report.resumed or cursor != 0
+        saved = time.monotonic()
+        while not stop.is_set():
+            after, found = self._scan(client, cursor)
+            self._sweep_keys(found)
+            if stop.is_set():
+                break
+            advance(SCAN_COUNT)
+            cursor = after
+            report.complete = cursor == 0
+            if report.complete:
+                break
+            if time.monotonic() - saved >= SAVE_INTERVAL:
+                saved = time.monotonic()
+                self._save_position(client, run, cursor)
+        self._save_position(client, run, cursor)
+
+    def total(self) -> int:
+        """Return how many keys the database has, about what `advance` adds up to."""
+        total, walk = 0, Walk(self._store)
+        for server in walk.servers:
+            with walk.past(), self._store.commands(server) as client:
+                total += int(client.dbsize())
+        return total
+
+    # --- the position -------------------------------------------------------------------------------------------------
+
+    def _run_id(self, client: Any) -> str:
+        """Return what a cursor is valid for: this run of the server, and the rule."""
+        run = text(client.info("server")["run_id"])
+        return f"{run} {'-' if self._rule is None else name_field(self._rule)}"
+
+    def _load_position(self, client: Any, run: str) -> int:
+        if self._dry_run or not self._position_key:
+            return 0
+        before, _, cursor = text(client.get(self._position_key) or "").rpartition(" ")
+        return int(cursor) if before == run else 0
+
+    def _save_position(self, client: Any, run: str, cursor: int) -> None:
+        if self._dry_run or not self._position_key:
+            return
+        if cursor:
+            client.set(self._position_key, f"{run} {cursor}", ex=POSITION_TTL)
+        else:
+            client.delete(self._position_key)
+
+    # --- the calls ----------------------------------------------------------------------------------------------------
+
+    def _scan(self, client: Any, cursor: int) -> tuple[int, list[SweepTarget]]:
+        with self._paced():
+            after, keys = client.scan(cursor, match=pattern(self._prefix), count=SCAN_COUNT)
+        targets = (target_of(self._prefix, text(key), self._rule) for key in keys)
+        return int(after), [target for target in targets if target is not None]
+
+    def _sweep_keys(self, targets: Sequence[SweepTarget]) -> None:
+        """Look at keys, give a TTL to those without one, and remove what has expired."""
+        for batch in _batches(targets):
+            if self._stop.is_set():
+                return
+            with self._walk.past():  # some keys may have moved to a server that does not answer
+                self._sweep_batch(batch)
+
+    def _sweep_batch(self, batch: Sequence[SweepTarget]) -> None:
+        expired = []
+        for target, found in zip(batch, self._run(batch, 0), strict=True):
+            self._report.keys += 1
+            self._report.sets += found.is_set
+            if found.given:
+                self._report.repaired[target.kind] += 1
+            if found.left and self._dry_run:
+                self._report.changed += 1
+                self._report.removed += found.left
+            elif found.left:
+                expired.append(target)
+            if target.kind == "m" and found.is_set:
+                self._resume_transfers(target.key)
+        if expired:
+            self._remove_expired(expired)
+
+    def _resume_transfers(self, outbox: str) -> None:
+        """Finish the transfers that were interrupted."""
+
+        def run(operation: Operation) -> Any:
+            with self._paced():
+                return self._store.run(operation, frozen_now())
+
+        for ended in resume_overdue(run, outbox, dry_run=self._dry_run):
+            self._report.carried += ended
+            self._report.on_the_way += not ended
+            if self._stop.is_set():
+                return
+
+    def _remove_expired(self, targets: Sequence[SweepTarget]) -> None:
+        before = self._memory(targets)
+        queue, changed = list(targets), set[str]()
+        while queue and not self._stop.is_set():
+            replies = self._run(queue, ENTRIES_PER_CALL)
+            self._report.removed += sum(found.removed for found in replies)
+            changed |= {target.key for target, found in zip(queue, replies, strict=True) if found.removed}
+            queue = [target for target, found in zip(queue, replies, strict=True) if found.left]
+        after = self._memory(targets)
+        self._report.changed += len(changed)
+        self._report.emptied += sum(size is None for size in after)
+        self._report.freed += sum(was or 0 for was in before) - sum(size or 0 for size in after)
+
+    def _run(self, targets: Sequence[SweepTarget], most: int) -> list[Swept]:
+        keys, swept, lifetimes = zip(*((each.key, each.is_swept, each.lifetime) for each in targets), strict=True)
+        operation = Sweep(keys, swept, lifetimes, most, repairs=not self._dry_run)
+        with self._paced():
+            reply = self._store.run(operation, frozen_now())
+        return Sweep.read(reply)
+
+    def _memory(self, targets: Sequence[SweepTarget]) -> list[int | None]:
+        """Return the size of each key in bytes; None for a key that is gone."""
+        with self._paced():
+            return self._store.of_each(("MEMORY", "USAGE"), [target.key for target in targets])
+
+    @contextmanager
+    def _paced(self) -> Iterator[None]:
+        """Time a call, and pause after it as the budget says."""
+        began = time.perf_counter()
+        yield
+        took = time.perf_counter() - began
+        self._report.slowest = max(self._report.slowest, took)
+        spent = max(0.0, took - self._round_trip)
+        self._stop.wait(spent * (1_000 - self._budget_ms) / self._budget_ms)
+
+
+def _batches(targets: Sequence[SweepTarget]) -> Iterator[Sequence[SweepTarget]]:
+    for first in range(0, len(targets), KEYS_PER_CALL):
+        yield targets[first : first + KEYS_PER_CALL]
+
+
+def _timed(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began

@@ -1,0 +1,211 @@
+"""A Redis Cluster as a cache: django-redis' client over redis-py's `RedisCluster`, and what the store needs of it.
+
+`"OPTIONS": {"CLIENT_CLASS": "django_quota.stores.cluster.ClusterClient"}`. LOCATION names one or several servers of the
+Cluster. The cache's own operations go through redis-py; the store has its own connections (`nodes`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, cast
+
+from django.conf import settings
+from django.core.cache import caches
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+from django_redis.client import DefaultClient
+from django_redis.exceptions import ConnectionInterrupted
+from django_redis.pool import ConnectionFactory
+from redis.cluster import ClusterNode, RedisCluster
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisClusterException, RedisError, SlotNotCoveredError
+
+from django_quota.core.errors import without_secrets
+from django_quota.stores.cluster.slots import Address, Remap
+from django_quota.stores.redis.config import parse_location, without_password
+
+DEFAULT_PORT = 6379
+
+
+class DjangoRedisCluster(RedisCluster):
+    """redis-py's client, but it raises `ConnectionError` if no server of the Cluster answers.
+
+    django-redis and its `IGNORE_EXCEPTIONS` expect that; redis-py's own error is no `RedisError`.
+    """
+
+    def execute_command(self, *args: Any, **kwargs: Any) -> Any:
+        """Do a command; see redis-py."""
+        with _as_connection_error():
+            return cast("Any", super()).execute_command(*args, **kwargs)  # redis-py leaves it untyped
+
+    def pipeline(self, transaction: Any = None, shard_hint: Any = None) -> Any:
+        """Return a pipeline; see redis-py."""
+        with _as_connection_error():
+            made = cast("Any", super()).pipeline(transaction, shard_hint)
+        execute = made.execute
+
+        def executed(*args: Any, **kwargs: Any) -> Any:
+            with _as_connection_error():
+                return execute(*args, **kwargs)
+
+        made.execute = executed
+        return made
+
+
+@contextmanager
+def _as_connection_error() -> Iterator[None]:
+    try:
+        yield
+    except RedisClusterException as error:
+        is_misuse = not isinstance(error.__cause__, RedisError) and "cannot be connected" not in str(error)
+        if is_misuse and not isinstance(error, SlotNotCoveredError):  # such as keys of several slots
+            raise
+        raise RedisConnectionError(str(error)) from error
+
+
+class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc]  # django-redis has no types
+    """Makes one `RedisCluster` for each LOCATION, for all threads of the process."""
+
+    _clusters: ClassVar[dict[str, RedisCluster]] = {}
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def connect_to(self, urls: Iterable[str]) -> RedisCluster:
+        """Return the client of the Cluster that these servers belong to.
+
+        It is made outside the lock, so servers that hang do not hold up other threads.
+        """
+        urls = list(urls)
+        place = ",".join(urls)
+        known = self._clusters.get(place)
+        if known is not None:
+            return known
+        made = self._made(urls)
+        with self._lock:
+            kept = self._clusters.setdefault(place, made)
+        if kept is not made:
+            made.close()
+        return kept
+
+    def _made(self, urls: list[str]) -> RedisCluster:
+        given = {**self.make_connection_params(urls[0]), **self.pool_cls_kwargs, **self.redis_client_cls_kwargs}
+        given.pop("parser_class", None)  # the client of a Cluster has its own
+        url = given.pop("url")
+        make_node = cast("Any", ClusterNode)  # redis-py leaves it untyped
+        nodes = [make_node(*address_of(other)) for other in urls]
+        with _as_connection_error():
+            return DjangoRedisCluster(url=url, startup_nodes=nodes, **given)
+
+    def disconnect(self, connection: RedisCluster) -> None:
+        """Close the connections of a client."""
+        connection.close()
+
+    @classmethod
+    def forget(cls) -> None:
+        """Close all clients: the next use makes new ones."""
+        with cls._lock:
+            clusters, cls._clusters = dict(cls._clusters), {}
+        for cluster in clusters.values():
+            cluster.close()
+
+
+class ClusterClient(DefaultClient):  # type: ignore[misc]  # django-redis has no types
+    """The client class of an alias whose Redis is a Cluster. Operations on several slots are no transaction."""
+
+    def __init__(self, server: Any, params: dict[str, Any], backend: Any) -> None:
+        factory = {"CONNECTION_FACTORY": f"{__name__}.ClusterConnectionFactory"}
+        super().__init__(server, {**params, "OPTIONS": {**factory, **params.get("OPTIONS", {})}}, backend)
+        if not isinstance(self.connection_factory, ClusterConnectionFactory):
+            raise ImproperlyConfigured("ClusterClient needs the ClusterConnectionFactory, which is its default.")
+        given: Any = vars(self)["_server"]  # the list of URLs in LOCATION
+        self._server: list[str] = [url.strip() for url in given]
+        self._clients = [None]
+
+    def get_next_client_index(self, write: bool = True, tried: list[int] | None = None) -> int:  # noqa: ARG002
+        """Return the index of the only client, which finds the server of each key."""
+        return 0
+
+    def connect(self, index: int = 0) -> RedisCluster:  # noqa: ARG002
+        """Return the client of the Cluster. Raises `ConnectionInterrupted` if no server answers."""
+        try:
+            return cast("RedisCluster", self.connection_factory.connect_to(self._server))
+        except (RedisClusterException, RedisError) as error:
+            raise ConnectionInterrupted(connection=None) from error
+
+    def get_many(
+        self, keys: Iterable[str], version: int | None = None, client: RedisCluster | None = None
+    ) -> dict[str, Any]:
+        """Return the values of the keys that exist."""
+        client = self.get_client(write=False) if client is None else client
+        asked = {self.make_key(key, version=version): key for key in keys}
+        if not asked:
+            return {}
+        try:
+            with client.pipeline() as pipeline:
+                for key in asked:
+                    pipeline.get(key)
+                values = pipeline.execute()
+        except (RedisClusterException, RedisError, OSError) as error:
+            raise ConnectionInterrupted(connection=client) from error
+        found = zip(asked.values(), values, strict=True)
+        return {key: self.decode(value) for key, value in found if value is not None}
+
+    def keys(self, search: str, version: int | None = None, client: RedisCluster | None = None) -> list[str]:
+        """Return the keys of all servers that match a pattern."""
+        return list(self.iter_keys(search, version=version, client=client))
+
+
+def address_of(url: str) -> Address:
+    """Return the address of the server in a URL. Raises `ValueError` if the URL has none."""
+    parts = parse_location(url)
+    if "host" not in parts:
+        raise ValueError(f"{without_password(url)!r} names no host")
+    return Address(parts["host"], int(parts.get("port", DEFAULT_PORT)))
+
+
+CLUSTER_HINT = 'Name one or several servers, for example ["redis://10.0.0.1:6379/0", "redis://10.0.0.2:6379/0"].'
+
+
+def location_problem(location: object) -> str | None:
+    """Say why a LOCATION names no servers of a Cluster; None if it does."""
+    urls = location.split(",") if isinstance(location, str) else cast("Iterable[str]", location)
+    for url in urls:
+        try:
+            parts = parse_location(url.strip())
+            address_of(url.strip())
+        except ValueError as error:
+            return without_secrets(str(error).rstrip("."))
+        if parts.get("db"):
+            return f"{without_password(url)!r} names another database than 0, the only one of a Cluster"
+    return None
+
+
+def is_cluster(alias: str) -> bool:
+    """Say whether a cache alias is a Redis Cluster."""
+    config = cast("dict[str, dict[str, Any]]", settings.CACHES).get(alias, {})
+    path = (config.get("OPTIONS") or {}).get("CLIENT_CLASS", "")
+    try:
+        client = import_string(path) if path else None
+    except ImportError:
+        return False
+    return isinstance(client, type) and issubclass(client, ClusterClient)
+
+
+def base_pool(alias: str) -> Any:
+    """Return a pool made by the settings of an alias. Its host and port are replaced by those of each server."""
+    client = cast("Any", caches[alias]).client
+    return client.connection_factory.get_or_create_connection_pool(
+        client.connection_factory.make_connection_params(client._server[0])  # noqa: SLF001 — the client is ours
+    )
+
+
+def seeds(alias: str) -> list[Address]:
+    """Return the servers that the LOCATION of an alias names."""
+    return [address_of(url) for url in cast("Any", caches[alias]).client._server]  # noqa: SLF001 — the client is ours
+
+
+def remap_of(alias: str) -> Remap | None:
+    """Return the `address_remap` of an alias, if its servers name addresses that cannot be reached from here."""
+    options = cast("Any", caches[alias]).client.connection_factory.redis_client_cls_kwargs
+    return cast("Remap | None", options.get("address_remap"))

@@ -1,0 +1,116 @@
+"""Calls that wait in Redis: the wake-up channel of a process, and blocking commands. They have their own connections.
+
+They raise redis-py's errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from django_quota.engine.operations import text
+from django_quota.stores.redis.connections import AsyncClients, Cancellation, SyncConnections, pack_command
+from django_quota.stores.redis.errors import GarbledError
+
+OVERDUE = 2.0
+"""Seconds after which a reply no longer comes; for a blocking command, after the end of its wait."""
+
+CHANNEL = "django_quota:wake:"
+"""The channel of a process is this and the name of the process; `lua/lease_common.lua` publishes there."""
+
+PROBE_INTERVAL = 1.0
+"""Seconds between two checks that the channel still works."""
+
+
+class WakeUpChannel:
+    """The wake-up channel of one process, over its own connection.
+
+    It subscribes again now and then. If no reply comes, the server is gone.
+    """
+
+    def __init__(self, connections: SyncConnections, process: str) -> None:
+        self._connections = connections
+        self._command = pack_command(("SUBSCRIBE", f"{CHANNEL}{process}"))
+        self._connection: Any = connections.take()
+        self._asked_at: float | None = None
+        try:
+            self._subscribe()
+            self.wait(OVERDUE)
+            if self._asked_at is not None:
+                raise _not_answered()  # noqa: TRY301 — the connection must be closed
+        except BaseException:
+            self.close()
+            raise
+
+    def wait(self, seconds: float) -> list[str]:
+        """Wait for wake-ups; return the tokens to wake."""
+        if time.monotonic() >= self._probe_at:
+            self._subscribe()
+        tokens: list[str] = []
+        while self._connection.can_read(timeout=seconds):
+            reply = self._connection.read_response(push_request=True)
+            match reply:
+                case ["subscribe" | b"subscribe", _, _]:
+                    self._asked_at = None
+                case ["message" | b"message", _, token]:
+                    tokens.append(text(token))
+                case _:
+                    raise GarbledError("a reply to SUBSCRIBE is neither a subscription nor a message")
+            seconds = 0
+        return tokens
+
+    def _subscribe(self) -> None:
+        now = time.monotonic()
+        if self._asked_at is None:
+            self._asked_at = now
+            self._connection.send_packed_command((self._command,))
+        elif now - self._asked_at >= OVERDUE:
+            raise _not_answered()
+        self._probe_at = now + PROBE_INTERVAL
+
+    def close(self) -> None:
+        """Close the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._connections.drop(connection)
+
+
+def _not_answered() -> RedisConnectionError:
+    return RedisConnectionError(f"a subscription was not answered within {OVERDUE:g} s")
+
+
+class BlockingConnections:
+    """The connections for calls that wait."""
+
+    def __init__(self, connections: SyncConnections, clients: AsyncClients) -> None:
+        self._connections = connections
+        self._clients = clients
+
+    def channel(self, process: str) -> WakeUpChannel:
+        """Open the wake-up channel of a process."""
+        return WakeUpChannel(self._connections, process)
+
+    async def acall(self, command: Sequence[str | int], seconds: float) -> Any:
+        """Send a command that blocks for some seconds at most, and return its raw reply."""
+        client = await self._clients.get()
+        pool: Any = client.client.connection_pool
+        with Cancellation() as cancellation:
+            async with asyncio.timeout(seconds + OVERDUE), client.slots:
+                connection = await client.take()
+                try:
+                    await connection.send_packed_command((pack_command(command),))
+                    cancellation.check()
+                    return await connection.read_response(timeout=seconds + OVERDUE)
+                except BaseException:
+                    await connection.disconnect(nowait=True)  # its reply may still be under way
+                    raise
+                finally:
+                    await pool.release(connection)
+
+    def close(self) -> None:
+        """Close idle connections; an event loop closes its own."""
+        self._connections.close()

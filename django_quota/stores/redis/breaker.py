@@ -1,0 +1,133 @@
+"""A circuit breaker: callers stop asking a server that does not answer.
+
+Source: the pattern of that name in Michael Nygard's "Release It!". Closed: every caller may ask. Open, after a few
+failures in a row: no caller may ask. When the reset timeout is over, one caller may ask: the probe. Its result decides
+for all.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import count
+
+from django_quota.core.forks import register_fork_aware
+
+FAILURES = 3
+"""Failures in a row that open it. A single failure may only be a connection that was closed while idle."""
+
+RESET_TIMEOUT = 1.0
+"""Seconds that it stays open before a probe."""
+
+PROBE_TIMEOUT = 5.0
+"""Seconds after which a probe without a result counts as lost, and another caller may probe."""
+
+CLOSED = 0
+"""What `Breaker.acquire` returns while the breaker is closed; other numbers name a probe."""
+
+_numbers = count(1)
+
+_probing: ContextVar[frozenset[int]] = ContextVar("django_quota_probes", default=frozenset())
+"""The probes of the blocks that the running thread or task is in."""
+
+
+@contextmanager
+def probing(probe: int) -> Iterator[None]:
+    """Let calls within the block be part of its probe. Otherwise they would be refused until the block has ended."""
+    before = _probing.get()
+    _probing.set(before if probe == CLOSED else before | {probe})
+    try:
+        yield
+    finally:
+        _probing.set(before)  # without a token: a block may be left in another context
+
+
+class Breaker:
+    """The breaker of one server, shared by all threads and event loops of a process.
+
+    Call `acquire` before you ask the server, then one of `succeeded`, `failed`, or `release` where you learned nothing.
+
+    `failures`: in a row, at least 1. `reset_timeout`: seconds. `clock`: returns seconds and never goes back.
+    """
+
+    __slots__ = (
+        "__weakref__", "_clock", "_failed", "_lock", "_probe", "_probe_expires", "_probe_from", "_reset_timeout",
+        "_threshold",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        failures: int = FAILURES,
+        reset_timeout: float = RESET_TIMEOUT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._threshold = failures
+        self._reset_timeout = reset_timeout
+        self._clock = clock
+        self._failed = 0
+        self._probe_from = 0.0
+        self._probe_expires = 0.0
+        self.after_fork()
+        register_fork_aware(self)
+
+    def after_fork(self) -> None:
+        """Start over in a forked process: the thread that holds the lock or the probe is not in it."""
+        self._lock = threading.Lock()
+        self._probe = CLOSED
+        """The running probe; `CLOSED` if there is none."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether only a probe may ask."""
+        return self._failed >= self._threshold
+
+    def acquire(self) -> int | None:
+        """Return `CLOSED` or the number of a probe if you may ask; None if you may not."""
+        if self._failed < self._threshold:
+            return CLOSED
+        with self._lock:
+            if self._failed < self._threshold:  # another thread has closed it: nobody would end this probe
+                return CLOSED
+            if self._probe in _probing.get():
+                return self._probe
+            if self._is_waiting():
+                return None
+            self._probe = next(_numbers)
+            self._probe_expires = self._clock() + PROBE_TIMEOUT
+            return self._probe
+
+    def is_refusing(self) -> bool:
+        """Say whether `acquire` would return None now."""
+        return self._failed >= self._threshold and self._probe not in _probing.get() and self._is_waiting()
+
+    def _is_waiting(self) -> bool:
+        now = self._clock()
+        return now < self._probe_from or (self._probe != CLOSED and now < self._probe_expires)
+
+    def succeeded(self) -> None:
+        """Note an answer of the server: the breaker closes."""
+        if self._failed:
+            with self._lock:
+                self._failed = 0
+                self._probe = CLOSED
+
+    def failed(self, probe: int = CLOSED) -> None:
+        """Note that the server did not answer. `probe`: what `acquire` returned."""
+        with self._lock:
+            self._end(probe)
+            self._failed += 1
+            if self._failed >= self._threshold:
+                self._probe_from = self._clock() + self._reset_timeout
+
+    def release(self, probe: int) -> None:
+        """End a probe that learned nothing, because its caller was cancelled, for example. Another may start now."""
+        if probe != CLOSED:
+            with self._lock:
+                self._end(probe)
+
+    def _end(self, probe: int) -> None:
+        if probe == self._probe:  # not one that counts as lost
+            self._probe = CLOSED

@@ -1,0 +1,109 @@
+"""What the settings of a cache alias say: its servers, its time-outs, and its passwords, which no text may show."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from django.conf import settings
+from redis.connection import parse_url
+
+ANSWER_TIMEOUT = 0.25
+"""Seconds to connect, and to wait for a reply, where the alias does not say."""
+
+PLAIN_TIMEOUT = 2.0
+"""The same for the plain commands of the admin and of `manage.py`."""
+
+LONG_TIMEOUT = 2.0
+"""Seconds above which a time-out gets a warning. While Redis hangs, each thread that asks it stands still that long."""
+
+TIMEOUTS = ("socket_timeout", "socket_connect_timeout")
+
+
+def config_of(alias: str) -> dict[str, Any]:
+    """Return the settings of an alias. Raises `KeyError` if there is no such alias."""
+    return cast("dict[str, dict[str, Any]]", settings.CACHES)[alias]
+
+
+def options_of(alias: str) -> dict[str, Any]:
+    """Return a copy of the OPTIONS of an alias."""
+    return dict(config_of(alias).get("OPTIONS") or {})
+
+
+def with_timeouts(options: Mapping[str, Any], seconds: float = ANSWER_TIMEOUT) -> dict[str, Any]:
+    """Return the options of a connection, with short time-outs if there are none."""
+    return {**options, **{name: seconds for name in TIMEOUTS if options.get(name) is None}}
+
+
+def is_timeout(value: Any) -> bool:
+    """Say whether a socket can wait for this time: a number of seconds above 0."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and 0 < value <= threading.TIMEOUT_MAX
+
+
+# --- LOCATION ---------------------------------------------------------------------------------------------------------
+
+QUOTE_HINT = (
+    "Write signs such as / ? # @ : , in a user's name or password as %2F, %3F, %23, %40, %3A and %2C, as "
+    'urllib.parse.quote(password, safe="") does.'
+)
+
+_USER = re.compile(r"^((?:[a-z][a-z0-9+.-]*:)?(?://)?).*@", re.IGNORECASE | re.DOTALL)
+_IN_QUERY = re.compile(r"((?:username|password)=)[^&]*", re.IGNORECASE)
+
+
+def locations(location: object) -> list[str]:
+    """Return the URLs of a LOCATION, at least one. Splits them as django-redis does."""
+    given = location.split(",") if isinstance(location, str) else map(str, cast("Iterable[object]", location))
+    return [url.strip() for url in given] or [""]
+
+
+def primary_location(location: object) -> str:
+    """Return the URL that django-redis writes to: the first."""
+    return locations(location)[0]
+
+
+def parse_location(url: str) -> Mapping[str, Any]:
+    """Return the parts of a URL, as redis-py reads it. Raises `ValueError`; its text holds no password."""
+    parse: Any = parse_url  # redis-py leaves it untyped
+    try:
+        return cast("Mapping[str, Any]", parse(url))
+    except ValueError:  # its text may hold a part of the password
+        shown = without_password(url) if "@" in url else f"{url.partition('//')[0]}//..."
+        raise ValueError(f"{shown!r} cannot be read as a Redis URL") from None
+
+
+def without_password(url: str) -> str:
+    """Return a URL, or what should be one, without its user and password."""
+    return _IN_QUERY.sub(r"\1***", _USER.sub(r"\1***@", url))
+
+
+def unquoted_password_problem(url: str) -> str | None:
+    """Say which sign in a password cuts the URL short; None if there is none.
+
+    redis-py takes what stands before such a sign for the host, and reports nothing.
+    """
+    scheme, _, rest = url.partition("://")
+    place, _, query = rest.partition("?")
+    options = (part.partition("=") for part in query.split("&"))
+    if "#" in rest:
+        sign = "#"
+    elif "@" in place.partition("/")[2] and scheme != "unix":  # the path of a socket may have one
+        sign = "/"
+    elif any("@" in name or ("@" in value and not _MAY_HOLD_AT.match(name)) for name, _, value in options):
+        sign = "?"
+    else:
+        return None
+    return f"a {sign} that is not percent-encoded ends the server's name early in {_from_the_host(scheme, rest)!r}"
+
+
+_MAY_HOLD_AT = re.compile(r"username$|password$|client_name$|ssl_")
+"""Options whose value may hold an @."""
+
+
+def _from_the_host(scheme: str, rest: str) -> str:
+    """Return what follows the last @ of a URL: what stands before may be a part of the password."""
+    _, at, shown = rest.rpartition("@")
+    return without_password(f"{scheme}://***@{shown}") if at and "#" not in shown else f"{scheme}://..."

@@ -1,0 +1,309 @@
+"""`@concurrency`: a limit on requests that are in a view at once, sync, async or class-based.
+
+A request takes a slot before the view and gives it back after it. A streaming response gives it back at its end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial, wraps
+from inspect import isawaitable
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast, get_args
+
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+
+from django_quota.conf import current
+from django_quota.core.decisions import Decision, QuotaExceeded
+from django_quota.core.errors import LeaseLost, RuleError, StoreFull, StoreOutOfMemory, StoreUnavailable
+from django_quota.core.flow import Flow, IOCall, run_async, run_sync
+from django_quota.core.rules import OnUnavailable, dotted_path
+from django_quota.services.leases import Lease, Slot
+from django_quota.services.registry import get_limiter
+from django_quota.services.subjects import GLOBAL, compile_key, subject_flow
+from django_quota.stores.base import Store
+from django_quota.web.responses import aapply_decision, apply_decision, arefuse_in_view, refuse_in_view, write_headers
+from django_quota.web.view_kinds import dispatch_of, is_async, naming, request_of
+
+logger = logging.getLogger("django_quota")
+
+V = TypeVar("V", bound=Callable[..., Any])
+"""A view function, a method of a view, or a class of views."""
+
+
+def concurrency(
+    limit: int,
+    key: Any = GLOBAL,
+    lease: float = 30,
+    wait: float | None = None,
+    name: str | None = None,
+    *,
+    renew: bool = False,
+    on_unavailable: OnUnavailable | None = None,
+    block: bool = True,
+) -> Callable[[V], V]:
+    """Limit how many requests are in a view at once.
+
+    `limit`: 1 to 1,000,000, for each subject. `key`: the key of a rule: `"user"`, `"ip"`, a function of the request;
+    `"global"` counts all requests together. `lease`: seconds after which a slot is free again, even if its worker was
+    killed. Choose more than the view takes. `wait`: seconds to wait for a slot, first come, first served; None or 0 for
+    no wait. `name`: the name of the slot, by default the path of the function or class. Views with the same name share
+    it. `renew`: renew the lease in the background, for views that may take longer. `on_unavailable`: what happens while
+    the store does not answer: `"allow"`, `"deny"` (503) or `"local"` (each process counts by itself); None for the
+    setting. `block`: if False, a refusal only shows on `request.quota`, and the view runs without a slot.
+
+    A `TemplateResponse` is rendered after the slot has been given back.
+
+    Raises `RuleError` at import if an argument is wrong.
+    """
+    if callable(cast("object", limit)):
+        raise RuleError(f"@concurrency has no limit on {dotted_path(limit)}. Write, for example, @concurrency(10).")
+    made = partial(Slot, limit=limit, lease=lease, wait=wait, renew=renew)
+    made("unnamed" if name is None else name)
+    compile_key(key)
+    if on_unavailable not in (None, *get_args(OnUnavailable)):
+        raise RuleError(f"on_unavailable={on_unavailable!r} is not 'allow', 'deny' or 'local'.")
+    if not isinstance(cast("object", block), bool):
+        raise RuleError(f"block={block!r} is not True or False.")
+
+    def decorate(view: Any) -> Any:
+        if isinstance(view, type):
+            cast("Any", view).dispatch = decorate(dispatch_of(view, "@concurrency"))
+            return view
+        if isinstance(view, HttpRequest) or not callable(view):
+            raise RuleError(f"@concurrency is on {type(view).__name__}, not on a view.")
+        name_for = naming(view) if name is None else lambda _: name
+        gate = Gate(made, name_for, key, on_unavailable, block=block, is_named=name is not None)
+        wrapped = _wrap(view, gate)
+        gate.wrapper = wrapped
+        setattr(wrapped, _MARK, gate)
+        return wrapped
+
+    return decorate
+
+
+_MARK = "_django_quota_gate"
+
+
+def gate_of(view: object) -> Gate | None:
+    """Return the gate of a view that `@concurrency` wraps itself; None for other views."""
+    gate = getattr(view, _MARK, None)  # functools.wraps copies it to other wrappers
+    return gate if isinstance(gate, Gate) and gate.wrapper is view else None
+
+
+class Gate:
+    """Lets requests into one view."""
+
+    def __init__(
+        self,
+        make: Callable[[str], Slot],
+        name_for: Callable[[type | None], str],
+        key: object,
+        on_unavailable: OnUnavailable | None,
+        *,
+        block: bool,
+        is_named: bool,
+    ) -> None:
+        self.is_named = is_named
+        """Whether the slot has a name, and not the path of its view."""
+        self._make = make
+        self._name_for = name_for
+        self._key = key
+        self._on_unavailable = on_unavailable
+        self._block = block
+        self.wrapper: Callable[..., Any] | None = None
+        self._slots: dict[str, Slot] = {}
+
+    def enter_flow(self, request: HttpRequest, owner: type | None) -> Flow[Any]:
+        """Return what the request holds, and the response if it is refused."""
+        if not current().enabled:
+            return _Holding(None), None
+        slot = self.slot(owner)
+        subject = yield from subject_flow(self._key, request)
+        lease, decision = yield from self._take_flow(slot, subject)
+        holding = _Holding(lease)
+        arguments = (request, decision if self._block else _not_enforced(decision))
+        return holding, (yield IOCall(apply_decision, aapply_decision, *arguments))
+
+    def slot(self, owner: type | None) -> Slot:
+        """Return the slot of a view of this class (None for a function)."""
+        name = self._name_for(owner)
+        slot = self._slots.get(name)
+        if slot is None:
+            slot = self._slots[name] = self._make(name)
+        return slot
+
+    def _take_flow(self, slot: Slot, subject: str) -> Flow[Any]:
+        """Return the lease, None if there is none, and the decision."""
+        limiter = get_limiter()
+        try:
+            return (yield from _acquire_flow(slot, subject, limiter.reporting_store))
+        except StoreFull:
+            return None, Decision(False, slot.name, subject, degraded=True, enforced=True)
+        except StoreUnavailable as error:  # the store has reported it
+            how = self._on_unavailable or current().without_store(is_full=isinstance(error, StoreOutOfMemory))
+        if how == "local":
+            try:
+                lease, decision = yield from _acquire_flow(slot, subject, limiter.local)
+            except StoreFull:
+                how = "deny"
+            else:
+                return lease, replace(decision, degraded=True)
+        denied = how == "deny"
+        return None, Decision(not denied, slot.name, subject, degraded=True, enforced=denied)
+
+
+def _acquire_flow(slot: Slot, subject: str, store: Store) -> Flow[Any]:
+    try:
+        lease = yield from slot.acquiring(subject, store)
+    except QuotaExceeded as exceeded:
+        return None, exceeded.decision
+    return lease, lease.decision
+
+
+def _not_enforced(decision: Decision) -> Decision:
+    """Return the decision, not enforced."""
+    outcomes = tuple(outcome._replace(enforced=False) for outcome in decision.outcomes)
+    return replace(decision, outcomes=outcomes, binding=outcomes[0] if outcomes else None, enforced=False)
+
+
+class _Holding:
+    """The lease of a request while its view runs, if there is one.
+
+    The end of the `with` block gives it back, unless `pass_on` was called.
+    """
+
+    def __init__(self, lease: Lease | None) -> None:
+        self._lease = lease
+        self._is_passed_on = False
+
+    def pass_on(self) -> Self:
+        """Keep the lease after the end of the block."""
+        self._is_passed_on = True
+        return self
+
+    def until_closed(self, response: HttpResponseBase) -> HttpResponseBase:
+        """Keep the lease until a streaming response has been sent or is closed."""
+        if self._lease is None or not getattr(response, "streaming", False):
+            return response
+        self.pass_on()
+        streaming = cast("Any", response)
+        streaming._resource_closers.append(self.release)  # noqa: SLF001 — Django has no other way to hear of the end
+        if getattr(response, "file_to_stream", None) is None:  # the server sends a file itself, and closes it
+            wrap = self._astreamed if streaming.is_async else self._streamed
+            streaming.streaming_content = wrap(streaming.streaming_content)
+        return response
+
+    def _streamed(self, content: Iterator[bytes]) -> Iterator[bytes]:
+        try:
+            yield from content
+        finally:
+            self.release()
+
+    async def _astreamed(self, content: Any) -> AsyncIterator[bytes]:
+        try:
+            async with aclosing(content):
+                async for part in content:
+                    yield part
+        except GeneratorExit:
+            raise  # the response is closed next; the event loop may be at its end
+        except BaseException:
+            await self.arelease()
+            raise
+        await self.arelease()
+
+    def release(self) -> None:
+        """Give the lease back. A second call does nothing."""
+        run_sync(self._release_flow())
+
+    async def arelease(self) -> None:
+        """Give the lease back; see `release`."""
+        await run_async(self._release_flow())
+
+    def _release_flow(self) -> Flow[Any]:
+        if self._lease is None:
+            return
+        try:
+            yield IOCall(self._lease.release, self._lease.arelease)
+        except LeaseLost as lost:
+            logger.warning(
+                "A view took longer than its lease, so more requests than the limit may have been in it. %s", lost
+            )
+        except StoreUnavailable as error:
+            logger.warning("A slot was not given back, and stays taken until its lease ends. %s", error)
+
+    def __enter__(self) -> Self:
+        self._is_passed_on = False
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if error is not None or not self._is_passed_on:
+            self.release()
+
+    async def __aenter__(self) -> Self:
+        self._is_passed_on = False
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if error is not None or not self._is_passed_on:
+            await self.arelease()
+
+
+# --- wrappers ---------------------------------------------------------------------------------------------------------
+
+
+def _wrap(view: Callable[..., Any], gate: Gate) -> Callable[..., Any]:
+    async def acall(request: HttpRequest, owner: type | None, args: Any, kwargs: Any) -> HttpResponseBase:
+        holding, refused = await run_async(gate.enter_flow(request, owner))
+        if refused is not None:
+            return cast("HttpResponse", refused)
+        return await _afinish(request, partial(view, *args, **kwargs), holding)
+
+    if is_async(view):
+
+        @wraps(view)
+        async def guarded_async_view(*args: Any, **kwargs: Any) -> HttpResponseBase:
+            return await acall(*request_of(args, kwargs, "@concurrency"), args, kwargs)
+
+        return guarded_async_view
+
+    @wraps(view)
+    def guarded_view(*args: Any, **kwargs: Any) -> Any:
+        request, owner = request_of(args, kwargs, "@concurrency")
+        if owner is not None and getattr(owner, "view_is_async", False):
+            # The dispatch() of an async class-based view is a sync function that returns a coroutine.
+            return acall(request, owner, args, kwargs)
+        holding, refused = run_sync(gate.enter_flow(request, owner))
+        if refused is not None:
+            return refused
+        return _finish(request, partial(view, *args, **kwargs), holding)
+
+    return guarded_view
+
+
+def _finish(request: HttpRequest, view: Callable[[], Any], holding: _Holding) -> Any:
+    """Call a view that holds a slot; return its response, or a coroutine if the view is async after all."""
+    try:
+        with holding:
+            response = view()
+            if isawaitable(response):  # an async view behind a sync wrapper
+                return _afinish(request, lambda: response, holding.pass_on())
+            return holding.until_closed(write_headers(request, response))
+    except QuotaExceeded as exceeded:
+        return refuse_in_view(request, exceeded.decision)
+
+
+async def _afinish(request: HttpRequest, view: Callable[[], Any], holding: _Holding) -> HttpResponseBase:
+    try:
+        async with holding:
+            response = view()
+            if isawaitable(response):
+                response = await response
+            return holding.until_closed(write_headers(request, cast("HttpResponse", response)))
+    except QuotaExceeded as exceeded:
+        return await arefuse_in_view(request, exceeded.decision)

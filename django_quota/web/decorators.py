@@ -1,0 +1,350 @@
+"""`@quota`: limits on views, sync, async and class-based.
+
+Stacked decorators become one wrapper, so that their limits are decided in one call. With another decorator in between
+they stay two, since that one must run between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
+from inspect import isawaitable
+from typing import Any, TypeVar, Unpack, cast
+
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponseBase
+
+from django_quota.conf import current
+from django_quota.core.decisions import QuotaExceeded
+from django_quota.core.errors import ConfigurationError, RateError, RuleError, SubjectKeyError
+from django_quota.core.rules import Rule, RuleOptions, dotted_path, name_conflict
+from django_quota.services.request_decisions import adecide_request, decide_request
+from django_quota.services.subjects import check_keys, compile_key, is_async_callable
+from django_quota.web.responses import (
+    aapply_decision,
+    apply_decision,
+    arefuse_in_view,
+    refuse_in_view,
+    write_headers,
+)
+from django_quota.web.view_kinds import dispatch_of, is_a_trial, is_async, is_dispatch, naming, request_of
+
+V = TypeVar("V", bound=Callable[..., Any])
+"""A view function, a method of a view, or a class of views."""
+
+RuleSource = Callable[[type | None], Rule]
+"""Returns the rule of a decorator at each request, from the class of the view (None for a function)."""
+
+_MARK = "_django_quota"
+
+BARE_HINT = "Write it with a rate: @quota('10/m')."
+
+
+class Limited:
+    """What `@quota` keeps of a view: the view, and the sources of the rules of all `@quota` directly on it."""
+
+    __slots__ = ("_of_function", "depth", "sources", "view", "wrapper")
+
+    def __init__(self, view: Callable[..., Any], sources: tuple[RuleSource, ...], depth: int) -> None:
+        self.view = view
+        self.sources = sources
+        self.depth = depth
+        """How many `@quota` there are from here on, with those below other decorators."""
+        self.wrapper: Callable[..., Any] | None = None
+        self._of_function: list[Rule] | None = None
+        """The rules of a function, if none is from the settings: then they never change."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its rules from the settings."""
+        sources = [source for source in self.sources if isinstance(source, partial)]
+        return [source.args[0] for source in sources if source.func is _settings_rule]
+
+    def names_by_view(self, owner: type | None) -> list[str]:
+        """Return the names of its rules without `name=`, for a view of this class (None for a function)."""
+        sources = [source for source in self.sources if isinstance(source, partial)]
+        return [source.args[0](owner) for source in sources if source.func not in (_settings_rule, _own_rule)]
+
+    def rules(self, owner: type | None) -> list[Rule]:
+        """Return its rules, for a view of this class (None for a function)."""
+        if owner is None and self._of_function is not None:
+            return self._of_function
+        rules = [source(owner) for source in self.sources]
+        if owner is None and not self.names:
+            self._of_function = rules
+        return rules
+
+
+def quota(
+    *rates: str | Mapping[str, Any] | Callable[[Any], Any] | None,
+    rule: str | Rule | None = None,
+    name: str | None = None,
+    **options: Unpack[RuleOptions],
+) -> Callable[[V], V]:
+    """Limit a view.
+
+    `rates`: `"10/m"`, several (`"10/s", "500/h"`), a dict of them by tier, or functions of the request that return
+    them, sync or async; None is unlimited. `rule`: the name of a rule in the settings instead. `name`: the name of the
+    rule in keys, logs and headers; by default the path of the function or class, with the arguments of `as_view()`. A
+    system check reports views that share a name by accident. The options are those of `Rule`: `key`, `algorithm`,
+    `cost`, `burst`, `precision`, `tz`, `count_refused`, `methods`, `block`, `shadow`, `skip`, `exempt`, `tier`,
+    `on_unavailable`, `ban`, `warn_at`, `daily`, `distinct`.
+
+    The Decision is on `request.quota`. A refusal is answered with 429, and so is a `QuotaExceeded` in the view.
+
+    Raises `RateError` or another `RuleError` at import if a rate, a key or an option is wrong.
+    """
+    if rule is not None:
+        if rates or options or name is not None:
+            raise _beside_a_rule(rule, rates, [*(["name"] if name is not None else []), *options])
+        if not isinstance(cast("object", rule), (str, Rule)):
+            raise RuleError(f"rule={rule!r} is not the name of a rule. Use, for example, @quota(rule='search').")
+        return _Decorator(rule)
+    for option in _NAMES_OF_A_RATE & options.keys():
+        given = cast("dict[str, object]", options)[option]
+        raise RuleError(f"@quota takes no {option}=. The rate is the first argument: write @quota({given!r}).")
+    if not rates:
+        raise RateError((), None, "@quota got none", "Use, for example, @quota('10/m') or @quota(rule='search').")
+    if len(rates) == 1 and callable(rates[0]) and not options and name is None and _looks_like_a_view(rates[0]):
+        raise RateError(dotted_path(rates[0]), None, "it is a view", "Write @quota('10/m') with a rate.")
+    try:
+        template = Rule.make("unnamed" if name is None else name, *rates, **options)
+    except RateError as error:
+        raise _rule_given_as_rate(error) or error from None
+    check_keys(template)
+    if template.distinct is True:
+        raise RuleError(
+            "distinct=True needs check(..., value=). On a view, use, for example, distinct='header:X-Device'."
+        )
+    return _Decorator(template, named=name is not None)
+
+
+_NAMES_OF_A_RATE = frozenset({"rate", "rates", "limit"})
+"""Names that people give to the first argument."""
+
+
+def _beside_a_rule(rule: object, rates: tuple[object, ...], options: list[str]) -> RuleError:
+    """Return the error of a `@quota(rule=...)` with other arguments."""
+    given = " and ".join([*map(repr, rates), *(f"{option}=" for option in options)])
+    name = rule.name if isinstance(rule, Rule) else rule
+    return RuleError(
+        f"@quota(rule={name!r}) takes everything from the rule, so it accepts no other arguments: {given}. Set them in "
+        f"QUOTA[\"RULES\"][{name!r}], or use a rate instead of rule=, for example @quota('10/m')."
+    )
+
+
+def _rule_given_as_rate(error: RateError) -> RateError | None:
+    """Return a better error if the rate is the name of a rule in the settings; else None."""
+    text = error.text
+    if not isinstance(text, str) or not text.strip() or any(sign.isdigit() for sign in text):
+        return None
+    hint = f"Write @quota(rule={text!r})."
+    try:
+        if text in current().rules:
+            return RateError(text, None, "it is the name of a rule of the settings", hint)
+    except (ConfigurationError, ImproperlyConfigured):  # a system check reports it
+        pass
+    other = f"If it is the key, write key={text!r}." if _is_key(text) else f"If it is a rule of the settings: {hint}"
+    return RateError(text, error.position, error.problem, f"{error.hint} {other}")
+
+
+def _is_key(text: str) -> bool:
+    """Return whether a text is a key such as `ip` or `post:phone`; paths of functions are not looked at."""
+    try:
+        return "." not in text and bool(compile_key(text))
+    except SubjectKeyError:
+        return False
+
+
+def _looks_like_a_view(value: object) -> bool:
+    """Return whether `@quota` was used without parentheses, so that its rate is the view."""
+    return isinstance(value, type) or limited(value) is not None
+
+
+class _Decorator:
+    """One `@quota(...)`, for functions, methods and classes."""
+
+    def __init__(self, rule: str | Rule, *, named: bool = True) -> None:
+        self._rule = rule
+        self._named = named
+        self._made: dict[str, Rule] = {}  # by name: method_decorator calls this once a request
+
+    def __call__(self, view: Any) -> Any:
+        if isinstance(view, type):
+            return self._limit_class(view)
+        rates = self._rule.rates if isinstance(self._rule, Rule) else ()
+        if isinstance(view, HttpRequest) and rates and callable(rates[0]):
+            raise RuleError(f"@quota has no parentheses on {dotted_path(rates[0])}.", BARE_HINT)
+        if isinstance(view, HttpRequest) or not callable(view):
+            raise RuleError(f"@quota is on {type(view).__name__}, not on a view. Write @quota('10/m') above a view.")
+        return self._limit(view)
+
+    def _limit_class(self, cls: type) -> type:
+        dispatch = dispatch_of(cls, "@quota")
+        if not getattr(cls, "view_is_async", False):
+            self._refuse_async_functions()
+        cls.dispatch = self._limit(dispatch)  # type: ignore[attr-defined]
+        return cls
+
+    def _limit(self, view: Callable[..., Any]) -> Callable[..., Any]:
+        inner = limited(view)
+        mark = marked(view)  # functools.wraps copies it through other decorators
+        depth = 1 if mark is None else mark.depth + 1
+        bare = inner.view if inner else view
+        if not (is_async(bare) or is_dispatch(bare) or is_a_trial(bare)):
+            self._refuse_async_functions()
+        if inner and isinstance(self._rule, Rule) and self._named:
+            _refuse_shared_names(self._rule, inner)
+        sources = (self._source(bare, depth), *(inner.sources if inner else ()))
+        return _wrap(Limited(bare, sources, depth))
+
+    def _source(self, view: Callable[..., Any], depth: int) -> RuleSource:
+        if isinstance(self._rule, str):
+            return partial(_settings_rule, self._rule)
+        if self._named:
+            return partial(_own_rule, self._rule)
+        suffix = "" if depth == 1 else f"#{depth}"
+        return partial(self._named_by_view, naming(view, suffix))
+
+    def _named_by_view(self, name_for: Callable[[type | None], str], owner: type | None) -> Rule:
+        """Return the rule, named by the path of the view."""
+        name = name_for(owner)
+        rule = self._made.get(name)
+        if rule is None:
+            rule = self._made[name] = cast("Rule", self._rule).renamed(name)
+        return rule
+
+    def _refuse_async_functions(self) -> None:
+        """Fail at import if a sync view gets an async function."""
+        rule = self._rule
+        if isinstance(rule, str):
+            return
+        keys = [key for given in (rule.key, rule.distinct) for key in (given if isinstance(given, tuple) else (given,))]
+        functions = [("cost", rule.cost), ("skip", rule.skip), ("tier", rule.tier)]
+        functions += [("exempt", function) for function in getattr(rule.exempt, "functions", ())]
+        functions += [("key", key) for key in keys] + [("rate", rate) for rate in rule.rates]
+        for option, value in functions:
+            if is_async_callable(value):
+                raise RuleError(f"{option}={dotted_path(value)} is async, but the view is not. Use a sync function.")
+
+
+def _refuse_shared_names(rule: Rule, inner: Limited) -> None:
+    """Fail at import if two stacked rules have the same name and key, but are different."""
+    for source in inner.sources:
+        other = source.args[0] if isinstance(source, partial) and source.func is _own_rule else None
+        if not isinstance(other, Rule) or other.name != rule.name or other.key != rule.key:
+            continue
+        by_state = {limit.state_id: limit for limit in other.limits}
+        same = all(by_state.get(limit.state_id, limit) is limit for limit in rule.limits)
+        if not same or not rule.is_compatible_with(other):
+            raise name_conflict(rule, other)
+
+
+def _own_rule(rule: Rule, owner: type | None) -> Rule:  # noqa: ARG001 — a RuleSource
+    return rule
+
+
+def _settings_rule(name: str, owner: type | None) -> Rule:  # noqa: ARG001 — a RuleSource
+    return current().rule(name)
+
+
+def marked(view: object) -> Limited | None:
+    """Return what `@quota` keeps of a view, or of a view below it whose attributes were copied."""
+    found = getattr(view, _MARK, None)
+    return found if isinstance(found, Limited) else None
+
+
+def under_a_bare_one(view: object) -> Callable[..., Any] | None:
+    """Return the view that a `@quota` without parentheses took for its rate; None if there is none."""
+    rule = view._rule if isinstance(view, _Decorator) else None  # noqa: SLF001 — of this module
+    rates = rule.rates if isinstance(rule, Rule) else ()
+    return rates[0] if rates and callable(rates[0]) else None
+
+
+def limited(view: object) -> Limited | None:
+    """Return what `@quota` keeps of a view that it wraps itself; None for other views.
+
+    `functools.wraps` copies attributes, so a view under `@login_required` also has the mark.
+    """
+    found = marked(view)
+    return found if found is not None and found.wrapper is view else None
+
+
+_CLAIMED = "_django_quota_claimed"
+
+
+def claim(request: HttpRequest, spec: Limited) -> None:
+    """Note that the middleware decides the rules of a decorator, before it calls the view."""
+    setattr(request, _CLAIMED, spec)
+
+
+def is_claimed(request: HttpRequest, spec: Limited) -> bool:
+    """Return whether the middleware has decided a decorator's rules for this call of the view, but not for the next."""
+    if getattr(request, _CLAIMED, None) is not spec:
+        return False
+    delattr(request, _CLAIMED)
+    return True
+
+
+# --- wrappers ---------------------------------------------------------------------------------------------------------
+
+
+def _wrap(spec: Limited) -> Callable[..., Any]:
+    spec.wrapper = _async_wrapper(spec) if is_async(spec.view) else _wrapper(spec)
+    setattr(spec.wrapper, _MARK, spec)
+    return spec.wrapper
+
+
+def _wrapper(spec: Limited) -> Callable[..., Any]:
+    view = spec.view
+
+    @wraps(view)
+    def limited_view(*args: Any, **kwargs: Any) -> Any:
+        request, owner = request_of(args, kwargs, "@quota")
+        if owner is not None and getattr(owner, "view_is_async", False):
+            # The dispatch() of an async class-based view is a sync function that returns a coroutine.
+            return _acall(spec, request, owner, args, kwargs)
+        if not is_claimed(request, spec):
+            refused = apply_decision(request, decide_request(spec.rules(owner), request))
+            if refused is not None:
+                return refused
+        try:
+            response = view(*args, **kwargs)
+            if not isinstance(response, HttpResponseBase) and isawaitable(response):
+                return _finish(request, response)  # an async view behind a sync wrapper
+            return write_headers(request, response)
+        except QuotaExceeded as exceeded:
+            return refuse_in_view(request, exceeded.decision)
+
+    return limited_view
+
+
+def _async_wrapper(spec: Limited) -> Callable[..., Any]:
+    @wraps(spec.view)
+    async def limited_view(*args: Any, **kwargs: Any) -> Any:
+        request, owner = request_of(args, kwargs, "@quota")
+        return await _acall(spec, request, owner, args, kwargs)
+
+    return limited_view
+
+
+async def _acall(
+    spec: Limited, request: HttpRequest, owner: type | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> HttpResponseBase:
+    if not is_claimed(request, spec):
+        refused = await aapply_decision(request, await adecide_request(spec.rules(owner), request))
+        if refused is not None:
+            return refused
+    try:
+        return await _finish(request, spec.view(*args, **kwargs))
+    except QuotaExceeded as exceeded:
+        return await arefuse_in_view(request, exceeded.decision)
+
+
+async def _finish(request: HttpRequest, response: Any) -> HttpResponseBase:
+    try:
+        if isawaitable(response):
+            response = await response
+        return write_headers(request, cast("HttpResponseBase", response))
+    except QuotaExceeded as exceeded:
+        return await arefuse_in_view(request, exceeded.decision)

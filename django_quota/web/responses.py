@@ -1,0 +1,514 @@
+"""What the limiter adds to a response: `request.quota`, the headers, and the answer to a refused request.
+
+Decorators, middleware and the integrations call these functions, so that all of them agree. Sources: RFC 9651
+(structured fields), RFC 6585 (429), RFC 9110 (Accept, Retry-After), RFC 9457 (problem details) and
+draft-ietf-httpapi-ratelimit-headers-11.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from http import HTTPStatus
+from inspect import iscoroutine
+from pathlib import Path
+from typing import Any, TypedDict, TypeVar, cast
+from urllib.parse import quote
+
+from asgiref.sync import sync_to_async
+from django.core.signals import setting_changed
+from django.db import connections
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http.request import MediaType
+from django.template import Context, Template, TemplateDoesNotExist
+from django.template.loader import get_template
+from django.utils import timezone
+from django.utils.html import escape
+from django.utils.http import escape_leading_slashes
+from django.utils.translation import get_language
+
+from django_quota.conf import current
+from django_quota.core.algorithms import Limit
+from django_quota.core.algorithms.concurrency import AtOnce
+from django_quota.core.clock import SECOND, frozen_now
+from django_quota.core.decisions import AnyLimit, Decision, Outcome
+from django_quota.core.errors import ConfigurationError
+from django_quota.core.rates import Rate
+from django_quota.web.wording import message, rate_in_words, title, wait_in_words, whole_wait
+
+R = TypeVar("R", bound=HttpResponseBase)
+
+
+class QuotaRequest(HttpRequest):
+    """For annotations: a request with a Decision."""
+
+    quota: Decision
+    """The decision on the request."""
+
+
+DEFERRED = "_django_quota_deferred"
+"""The attribute of a request whose response passes the middleware, which then writes the headers."""
+
+
+def apply_decision(request: HttpRequest, decision: Decision) -> HttpResponse | None:
+    """Put a decision on `request.quota`, combined with earlier ones; return the response if it refuses the request."""
+    combined = _add_decision(request, decision)
+    return refusal(request, combined) if decision.enforced else None
+
+
+async def aapply_decision(request: HttpRequest, decision: Decision) -> HttpResponse | None:
+    """Put a decision on `request.quota` without blocking the event loop; see `apply_decision`."""
+    combined = _add_decision(request, decision)
+    return await arefusal(request, combined) if decision.enforced else None
+
+
+def write_headers(request: HttpRequest, response: R) -> R:
+    """Write the headers of the decision on a request to its response, unless the middleware does it later."""
+    decision = decision_of(request)
+    if decision is None or getattr(request, DEFERRED, False):
+        return response
+    if isinstance(cast("object", response), HttpResponseBase):  # Django complains about anything else
+        set_headers(response, decision)
+    return response
+
+
+def decision_of(request: HttpRequest) -> Decision | None:
+    """Return the decision on a request so far."""
+    decision = getattr(request, "quota", None)
+    return decision if isinstance(decision, Decision) else None
+
+
+def _add_decision(request: HttpRequest, decision: Decision) -> Decision:
+    earlier = decision_of(request)
+    combined = decision if earlier is None else earlier.combined_with(decision)
+    cast("QuotaRequest", request).quota = combined
+    return combined
+
+
+# --- errors that leave a view -----------------------------------------------------------------------------------------
+
+
+def refuse(request: HttpRequest, decision: Decision) -> HttpResponse:
+    """Return the response to a `QuotaExceeded` that left a view."""
+    return refusal(request, _refused(request, decision))
+
+
+def refuse_in_view(request: HttpRequest, decision: Decision) -> HttpResponse:
+    """Return the response to a `QuotaExceeded` that a decorator caught, and roll back the view's transaction."""
+    _roll_back()
+    return refuse(request, decision)
+
+
+async def arefuse_in_view(request: HttpRequest, decision: Decision) -> HttpResponse:
+    """Return the response without blocking the event loop; see `refuse_in_view`."""
+    _roll_back()
+    return await arefusal(request, _refused(request, decision))
+
+
+def unavailable(request: HttpRequest) -> HttpResponse:
+    """Return the response to a `StoreUnavailable` that left a view: the 503 of `on_unavailable="deny"`."""
+    return refusal(request, _add_decision(request, _UNDECIDED))
+
+
+_UNDECIDED = Decision(allowed=False, rule="", subject="", degraded=True, enforced=True)
+
+
+def _refused(request: HttpRequest, decision: Decision) -> Decision:
+    """Return the decision to answer with: all decisions on the request, if they refuse it."""
+    earlier = decision_of(request)
+    known = earlier is not None and set(decision.outcomes) <= set(earlier.outcomes)
+    combined = earlier if earlier is not None and known else _add_decision(request, decision)
+    return decision if combined.allowed else combined
+
+
+def _roll_back() -> None:
+    for connection in connections.all(initialized_only=True):
+        if connection.settings_dict["ATOMIC_REQUESTS"] and connection.in_atomic_block:
+            connection.set_rollback(True)  # as Django does when an exception leaves the view
+
+
+# --- headers ----------------------------------------------------------------------------------------------------------
+
+_MAX_INTEGER = 999_999_999_999_999
+"""The largest integer of a structured field."""
+
+_OWN_HEADERS = "_django_quota_own_headers"
+"""The attribute of a response from the `RESPONSE` setting: the headers that it brings, which are kept."""
+
+
+def set_headers(response: HttpResponseBase, decision: Decision) -> None:
+    """Write RateLimit-Policy and RateLimit, and X-RateLimit-* if the setting says so."""
+    outcomes = [outcome for outcome in decision.outcomes if not outcome.shadow]
+    if not outcomes:
+        return
+    settings = current()
+    own = getattr(response, _OWN_HEADERS, ())
+    if settings.headers and not ("ratelimit" in own or "ratelimit-policy" in own):
+        names, policy = _policies(tuple([outcome.of for outcome in outcomes]))
+        response.headers["RateLimit-Policy"] = policy
+        response.headers["RateLimit"] = ", ".join(map(_state, names, outcomes))
+    if settings.legacy_headers and decision.binding is not None:
+        legacy = {"Limit": decision.limit, "Remaining": decision.remaining, "Reset": math.ceil(decision.reset_after)}
+        for name, value in legacy.items():
+            if f"x-ratelimit-{name.lower()}" not in own:
+                response.headers[f"X-RateLimit-{name}"] = str(value)
+
+
+@lru_cache(maxsize=1024)
+def _policies(limits: tuple[AnyLimit, ...]) -> tuple[list[str], str]:
+    """Return the public names of limits, and their RateLimit-Policy."""
+    names = policy_names(limits)
+    return names, ", ".join(map(_policy, names, limits))
+
+
+def policy_names(limits: Sequence[AnyLimit]) -> list[str]:
+    """Return the public name of each limit: the last part of the rule's name, with the window if a rule has several.
+
+    A rule without a name is called by the path of its view, and by the arguments of `as_view()`, which stay private.
+    """
+    taken: dict[str, None] = {}
+    rules = [limit.rule for limit in limits]
+    for limit in limits:
+        name = base = _label(limit.rule, limit.rate if rules.count(limit.rule) > 1 else None)
+        number = 1
+        while name in taken:
+            number += 1
+            name = f"{base}-{number}"
+        taken[name] = None
+    return list(taken)
+
+
+def _label(rule: str, rate: Rate | AtOnce | None) -> str:
+    public = _ARGUMENTS.sub("", rule)
+    name = quote(public.rpartition(".")[2] or rule, safe=" !#$&'()*+,-./:;<=>?@[]^_`{|}~", errors="surrogatepass")
+    return name if rate is None else f"{name}-{rate.window}"
+
+
+_ARGUMENTS = re.compile(r"(?<=\w)\(.*\)(?=#\d+\Z|\Z)", re.DOTALL)
+"""The arguments of `as_view()` in the name of a rule."""
+
+
+def _policy(name: str, limit: AnyLimit) -> str:
+    # A month and a year have no fixed length, so their window is left out, as the draft allows.
+    window = "" if limit.window is None else f";w={limit.window}"
+    unit = "" if limit.unit == Limit.unit else f';qu="{limit.unit}"'
+    return f'"{name}";q={limit.capacity}{unit}{window}'
+
+
+_SHUT_OUT = ("blocked", "banned")
+
+
+def _state(name: str, outcome: Outcome) -> str:
+    remaining = min(max(outcome.remaining, 0), _MAX_INTEGER)
+    if outcome.why and not outcome.allowed and outcome.why in _SHUT_OUT:
+        remaining = 0
+    if outcome.next_after is None:  # nothing is used
+        return f'"{name}";r={remaining}'
+    return f'"{name}";r={remaining};t={min(math.ceil(outcome.next_after), _MAX_INTEGER)}'
+
+
+# --- the answer to a refused request ----------------------------------------------------------------------------------
+
+PROBLEM_TYPES = "https://iana.org/assignments/http-problem-types"
+
+PROBLEM = "application/problem+json"
+
+_BODIES = (PROBLEM, "application/json", "text/html", "text/plain")
+
+_LOGGED = "_has_been_logged"
+"""The attribute by which Django knows that a response has been logged."""
+
+
+def refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
+    """Return the response to a refused request: 429, or 503 if it was refused because the store did not answer.
+
+    The `RESPONSE` setting may return it. Otherwise the Accept header chooses: problem+json, the page of the `TEMPLATE`
+    setting, or plain text. Raises `ConfigurationError` if `RESPONSE` returns something else than a response.
+    """
+    response = _of_the_site(request, decision)
+    if response is None:
+        response = _ours(request, decision)
+    own = getattr(response, _OWN_HEADERS, ())
+    wait = whole_wait(decision)
+    if wait is not None and "retry-after" not in own:
+        response.headers["Retry-After"] = str(wait)
+    if "cache-control" not in own:
+        response.headers["Cache-Control"] = "no-store"
+    set_headers(response, decision)
+    if _is_unavailable(decision):
+        # An outage is logged once. Django would log each of these as an error, and mail it to ADMINS.
+        setattr(response, _LOGGED, True)
+    return response
+
+
+async def arefusal(request: HttpRequest, decision: Decision) -> HttpResponse:
+    """Return the response to a refused request without blocking the event loop; see `refusal`.
+
+    A function or a template of the site may ask the database, so it runs in a thread.
+    """
+    settings = current()
+    is_page = preferred_type(request.headers.get("Accept")) == "text/html"
+    if settings.response is None and (not is_page or is_our_page(settings.template)):
+        return refusal(request, decision)
+    return await sync_to_async(refusal)(request, decision)
+
+
+def _of_the_site(request: HttpRequest, decision: Decision) -> HttpResponse | None:
+    """Return the response of the `RESPONSE` setting; None for the default one."""
+    respond = current().response
+    response: Any = None if respond is None else respond(request, decision)
+    if response is None:
+        return None
+    if not isinstance(response, HttpResponseBase):
+        if iscoroutine(response):
+            response.close()
+        raise ConfigurationError(
+            f'QUOTA["RESPONSE"] returned {type(response).__name__}, not a response.',
+            "Return an HttpResponse, or None for the default response.",
+        )
+    if not getattr(response, "is_rendered", True):
+        response = cast("Any", response).render()  # Django renders only what a view returns
+    if not hasattr(response, _OWN_HEADERS):
+        setattr(response, _OWN_HEADERS, frozenset(name.lower() for name in response.headers))
+    return cast("HttpResponse", response)
+
+
+def _ours(request: HttpRequest, decision: Decision) -> HttpResponse:
+    status = HTTPStatus.SERVICE_UNAVAILABLE if _is_unavailable(decision) else HTTPStatus.TOO_MANY_REQUESTS
+    body, content_type = _body(request, decision, status)
+    return HttpResponse(body, status=status, content_type=content_type, headers={"Vary": "Accept"})
+
+
+def _is_unavailable(decision: Decision) -> bool:
+    return decision.degraded and decision.binding is None
+
+
+def _body(request: HttpRequest, decision: Decision, status: HTTPStatus) -> tuple[str, str]:
+    accepted = preferred_type(request.headers.get("Accept"))
+    detail = message(decision)
+    if accepted == "text/html":
+        context = {"title": title(status), "detail": detail, **page_context(request, decision, status)}
+        try:
+            return render_page(current().template, context, request), "text/html; charset=utf-8"
+        except TemplateDoesNotExist:  # a system check reports it
+            accepted = "text/plain"
+    if accepted == "text/plain":
+        return f"{detail}\n", "text/plain; charset=utf-8"
+    return json.dumps(problem(decision, status, detail)), PROBLEM
+
+
+def problem(decision: Decision, status: HTTPStatus, detail: str) -> dict[str, object]:
+    """Return the problem details of a refusal: those of RFC 9457 and of its type, and `retry_after`.
+
+    `retry_after`: whole seconds, as in the header, which browsers hide from scripts of other origins.
+    """
+    outcomes = [outcome for outcome in decision.outcomes if not outcome.shadow]
+    names, _ = _policies(tuple([outcome.of for outcome in outcomes]))
+    wait = whole_wait(decision)
+    return {
+        "type": f"{PROBLEM_TYPES}#{_problem_type(decision, status)}",
+        "title": title(status),
+        "status": int(status),
+        "detail": detail,
+        "violated-policies": [name for name, outcome in zip(names, outcomes, strict=True) if not outcome.allowed],
+        **({} if wait is None else {"retry_after": wait}),
+    }
+
+
+def _problem_type(decision: Decision, status: HTTPStatus) -> str:
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        return "temporary-reduced-capacity"
+    banned = decision.binding is not None and decision.binding.why == "banned"
+    return "abnormal-usage-detected" if banned else "quota-exceeded"
+
+
+# --- Accept -----------------------------------------------------------------------------------------------------------
+
+_MAX_ACCEPT = 256
+"""Characters of an Accept header that are read: browsers send about 140."""
+
+_MAX_RANGES = 8
+"""Media ranges in it that are compared: browsers send two that name one of our types."""
+
+_MAY_NAME_OURS = frozenset({*_BODIES, "application/*", "text/*", "*/*"})
+
+
+def preferred_type(accept: str | None) -> str:
+    """Return the type of body that an Accept header prefers, by RFC 9110; problem+json if it accepts none.
+
+    The most specific range that names a type sets its quality, so `text/html;q=0, text/*` is text/plain. Between equal
+    types, the more specific range wins, then our order. Only the beginning of a long header is read.
+    """
+    if accept is None:
+        return PROBLEM
+    # A range that is cut off is left out.
+    return _preferred(accept if len(accept) <= _MAX_ACCEPT else accept[:_MAX_ACCEPT].rpartition(",")[0])
+
+
+@lru_cache(maxsize=512)
+def _preferred(accept: str) -> str:
+    parts = [part for part in accept.split(",") if part.partition(";")[0].strip().lower() in _MAY_NAME_OURS]
+    ranges = [MediaType(part) for part in parts[:_MAX_RANGES]]
+    best, chosen = (0.0, 0), PROBLEM
+    for offered in _BODIES:
+        naming = [given for given in ranges if _names(given, offered)]
+        if naming:
+            closest = max(naming, key=_specificity)
+            rank = (closest.quality, _specificity(closest))
+            if rank[0] > 0 and rank > best:
+                best, chosen = rank, offered
+    return chosen
+
+
+def _specificity(given: MediaType) -> int:
+    return given.specificity
+
+
+def _names(given: MediaType, offered: str) -> bool:
+    """Return whether a media range names a type. All our bodies are UTF-8 and have no other parameters."""
+    if any((name, str(value).lower()) != ("charset", "utf-8") for name, value in given.range_params.items()):
+        return False
+    main, _, sub = offered.partition("/")
+    return (given.main_type, given.sub_type) in ((main, sub), (main, "*"), ("*", "*"))
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+# A refusal comes at a bad moment, so the page needs no static files, no scripts and no database.
+
+MAX_BAR = 3_600
+"""Seconds: the page shows a progress bar for a wait up to this."""
+
+MAX_UNTIL = 10 * 366 * 86_400
+"""Seconds: the page names the end of a wait up to this."""
+
+
+class LimitShown(TypedDict):
+    """A limit that refuses, for the template."""
+
+    rate: str
+    """In words: `"10 per minute"`."""
+    limit: int
+    remaining: int
+    used: int
+    """Never above the limit."""
+    cost: int
+    """The units that the request needs."""
+    wait: str
+    """In words; empty if waiting does not help."""
+
+
+def page_context(request: HttpRequest, decision: Decision, status: HTTPStatus) -> dict[str, object]:
+    """Return the context of the template; `429.html` lists it at its top."""
+    wait = whole_wait(decision)
+    until = None if wait is None or decision.binding is None or wait > MAX_UNTIL else _moment_in(wait)
+    return {
+        "decision": decision,
+        "status": int(status),
+        "wait": wait,
+        "until": until,
+        "is_today": until is not None and until.date() == _moment_in(0).date(),
+        "bar": wait if until is not None and wait is not None and 1 < wait <= MAX_BAR else None,
+        "limits": [_shown(outcome) for outcome in decision.outcomes if _is_shown(outcome)],
+        "try_again": _try_again(request, decision),
+        "is_safe": request.method in ("GET", "HEAD"),
+        "csp_nonce": _nonce(request),
+    }
+
+
+def render_page(name: str, context: dict[str, object], request: HttpRequest) -> str:
+    """Return the page of this template. Raises `TemplateDoesNotExist`.
+
+    The default template needs only the address and the nonce of the request. Pages that differ in nothing else are
+    rendered once, so that a refusal costs about as much as an allowed request.
+    """
+    found: Any = get_template(name)
+    template = _own(found)
+    if template is None:
+        return str(found.render(context, request))
+    inserted = {token: context[token] for token in _TOKENS if context[token]}
+    limits = tuple(tuple(limit.items()) for limit in cast("list[LimitShown]", context["limits"]))
+    shown = {**context, **{token: _TOKENS[token] for token in inserted}, "limits": limits, "decision": None}
+    page = _rendered(template, get_language(), timezone.get_current_timezone_name(), tuple(shown.items()))
+    for token, value in inserted.items():
+        page = page.replace(_TOKENS[token], escape(value))
+    return page
+
+
+def is_our_page(name: str) -> bool:
+    """Return whether a name leads to the default template, which asks no database."""
+    try:
+        return _own(get_template(name)) is not None
+    except TemplateDoesNotExist:
+        return False
+
+
+def _own(found: Any) -> Template | None:
+    template = getattr(found, "template", None)
+    return template if isinstance(template, Template) and template.origin.name == _OURS else None
+
+
+_OURS = str(Path(__file__).parents[1] / "templates" / "429.html")
+_TOKEN = secrets.token_hex(16)
+_TOKENS = {name: f"{_TOKEN}-{name}" for name in ("try_again", "csp_nonce")}
+"""Placeholders in a rendered page for the values of each request."""
+
+
+@lru_cache(maxsize=128)
+def _rendered(template: Template, _language: str | None, _zone: str, shown: tuple[tuple[str, Any], ...]) -> str:
+    context = dict(shown)
+    context["limits"] = [dict(limit) for limit in context["limits"]]
+    return str(template.render(Context(context, autoescape=template.engine.autoescape)))
+
+
+def _forget(**_: object) -> None:
+    _rendered.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="django_quota.web.responses")
+
+
+def _moment_in(seconds: int) -> datetime:
+    """Return the time after some seconds, in the visitor's time zone, rounded up to the second."""
+    frozen = frozen_now()
+    now = time.time() if frozen is None else frozen / SECOND
+    return timezone.localtime(datetime.fromtimestamp(math.ceil(now) + seconds, UTC))
+
+
+def _is_shown(outcome: Outcome) -> bool:
+    refuses = not outcome.allowed and not outcome.shadow and outcome.limit > 0
+    return refuses and outcome.why not in ("banned", "blocked")
+
+
+def _shown(outcome: Outcome) -> LimitShown:
+    wait = outcome.retry_after
+    return {
+        "rate": rate_in_words(outcome.rate),
+        "limit": outcome.limit,
+        "remaining": outcome.remaining,
+        "used": outcome.limit - outcome.remaining,
+        "cost": outcome.cost,
+        "wait": "" if wait is None else wait_in_words(max(1, math.ceil(wait))),
+    }
+
+
+def _try_again(request: HttpRequest, decision: Decision) -> str:
+    """Return the address to try again; empty if that does not help, or if it would not repeat the request."""
+    may_help = decision.retry_after is not None or decision.limit == 0
+    if request.method not in ("GET", "HEAD") or not may_help:
+        return ""
+    return escape_leading_slashes(request.get_full_path())  # "//elsewhere/" would lead to another host
+
+
+def _nonce(request: HttpRequest) -> str:
+    """Return the nonce of the Content-Security-Policy, from django-csp or Django 6.0; empty if there is none."""
+    for name in ("csp_nonce", "_csp_nonce"):
+        nonce = getattr(request, name, None)
+        if nonce is not None:  # it is false until it is used
+            return str(nonce)
+    return ""

@@ -1,0 +1,319 @@
+"""System checks of rules: the rules of the settings, the decorators on your views, and how they go together.
+
+The middleware applies rules that have a `match`. Views are those that the URLs lead to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from django.apps import apps
+from django.conf import settings
+from django.core.checks import CheckMessage, Error
+from django.core.checks import Warning as CheckWarning
+from django.urls import ResolverMatch, get_resolver
+from django.utils.module_loading import import_string
+
+from django_quota.conf import current, import_option
+from django_quota.core.errors import (
+    AlgorithmError,
+    ConfigurationError,
+    RateError,
+    RuleError,
+    SubjectKeyError,
+    did_you_mean,
+)
+from django_quota.core.matching import Match, Pattern
+from django_quota.core.rules import Rule
+from django_quota.engine.plans import Plan
+from django_quota.middleware import QuotaMiddleware
+from django_quota.services.subjects import GLOBAL, check_keys
+from django_quota.web.decorators import BARE_HINT
+from django_quota.web.view_lookup import limited_views, shared_names, views_under_a_bare_quota
+
+_RULE_HINT = "The options of a rule are listed in docs/reference.md."
+
+_CLIENT_CHOSEN_KINDS = ("header:", "cookie:", "get:", "post:")
+
+
+def check_rules() -> Iterator[CheckMessage]:
+    """Check the rules of the settings and, if there are URLs, the limits of the views."""
+    yield from _check_settings_rules()
+    applied = [rule for rule in _rules_of_settings() if rule.match is not None]
+    patterns = get_resolver().url_patterns if getattr(settings, "ROOT_URLCONF", None) else []
+    yield from _check_decorators(patterns)
+    yield from _check_middleware(applied)
+    yield from _check_users(applied, patterns)
+    yield from _check_view_names(applied, patterns)
+    yield from _check_name_conflicts(patterns)
+    yield from _check_client_chosen_keys(applied, patterns)
+
+
+def _check_settings_rules() -> Iterator[CheckMessage]:
+    try:
+        rules = current().rules
+    except ConfigurationError:
+        return  # reported with the values of the settings
+    for name, value in rules.items():
+        place = f'QUOTA["RULES"][{name!r}]'
+        try:
+            check_keys(Rule.from_setting(name, value, import_option))
+        except RuleError as error:
+            cause = error.__cause__ if isinstance(error.__cause__, RuleError) else error
+            text = str(cause).removesuffix(cause.hint).strip()
+            yield Error(f"{place}: {text}", hint=cause.hint or _RULE_HINT, id=_id_of(cause))
+
+
+def _id_of(error: RuleError) -> str:
+    codes = {RateError: "E007", AlgorithmError: "E008", SubjectKeyError: "E009"}
+    return f"django_quota.{codes.get(type(error), 'E006')}"
+
+
+def _check_decorators(patterns: Sequence[Any]) -> Iterator[CheckMessage]:
+    """Find a `@quota` without a rate, a `@quota(rule="...")` without its rule, and views that share a name."""
+    try:
+        rules = current().rules
+    except ConfigurationError:
+        return  # reported with the values of the settings
+    for path in views_under_a_bare_quota(patterns):
+        yield Error(f"The view {path} has @quota without a rate.", hint=BARE_HINT, id="django_quota.E012")
+    for view in limited_views(patterns):
+        for name in view.spec.names:
+            if name not in rules:
+                hint = f'Add it to QUOTA["RULES"].{did_you_mean(name, map(str, rules))}'
+                yield Error(f"@quota(rule={name!r}) on {view.path} names no rule.", hint=hint, id="django_quota.E010")
+    for decorator, name in shared_names(patterns):
+        yield CheckWarning(
+            f"Several views are called {name!r}, and {decorator} on them has no name: they share one count.",
+            hint=f"Name each: {decorator}(..., name='...'). Give them one name if they should share a count.",
+            id="django_quota.W013",
+        )
+
+
+def _check_middleware(applied: Sequence[Rule]) -> Iterator[CheckMessage]:
+    """Find rules with a `match` that no middleware applies, and rules about users above authentication."""
+    ours = _position_of(QuotaMiddleware)
+    if applied and ours is None:
+        yield CheckWarning(
+            f'QUOTA["RULES"][{applied[0].name!r}] has a match, but nothing applies it.',
+            hint="Add 'django_quota.middleware.QuotaMiddleware' to MIDDLEWARE, below AuthenticationMiddleware.",
+            id="django_quota.W003",
+        )
+    about_users = next(filter(_needs_user, applied), None)
+    theirs = _position_of_authentication()
+    if about_users is not None and ours is not None and theirs is not None and ours < theirs:
+        yield CheckWarning(
+            f"QuotaMiddleware is above AuthenticationMiddleware. If a middleware between them answers a request, rule "
+            f"{about_users.name!r} does not know the user, and limits the request by its address.",
+            hint="Put 'django_quota.middleware.QuotaMiddleware' below AuthenticationMiddleware.",
+            id="django_quota.W004",
+        )
+
+
+def _check_users(applied: Sequence[Rule], patterns: Sequence[Any]) -> Iterator[CheckMessage]:
+    """Find rules about users on a site without a middleware that sets the user."""
+    if any("auth" in str(path).lower() for path in settings.MIDDLEWARE):
+        return  # a middleware of the project may set the user too
+    about_users = next(filter(_needs_user, [*applied, *_rules_without_a_framework(patterns)]), None)
+    if about_users is not None:
+        yield CheckWarning(
+            f"Rule {about_users.name!r} needs the user, but no middleware sets it: everybody is limited by IP.",
+            hint="Add 'django.contrib.auth.middleware.AuthenticationMiddleware' to MIDDLEWARE.",
+            id="django_quota.W005",
+        )
+
+
+def _rules_without_a_framework(patterns: Iterable[Any]) -> Iterator[Rule]:
+    """Return the rules of views, without those of a framework that sets the user by itself."""
+    for view in limited_views(patterns):
+        if not hasattr(view.called_by, "authentication_classes"):  # of Django REST framework
+            yield from view.rules()
+
+
+def _check_name_conflicts(patterns: Sequence[Any]) -> Iterator[CheckMessage]:
+    """Find views whose own limit has the name of a rule of the settings, but differs: both share one count.
+
+    If the middleware applies that rule, the two cannot go in one call, which is an error. A view with the same limits
+    shares the count on purpose.
+    """
+    of_settings = {rule.name: rule for rule in _rules_of_settings()}
+    if not of_settings:
+        return
+    for view in limited_views(patterns):
+        for rule in view.rules():
+            other = of_settings.get(rule.name)
+            if other is None or other.key != rule.key:
+                continue
+            check = _warn_of_shared_count if other.match is None else _check_one_call
+            yield from check(view.path, rule, other)
+
+
+def _check_one_call(path: str, rule: Rule, other: Rule) -> Iterator[CheckMessage]:
+    plan = Plan("quota")
+    try:
+        for each in (other, rule):
+            plan.add(each, GLOBAL, 1 if callable(each.cost) else each.cost)
+    except RuleError as error:
+        yield Error(f"The view {path}: {error}", hint="Give the view's limit another name=.", id="django_quota.E011")
+
+
+def _warn_of_shared_count(path: str, rule: Rule, other: Rule) -> Iterator[CheckMessage]:
+    by_state = {limit.state_id: limit for limit in other.limits}
+    for limit in rule.limits:
+        theirs = by_state.get(limit.state_id, limit)
+        if theirs is not limit:
+            how = " with other options" if theirs.rate == limit.rate else ""
+            yield CheckWarning(
+                f"The view {path} limits {rule.name!r} to {limit.rate}, and the rule of that name in the settings to "
+                f"{theirs.rate}{how}. They share one count, and each refuses at its own limit.",
+                hint=f"Use @quota(rule={rule.name!r}) to take the limit from the settings, or another name= to count "
+                "separately.",
+                id="django_quota.W009",
+            )
+
+
+def _check_view_names(applied: Sequence[Rule], patterns: Sequence[Any]) -> Iterator[CheckMessage]:
+    """Find view names and namespaces in `match` and `exclude` that the URLs do not have, so that they never fit."""
+    named = [(rule, option, pattern) for rule in applied for option, pattern in _views_in(rule)]
+    if not named or not patterns:
+        return
+    views = set(_names_of_views(patterns, ""))
+    namespaces = {f"{view[:end]}:*" for view in views for end, sign in enumerate(view) if sign == ":"}
+    for rule, option, pattern in named:
+        known = namespaces if pattern.text.endswith(":*") else views
+        if pattern.text not in known:
+            near = did_you_mean(pattern.text, known)
+            yield CheckWarning(
+                f'QUOTA["RULES"][{rule.name!r}]["{option}"]: the URLs have no {pattern.text!r}, so it never fits.',
+                hint=near.strip() if "mean" in near else "Use the name= of a path(), for example 'api:search'.",
+                id="django_quota.W006",
+            )
+
+
+def _check_client_chosen_keys(applied: Sequence[Rule], patterns: Sequence[Any]) -> Iterator[CheckMessage]:
+    """Find rules whose key the client chooses, without a rule by IP for the same requests: a client can fill Redis."""
+    by_ip = [rule for rule in applied if _is_by_ip(rule)]
+    for rule in applied:
+        if (key := _client_chosen_key(rule)) and not any(_covers(other, rule) for other in by_ip):
+            yield _warn_of_chosen_key(f'QUOTA["RULES"][{rule.name!r}]', key)
+    for view in limited_views(patterns):
+        rules = list(view.rules())
+        own = [rule for rule in rules if _is_by_ip(rule)]
+        for rule in rules:
+            beside = any(_covers_methods(other, rule) for other in own)
+            if (key := _client_chosen_key(rule)) and not beside and not any(_covers(other, rule) for other in by_ip):
+                yield _warn_of_chosen_key(f"The view {view.path}", key)
+
+
+def _warn_of_chosen_key(place: str, key: str) -> CheckMessage:
+    return CheckWarning(
+        f"{place} is limited by {key!r}, which the client chooses: each new value starts a new count and takes more "
+        "memory of Redis, until it is full.",
+        hint='Add a rule by IP: @quota("600/m", key="ip") on the view, or in QUOTA["RULES"] '
+        "{'rate': '600/m', 'key': 'ip', 'match': '/'}.",
+        id="django_quota.W014",
+    )
+
+
+def _client_chosen_key(rule: Rule) -> str:
+    """Return the part of a rule's key that a client chooses; empty if there is none, or if the rule is unlimited."""
+    keys = rule.key if isinstance(rule.key, tuple) else (rule.key,)
+    texts = [key for key in keys if isinstance(key, str)] if rule.rates else []
+    return next((key for key in texts if key == "path" or key.startswith(_CLIENT_CHOSEN_KINDS)), "")
+
+
+def _is_by_ip(rule: Rule) -> bool:
+    """Say whether a rule limits each address, and refuses."""
+    by_address = rule.key in ("ip", "user", "user_or_ip", GLOBAL)  # guests have no user, and go by address
+    return by_address and bool(rule.rates) and rule.block and not rule.shadow
+
+
+def _covers(by_ip: Rule, rule: Rule) -> bool:
+    """Say whether a rule by IP of the settings covers every request of another rule."""
+    if not _covers_methods(by_ip, rule):
+        return False
+    if rule.match is not None and by_ip.match == rule.match:
+        return by_ip.exclude in (None, rule.exclude)
+    prefixes = tuple(_prefixes(by_ip.match))
+    if rule.match is None:  # the rule of a view, which may have any URL
+        return "/" in prefixes
+    places = [_with_slash(pattern.text) if pattern.kind == "path" else "" for pattern in rule.match.patterns]
+    if not all("/" in prefixes or place.startswith(prefixes) for place in places):
+        return False
+    excluded = tuple(_prefixes(by_ip.exclude))
+    return not any(place.startswith(excluded) or each.startswith(place) for place in places for each in excluded)
+
+
+def _covers_methods(by_ip: Rule, rule: Rule) -> bool:
+    return by_ip.methods is None or (rule.methods is not None and rule.methods <= by_ip.methods)
+
+
+def _prefixes(match: Match | None) -> Iterator[str]:
+    """Return the paths that fit with everything below them, for any view and host."""
+    for place in match.places if match is not None else ():
+        if len(place.patterns) == 1:
+            for pattern in place.patterns[0]:
+                if pattern.kind == "path" and pattern.text.startswith("/") and "*" not in pattern.text:
+                    yield _with_slash(pattern.text)
+
+
+def _with_slash(path: str) -> str:
+    """Return a path with a slash at its end, so that `"/api"` does not fit `"/apis"`."""
+    return path if path.endswith("/") else f"{path}/"
+
+
+def _rules_of_settings() -> Iterator[Rule]:
+    """Return the rules of the settings that can be read."""
+    try:
+        names = list(current().rules)
+    except ConfigurationError:
+        return  # reported with the values of the settings
+    for name in names:
+        try:
+            yield current().rule(name)
+        except RuleError:  # reported by _check_settings_rules
+            continue
+
+
+def _views_in(rule: Rule) -> Iterator[tuple[str, Pattern]]:
+    for option, match in (("match", rule.match), ("exclude", rule.exclude)):
+        for pattern in match.patterns if match is not None else ():
+            if pattern.kind == "view":
+                yield option, pattern
+
+
+def _names_of_views(patterns: Iterable[Any], namespace: str) -> Iterator[str]:
+    for pattern in patterns:
+        if hasattr(pattern, "url_patterns"):
+            inner = getattr(pattern, "namespace", None)
+            yield from _names_of_views(pattern.url_patterns, f"{namespace}{inner}:" if inner else namespace)
+        else:
+            yield f"{namespace}{ResolverMatch(pattern.callback, (), {}, pattern.name).view_name}"
+
+
+def _position_of_authentication() -> int | None:
+    """Return the position of Django's AuthenticationMiddleware; None without the apps that it needs."""
+    if not (apps.is_installed("django.contrib.auth") and apps.is_installed("django.contrib.contenttypes")):
+        return None
+    from django.contrib.auth.middleware import AuthenticationMiddleware  # noqa: PLC0415
+
+    return _position_of(AuthenticationMiddleware)
+
+
+def _position_of(middleware: type) -> int | None:
+    """Return the position of a middleware, or of a subclass, in MIDDLEWARE."""
+    for position, path in enumerate(settings.MIDDLEWARE):
+        try:
+            found = import_string(path)
+        except (ImportError, TypeError, ValueError):  # Django reports it at start
+            continue
+        if isinstance(found, type) and issubclass(found, middleware):
+            return position
+    return None
+
+
+def _needs_user(rule: Rule) -> bool:
+    keys = rule.key if isinstance(rule.key, tuple) else (rule.key,)
+    by_tier = bool(rule.tiers) and rule.tier is None
+    return by_tier or getattr(rule.exempt, "staff", False) or any(key in ("user", "user_or_ip") for key in keys)

@@ -1,0 +1,272 @@
+"""The limits that decorators put on views: found for one request, and found for the whole site.
+
+The middleware asks for the `@quota` on the outside of a view, to decide it in one call with the rules of the settings.
+If other code runs before a `@quota`, it must run first, and the decorator decides for itself.
+
+The system checks and the admin ask for all limits behind the URLs of the project.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial, wraps
+from inspect import getclosurevars
+from types import MethodType
+from typing import Any, NamedTuple, cast
+
+from django.http import HttpRequest
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.csrf import csrf_exempt
+
+from django_quota.core.errors import ConfigurationError
+from django_quota.core.rules import Rule, dotted_path
+from django_quota.services.leases import Slot
+from django_quota.web.concurrency import gate_of
+from django_quota.web.decorators import Limited, claim, limited, marked, under_a_bare_one
+from django_quota.web.view_kinds import bound_to_class, class_of, given_to, naming
+
+
+def claim_view_rules(request: HttpRequest, view: Callable[..., Any]) -> list[Rule]:
+    """Return the rules of the `@quota` on the outside of a view. The decorator will not decide them again."""
+    spec, owner = _known(view)
+    if spec is None and owner is not None:
+        spec = limited(_handler(owner, request.method))
+    if spec is None:
+        return []
+    claim(request, spec)
+    return spec.rules(owner)
+
+
+def _known(view: Any) -> tuple[Limited | None, type | None]:
+    try:
+        return _outermost(view)
+    except TypeError:  # an unhashable view, such as an instance of a dataclass
+        return _outermost.__wrapped__(view)
+
+
+@lru_cache(maxsize=1024)
+def _outermost(view: Any) -> tuple[Limited | None, type | None]:
+    """Return the `@quota` on the outside of a view, and its class; only a class if each of its methods has its own."""
+    found = limited(view)
+    if found is not None:
+        return found, None
+    code = getattr(view, "__code__", None)
+    if code in _CHANGE_NOTHING:
+        return _outermost(view.__wrapped__)
+    owner = view.view_class if code is _AS_VIEW else None
+    if owner is None or owner.setup is not View.setup or not _CHOSEN_BY_THE_CLASS.isdisjoint(view.view_initkwargs):
+        return None, None
+    if owner.dispatch is View.dispatch:
+        return None, owner
+    found = limited(owner.dispatch)
+    return found, None if found is None else owner
+
+
+def _handler(owner: type, method: str | None) -> Any:
+    """Return the method of a class-based view that answers, as `View.dispatch` does."""
+    name = (method or "").lower()
+    if name not in getattr(owner, "http_method_names", ()):
+        return None
+    return getattr(owner, name, None) or (getattr(owner, "get", None) if name == "head" else None)
+
+
+def _nothing(request: HttpRequest) -> None: ...
+
+
+async def _nothing_async(request: HttpRequest) -> None: ...
+
+
+_AS_VIEW: Any = getattr(View.as_view(), "__code__", None)
+"""The code of the function that `as_view()` returns. Wrappers copy its name and attributes, but not its code."""
+
+_CHOSEN_BY_THE_CLASS = frozenset({"dispatch", "http_method_names", "setup"})
+"""The attributes that choose the method which answers; `as_view()` may replace them."""
+
+_CHANGE_NOTHING = {getattr(csrf_exempt(view), "__code__", None) for view in (_nothing, _nothing_async)} - {None}
+"""The code of wrappers that only mark a view."""
+
+
+# --- the limited views of a project -----------------------------------------------------------------------------------
+
+MAX_LAYERS = 100
+"""The most wrappers of a view that are followed: some objects have a new `__wrapped__` each time."""
+
+
+class LimitedView(NamedTuple):
+    """A `@quota` behind a URL, with those directly above it."""
+
+    path: str
+    """The dotted path of the function, the class or the method."""
+    spec: Limited
+    owner: type | None
+    """The class of the view, if the rules need it; see `Limited.rules`."""
+    called_by: type | None
+    """The class whose `dispatch()` calls it; None if it runs before that, or if there is no class."""
+
+    def rules(self) -> Iterator[Rule]:
+        """Return the rules, without those that are wrong."""
+        for source in self.spec.sources:
+            try:
+                yield source(self.owner)
+            except ConfigurationError:  # a system check reports it
+                continue
+
+
+def limited_views(patterns: Iterable[Any]) -> Iterator[LimitedView]:
+    """Find every `@quota` on functions, classes and methods once, also below other decorators."""
+    for layer in _layers_of_all(patterns):
+        spec = limited(layer.view)
+        if spec is not None:
+            yield LimitedView(naming(spec.view)(layer.owner), spec, layer.owner, layer.called_by)
+
+
+def views_under_a_bare_quota(patterns: Iterable[Any]) -> Iterator[str]:
+    """Return the paths of views under a `@quota` without parentheses."""
+    for layer in _layers_of_all(patterns):
+        bare = under_a_bare_one(layer.view)
+        if bare is not None:
+            yield dotted_path(bare)
+
+
+def rules_of_views(patterns: Iterable[Any]) -> Iterator[Rule]:
+    """Return the rules of all limited views, without those that are wrong."""
+    for view in limited_views(patterns):
+        yield from view.rules()
+
+
+def slots_of_views(patterns: Iterable[Any]) -> Iterator[Slot]:
+    """Return the slots of `@concurrency` on views."""
+    for layer in _layers_of_all(patterns):
+        gate = gate_of(layer.view)
+        if gate is not None:
+            yield gate.slot(layer.owner)
+
+
+def shared_names(patterns: Iterable[Any]) -> Iterator[tuple[str, str]]:
+    """Return each decorator and name under which several views share a count only because their paths are equal."""
+    known: dict[tuple[str, str], Any] = {}
+    reported = set()
+    for layer in _layers_of_all(patterns):
+        spec, gate = limited(layer.view), gate_of(layer.view)
+        names = [] if spec is None else [("@quota", name) for name in spec.names_by_view(layer.owner)]
+        if gate is not None and not gate.is_named:
+            names.append(("@concurrency", gate.slot(layer.owner).name))
+        for name in names:
+            bare = _identity(layer)
+            if known.setdefault(name, bare) != bare and name not in reported:
+                reported.add(name)
+                yield name
+
+
+# --- the wrappers of a view -------------------------------------------------------------------------------------------
+
+
+class _Layer(NamedTuple):
+    """A view or one of its wrappers."""
+
+    view: Any
+    owner: type | None
+    called_by: type | None
+
+
+def _layers_of_all(patterns: Iterable[Any], seen: set[Any] | None = None) -> Iterator[_Layer]:
+    """Return the layers of all views, once for a view or a method behind several routes."""
+    seen = set() if seen is None else seen
+    for pattern in patterns:
+        if hasattr(pattern, "url_patterns"):
+            yield from _layers_of_all(pattern.url_patterns, seen)
+        else:
+            yield from _layers_of_view(pattern.callback, seen)
+
+
+def _layers_of_view(view: Any, seen: set[Any]) -> Iterator[_Layer]:
+    """Return the layers of a view, the outermost first, and those of the methods of its class."""
+    view_class = class_of(view)
+    dispatch = getattr(view_class, "dispatch", None)
+    if id(view) not in seen:
+        seen.add(id(view))
+        yield from _layers(view, None, None, None, dispatch)
+    # A ViewSet names the methods that answer. In a Django view they have the names of HTTP methods.
+    methods = [*_actions(view), *getattr(view_class, "http_method_names", ())]
+    for name in dict.fromkeys(["dispatch", *methods]) if view_class is not None else ():
+        if (view_class, name) not in seen:
+            seen.add((view_class, name))
+            called_by = None if name == "dispatch" else view_class
+            yield from _layers(getattr(view_class, name, None), None, view_class, called_by)
+
+
+def _actions(view: Any) -> Iterator[str]:
+    actions = getattr(view, "actions", None)
+    return (name for name in actions.values() if isinstance(name, str)) if isinstance(actions, dict) else iter(())
+
+
+def _layers(view: Any, end: Any, owner: type | None, called_by: type | None, dispatch: Any = None) -> Iterator[_Layer]:
+    """Return a view and what it wraps, up to `end`; without what `as_view()` copied from `dispatch`."""
+    for _ in range(MAX_LAYERS):
+        if view is None or view is end:
+            return
+        yield _Layer(view, owner, called_by)
+        if getattr(view, "__code__", None) is _BY_METHOD_DECORATOR and owner is not None:
+            given = getclosurevars(view).nonlocals
+            method, decorators = given["method"], given["decorators"]
+            yield from _layers(*_decorated(method, decorators, owner), None, called_by)
+            view = method
+            continue
+        inner = _wrapped_by(view)
+        if dispatch is not None and (inner is dispatch or inner is getattr(dispatch, "__wrapped__", None)):
+            return
+        if owner is not None and not hasattr(view, "__wrapped__") and not _is_method(inner, owner):
+            owner = None
+        view = inner
+
+
+def _is_method(view: Any, owner: type) -> bool:
+    """Return whether a class or a base of it defines a view: @api_view puts a function into a class of its own."""
+    defined_in = getattr(view, "__qualname__", "").rpartition(".")[0]
+    return any(defined_in == base.__qualname__ for base in owner.__mro__)
+
+
+def _decorated(
+    method: Callable[..., Any], decorators: Iterable[Callable[[Any], Any]], owner: type
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Decorate a method as `method_decorator` does at each request; return it with and without the decorators."""
+    decorated = bound = wraps(method)(partial(MethodType(method, owner)))
+    try:
+        for decorate in decorators:
+            decorated = decorate(decorated)
+    except Exception:  # noqa: BLE001 — each request shows it; a look at the views need not
+        return bound, bound
+    return decorated, bound
+
+
+def _wrapped_by(view: Any) -> Any:
+    """Return what a view wraps. A wrapper without `__wrapped__`, like that of @api_view, has it in its closure."""
+    if isinstance(view, partial):
+        return view.func
+    if hasattr(view, "__wrapped__"):
+        return view.__wrapped__
+    for cell in getattr(view, "__closure__", None) or ():
+        try:
+            inner = cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+        if callable(inner) and not isinstance(inner, type) and marked(inner) is not None:
+            return inner
+    return None
+
+
+_BY_METHOD_DECORATOR = cast("Any", method_decorator)(dotted_path)(dotted_path).__code__
+"""The code of what `method_decorator` returns."""
+
+
+def _identity(layer: _Layer) -> Any:
+    """Return the identity of a view, whatever its name: its class and arguments, or the innermost function."""
+    bare = _wrapped_by(layer.view)
+    owner = layer.owner or bound_to_class(bare)
+    if owner is not None:
+        return owner
+    if class_of(bare) is not None:
+        return class_of(bare), given_to(bare)
+    *_, innermost = _layers(bare, None, None, None)
+    return innermost.view

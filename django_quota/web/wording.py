@@ -1,0 +1,108 @@
+"""Texts for visitors, in their language: rates, waits and the reason of a refusal.
+
+They name no rule, view or subject. For operators and logs there is `Decision.explain`.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from http import HTTPStatus
+
+from django.core.signals import setting_changed
+from django.utils.formats import number_format
+from django.utils.translation import get_language, gettext_lazy, ngettext, ngettext_lazy
+from django.utils.translation import gettext as _
+
+from django_quota.core.algorithms.concurrency import AtOnce
+from django_quota.core.decisions import Decision
+from django_quota.core.rates import Rate
+
+_EVERY = {
+    "second": gettext_lazy("%(count)s per second"),
+    "minute": gettext_lazy("%(count)s per minute"),
+    "hour": gettext_lazy("%(count)s per hour"),
+    "day": gettext_lazy("%(count)s per day"),
+    "week": gettext_lazy("%(count)s per week"),
+    "month": gettext_lazy("%(count)s per month"),
+    "year": gettext_lazy("%(count)s per year"),
+}
+_EVERY_FEW = {
+    "second": ngettext_lazy("%(count)s per %(n)d second", "%(count)s per %(n)d seconds", "n"),
+    "minute": ngettext_lazy("%(count)s per %(n)d minute", "%(count)s per %(n)d minutes", "n"),
+    "hour": ngettext_lazy("%(count)s per %(n)d hour", "%(count)s per %(n)d hours", "n"),
+    "day": ngettext_lazy("%(count)s per %(n)d day", "%(count)s per %(n)d days", "n"),
+    "week": ngettext_lazy("%(count)s per %(n)d week", "%(count)s per %(n)d weeks", "n"),
+    "month": ngettext_lazy("%(count)s per %(n)d month", "%(count)s per %(n)d months", "n"),
+    "year": ngettext_lazy("%(count)s per %(n)d year", "%(count)s per %(n)d years", "n"),
+}
+
+
+def rate_in_words(rate: Rate | AtOnce) -> str:
+    """Return a rate as people say it: `"10 per minute"`, `"5 per 30 seconds"`, `"10 at once"`."""
+    return _rate_in_words(get_language(), rate)
+
+
+@lru_cache(maxsize=1024)
+def _rate_in_words(_language: str | None, rate: Rate | AtOnce) -> str:
+    count = number_format(rate.count)
+    if isinstance(rate, AtOnce):
+        return _("%(count)s at once") % {"count": count}
+    if rate.multiple == 1:
+        return _EVERY[rate.unit] % {"count": count}
+    return _EVERY_FEW[rate.unit] % {"count": count, "n": rate.multiple}
+
+
+def wait_in_words(seconds: int) -> str:
+    """Return seconds as people say it, in one unit, rounded up: `"90 seconds"`, `"3 hours"`, `"2 days"`."""
+    if seconds < 120:  # noqa: PLR2004 — up to two minutes, seconds read well
+        return ngettext("%(n)d second", "%(n)d seconds", seconds) % {"n": seconds}
+    if seconds < 7_200:  # noqa: PLR2004 — up to two hours
+        minutes = math.ceil(seconds / 60)
+        return ngettext("%(n)d minute", "%(n)d minutes", minutes) % {"n": minutes}
+    if seconds < 172_800:  # noqa: PLR2004 — up to two days
+        hours = math.ceil(seconds / 3_600)
+        return ngettext("%(n)d hour", "%(n)d hours", hours) % {"n": hours}
+    days = math.ceil(seconds / 86_400)
+    return ngettext("%(n)d day", "%(n)d days", days) % {"n": days}
+
+
+def whole_wait(decision: Decision) -> int | None:
+    """Return the wait in whole seconds, rounded up, at least 1; None if waiting does not help."""
+    return None if decision.retry_after is None else max(1, math.ceil(decision.retry_after))
+
+
+def title(status: HTTPStatus) -> str:
+    """Return the title of a refusal with this status, 429 or 503."""
+    return _("Service unavailable") if status == HTTPStatus.SERVICE_UNAVAILABLE else _("Too many requests")
+
+
+def message(decision: Decision) -> str:
+    """Return what a visitor reads: the limit, and when to try again."""
+    binding = decision.binding
+    if binding is None:
+        return _message(get_language(), None, "", is_closed=False, wait=None)
+    return _message(get_language(), binding.rate, binding.why, is_closed=binding.limit == 0, wait=whole_wait(decision))
+
+
+@lru_cache(maxsize=1024)  # a refusal must not cost more than an allowed request
+def _message(_language: str | None, rate: Rate | AtOnce | None, why: str, *, is_closed: bool, wait: int | None) -> str:
+    if rate is None:
+        return _("This cannot be served right now. Please try again shortly.")
+    again = "" if wait is None else " " + _("Please try again in %(wait)s.") % {"wait": wait_in_words(wait)}
+    if why == "banned":
+        return _("There were too many refused requests.") + again
+    if why == "blocked":
+        return _("Access is blocked.") + again
+    if is_closed:
+        return _("This is closed at the moment.")
+    limit = _("The limit is %(rate)s.") % {"rate": rate_in_words(rate)}
+    return limit + (again or " " + _("This request is larger than that, so trying again will not help."))
+
+
+def _forget(**_: object) -> None:
+    _message.cache_clear()
+    _rate_in_words.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="django_quota.web.wording")

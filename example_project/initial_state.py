@@ -1,0 +1,31 @@
+"""The state that the site starts with: no counts, a stock to sell, credits to send."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from django.core.management import call_command
+from django_redis import get_redis_connection
+
+from django_quota import counter
+from django_quota.conf import current
+from django_quota.core.keys import pattern
+
+STOCK = 20
+CREDITS = 100
+
+
+def start_over() -> None:
+    """Delete all counts of this site, and set the counters that the scenarios start with."""
+    _forget_all()
+    call_command("quota_sync", stdout=StringIO(), stderr=StringIO())  # overrides are rows, so they stay
+    counter("stock").set("sku:1", STOCK)
+    counter("credits").set("user:ann", CREDITS)
+
+
+def _forget_all() -> None:
+    """Delete the keys under `QUOTA["PREFIX"]` and no others: other programs may share the Redis."""
+    client = get_redis_connection(current().cache)
+    keys = list(client.scan_iter(match=pattern(current().prefix), count=500))
+    if keys:
+        client.unlink(*keys)

@@ -1,1 +1,0 @@
-"""The permissions in Redis that docs/reliability.md names: they suffice, and none of them is for nothing."""

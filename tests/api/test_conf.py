@@ -1,0 +1,285 @@
+"""The settings, live and typed, and the client's address, which they steer."""
+
+from __future__ import annotations
+
+import functools
+from functools import cached_property
+from ipaddress import ip_network
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from django.conf import settings as live
+from django.core.signals import setting_changed
+from django.test import RequestFactory, override_settings
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_quota import RateError, Rule, check, conf
+from django_quota.conf import KNOWN_SETTINGS, QuotaSettings, current, rule_of
+from django_quota.exceptions import ConfigurationError, QuotaError, RuleError
+from django_quota.services.addresses import client_ip
+
+PEER = "192.0.2.1"
+PROXIES = ["10.0.0.0/8", "2001:db8:aaaa::/48"]
+
+
+class CallableCost:
+    def __call__(self, request: object) -> int:
+        return 1
+
+
+def address(peer: str | None = PEER, forwarded: str | None = None) -> str:
+    request = RequestFactory().get("/")
+    del request.META["REMOTE_ADDR"]
+    if peer is not None:
+        request.META["REMOTE_ADDR"] = peer
+    if forwarded is not None:
+        request.META["HTTP_X_FORWARDED_FOR"] = forwarded
+    return client_ip(request)
+
+
+class TestSettings:
+    def test_every_setting_has_a_default_that_is_fine(self, settings: Any) -> None:
+        for settings.QUOTA in ({}, None):
+            for name in KNOWN_SETTINGS:
+                getattr(current(), name.lower())
+        properties = {
+            name for name, value in vars(QuotaSettings).items() if isinstance(value, (property, cached_property))
+        }
+        assert {name.upper() for name in properties if not name.startswith("_")} == set(KNOWN_SETTINGS)
+
+    def test_an_override_holds_at_once_and_ends_with_its_block(self) -> None:
+        with override_settings(QUOTA={"PREFIX": "other"}):
+            assert current().prefix == "other"
+        assert current().prefix == "quota"
+
+    def test_a_change_by_another_thread_in_between_is_not_missed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        other = override_settings(QUOTA={"PREFIX": "other"})
+
+        def slow(raw: object) -> QuotaSettings:
+            monkeypatch.setattr(conf, "QuotaSettings", QuotaSettings)
+            other.enable()
+            return QuotaSettings(raw)
+
+        with override_settings(QUOTA={"PREFIX": "before"}):
+            monkeypatch.setattr(conf, "QuotaSettings", slow)
+            assert current().prefix == "before"
+            assert current().prefix == "other"
+            other.disable()
+
+    def test_overrides_nest(self) -> None:
+        with override_settings(QUOTA={"PREFIX": "outer"}):
+            assert current().prefix == "outer"
+            with override_settings(QUOTA={"PREFIX": "inner"}):
+                assert current().prefix == "inner"
+            assert current().prefix == "outer"
+            with override_settings():
+                del live.QUOTA
+                setting_changed.send(sender=None, setting="QUOTA", value=None, enter=True)
+                assert current().prefix == "quota"
+
+    def test_settings_are_read_once_until_django_sends_setting_changed(self, settings: Any) -> None:
+        settings.QUOTA = {"PREFIX": "first"}
+        first = current()
+        settings.DEBUG = True
+        assert current() is first
+        settings.QUOTA = {"PREFIX": "second"}
+        assert current().prefix == "second"
+
+    def test_the_settings_of_django_behind_the_defaults_may_be_overridden(self, settings: Any) -> None:
+        settings.TIME_ZONE, settings.SECRET_KEY = "Europe/Berlin", "first"
+        assert (current().time_zone, current().digest_key) == ("Europe/Berlin", "first")
+        settings.TIME_ZONE, settings.SECRET_KEY = "Asia/Tokyo", "second"
+        assert (current().time_zone, current().digest_key) == ("Asia/Tokyo", "second")
+
+    def test_settings_may_be_any_mapping(self, settings: Any) -> None:
+        settings.QUOTA = MappingProxyType({"PREFIX": "p", "RULES": MappingProxyType({"a": "1/s"})})
+        assert (current().prefix, str(current().rule("a").rates[0])) == ("p", "1/s")
+
+    @pytest.mark.parametrize("quota", [[], "x", 5, ()])
+    def test_what_is_no_dict_is_refused(self, settings: Any, quota: object) -> None:
+        settings.QUOTA = quota
+        with pytest.raises(ConfigurationError, match="not a dict"):
+            _ = current().prefix
+
+    @pytest.mark.parametrize(
+        ("name", "value", "text"),
+        [
+            ("CACHE", None, "Use, for example, 'default'"), ("ENABLED", 1, "Use True or False"),
+            ("HEADERS", "no", "Use True or False"),
+            ("STORE", "postgres", "'redis' or 'memory'"), ("PREFIX", "", "without braces"),
+            ("PREFIX", "a{b", "without braces"), ("IPV6_PREFIX", 0, "from 1 to 128"),
+            ("IPV6_PREFIX", 129, "from 1 to 128"),
+            ("IPV6_PREFIX", True, "Use, for example, 64"), ("ON_UNAVAILABLE", "open", "'allow', 'deny' or 'local'"),
+            ("ON_UNAVAILABLE", None, "Use, for example, 'allow'"), ("DIGEST_KEY", b"x", "a long random text"),
+            ("TRUSTED_PROXIES", "10.0.0.0/8", r"Use, for example, \['10.0.0.0/8', 'unix'\]"),
+            ("TRUSTED_PROXIES", None, "Use, for example"), ("TRUSTED_PROXIES", 0, "Use, for example"),
+            ("TRUSTED_PROXIES", ["10.0.0.1/8"], "host bits"), ("TRUSTED_PROXIES", ["nginx"], "'nginx'"),
+            ("TRUSTED_PROXIES", [5], "holds 5"), ("TRUSTED_PROXIES", [True], "holds True"),
+            ("TRUSTED_PROXIES", [["10.0.0.0/8"]], "holds"), ("TRUSTED_PROXIES", [None], "holds None"),
+            ("TEMPLATE", 429, "Use, for example, '429.html'"), ("LEGACY_HEADERS", None, "Use True or False"),
+            ("RULES", ["10/m"], "Use, for example, {'search': '10/m'}"), ("RULES", None, "Use, for example"),
+        ],
+    )  # fmt: skip
+    def test_an_error_names_the_setting_and_a_value_to_use(
+        self, settings: Any, name: str, value: object, text: str
+    ) -> None:
+        settings.QUOTA = {name: value}
+        with pytest.raises(ConfigurationError, match=text) as caught:
+            getattr(current(), name.lower())
+        assert f'QUOTA["{name}"]' in str(caught.value)
+
+    @given(
+        st.sampled_from(KNOWN_SETTINGS),
+        st.none() | st.booleans() | st.integers() | st.text() | st.binary() | st.lists(st.text() | st.integers())
+        | st.lists(st.lists(st.text(), max_size=1), max_size=1) | st.dictionaries(st.text(), st.text()),
+    )  # fmt: skip
+    def test_any_value_is_fine_or_a_configuration_error(self, name: str, value: object) -> None:
+        with override_settings(QUOTA={name: value}):
+            try:
+                getattr(current(), name.lower())
+            except ConfigurationError as error:
+                text = str(error)
+            else:
+                return
+        assert name in text
+
+
+class TestRules:
+    def test_a_rule_is_made_once_for_each_setting(self, settings: Any) -> None:
+        settings.QUOTA = {"RULES": {"a": {"rate": "1/s"}}}
+        first = current().rule("a")
+        assert current().rule("a") is first
+        settings.QUOTA = {"RULES": {"a": {"rate": "2/s"}}}
+        assert str(current().rule("a").rates[0]) == "2/s"
+
+    @pytest.mark.parametrize("function", [lambda request: 1, functools.partial(int, "1"), CallableCost()])
+    def test_a_rule_whose_option_is_a_function_of_any_kind_is_made_once(self, settings: Any, function: Any) -> None:
+        settings.QUOTA = {"RULES": {"a": {"rate": "1/s", "cost": function}}}
+        rule = current().rule("a")
+        assert current().rule("a") is rule
+        assert rule.cost is function
+
+    def test_an_unknown_name_gets_the_nearest_one(self, settings: Any) -> None:
+        settings.QUOTA = {"RULES": {"search": "1/s", "login": "1/s"}}
+        with pytest.raises(RuleError, match=r"no rule 'serach'.*Did you mean 'search'"):
+            current().rule("serach")
+        with pytest.raises(
+            RateError,
+            match=r"""'serach' is not a rate: it is not the name of a rule.* either\. Did you mean 'search'""",
+        ):
+            check("serach", "global")
+        with pytest.raises(
+            RateError, match=r"'ten/m' is not a rate: the count is not a whole number.* Nor is it a rule"
+        ):
+            check("ten/m", "global")
+
+    def test_a_rule_takes_no_options_where_it_is_used(self, settings: Any) -> None:
+        settings.QUOTA = {"RULES": {"search": "1/s"}}
+        for rule in ("search", Rule.make("x", "1/s")):
+            with pytest.raises(RuleError, match="has its own options; burst can only be given"):
+                rule_of(rule, {"burst": 5})
+
+    def test_a_rate_is_the_same_rule_however_it_is_spelt(self) -> None:
+        assert rule_of("10/m", {}) == rule_of("10 per minute", {})
+        assert rule_of("10/m", {"name": "x"}).name == "x"
+
+    def test_a_rate_function_is_not_named_by_its_address_in_memory(self) -> None:
+        """Each process would count by itself, and the name goes out in the headers."""
+        try:
+            name = rule_of(lambda request: "10/m", {}).name
+        except QuotaError:
+            return
+        assert " at 0x" not in name
+
+    def test_rate_functions_with_other_arguments_are_other_rules(self) -> None:
+        for one, other in (("a", "b"), (("a", 1), ("b", 1)), (("a", (1, 2)), ("a", (1, 3)))):
+            rules = [rule_of(functools.partial(max, argument), {}) for argument in (one, other)]
+            assert rules[0].name != rules[1].name
+        assert rule_of(functools.partial(max, ("a" * 60, "b" * 60)), {}).name.endswith("(builtins.tuple)")
+
+
+class TestClientAddress:
+    @pytest.mark.parametrize(
+        ("peer", "found"),
+        [
+            (PEER, PEER), ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"), ("::ffff:192.0.2.1", PEER),
+            ("fe80::1%eth0", "fe80::/64"), ("::1", "::/64"),
+        ],
+    )  # fmt: skip
+    def test_the_peer_is_the_client_and_ipv6_counts_by_its_network(self, peer: str, found: str) -> None:
+        assert address(peer) == found
+
+    @pytest.mark.parametrize(("bits", "found"), [(128, "2001:db8:1:2::3"), (48, "2001:db8:1::/48")])
+    def test_the_network_of_ipv6_is_a_setting(self, settings: Any, bits: int, found: str) -> None:
+        settings.QUOTA = {"IPV6_PREFIX": bits}
+        assert address("2001:db8:1:2::3") == found
+
+    @pytest.mark.parametrize("peer", [None, "", "unix:", "localhost", "/run/web.sock"])
+    @pytest.mark.parametrize("forwarded", [None, "203.0.113.9"])
+    def test_no_address_is_a_clear_error_and_never_one_bucket_for_all(
+        self, peer: str | None, forwarded: str | None
+    ) -> None:
+        what_would_do = r"TRUSTED_PROXIES.*unix" if peer in (None, "", "unix:") else r"peer's address into REMOTE_ADDR"
+        with pytest.raises(ConfigurationError, match=what_would_do):
+            address(peer, forwarded)
+
+    @given(
+        st.text() | st.ip_addresses().map(str) | st.lists(st.ip_addresses()).map(lambda ips: ", ".join(map(str, ips)))
+    )
+    def test_what_a_peer_that_is_not_trusted_forwards_never_changes_the_address(self, forwarded: str) -> None:
+        assert address(PEER, forwarded) == PEER
+        with override_settings(QUOTA={"TRUSTED_PROXIES": [*PROXIES, "unix"]}):
+            assert address(PEER, forwarded) == PEER
+
+    @given(
+        st.sampled_from([None, "", "10.0.0.1", "2001:db8:aaaa::1", "x"]),
+        st.text() | st.text("0123456789abcdef.:[]%, /"),
+    )
+    def test_garbage_from_a_trusted_peer_raises_nothing_but_a_configuration_error(
+        self, peer: str | None, forwarded: str
+    ) -> None:
+        with override_settings(QUOTA={"TRUSTED_PROXIES": [*PROXIES, "unix"]}):
+            try:
+                ip_network(address(peer, forwarded))
+            except ConfigurationError as error:
+                text = str(error)
+            else:
+                return
+        assert "REMOTE_ADDR" in text
+
+    @given(st.text(st.characters(exclude_characters=",")), st.sampled_from(["203.0.113.9", "198.51.100.7:80"]))
+    def test_what_stands_left_of_the_first_untrusted_address_is_never_looked_at(self, forged: str, real: str) -> None:
+        with override_settings(QUOTA={"TRUSTED_PROXIES": PROXIES}):
+            assert address("10.0.0.1", f"{forged}, {real}, 10.0.0.2") == real.partition(":")[0]
+
+    @pytest.mark.parametrize(
+        ("forwarded", "found"),
+        [
+            (None, "10.0.0.1"), ("", "10.0.0.1"), ("203.0.113.9", "203.0.113.9"), ("203.0.113.9:4711", "203.0.113.9"),
+            ("[2001:db8::1]:443", "2001:db8::/64"), ("[2001:db8::1]", "2001:db8::/64"),
+            ("2001:db8::1", "2001:db8::/64"),
+            ("::ffff:203.0.113.9", "203.0.113.9"), ("1.1.1.1, 203.0.113.9 , 10.9.9.9", "203.0.113.9"),
+            ("203.0.113.9,2001:db8:aaaa::7", "203.0.113.9"), ("10.3.3.3, 10.2.2.2", "10.3.3.3"),
+            ("203.0.113.9, unknown, 10.2.2.2", "10.2.2.2"), ("203.0.113.9, unknown", "10.0.0.1"),
+            ("203.0.113.9,", "10.0.0.1"), ("::ffff:10.1.1.1, 10.2.2.2", "10.1.1.1"),
+        ],
+    )  # fmt: skip
+    def test_a_trusted_proxy_is_walked_past_to_the_first_address_that_is_not(
+        self, settings: Any, forwarded: str | None, found: str
+    ) -> None:
+        settings.QUOTA = {"TRUSTED_PROXIES": PROXIES}
+        assert address("10.0.0.1", forwarded) == found
+        assert address("::ffff:10.0.0.1", forwarded) == found
+        assert address("2001:db8:aaaa::1", forwarded) in (found, "2001:db8:aaaa::/64")
+
+    def test_a_unix_socket_is_trusted_by_its_name_alone(self, settings: Any) -> None:
+        settings.QUOTA = {"TRUSTED_PROXIES": ("unix", ip_network("10.0.0.0/8"))}
+        for peer in (None, ""):
+            assert address(peer, "203.0.113.9, 10.0.0.1") == "203.0.113.9"
+            with pytest.raises(ConfigurationError, match="set X-Forwarded-For"):
+                address(peer, None)
+        settings.QUOTA = {"TRUSTED_PROXIES": ["0.0.0.0/0"]}
+        with pytest.raises(ConfigurationError):
+            address("", "203.0.113.9")

@@ -1,0 +1,320 @@
+"""`@quota` on every kind of view: who shares a limit, what is one call, what stands in between."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from django.http import HttpRequest, HttpResponse
+from django.test import override_settings
+from django.utils.decorators import method_decorator
+from django.views import View
+
+from django_quota import RateError, check, quota
+from django_quota.exceptions import ConfigurationError, RuleError
+from django_quota.stores.memory import MemoryStore
+from tests.support.calls import get, run
+
+pytestmark = pytest.mark.usefixtures("memory_store")
+
+Make = Callable[[Any], Any]
+
+
+def statuses(view: Callable[..., Any], times: int = 3) -> list[int]:
+    return [run(view).status_code for _ in range(times)]
+
+
+def plain(request: Any) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+async def plain_async(request: Any) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+class CallableAsync:
+    async def __call__(self, request: Any) -> HttpResponse:
+        if "HTTP_RAISE" in request.META:
+            check("0/m", "global").raise_if_refused()
+        return HttpResponse("ok")
+
+
+class Sync(View):
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ok")
+
+
+class Async(View):
+    async def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ok")
+
+
+def on_method(cls: type[View], decorate: Make) -> type[View]:
+    return type("On" + cls.__name__, (cls,), {"get": decorate(cls.__dict__["get"])})
+
+
+def derived(name: str, base: Any) -> Any:
+    return type(name, (base,), {})
+
+
+def copied(cls: type[View]) -> Any:
+    return derived("Own" + cls.__name__, cls)
+
+
+WAYS: dict[str, Callable[[type[View], Any], Callable[..., Any]]] = {
+    "class": lambda cls, dec: dec(copied(cls)).as_view(),
+    "method": lambda cls, dec: on_method(cls, dec).as_view(),
+    "md-dispatch": lambda cls, dec: method_decorator(dec, name="dispatch")(copied(cls)).as_view(),
+    "md-method": lambda cls, dec: on_method(cls, method_decorator(dec)).as_view(),
+    "md-name-get": lambda cls, dec: method_decorator(dec, name="get")(copied(cls)).as_view(),
+    "as_view": lambda cls, dec: dec(cls.as_view()),
+}
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many limits each call to the store decided."""
+    counted: list[int] = []
+    run = MemoryStore.run
+
+    def spy(self: MemoryStore, operation: Any, now: Any) -> Any:
+        counted.append(sum(len(hit.limits) for hit in operation.hits))
+        return run(self, operation, now)
+
+    monkeypatch.setattr(MemoryStore, "run", spy)
+    return counted
+
+
+class TestKindsOfViews:
+    @pytest.mark.parametrize("view", [plain, plain_async, CallableAsync()])
+    def test_a_function_is_limited(self, view: Any) -> None:
+        assert statuses(quota("2/m")(view)) == [200, 200, 429]
+
+    @pytest.mark.parametrize("cls", [Sync, Async])
+    @pytest.mark.parametrize("way", WAYS)
+    def test_a_class_is_limited(self, way: str, cls: type[View]) -> None:
+        view = WAYS[way](cls, quota("2/m"))
+        assert statuses(view) == [200, 200, 429]
+        assert "RateLimit" in run(view).headers
+
+    @pytest.mark.parametrize("cls", [Sync, Async])
+    @pytest.mark.parametrize("way", WAYS)
+    def test_an_exceeded_quota_in_a_class_is_a_429(self, way: str, cls: type[View]) -> None:
+        def body(self: View, request: HttpRequest) -> HttpResponse:
+            check("0/m", "global").raise_if_refused()
+            raise AssertionError
+
+        async def abody(self: View, request: HttpRequest) -> HttpResponse:
+            return body(self, request)
+
+        raising = type("Raising", (cls,), {"get": body if cls is Sync else abody})
+        assert run(WAYS[way](raising, quota("9/m"))).status_code == 429
+
+    @pytest.mark.parametrize("way", [w for w in WAYS if w != "as_view"])
+    def test_an_async_function_of_the_request_serves_an_async_class(self, way: str) -> None:
+        async def cost(request: HttpRequest) -> int:
+            return 1
+
+        assert statuses(WAYS[way](Async, quota("2/m", cost=cost))) == [200, 200, 429]
+
+    def test_an_async_callable_object_is_treated_as_an_async_view(self) -> None:
+        response = run(quota("2/m")(CallableAsync()), get(HTTP_RAISE="1"))
+        assert response.status_code == 429
+        assert "RateLimit" in run(quota("2/m")(CallableAsync())).headers
+
+    def test_a_wrapper_looks_like_its_view(self) -> None:
+        assert quota("1/m")(plain).__name__ == "plain"
+        assert quota("1/m")(plain_async).__wrapped__ is plain_async  # type: ignore[attr-defined]
+
+    def test_a_request_of_rest_framework_is_seen_through(self) -> None:
+        request = get()
+        assert run(quota("1/m")(plain), SimpleNamespace(_request=request)).status_code == 200
+        assert request.quota.remaining == 0
+
+    def test_a_request_may_be_given_by_name(self) -> None:
+        assert quota("1/m")(plain)(request=get()).status_code == 200
+
+    def test_what_cannot_be_limited_is_refused(self) -> None:
+        with pytest.raises(ConfigurationError, match="without dispatch"):
+            quota("1/m")(type("NoView", (), {}))
+        with pytest.raises(ConfigurationError, match="got no request"):
+            quota("1/m")(plain)("no request")
+        with pytest.raises(ConfigurationError):
+            quota("1/m")(None)  # type: ignore[type-var]
+
+    def test_a_forgotten_pair_of_parentheses_is_said(self) -> None:
+        bare: Any = quota(plain)
+        with pytest.raises(ConfigurationError, match=r"@quota\("):
+            bare(get())
+
+
+def family(way: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Two views that inherit one decorated base."""
+    base: Any = type("Base", (Sync,), {})
+    if way == "class":
+        base = quota("1/m")(base)
+    elif way == "md-list":
+        base = method_decorator([quota("1/m"), quota("1/h")], name="dispatch")(base)
+    elif way == "md-dispatch":
+        base = method_decorator(quota("1/m"), name="dispatch")(base)
+    else:
+        decorate: Any = quota("1/m") if way == "method" else method_decorator(quota("1/m"))
+        base = type("Base", (Sync,), {"get": decorate(Sync.get)})
+    return derived("A", base).as_view(), derived("B", base).as_view()
+
+
+class TestWhoSharesALimit:
+    @pytest.mark.parametrize("way", ["class", "method", "md-dispatch", "md-list", "md-method"])
+    def test_two_views_that_inherit_what_is_decorated_never_share_a_limit(self, way: str) -> None:
+        first, second = family(way)
+        assert [run(first).status_code, run(first).status_code, run(second).status_code] == [200, 429, 200]
+
+    @pytest.mark.parametrize(
+        "both",
+        [[quota("9/m"), quota("1/h")], [quota("1/h"), quota("9/m")]],
+        ids=["strict-last", "strict-first"],
+    )
+    def test_two_classes_decorated_with_a_list_never_share_a_limit(self, both: list[Any]) -> None:
+        views = [method_decorator(both, name="dispatch")(derived(name, Sync)).as_view() for name in ("A", "B")]
+        assert [run(view).status_code for view in views] == [200, 200]
+
+    @pytest.mark.parametrize("between", ["plain", "md"])
+    def test_two_decorators_on_one_view_with_another_in_between_never_share_a_limit(self, between: str) -> None:
+        if between == "md":
+            inner = method_decorator(quota("2/m"), name="dispatch")(derived("Two", Sync))
+            view = method_decorator(quota("2/m"), name="dispatch")(inner).as_view()
+        else:
+            view = quota("2/m")(transparent(quota("2/m")(plain)))
+        assert statuses(view) == [200, 200, 429]
+
+    def test_two_class_methods_of_different_classes_never_share_a_limit(self) -> None:
+        one, other = (type(n, (), {"index": classmethod(lambda cls, r: HttpResponse())}) for n in ("One", "Other"))
+        views = [quota("1/m")(one.index), quota("1/m")(other.index)]  # type: ignore[attr-defined]
+        assert [run(view).status_code for view in views] == [200, 200]
+
+    def test_two_rules_of_one_name_never_swallow_the_stricter_one(self) -> None:
+        """A plan keeps the first limit of a key: the second must not be dropped in silence."""
+        try:
+            view = quota("9/m", name="x")(quota("1/m", name="x")(plain))
+        except RuleError:
+            return
+        assert statuses(view, 2) == [200, 429]
+
+    def test_two_rules_of_one_name_and_one_key_are_refused_at_import(self) -> None:
+        with pytest.raises(RuleError, match="Two rules are named 'x'"):
+            quota("9/m", name="x", key="ip")(quota("1/m", name="x", key="ip")(plain))
+
+    def test_two_rules_of_one_name_and_different_keys_count_apart(self) -> None:
+        view = quota("9/m", name="x", key="global")(quota("1/m", name="x", key="ip")(plain))
+        assert statuses(view, 2) == [200, 429]
+        assert check("9/m", "global", name="x").remaining == 7
+        assert check("1/m", "ip:192.0.2.1", name="x").remaining == 0
+
+    def test_an_empty_name_is_refused(self) -> None:
+        with pytest.raises(RuleError, match="name"):
+            quota("1/m", name="")
+
+
+def transparent(view: Callable[..., Any], seen: list[str] | None = None) -> Callable[..., Any]:
+    """Stand in between, as login_required does: `wraps` copies all attributes of the view."""
+
+    @functools.wraps(view)
+    def inner(request: HttpRequest) -> Any:
+        if seen is not None:
+            seen.append("between")
+        return view(request)
+
+    return inner
+
+
+class TestStacks:
+    @pytest.mark.parametrize("view", [plain, plain_async])
+    def test_a_stack_is_one_call_and_all_or_nothing(self, view: Any, calls: list[int]) -> None:
+        stacked = quota("9/m", name="a")(quota("1/m; 5/h", name="b")(quota(rule="c")(view)))
+        with override_settings(QUOTA={"STORE": "memory", "RULES": {"c": "3/m"}}):
+            assert statuses(stacked) == [200, 429, 429]
+            assert calls == [4, 4, 4]
+            request = get()
+            run(stacked, request)
+            assert [outcome.remaining for outcome in request.quota.outcomes] == [8, 0, 4, 2]
+
+    def test_a_list_of_method_decorator_is_one_call(self, calls: list[int]) -> None:
+        run(method_decorator([quota("9/m"), quota("9/h")], name="dispatch")(copied(Sync)).as_view())
+        assert calls == [2]
+
+    def test_what_stands_in_between_runs_and_is_not_skipped(self, calls: list[int]) -> None:
+        seen: list[str] = []
+        view = quota("3/m", name="outer")(transparent(quota("2/m", name="inner")(plain), seen))
+        assert statuses(view) == [200, 200, 429]
+        assert seen == ["between"] * 3
+        assert calls == [1] * 6
+        response = run(view)
+        assert response.headers["RateLimit-Policy"] == '"outer";q=3;w=60'
+
+    def test_both_sides_of_what_stands_in_between_are_in_the_headers(self) -> None:
+        view = quota("3/m", name="outer")(transparent(quota("2/m", name="inner")(plain)))
+        assert run(view).headers["RateLimit-Policy"] == '"outer";q=3;w=60, "inner";q=2;w=60'
+
+
+def test_a_stack_is_one_evalsha_on_redis(redis_cache: object, raw: redis.Redis, settings: Any) -> None:
+    settings.QUOTA = {}
+    view = quota("9/m")(quota("9/h", "99/d", key="global")(plain))
+    run(view)
+    before = raw.info("commandstats")["cmdstat_evalsha"]["calls"]
+    assert run(view).headers["RateLimit"].count(";r=") == 3
+    assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 1
+
+
+class TestArguments:
+    def test_nothing_or_both_is_refused_at_import(self) -> None:
+        with pytest.raises(RateError, match="@quota got none"):
+            quota()
+        for wrong in ({"key": "usr"}, {"algorithm": "x"}, {"bloc": False}):
+            with pytest.raises(RuleError, match=r"Did you mean|Known"):
+                quota("1/m", **wrong)
+        with pytest.raises(RuleError):
+            quota(rule=5)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        ("rates", "options", "named"),
+        [
+            ((), {"methods": ["POST"]}, "no other arguments: methods="),
+            ((), {"name": "x", "cost": 2}, "no other arguments: name= and cost="),
+            (("5/m",), {}, "no other arguments: '5/m'"),
+        ],
+    )
+    def test_what_cannot_stand_beside_a_rule_of_the_settings_is_named(
+        self, rates: tuple[str, ...], options: dict[str, Any], named: str
+    ) -> None:
+        with pytest.raises(RuleError, match=named) as caught:
+            quota(*rates, rule="search", **options)
+        assert "QUOTA[\"RULES\"]['search']" in str(caught.value)
+
+    @override_settings(QUOTA={"RULES": {"search": "10/m"}})
+    def test_the_name_of_a_rule_given_as_a_rate_is_told_to_be_one(self) -> None:
+        with pytest.raises(RateError, match=r"name of a rule of the settings. Write @quota\(rule='search'\)"):
+            quota("search")
+        with pytest.raises(RateError, match=r"Write a count.* If it is a rule .*@quota\(rule='later'\)"):
+            quota("later")
+        with pytest.raises(RateError, match=r"Write a count.* If it is the key, write key='ip'"):
+            quota("10/m", "ip")
+
+    @pytest.mark.parametrize("name", ["rate", "rates", "limit"])
+    def test_a_rate_given_by_name_is_told_to_come_first(self, name: str) -> None:
+        with pytest.raises(RuleError, match=rf"@quota takes no {name}=.* write @quota\('5/m'\)"):
+            quota(**{name: "5/m"})  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("option", ["cost", "skip", "key", "tuple", "rate"])
+    @pytest.mark.parametrize("on", ["function", "class"])
+    def test_an_async_function_on_a_sync_view_is_refused_at_import(self, option: str, on: str) -> None:
+        async def value(request: HttpRequest) -> Any:
+            return 1
+
+        rates: tuple[Any, ...] = (value,) if option == "rate" else ("1/m",)
+        options: Any = {"tuple": {"key": ("ip", value)}, "rate": {}}.get(option, {option: value})
+        with pytest.raises(RuleError, match="is async, but the view is not"):
+            quota(*rates, **options)(plain if on == "function" else copied(Sync))

@@ -1,0 +1,177 @@
+"""The flusher: one thread that does its jobs while the process is busy, even if one of them fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+from weakref import WeakSet
+
+import pytest
+
+from django_quota.services.flusher import Flusher, logger
+from tests.support.commands import PATIENCE, wait_until
+from tests.support.processes import ended, forks, processes, started, threads_ran
+
+
+class Counting:
+    purpose = "count"
+
+    def __init__(self, *, at_exit: bool = False) -> None:
+        self.at_exit = at_exit
+        self.rounds = 0
+        self.threads: set[str] = set()
+        self.fails = False
+
+    def has_done(self, rounds: int) -> bool:
+        return self.rounds == rounds
+
+    def flush(self) -> None:
+        self.rounds += 1
+        self.threads.add(threading.current_thread().name)
+        if self.fails:
+            raise RuntimeError("no event loop")
+
+
+@pytest.fixture
+def flusher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Flusher]:
+    monkeypatch.setattr("django_quota.services.flusher.INTERVAL", 0.001)
+    made = Flusher()
+    yield made
+    made.stop(PATIENCE)
+
+
+def test_it_sleeps_until_it_is_woken_and_then_does_one_round(flusher: Flusher) -> None:
+    job = Counting()
+    flusher.add(job)
+    assert flusher._thread is None
+    for rounds in (1, 2, 3):
+        flusher.wake()
+        wait_until(partial(job.has_done, rounds))
+    assert job.threads == {"django-quota-flusher"}
+
+
+def test_many_threads_wake_one_thread(flusher: Flusher) -> None:
+    flusher.add(job := Counting())
+    before = threading.active_count()
+    threads = [threading.Thread(target=flusher.wake) for _ in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert threading.active_count() == before + 1
+    wait_until(lambda: job.rounds)
+
+
+def test_a_job_that_fails_is_tried_again_logged_once_and_stops_no_other(
+    flusher: Flusher, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing, other = Counting(), Counting()
+    failing.fails = True
+    flusher.add(failing)
+    flusher.add(other)
+    flusher.wake()
+    wait_until(lambda: failing.rounds > 3)
+    assert other.rounds > 2
+    assert caplog.messages == ["Cannot count, and will try again: no event loop"]
+    failing.fails = False
+    rounds = failing.rounds
+    wait_until(lambda: failing.rounds > rounds)
+
+
+def test_the_end_of_a_process_does_the_jobs_that_ask_for_it(flusher: Flusher) -> None:
+    last, other = Counting(at_exit=True), Counting()
+    flusher.add(last)
+    flusher.add(other)
+    flusher.wake()
+    wait_until(lambda: other.rounds == last.rounds == 1)
+    flusher.stop(PATIENCE)
+    assert (last.rounds, other.rounds) == (2, 1)
+    flusher.wake()
+    flusher.stop(PATIENCE)
+    assert (last.rounds, other.rounds) == (2, 1)
+
+
+def test_a_process_that_can_have_no_more_threads_tries_again_later(
+    flusher: Flusher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    flusher.add(job := Counting())
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        flusher.wake()
+    flusher.wake()
+    wait_until(lambda: job.rounds)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_ended_by_an_error_is_replaced(flusher: Flusher, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a filter of the log has failed")
+
+    flusher.add(job := Counting())
+    job.fails = True
+    with monkeypatch.context() as patched:
+        patched.setattr(logger, "warning", fail)
+        flusher.wake()
+        wait_until(lambda: job.rounds and flusher._thread is None)
+    flusher.wake()
+    wait_until(lambda: job.rounds > 1)
+
+
+def test_a_wake_that_is_interrupted_does_not_end_the_rounds(flusher: Flusher) -> None:
+    class Interrupted:
+        def __init__(self) -> None:
+            self.queue: SimpleQueue[None] = SimpleQueue()
+            self.get, self.empty = self.queue.get, self.queue.empty
+
+        def put(self, _: None) -> None:
+            self.put = self.queue.put  # type: ignore[assignment, method-assign]
+            raise KeyboardInterrupt
+
+    wakeups: Any = Interrupted()
+    flusher._wakeups = wakeups
+    flusher.add(job := Counting())
+    with pytest.raises(KeyboardInterrupt):
+        flusher.wake()
+    flusher.wake()
+    wait_until(lambda: job.rounds)
+
+
+def test_a_job_may_be_added_at_any_time(flusher: Flusher) -> None:
+    job, other = Counting(), Counting()
+    adding = threading.Thread(target=flusher.add, args=(other,))
+
+    class Slow(WeakSet[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            for each in super().__iter__():
+                adding.start()
+                adding.join(0.2)
+                yield each
+
+    flusher._jobs = Slow([job])
+    assert flusher.flush()
+    assert job.rounds == 1
+    adding.join()
+    assert other in flusher._jobs
+
+
+@forks
+@threads_ran
+def test_a_forked_process_has_a_thread_of_its_own(flusher: Flusher) -> None:
+    flusher.add(job := Counting())
+    flusher.wake()
+    wait_until(lambda: job.rounds)
+
+    def work() -> None:
+        before = job.rounds
+        flusher.wake()
+        wait_until(lambda: job.rounds > before)
+
+    with processes() as children:
+        children += [started(work) for _ in range(2)]
+        assert ended(children) == [0] * 2

@@ -1,0 +1,415 @@
+"""Rules by a field of a form: its body is read when the other rules have allowed, and all of them stay one decision."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.core.files.uploadhandler import TemporaryFileUploadHandler
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, AsyncRequestFactory, Client, RequestFactory
+from django.urls import path
+from django.views.decorators.csrf import csrf_exempt
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+
+from django_quota import Decision, Rule, acheck, check, peek, quota, reset
+from django_quota.services.registry import get_limiter
+from django_quota.services.request_decisions import adecide_request, decide_request
+from django_quota.services.usage import usage
+from django_quota.signals import near_limit
+from django_quota.testing import freeze
+from tests.support.calls import calls_of, run
+from tests.support.inputs import inputs
+from tests.support.steps import START
+
+SECOND = 1_000_000
+
+
+def posted(phone: str = "1", ip: str = "192.0.2.1") -> HttpRequest:
+    """A request whose body nobody has read."""
+    return RequestFactory().post("/", {"phone": phone}, REMOTE_ADDR=ip)
+
+
+def read(request: HttpRequest) -> HttpRequest:
+    """The same request, its body read."""
+    assert request.POST
+    return request
+
+
+def is_read(request: HttpRequest) -> bool:
+    return hasattr(request, "_post")
+
+
+BY_IP = Rule.make("by-ip", "3/m", key="ip")
+BY_PHONE = Rule.make("by-phone", "1/m", key="post:phone")
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestReading:
+    @pytest.mark.parametrize("key", ["post:phone", ("ip", "post:phone"), ("ip", ("path", "post:phone"))])
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_who_is_refused_by_another_rule_has_no_body_read(self, key: Any, first: int) -> None:
+        rules = [Rule.make("by-phone", "9/m", key=key), Rule.make("by-ip", "1/m", key="ip")]
+        assert decide_request(rules[::-1] if first else rules, posted()).allowed
+        for refused in (posted(), posted("2")):
+            assert not decide_request(rules, refused).allowed
+            assert not is_read(refused)
+
+    def test_nor_has_who_is_banned(self) -> None:
+        rules = [Rule.make("by-ip", "1/m", key="ip", ban={"after": "1/m", "for": "1h"}), BY_PHONE]
+        for number in range(3):
+            request = posted(str(number))
+            decision = decide_request(rules, request)
+        assert decision.binding is not None
+        assert decision.binding.why == "banned"
+        assert not is_read(request)
+
+    def test_a_rule_for_different_values_of_a_field_waits_too(self) -> None:
+        rules = [Rule.make("numbers", "9/h", key="ip", distinct="post:phone"), Rule.make("by-ip", "1/m", key="ip")]
+        assert decide_request(rules, posted()).allowed
+        refused = posted()
+        assert not decide_request(rules, refused).allowed
+        assert not is_read(refused)
+
+    def test_a_rule_that_only_reports_keeps_no_body_from_being_read(self) -> None:
+        rules = [Rule.make("shadow", "0/m", shadow=True), Rule.make("soft", "0/m", block=False), BY_PHONE]
+        request = posted()
+        decision = decide_request(rules, request)
+        assert is_read(request)
+        assert [outcome.rule for outcome in decision.outcomes] == ["shadow", "soft", "by-phone"]
+        assert not decision.enforced
+
+    def test_a_form_rule_that_only_reports_returns_nothing_to_other_rules(self) -> None:
+        rules = [BY_IP, Rule.make("soft", "0/m", key="post:phone", block=False)]
+        for left in (2, 1, 0):
+            decision = decide_request(rules, posted())
+            assert [outcome.remaining for outcome in decision.outcomes] == [left, 0]
+            assert not decision.enforced
+
+    def test_under_async_a_thread_reads_it_and_the_loop_goes_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        readers: list[threading.Thread] = []
+        real = HttpRequest._load_post_and_files
+
+        def noted(request: HttpRequest) -> None:
+            readers.append(threading.current_thread())
+            real(request)
+
+        monkeypatch.setattr(HttpRequest, "_load_post_and_files", noted)
+
+        async def play() -> threading.Thread:
+            for rules in ([BY_IP, BY_PHONE], [BY_PHONE]):
+                await adecide_request(rules, posted())
+            await acheck("1/m", posted(), key="post:phone")
+            return threading.current_thread()
+
+        loop = asyncio.run(play())
+        assert len(readers) == 3
+        assert loop not in readers
+
+
+class TestAllOrNothing:
+    @pytest.mark.usefixtures("either_store")
+    @pytest.mark.parametrize("kind", ["sync", "async"])
+    @pytest.mark.parametrize(
+        "algorithm", ["sliding_window", "fixed_window", "calendar", "token_bucket", "leaky_bucket"]
+    )
+    def test_what_the_form_refuses_costs_no_other_rule_anything(self, algorithm: str, kind: str) -> None:
+        rules = [
+            BY_PHONE,
+            Rule.make("by-ip", "9/m", "20/h", key="ip", algorithm=algorithm),
+            Rule.make("all", "9/m", key="global", algorithm=algorithm),
+        ]
+        with freeze(START):
+            assert decide(kind, rules, posted()).allowed
+        with freeze(START + SECOND):
+            before = [peek(rule, posted()).outcomes for rule in rules]
+            for _ in range(3):
+                decision = decide(kind, rules, posted())
+                assert (decision.allowed, decision.rule) == (False, "by-phone")
+                assert [peek(rule, posted()).outcomes for rule in rules] == before
+            by_rule = {outcome.rule: outcome.remaining for outcome in decision.outcomes}
+            assert by_rule == {outcome.rule: outcome.remaining for found in before for outcome in found}
+
+    @pytest.mark.usefixtures("either_store")
+    def test_known_values_stay_known_and_new_ones_new(self) -> None:
+        rules = [BY_PHONE, Rule.make("devices", "2/h", key="ip", distinct="header:X-Device")]
+
+        def on(device: str) -> HttpRequest:
+            return RequestFactory().post("/", {"phone": "1"}, REMOTE_ADDR="192.0.2.1", HTTP_X_DEVICE=device)
+
+        with freeze(START):
+            assert decide_request(rules, on("a")).allowed
+            assert not decide_request(rules, on("b")).allowed
+            assert peek(rules[1], on("b")).remaining == 1
+
+    @pytest.mark.usefixtures("memory_store")
+    @inputs(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        st.lists(st.tuples(st.sampled_from("12"), st.sampled_from("12"), st.integers(0, 25)), max_size=25),
+        st.sampled_from(["sliding_window", "fixed_window", "token_bucket", "leaky_bucket"]),
+    )
+    def test_it_decides_as_one_call_would(self, hits: list[tuple[str, str, int]], algorithm: str) -> None:
+        def rules(name: str) -> list[Rule]:
+            return [
+                Rule.make(f"{name}-phone", "2/m", key="post:phone", algorithm=algorithm),
+                Rule.make(f"{name}-ip", "3/m", key="ip", algorithm=algorithm, ban={"after": "3/m", "for": "30s"}),
+                Rule.make(f"{name}-all", "7/m", key="global"),
+            ]
+
+        now = START
+        apart, at_once = rules("a"), rules("b")
+        for rule in (*apart, *at_once):
+            forget(rule)
+        for phone, ip, later in hits:
+            now += later * SECOND
+            with freeze(now):
+                request = posted(phone, f"192.0.2.{ip}")
+                one, other = (
+                    decide_request(apart, request),
+                    decide_request(at_once, read(posted(phone, f"192.0.2.{ip}"))),
+                )
+            assert one.allowed is other.allowed
+            found = {outcome.rule[1:]: outcome.remaining for outcome in one.outcomes}
+            expected = {outcome.rule[1:]: outcome.remaining for outcome in other.outcomes}
+            assert found.items() <= expected.items()
+
+    @pytest.mark.usefixtures("either_store")
+    @pytest.mark.parametrize("kind", ["sync", "async"])
+    def test_a_request_is_counted_for_the_day_only_where_its_form_was_allowed(self, kind: str) -> None:
+        """A count that is taken back could have been rolled up by then."""
+        rules = [Rule.make("by-ip", "9/m", key="ip", daily=True), BY_PHONE]
+        calls = [decide(kind, rules, posted(phone)).allowed for phone in ("1", "1", "2", "2")]
+        assert calls == [True, False, True, False]
+        (day,) = usage("ip:192.0.2.1").values()
+        assert day["by-ip"].allowed == 2
+
+    @pytest.mark.usefixtures("memory_store")
+    def test_what_is_given_back_was_neither_allowed_nor_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        counted: list[tuple[list[str], bool]] = []
+        metrics: Any = get_limiter().metrics
+
+        def count(now: int, hits: Any, decision: Decision) -> None:
+            counted.append(([hit.rule.name for hit in hits], decision.allowed))
+
+        monkeypatch.setattr(metrics, "count", count)
+        rules = [BY_PHONE, Rule.make("by-ip", "2/m", key="ip")]
+        for phone in ("1", "1", "2", "3"):
+            decide_request(rules, posted(phone))
+        assert counted == [
+            (["by-phone"], True), (["by-ip"], True),
+            (["by-phone"], False),
+            (["by-phone"], True), (["by-ip"], True),
+            (["by-ip"], False),
+        ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("either_store")
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_repeated_form_refusals_warn_once_that_another_limit_is_near(kind: str) -> None:
+    told: list[object] = []
+
+    def note(**given: object) -> None:
+        told.append(given["subject"])
+
+    rules = [Rule.make("by-ip", "5/h", key="ip", warn_at=0.8), Rule.make("closed", "0/m", key="post:phone")]
+    near_limit.connect(note)
+    try:
+        with freeze(START):
+            for _ in range(3):
+                check(rules[0], "ip:192.0.2.1")
+        for number in range(5):
+            with freeze(START + number * SECOND):
+                assert not decide(kind, rules, posted()).allowed
+    finally:
+        near_limit.disconnect(note)
+    assert told == ["ip:192.0.2.1"]
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestCalls:
+    def test_one_where_no_form_is_to_be_read_and_two_where_one_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = calls_of(monkeypatch)
+        for rules, request, expected in (
+            ([BY_IP, BY_PHONE], RequestFactory().get("/"), 1),
+            ([BY_IP, BY_PHONE], read(posted("2")), 1),
+            ([BY_IP], posted(), 1),
+            ([BY_PHONE], posted("3"), 1),
+            ([BY_IP, BY_PHONE], posted("4", "192.0.2.4"), 2),
+            ([BY_IP, BY_PHONE], posted("4", "192.0.2.4"), 3),
+            ([Rule.make("none", "0/m"), BY_PHONE], posted("5"), 1),
+            ([Rule.make("unlimited", None), BY_PHONE], posted("6"), 1),
+            ([BY_IP, BY_PHONE], RequestFactory().put("/", "phone=7", FORM, REMOTE_ADDR="192.0.2.7"), 1),
+            ([BY_IP, BY_PHONE], RequestFactory().delete("/", REMOTE_ADDR="192.0.2.8"), 1),
+            ([BY_IP, BY_PHONE], RequestFactory().post("/", {}, "application/json", REMOTE_ADDR="192.0.2.9"), 1),
+        ):
+            calls.clear()
+            decide_request(rules, request)
+            assert len(calls) == expected
+
+    def test_stacked_decorators_are_parted_too(self) -> None:
+        @quota("1/m", key="post:phone", name="p")
+        @quota("1/m", key="ip", name="i")
+        def view(request: HttpRequest) -> HttpResponse:
+            return HttpResponse("sent")
+
+        assert run(view, posted("1")).status_code == 200
+        request = posted("2")
+        assert run(view, request).status_code == 429
+        assert not is_read(request)
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_above_the_csrf_middleware_the_body_of_a_refused_request_is_not_read(
+    kind: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = ["django_quota.middleware.QuotaMiddleware", "django.middleware.csrf.CsrfViewMiddleware"]
+    settings.QUOTA = {
+        "STORE": "memory",
+        "RULES": {
+            "by-ip": {"rate": "1/m", "key": "ip", "match": "/"},
+            "by-phone": {"rate": "9/m", "key": "post:phone", "match": "/"},
+        },
+    }
+    loads: list[str] = []
+    real = HttpRequest._load_post_and_files
+
+    def noted(request: HttpRequest) -> None:
+        loads.append("read")
+        real(request)
+
+    monkeypatch.setattr(HttpRequest, "_load_post_and_files", noted)
+    client: Any = (Client if kind == "sync" else AsyncClient)(enforce_csrf_checks=True)
+    client.cookies["csrftoken"] = "a" * 32
+
+    async def ask() -> int:
+        return (await client.post("/plain-with-token/", {"phone": "1", "csrfmiddlewaretoken": "a" * 32})).status_code  # type: ignore[no-any-return]
+
+    def post() -> int:
+        return client.post("/plain-with-token/", {"phone": "1", "csrfmiddlewaretoken": "a" * 32}).status_code  # type: ignore[no-any-return]
+
+    assert [post() if kind == "sync" else asyncio.run(ask()) for _ in range(3)] == [200, 429, 429]
+    assert loads == ["read"]
+
+
+# --- bodies that Django refuses ---------------------------------------------------------------------------------------
+
+
+def plain(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(request.POST.get("phone", ""))
+
+
+async def plain_async(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(request.POST.get("phone", ""))
+
+
+def limited(view: Callable[..., Any], name: str) -> Callable[..., Any]:
+    for key in ("post:phone", "ip"):
+        view = quota("9/m", key=key, name=f"{name}-{key}")(view)
+    return csrf_exempt(view)
+
+
+urlpatterns = [
+    path("plain/", csrf_exempt(plain)),
+    path("plain-with-token/", plain),
+    path("limited/", limited(plain, "limited")),
+    path("limited-async/", limited(plain_async, "limited-async")),
+]
+
+BROKEN = "multipart/form-data; boundary=x"
+FORM = "application/x-www-form-urlencoded"
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize("middleware", [[], ["django_quota.middleware.QuotaMiddleware"]])
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [(b"phone=" + b"1" * 500, FORM), (b"&".join([b"a=1"] * 30), FORM), (b"--x\r\nbroken", "multipart/form-data")],
+)
+def test_a_body_that_django_refuses_is_refused_as_ever_and_counted(
+    body: bytes, kind: str, middleware: list[str], settings: Any
+) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = middleware
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 100
+    settings.DATA_UPLOAD_MAX_NUMBER_FIELDS = 20
+    given: Any = {"data": body, "content_type": kind}
+    expected = Client().post("/plain/", **given).status_code
+    assert 400 <= expected < 500
+
+    async def ask() -> int:
+        return (await AsyncClient().post("/limited-async/", **given)).status_code
+
+    assert Client().post("/limited/", **given).status_code == expected
+    assert asyncio.run(ask()) == expected
+    for name in ("limited", "limited-async"):
+        assert peek("9/m", "ip:127.0.0.1", name=f"{name}-ip").remaining == 8
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_file_that_is_sent_with_the_field_reaches_the_view(settings: Any) -> None:
+    settings.FILE_UPLOAD_HANDLERS = [f"{TemporaryFileUploadHandler.__module__}.TemporaryFileUploadHandler"]
+    content = '--x\r\nContent-Disposition: form-data; name="phone"\r\n\r\n1\r\n--x\r\nContent-Disposition: form-data; '
+    content += 'name="file"; filename="a.txt"\r\n\r\nhello\r\n--x--\r\n'
+    request: Any = AsyncRequestFactory().post("/", data=content.encode(), content_type=BROKEN)
+    assert asyncio.run(adecide_request([BY_IP, BY_PHONE], request)).allowed
+    assert request.FILES["file"].read() == b"hello"
+    request.close()
+
+
+# --- values as forms read them ----------------------------------------------------------------------------------------
+
+SAME = [
+    "ann@example.org", " ann@example.org", "ann@example.org \t\n", "\u3000ann@example.org\xa0", "Ann@Example.ORG",
+    "\uff41nn@example.org", "ann@example\uff0eorg",
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestValues:
+    @pytest.mark.parametrize("kind", ["post", "get"])
+    def test_an_address_in_another_spelling_is_the_same_one(self, kind: str) -> None:
+        subjects = set()
+        for value in SAME:
+            request = getattr(RequestFactory(), kind)("/", {"email": value})
+            subjects.add(check("99/m", request, key=f"{kind}:email").subject)
+        assert len(subjects) == 1
+
+    def test_letters_that_are_put_together_are_the_same_ones(self) -> None:
+        subjects = {
+            check("99/m", RequestFactory().post("/", {"name": name}), key="post:name").subject
+            for name in ("Zoë", "zoe\u0308", "ZOË", "STRASSE".lower(), "straße")
+        }
+        assert len(subjects) == 2
+
+    def test_blanks_alone_are_no_value(self) -> None:
+        for value in ("", " ", "\t\xa0"):
+            request = RequestFactory().post("/", {"email": value}, REMOTE_ADDR="192.0.2.1")
+            assert check("99/m", request, key="post:email").subject == "ip:192.0.2.1"
+
+    def test_a_long_value_is_stripped_and_no_more(self) -> None:
+        values = ("A" * 2_000, "a" * 2_000, " " + "a" * 2_000)
+        subjects = [check("99/m", RequestFactory().post("/", {"x": value}), key="post:x").subject for value in values]
+        assert subjects[0] != subjects[1] == subjects[2]
+
+    def test_different_values_are_counted_as_they_were_sent(self) -> None:
+        rule = Rule.make("codes", "9/h", key="ip", distinct="post:code")
+        for code in ("aB", "AB", "aB ", "aB"):
+            decision = check(rule, RequestFactory().post("/", {"code": code}, REMOTE_ADDR="192.0.2.1"))
+        assert decision.remaining == 6
+
+
+def decide(kind: str, rules: list[Rule], request: HttpRequest) -> Decision:
+    return decide_request(rules, request) if kind == "sync" else asyncio.run(adecide_request(rules, request))
+
+
+def forget(rule: Rule) -> None:
+    """Forget what a rule has counted of the requests here."""
+    for phone in "12":
+        for ip in "12":
+            reset(rule, read(posted(phone, f"192.0.2.{ip}")))

@@ -1,0 +1,415 @@
+"""The verbs: rules, subjects and stores put together; what users type, and what they get."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import AnonymousUser, User
+from django.http import HttpResponse
+from django.test import RequestFactory
+
+from django_quota import (
+    Decision,
+    QuotaExceeded,
+    RateError,
+    Rule,
+    StoreUnavailable,
+    acheck,
+    apeek,
+    arefund,
+    areset,
+    check,
+    peek,
+    quota,
+    refund,
+    reserve,
+    reset,
+)
+from django_quota.exceptions import RuleError
+from django_quota.services.registry import get_limiter
+from django_quota.services.request_decisions import decide_request
+from django_quota.testing import RedisServer, freeze
+from tests.support.steps import ALGORITHMS, SECOND, START
+from tests.support.stores import caches, current_store
+
+SUBJECT = "ip:203.0.113.9"
+REDIS = pytest.mark.usefixtures("redis_cache")
+
+
+def bools(decisions: list[Decision]) -> list[bool]:
+    return [bool(decision) for decision in decisions]
+
+
+@REDIS
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_verbs_on_a_real_redis(algorithm: str) -> None:
+    options: dict[str, Any] = {"algorithm": algorithm}
+    assert peek("3/m", SUBJECT, **options).remaining == 3
+    assert bools([check("3/m", SUBJECT, **options) for _ in range(4)]) == [True, True, True, False]
+    assert refund("3/m", SUBJECT, 2, **options).remaining == (0 if algorithm == "leaky_bucket" else 2)
+    assert peek("3/m", SUBJECT, 3, **options).allowed is False
+    assert reset("3/m", SUBJECT, **options) is True
+    assert reset("3/m", SUBJECT, **options) is False
+    assert peek("3/m", SUBJECT, **options).remaining == 3
+
+
+@REDIS
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_async_verbs_answer_as_the_sync_ones(algorithm: str) -> None:
+    options: dict[str, Any] = {"algorithm": algorithm}
+
+    async def verbs() -> None:
+        assert (await apeek("3/m", SUBJECT, **options)).remaining == 3
+        assert bools([await acheck("3/m", SUBJECT, **options) for _ in range(4)]) == [True, True, True, False]
+        assert (await arefund("3/m", SUBJECT, 2, **options)).remaining == (0 if algorithm == "leaky_bucket" else 2)
+        assert await areset("3/m", SUBJECT, **options)
+        assert not await areset("3/m", SUBJECT, **options)
+
+    asyncio.run(verbs())
+
+
+@REDIS
+def test_refusals_by_one_limit_do_not_use_up_another() -> None:
+    with freeze(START):
+        decisions = [check("1/s; 5/day", SUBJECT) for _ in range(8)]
+    assert bools(decisions) == [True] + [False] * 7
+    assert [outcome.remaining for outcome in decisions[-1].outcomes] == [0, 4]
+
+
+@REDIS
+def test_who_retries_all_the_time_gets_back_in_on_time() -> None:
+    admitted = []
+    for tick in range(80):
+        with freeze(START + tick * SECOND // 20):
+            if check("2/2s", SUBJECT):
+                admitted.append(tick)
+    assert admitted == [0, 1, 40, 41]
+
+
+@REDIS
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("rate", ["7/m", "250/m"])
+def test_retry_after_is_true_to_the_microsecond(algorithm: str, rate: str) -> None:
+    """The wait is added up in whole microseconds: a float of seconds would round it."""
+    options: dict[str, Any] = {"algorithm": algorithm}
+    now = START + 17
+    for _ in range(300):
+        now += 12_345
+        with freeze(now):
+            decision = check(rate, SUBJECT, **options)
+        if not decision:
+            break
+    assert decision.retry_after
+    wait = round(decision.retry_after * SECOND)
+    with freeze(now + wait - 1):
+        assert not check(rate, SUBJECT, **options)
+    with freeze(now + wait):
+        assert check(rate, SUBJECT, **options)
+
+
+@pytest.mark.usefixtures("either_store")
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "leaky_bucket"])
+def test_counted_refusals_fill_a_limit_and_no_more(algorithm: str) -> None:
+    options: dict[str, Any] = {"algorithm": algorithm, "count_refused": True}
+    with freeze(START):
+        assert bools([check("10/m", SUBJECT, 6, **options) for _ in range(3)]) == [True, False, False]
+        assert refund("10/m", SUBJECT, 10, **options).remaining == 10
+
+
+@pytest.mark.usefixtures("either_store")
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_is_left_is_never_below_zero(algorithm: str) -> None:
+    options: dict[str, Any] = {"algorithm": algorithm}
+    with freeze(START):
+        reserve("10/h", SUBJECT, 1, name="rule", **options).settle(25)
+        told = [verb("4/h", SUBJECT, name="rule", **options) for verb in (peek, check, refund)]
+    assert [each.remaining for each in told] == [0, 0, 0]
+
+
+def test_a_cost_above_the_limit_promises_no_retry(memory_store: None) -> None:
+    decision = check("3/m", SUBJECT, 4)
+    assert (decision.allowed, decision.retry_after) == (False, None)
+    assert "waiting does not help" in decision.explain()
+
+
+@REDIS
+def test_peeking_and_being_refused_write_nothing_where_no_events_are_told(raw: redis.Redis, settings: Any) -> None:
+    settings.QUOTA = {"EVENTS": 0}
+    check("1/m", SUBJECT)
+    before = {key: raw.dump(key) for key in raw.scan_iter()}
+    for _ in range(5):
+        assert not check("1/m", SUBJECT)
+        assert not peek("1/m", SUBJECT)
+    assert {key: raw.dump(key) for key in raw.scan_iter()} == before
+
+
+@REDIS
+def test_a_calendar_limit_is_asked_again_where_our_clock_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    yesterday = START - 3 * 86_400 * SECOND
+    monkeypatch.setattr("django_quota.services.limiter.time.time_ns", lambda: yesterday * 1_000)
+    limiter = get_limiter()
+    asked = []
+    run = limiter.store.run
+
+    def counted(*arguments: Any) -> Any:
+        asked.append(1)
+        return run(*arguments)
+
+    monkeypatch.setattr(limiter.store, "run", counted)
+    assert bools([check("2/d", SUBJECT, algorithm="calendar") for _ in range(3)]) == [True, True, False]
+    assert len(asked) == 4  # the first was asked twice, and taught us how far off we are
+
+
+def test_a_user_is_a_subject_and_so_is_a_request(memory_store: None) -> None:
+    request = RequestFactory().get("/", REMOTE_ADDR="203.0.113.9")
+    assert check("2/m", User(pk=42)).subject == "user:42"
+    assert check("2/m", request).subject == SUBJECT
+    request.user = User(pk=42)
+    assert check("2/m", request, key="user").subject == "user:42"
+
+
+def test_an_anonymous_user_alone_is_nobody_to_limit(memory_store: None) -> None:
+    with pytest.raises(RuleError, match="Pass the request"):
+        check("2/m", AnonymousUser())
+
+
+@pytest.mark.parametrize("subject", [None, 42, b"ip:1.2.3.4", object()])
+def test_anything_else_is_no_subject(subject: object, memory_store: None) -> None:
+    with pytest.raises(RuleError, match="not a subject"):
+        check("2/m", subject)
+
+
+class Weight(int, Enum):
+    """Writes itself by its name."""
+
+    HEAVY = 3
+
+
+@REDIS
+def test_a_cost_may_be_of_a_class_of_whole_numbers_and_spoils_no_other_hits() -> None:
+    for number, cost in enumerate((Weight.HEAVY, 3)):
+        assert [check("10/m", f"ip:192.0.2.{number}", cost).remaining for _ in range(2)] == [7, 4]
+    with reserve("10/m", SUBJECT, Weight.HEAVY) as hold:
+        hold.settle(Weight.HEAVY)
+    assert check(Rule.make("weighed", "10/m", cost=Weight.HEAVY), SUBJECT).remaining == 7
+    assert check(Rule.make("weighed", "10/m", cost=3), SUBJECT).remaining == 4
+    assert peek("10/m", SUBJECT).remaining == 7
+    request: Any = RequestFactory().get("/")
+    assert quota("10/m", key="ip", cost=Weight.HEAVY)(lambda request: HttpResponse())(request).status_code == 200
+    assert request.quota.remaining == 7
+
+
+@pytest.mark.parametrize("cost", [-1, 1.5, "1", True, 10**13])
+def test_a_cost_is_a_whole_number(cost: Any, memory_store: None) -> None:
+    with pytest.raises(RuleError, match="whole number"):
+        check("2/m", SUBJECT, cost)
+
+
+def test_the_same_rate_in_another_spelling_is_the_same_rule(memory_store: None) -> None:
+    check("2/m", SUBJECT)
+    assert check("2 per minute", SUBJECT).remaining == 0
+
+
+def test_a_name_parts_callers_that_use_the_same_rate(memory_store: None) -> None:
+    check("1/m", SUBJECT, name="search")
+    assert check("1/m", SUBJECT, name="login")
+    assert not check("1/m", SUBJECT, name="login")
+
+
+def test_a_rule_of_the_settings_goes_by_its_name(memory_store: None, settings: Any) -> None:
+    settings.QUOTA = {"STORE": "memory", "RULES": {"search": {"rate": "2/m", "algorithm": "token_bucket"}}}
+    assert check("search", SUBJECT).rule == "search"
+    with pytest.raises(
+        RateError, match=r"""^'serach' is not a rate: it is not the name of a rule.* either\. Did you mean 'search'"""
+    ):
+        check("serach", SUBJECT)
+    with pytest.raises(RuleError, match="has its own options"):
+        check("search", SUBJECT, burst=3)
+
+
+def test_a_rule_object_will_do_too(memory_store: None) -> None:
+    rule = Rule.make("mine", "1/m", key="user")
+    assert bools([check(rule, User(pk=1)), check(rule, User(pk=1)), check(rule, User(pk=2))]) == [True, False, True]
+
+
+def test_unlimited_is_allowed_without_asking(memory_store: None) -> None:
+    decision = check(Rule.make("free", None), SUBJECT)
+    assert (decision.allowed, decision.limit, decision.remaining, decision.outcomes) == (True, None, None, ())
+    assert len(current_store()) == 0
+
+
+def test_nothing_is_limited_where_quotas_are_switched_off(settings: Any) -> None:
+    settings.QUOTA = {"ENABLED": False, "CACHE": "no such alias"}
+    assert bools([check("1/m", SUBJECT) for _ in range(3)]) == [True] * 3
+
+
+def test_a_refusal_can_be_raised(memory_store: None) -> None:
+    assert check("1/m", SUBJECT).raise_if_refused().remaining == 0
+    with pytest.raises(QuotaExceeded, match="admits 1 per minute") as caught:
+        check("1/m", SUBJECT).raise_if_refused()
+    assert caught.value.decision.subject == SUBJECT
+
+
+# --- while Redis does not answer --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dead_redis(settings: Any, tmp_path: Path) -> None:
+    settings.CACHES = caches(RedisServer(f"unix://{tmp_path}/nobody.sock", 0, Path()))
+
+
+@pytest.mark.usefixtures("dead_redis")
+def test_a_rule_allows_while_redis_is_away_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "django_quota"):
+        decisions = [check("1/m", SUBJECT) for _ in range(5)]
+        decisions.append(asyncio.run(acheck("1/m", SUBJECT)))
+    assert bools(decisions) == [True] * 6
+    assert all(decision.degraded and decision.remaining is None for decision in decisions)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.usefixtures("dead_redis")
+def test_a_rule_may_deny_or_count_by_itself_while_redis_is_away() -> None:
+    denied = check("9/m", SUBJECT, on_unavailable="deny")
+    assert (denied.allowed, denied.degraded, denied.retry_after) == (False, True, 1.0)
+    local = [check("2/m", SUBJECT, on_unavailable="local") for _ in range(3)]
+    assert bools(local) == [True, True, False]
+    assert all(decision.degraded for decision in local)
+
+
+@pytest.mark.usefixtures("dead_redis")
+def test_a_reset_that_cannot_be_done_is_an_error() -> None:
+    with pytest.raises(StoreUnavailable):
+        reset("1/m", SUBJECT)
+    with pytest.raises(StoreUnavailable):
+        asyncio.run(areset("1/m", SUBJECT))
+
+
+def test_a_shadow_refusal_is_logged_by_a_check_and_not_by_a_peek(
+    memory_store: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "django_quota")
+    assert not peek("0/m", SUBJECT, name="shade", shadow=True).outcomes[0].allowed
+    assert not asyncio.run(apeek("0/m", SUBJECT, name="shade", shadow=True)).outcomes[0].allowed
+    assert caplog.messages == []
+    check("0/m", SUBJECT, name="shade", shadow=True)
+    asyncio.run(acheck("0/m", SUBJECT, name="shade", shadow=True))
+    assert caplog.messages == [f"Shadow rule 'shade' would have refused {SUBJECT!r}."] * 2
+
+
+@pytest.mark.parametrize("setting", ["CACHES", "QUOTA"])
+def test_no_sweeper_of_the_old_settings_goes_on_when_they_change(setting: str, settings: Any, tmp_path: Path) -> None:
+    settings.CACHES = caches(RedisServer(f"unix://{tmp_path}/nobody.sock", 0, Path()))
+    before = set(threading.enumerate())
+    assert check("1/m", SUBJECT, on_unavailable="local").degraded
+    (sweeper,) = [thread for thread in set(threading.enumerate()) - before if thread.name == "django-quota-sweeper"]
+    setattr(settings, setting, dict(getattr(settings, setting)))
+    assert not sweeper.is_alive()
+
+
+# --- what a review found ----------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_never_asks_to_be_held_back(memory_store: None) -> None:
+    rule = Rule.make("both", "1/s; 5/d", shadow=True, count_refused=True)
+    decisions = [check(rule, SUBJECT) for _ in range(6)]
+    assert [decision.delay for decision in decisions] == [0.0] * 6
+
+
+@pytest.mark.usefixtures("either_store")
+def test_a_refused_hit_that_fills_another_limit_says_how_long_that_one_refuses() -> None:
+    with freeze(START):
+        assert check("1/s; 2/m", SUBJECT, count_refused=True)
+        refused = check("1/s; 2/m", SUBJECT, count_refused=True)
+    assert [outcome.allowed for outcome in refused.outcomes] == [False, False]
+    assert refused.retry_after is not None
+    with freeze(START + round(refused.retry_after * SECOND) - 1):
+        assert not peek("1/s; 2/m", SUBJECT, count_refused=True)
+    with freeze(START + round(refused.retry_after * SECOND)):
+        assert check("1/s; 2/m", SUBJECT, count_refused=True)
+
+
+@pytest.mark.usefixtures("either_store")
+@pytest.mark.parametrize("aside", [{"shadow": True}, {"block": False}])
+def test_refused_hits_count_only_where_the_rule_itself_refused_them(aside: dict[str, Any]) -> None:
+    watched = Rule.make("watched", "5/m", key="ip", count_refused=True, **aside)
+    closed = Rule.make("closed", "0/m", key="ip")
+    with freeze(START):
+        assert not decide_request([watched, closed], RequestFactory().get("/"))
+        assert peek(watched, "ip:127.0.0.1").remaining == 5
+        check(watched, "ip:127.0.0.1", 4)
+        check(watched, "ip:127.0.0.1", 4)  # which it refuses, and counts
+        assert peek(watched, "ip:127.0.0.1").remaining == 0
+
+
+def test_a_blocking_rule_is_not_swallowed_by_a_shadow_of_its_name(memory_store: None) -> None:
+    rules = [Rule.make("x", "2/m", shadow=True), Rule.make("x", "2/m")]
+    with pytest.raises(RuleError, match="share one count"):
+        decide_request(rules, RequestFactory().get("/"))
+
+
+def test_a_store_whose_clock_never_fits_is_given_up_and_not_asked_for_ever(
+    memory_store: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def stale(*arguments: object) -> list[int]:
+        asked.append(1)
+        return [START, -1]
+
+    monkeypatch.setattr(current_store(), "run", stale)
+    assert check("1/s", SUBJECT, algorithm="calendar").degraded
+    assert len(asked) == 5
+
+
+def test_a_store_that_never_finishes_its_reservations_is_not_asked_forever(
+    memory_store: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(current_store(), "run", lambda *_: [START, -1, 0, 2, ""])
+    assert check("1/s", SUBJECT).degraded
+
+
+def test_distinct_rates_of_one_rule_do_not_share_a_hash() -> None:
+    rule = Rule.make("rule", lambda request: "1/m")
+    hashes = {hash(rule.with_rates(f"{count}/m").limits[0]) for count in range(1, 200)}
+    assert len(hashes) == 199
+
+
+@pytest.mark.parametrize("subject", ["user:1\nERROR forged", "path:/a\x1b[31m", "path:/\u2028b"])
+def test_a_subject_never_breaks_a_line(subject: str, memory_store: None) -> None:
+    decision = check("1/m", subject)
+    assert decision.subject.isprintable()
+    assert not check("1/m", subject)
+
+
+def test_several_subjects_on_a_cluster_are_a_clear_error_and_not_a_free_pass(
+    redis_server: RedisServer, settings: Any, tmp_path: Path
+) -> None:
+    from django_quota.exceptions import ConfigurationError
+    from django_quota.services.request_decisions import decide_request
+    from django_quota.testing import running_redis
+
+    with running_redis(redis_server.program, "--cluster-enabled", "yes") as server:
+        with redis.Redis.from_url(server.url) as client:
+            client.execute_command(
+                "CLUSTER", "ADDSLOTSRANGE" if redis_major(client) >= 7 else "ADDSLOTS", *slots(client)
+            )
+        settings.CACHES = caches(server)
+        rules = [Rule.make("a", "1/m"), Rule.make("b", "1/m", key="global")]
+        with pytest.raises(ConfigurationError, match="ClusterClient"):
+            decide_request(rules, RequestFactory().get("/"))
+
+
+def redis_major(client: redis.Redis) -> int:
+    return int(client.info("server")["redis_version"].partition(".")[0])
+
+
+def slots(client: redis.Redis) -> list[int]:
+    return [0, 16383] if redis_major(client) >= 7 else list(range(16384))

@@ -1,0 +1,123 @@
+"""Finding users, subjects and rules by typed text, with hints about what is probably meant."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import RequestFactory
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from django_quota.core.flow import run_sync
+from django_quota.exceptions import RuleError
+from django_quota.services.lookup import (
+    _BETWEEN_PARTS,
+    MAX_USERS,
+    find_users,
+    parse_subject_input,
+    rule_hint,
+    subject_hint,
+)
+from django_quota.services.subjects import subject_flow
+
+
+@pytest.mark.parametrize(
+    ("text", "subject"),
+    [
+        ("127.0.0.1", "ip:127.0.0.1"),
+        ("2001:DB8::7", "ip:2001:db8::/64"),
+        ("ip:127.0.0.1", "ip:127.0.0.1"),
+        ("joe", "joe"),
+        ("global", "global"),
+        ("user:1+device:7", "user:1+device:7"),
+        ("key.a.b:c%2Bd+path:/x y", "key.a.b:c%2Bd+path:/x y"),
+        ("path:/c++/100%", "path:/c%2B%2B/100%25"),
+        ("path:/c%2B%2B/+ip:2001:DB8::7+global", "path:/c%2B%2B/+ip:2001:db8::/64+global"),
+        ("127.0.0.1+path:/a/", "ip:127.0.0.1+path:/a/"),
+    ],
+)
+def test_typed_texts_become_subjects(text: str, subject: str) -> None:
+    assert parse_subject_input(text) == subject
+
+
+@given(
+    name=st.text(min_size=1).filter(lambda name: name.strip() and "=" not in name),
+    value=st.text(min_size=1),
+    path=st.text(st.characters(exclude_categories=["Cs"])),
+)
+def test_plain_values_become_the_subject_of_such_a_request(name: str, value: str, path: str) -> None:
+    request = RequestFactory().get("/", REMOTE_ADDR="2001:db8::7")
+    request.path_info = f"/{path}"
+    request.COOKIES[name.strip()] = value
+    subject = run_sync(subject_flow(("ip", f"cookie:{name}", "path"), request))
+    written = quote(request.path_info, safe="/ äß")
+    text = f"2001:db8::7+cookie:{name}={value}+path:{written}"
+    assume(len(_BETWEEN_PARTS.split(text)) == 3)  # a value with "+ip:" in it cannot be told from two parts
+    assert parse_subject_input(text) == subject
+    assert parse_subject_input(subject) == subject
+
+
+@pytest.mark.parametrize("text", ["post:phone=", "ip:127.0.0.1+post:phone=", "ip:nowhere+post:phone=1"])
+def test_an_error_about_a_part_does_not_show_its_value(text: str) -> None:
+    with pytest.raises(RuleError) as caught:
+        parse_subject_input(text)
+    assert "phone=" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("subject", "meant"),
+    [("header:X-Api-Key", "header:X-Api-Key=<value>"), ("ip:127.0.0.1+post:username", "post:username=<value>")],
+)
+def test_a_field_without_a_value_gets_a_hint(subject: str, meant: str) -> None:
+    assert subject_hint(subject, with_users=False) == (
+        f"No request has the subject “{subject}”: the value is missing. Write “{meant}”."
+    )
+
+
+@pytest.mark.parametrize("subject", ["usr:42", "User:42", "users:42", "IP:203.0.113.9"])
+def test_a_misspelt_kind_gets_a_hint(subject: str) -> None:
+    assert subject_hint(subject, with_users=False).startswith(f"No request has the subject “{subject}”. Use, for")
+
+
+@pytest.mark.parametrize(
+    "subject", ["global", "tenant:7", "ip:127.0.0.1", "post.phone:abc", "user:1+ip:127.0.0.1", "key.a:b"]
+)
+@pytest.mark.django_db
+def test_subjects_of_requests_get_no_hint(subject: str) -> None:
+    assert subject_hint(subject) == ""
+
+
+@pytest.mark.django_db
+class TestUsers:
+    def test_the_only_user_with_a_name_is_the_hint(self) -> None:
+        ann = User.objects.create_user("ann")
+        assert f"user:{ann.pk}" in subject_hint("ann")
+        assert f"user:{ann.pk}" in subject_hint("user:ann")
+        assert subject_hint(f"user:{ann.pk}") == ""
+
+    def test_several_users_with_a_name_give_no_hint(self) -> None:
+        for name in ("bob", "cid"):
+            User.objects.create_user(name, "same@example.org")
+        assert "user:<key>" in subject_hint("same@example.org")
+        assert len(find_users("same@example.org")) == 2 <= MAX_USERS
+
+    def test_a_missing_user_is_the_hint(self) -> None:
+        assert "No user is called “nobody”" in subject_hint("nobody")
+        assert subject_hint("user:nobody") == "There is no user with the key “nobody”."
+        assert "user:" in subject_hint("a\0b")
+        assert subject_hint("user:") != ""
+
+
+def test_hints_without_users_reveal_no_users() -> None:
+    assert "user:<key>" in subject_hint("ann", with_users=False)
+    assert subject_hint("user:ann", with_users=False) == ""
+
+
+def test_an_unknown_rule_gets_a_hint_with_a_similar_one(settings: Any) -> None:
+    settings.QUOTA = {"RULES": {"search": "10/m"}}
+    assert rule_hint("serch").endswith("Did you mean “search”?")
+    assert rule_hint("zzz") == "“zzz” is no rule of the settings or the views."
+    assert (rule_hint("search"), rule_hint("*")) == ("", "")

@@ -1,0 +1,411 @@
+"""Metrics: exact over threads, processes and lost answers, sent by the flusher and at exit, and bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from django_quota import QuotaExceeded, acheck, check, peek, refund, reserve, slot
+from django_quota.core.rules import Rule
+from django_quota.engine.metrics_operation import FIELDS, OTHER, SUBJECTS, AddMetrics, MetricsKeys
+from django_quota.services.activity import Activity, activity
+from django_quota.services.flusher import flusher
+from django_quota.services.metrics import (
+    MAX_BUCKETS,
+    MAX_RULES,
+    MAX_SUBJECTS,
+    MINUTE,
+    SLOT_TTL,
+    DecisionMetrics,
+    MinuteBucket,
+)
+from django_quota.services.registry import get_limiter
+from django_quota.stores.memory import MemoryStore
+from django_quota.stores.redis.store import RedisStore
+from django_quota.testing import RedisServer, freeze
+from tests.support.commands import PATIENCE, managing, wait_until
+from tests.support.processes import ended, forks, processes, started, threads_ran
+from tests.support.steps import SECOND, START
+from tests.support.stores import caches, current_store, redis_store
+
+SUBJECT = "ip:203.0.113.9"
+
+
+def metrics() -> DecisionMetrics:
+    found = get_limiter().metrics
+    assert found is not None
+    return found
+
+
+def counts(found: Activity | None = None) -> dict[str | None, tuple[int, int, int]]:
+    """Return allowed, refused and shadowed of today by rule, as the page reads them."""
+    return {rule.rule: (rule.allowed, rule.refused, rule.shadowed) for rule in (found or activity()).rules}
+
+
+@pytest.mark.usefixtures("either_store")
+class TestWhatIsCounted:
+    def test_checks_by_rule_allowed_and_refused(self) -> None:
+        for _ in range(5):
+            check("3/m", SUBJECT, name="a")
+        check("3/m", SUBJECT, name="b")
+        assert counts() == {"a": (3, 2, 0), "b": (1, 0, 0)}
+
+    def test_the_async_verbs_too(self) -> None:
+        async def ask() -> None:
+            for _ in range(3):
+                await acheck("2/m", SUBJECT, name="a")
+
+        asyncio.run(ask())
+        assert counts() == {"a": (2, 1, 0)}
+
+    def test_a_reservation_is_a_check_and_a_look_a_refund_and_a_settling_are_none(self) -> None:
+        with reserve("10/m", SUBJECT, 5, name="a") as hold:
+            hold.settle(3)
+        with pytest.raises(QuotaExceeded):
+            reserve("10/m", SUBJECT, 9, name="a")
+        peek("10/m", SUBJECT, name="a")
+        refund("10/m", SUBJECT, name="a")
+        check("10/m", SUBJECT, 0, name="a")
+        assert counts() == {"a": (1, 1, 0)}
+
+    def test_what_a_shadow_rule_would_refuse_is_told_apart(self) -> None:
+        for _ in range(3):
+            check("1/m", SUBJECT, name="a", shadow=True)
+        found = activity()
+        assert counts(found) == {"a": (1, 0, 2)}
+        assert found.refused == []
+
+    def test_of_a_refused_plan_only_who_refused_counts(self) -> None:
+        from django_quota.engine.plans import Plan
+        from tests.support.calls import decide_plan
+
+        for _ in range(3):
+            plan = Plan("quota")
+            for rule in (
+                Rule.make("strict", "1/m"),
+                Rule.make("wide", "9/m"),
+                Rule.make("soft", "9/m", block=False),
+                Rule.make("ghost", "2/m", shadow=True),
+            ):
+                plan.add(rule, SUBJECT, 1)
+            decide_plan(plan, "check")
+        assert counts() == {"strict": (1, 2, 0), "wide": (1, 0, 0), "soft": (1, 0, 0), "ghost": (1, 0, 0)}
+
+    def test_a_minute_and_a_day_by_the_clock_that_decided(self) -> None:
+        minute = START // MINUTE
+        for at in (START, START + 60 * SECOND, START + 61 * SECOND):
+            with freeze(at):
+                check("2/d", SUBJECT, name="a")
+        with freeze(START + 120 * SECOND):
+            (rule,) = activity().rules
+        assert minute + 2 == (START + 120 * SECOND) // MINUTE
+        assert [tuple(each) for each in rule.minutes[-3:]] == [(1, 0), (1, 1), (0, 0)]
+        assert len(rule.minutes) == 60
+        with freeze(START + 86_400 * SECOND):
+            assert activity().rules == []
+
+    def test_the_rate_is_that_of_the_last_sixty_seconds_about(self) -> None:
+        begins = START // MINUTE * MINUTE
+        with freeze(begins):
+            for _ in range(8):
+                check("100/d", SUBJECT, name="a")
+        with freeze(begins + 75 * SECOND):
+            check("100/d", SUBJECT, name="a")
+            (rule,) = activity().rules
+        assert rule.rate == 1 + 8 * 0.75
+
+    def test_who_was_refused_most_comes_first(self) -> None:
+        for address, refusals in (("192.0.2.1", 1), ("192.0.2.2", 3), ("192.0.2.3", 2)):
+            for _ in range(refusals):
+                check("0/m", f"ip:{address}", name="a")
+        assert [(each.subject, each.count) for each in activity().refused] == [
+            ("ip:192.0.2.2", 3),
+            ("ip:192.0.2.3", 2),
+            ("ip:192.0.2.1", 1),
+        ]
+
+    def test_slots_with_who_holds_them_the_full_ones_first(self) -> None:
+        with slot("wide", 10), slot("export", 1, subject=SUBJECT):
+            with pytest.raises(QuotaExceeded), slot("export", 1, subject=SUBJECT):
+                pass
+            found = activity().slots
+        uses = [(use.name, use.subject, use.held, use.limit, use.waiting, use.is_full) for use in found]
+        assert uses == [("export", SUBJECT, 1, 1, 0, True), ("wide", "global", 1, 10, 0, False)]
+
+    def test_a_slot_is_forgotten_when_nobody_has_asked_for_it(self) -> None:
+        with freeze(START), slot("export", 1, lease=5):
+            assert len(activity().slots) == 1
+        with freeze(START + SLOT_TTL + SECOND):
+            assert activity().slots == []
+
+    def test_rules_past_the_bound_of_a_hash_are_counted_together(self) -> None:
+        keys = MetricsKeys("{!}d", "{!}m", "{!}r", "{!}s", "{!}n")
+        many = {f"rule{number}:a": 1 for number in range(FIELDS + 7)}
+        run = current_store().run
+        assert run(AddMetrics(keys, 1, many, {}, {})) == 1
+        assert run(AddMetrics(keys, 2, {"rule0:a": 1, "one-more:a": 1, "one-more:r": 4}, {}, {})) == 1
+        from django_quota.engine.usage_operations import ReadDays
+
+        (flat,) = run(ReadDays(["{!}d"]))
+        words = [word.decode() if isinstance(word, bytes) else word for word in flat]
+        found = dict(zip(words[::2], map(int, words[1::2]), strict=True))
+        assert found["rule0:a"] == 2
+        assert (found[f"{OTHER}:a"], found[f"{OTHER}:r"]) == (8, 4)
+        assert len(found) <= FIELDS + 3
+
+    def test_subjects_past_the_bound_go_the_least_refused_first(self) -> None:
+        keys = MetricsKeys("{!}d", "{!}m", "{!}r", "{!}s", "{!}n")
+        many = {f"ip:{number}": 1 + (number == 5) for number in range(SUBJECTS * 3 // 2 + 1)}
+        current_store().run(AddMetrics(keys, 1, {}, many, {}))
+        from django_quota.engine.usage_operations import ReadDays
+
+        if isinstance(current_store(), RedisStore):
+            with redis_store().commands() as client:
+                assert client.zcard("{!}r") == SUBJECTS
+                assert client.zscore("{!}r", "ip:5") == 2
+        else:
+            (flat,) = current_store().run(ReadDays(["{!}r"]))
+            assert len(flat) == 2 * SUBJECTS
+            assert "ip:5" in flat
+
+    def test_a_wrong_time_zone_fails_no_check(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "TIME_ZONE": "Nowhere/Atall"}
+        assert check("3/m", SUBJECT, name="a")
+
+    def test_a_number_is_added_once(self) -> None:
+        keys = MetricsKeys("{!}d", "{!}m", "{!}r", "{!}s", "{!}n")
+        add = AddMetrics(keys, 3, {"a:a": 1}, {}, {})
+        earlier = AddMetrics(keys, 2, {"a:a": 1}, {}, {})
+        run = current_store().run
+        assert [run(add), run(add), run(earlier)] == [1, 0, 0]
+
+
+class TestTheMemoryOfAProcess:
+    """What is kept while the store takes none is bounded."""
+
+    def test_rules_and_subjects_of_a_bucket_are(self) -> None:
+        bucket = MinuteBucket.at(START)
+        for number in range(MAX_RULES + 10):
+            bucket.row(f"rule{number}")[0] += 1
+        assert len(bucket.counts) == MAX_RULES + 1
+        assert sum(row[0] for row in bucket.counts.values()) == MAX_RULES + 10
+        other = MinuteBucket.at(START)
+        other.refused.update({f"ip:{number}": 1 for number in range(MAX_SUBJECTS + 10)})
+        bucket.merge(other)
+        assert len(bucket.refused) == MAX_SUBJECTS
+
+    def test_minutes_are_and_no_count_is_lost(self) -> None:
+        mine = DecisionMetrics(MemoryStore())
+        for minute in range(MAX_BUCKETS * 3):
+            mine._open(START + minute * MINUTE)
+            mine._buckets[-1].row("a")[0] += 1
+        assert len(mine._buckets) == MAX_BUCKETS
+        assert sum(bucket.counts["a"][0] for bucket in mine._buckets) == MAX_BUCKETS * 3
+
+
+@pytest.mark.usefixtures("redis_cache")
+class TestTheWay:
+    def day(self, raw: redis.Redis) -> dict[str, int]:
+        """Return the counts of all days in Redis."""
+        found: dict[str, int] = {}
+        client: Any = raw  # redis-py leaves its replies open
+        for key in client.keys("quota:1:{!}:tally:20*-*"):
+            for name, count in client.hgetall(key).items():
+                found[name.decode()] = found.get(name.decode(), 0) + int(count)
+        return found
+
+    def test_a_round_of_the_flusher_sends_what_was_counted(self, raw: redis.Redis) -> None:
+        for _ in range(3):
+            check("2/m", SUBJECT, name="a")
+        assert self.day(raw) == {}
+        flusher.flush()
+        assert self.day(raw) == {"a:a": 2, "a:r": 1}
+        assert metrics().is_empty
+
+    def test_a_check_sends_nothing_but_its_own_command(self, raw: redis.Redis) -> None:
+        check("9/m", SUBJECT, name="a")
+        before = raw.info("stats")["total_reads_processed"]
+        check("9/m", SUBJECT, name="a")
+        assert raw.info("stats")["total_reads_processed"] - before == 2  # the check, and this question
+
+    def test_an_answer_that_was_lost_counts_nothing_twice(
+        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        check("9/m", SUBJECT, name="a")
+        run = RedisStore.run
+
+        def lose(self: RedisStore, operation: Any, now: int | None = None) -> Any:
+            run(self, operation, now)
+            raise RedisConnectionError("lost")
+
+        monkeypatch.setattr(RedisStore, "run", lose)
+        with pytest.raises(RedisConnectionError):
+            metrics().flush()
+        monkeypatch.setattr(RedisStore, "run", run)
+        assert self.day(raw) == {"a:a": 1}
+        check("9/m", SUBJECT, name="a")
+        metrics().flush()
+        assert self.day(raw) == {"a:a": 2}
+        assert metrics().is_empty
+
+    def test_what_redis_refuses_fails_no_request_and_is_kept(
+        self, raw: redis.Redis, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        number = f"quota:1:{{!}}:told:{metrics()._token}"
+        raw.rpush(number, "not a number")
+        for _ in range(4):
+            assert check("9/m", SUBJECT, name="a")
+            assert not flusher.flush()
+        assert caplog.text.count("Cannot send the metrics") == 1
+        assert self.day(raw) == {}
+        raw.delete(number)
+        assert flusher.flush()
+        assert self.day(raw) == {"a:a": 4}
+
+    def test_racing_threads_lose_and_double_nothing(self, raw: redis.Redis) -> None:
+        def ask(number: int) -> bool:
+            if number % 20 == 0:
+                metrics().flush()
+            return bool(check("500/m", SUBJECT, name="a"))
+
+        with ThreadPoolExecutor(8) as threads:
+            allowed = sum(threads.map(ask, range(8 * 250)))
+        metrics().flush()
+        assert allowed == 500
+        assert self.day(raw) == {"a:a": 500, "a:r": 1500}
+        (refused,) = cast("Any", raw).keys("quota:1:{!}:refused:*")
+        assert raw.zscore(refused, SUBJECT) == 1500
+
+    def test_every_key_has_a_ttl(self, raw: redis.Redis) -> None:
+        check("0/m", SUBJECT, name="a")
+        with slot("export", 1):
+            activity()
+        client: Any = raw
+        keys = [key for key in client.keys("*") if b"{!}" in key]
+        assert len(keys) >= 5
+        assert all(client.pttl(key) > 0 for key in keys)
+
+    @pytest.mark.usefixtures("the_flusher_runs")
+    def test_what_an_idle_process_has_counted_goes_by_itself(self, raw: redis.Redis) -> None:
+        check("9/m", SUBJECT, name="a")
+        wait_until(lambda: self.day(raw) == {"a:a": 1})
+        check("9/m", SUBJECT, name="a")
+        wait_until(lambda: self.day(raw) == {"a:a": 2})
+
+    @pytest.mark.usefixtures("the_flusher_runs")
+    def test_an_event_loop_is_not_blocked_while_the_store_hangs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        hangs, goes_on = threading.Event(), threading.Event()
+
+        def hang(*_: Any) -> None:
+            hangs.set()
+            goes_on.wait(PATIENCE)
+
+        async def ask() -> bool:
+            allowed = [bool(await acheck("9/m", SUBJECT, name="a"))]
+            await asyncio.to_thread(hangs.wait, PATIENCE)
+            allowed.append(bool(await acheck("9/m", SUBJECT, name="a")))
+            return all(allowed)
+
+        monkeypatch.setattr(RedisStore, "run", hang)
+        try:
+            assert asyncio.run(ask())
+        finally:
+            goes_on.set()
+
+    @forks
+    @threads_ran
+    def test_a_forked_process_sends_its_own_counts_and_not_its_parents(self, raw: redis.Redis) -> None:
+        check("90/m", SUBJECT, name="a")
+
+        def work() -> None:
+            assert metrics().is_empty
+            for _ in range(3):
+                check("90/m", SUBJECT, name="a")
+            metrics().flush()
+
+        with processes() as children:
+            children += [started(work) for _ in range(4)]
+            assert ended(children) == [0] * 4
+        assert self.day(raw) == {"a:a": 12}
+        metrics().flush()
+        assert self.day(raw) == {"a:a": 13}
+
+
+ASKING = """
+import multiprocessing, os, sys, threading
+import django
+django.setup()
+from django_quota import check
+from django_quota.services.registry import get_limiter
+
+class Hung:
+    def run(self, *_):
+        threading.Event().wait()
+
+metrics = get_limiter().metrics
+if "hangs" in sys.argv:
+    metrics._store = Hung()
+def ask():
+    for _ in range(7):
+        check("90/m", "ip:203.0.113.9", name="a")
+if "multiprocessing" in sys.argv:
+    child = multiprocessing.get_context("fork").Process(target=ask)
+    child.start()
+    child.join()
+    sys.exit(child.exitcode)
+ask()
+if "killed" in sys.argv:
+    while not metrics.is_empty:
+        threading.Event().wait(0.005)
+    check("90/m", "ip:203.0.113.9", name="a")
+    os.kill(os.getpid(), 9)
+"""
+
+
+class TestTheEndOfAProcess:
+    def test_the_last_counts_are_sent(self, redis_server: RedisServer, raw: redis.Redis, tmp_path: Path) -> None:
+        assert self.run(redis_server, tmp_path) == 0
+        assert self.sent(raw) == 7
+
+    @forks
+    def test_those_of_a_child_of_multiprocessing_too(
+        self, redis_server: RedisServer, raw: redis.Redis, tmp_path: Path
+    ) -> None:
+        assert self.run(redis_server, tmp_path, "multiprocessing") == 0
+        assert self.sent(raw) == 7
+
+    @pytest.mark.thorough("processes")
+    @forks
+    def test_one_that_is_killed_loses_only_what_was_not_sent_yet(
+        self, redis_server: RedisServer, raw: redis.Redis, tmp_path: Path
+    ) -> None:
+        assert self.run(redis_server, tmp_path, "killed") == -9
+        assert self.sent(raw) == 7
+
+    def test_a_store_that_hangs_does_not_keep_it(
+        self, redis_server: RedisServer, raw: redis.Redis, tmp_path: Path
+    ) -> None:
+        assert self.run(redis_server, tmp_path, "hangs") == 0
+        assert self.sent(raw) == 0
+
+    def sent(self, raw: redis.Redis) -> int:
+        keys: Any = raw.keys("quota:1:{!}:tally:20*-*")
+        return sum(int(count) for key in keys for count in cast("Any", raw).hvals(key))
+
+    def run(self, server: RedisServer, folder: Path, *words: str) -> int:
+        program = folder / "asking.py"
+        program.write_text(ASKING)
+        with managing(folder, caches(server)) as manage:
+            done = subprocess.run(
+                [sys.executable, "-W", "error", str(program), *words], env=manage.environment, check=False, timeout=60
+            )
+        return done.returncode

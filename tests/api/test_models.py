@@ -1,0 +1,208 @@
+"""The tables: what a row may say, and what the database itself refuses."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+from io import StringIO
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.exceptions import ValidationError
+from django.core.management import call_command
+from django.db import IntegrityError, connection, transaction
+from django.utils import timezone
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_quota.exceptions import RateError, RuleError
+from django_quota.models import DailyCounter, QuotaOverride
+from django_quota.services.subjects import user_subject
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def _nothing_is_published(settings: Any) -> None:
+    settings.QUOTA = {"ENABLED": False}
+
+
+pytestmark = [pytest.mark.usefixtures("_nothing_is_published"), pytest.mark.always("postgresql")]
+
+
+def override(**values: Any) -> QuotaOverride:
+    return QuotaOverride(**{"subject": "user:1", "rule": "search", "mode": "blocked", **values})
+
+
+def problems(**values: Any) -> dict[str, list[str]]:
+    """Return what cleaning says, without asking the database."""
+    row = override(**values)
+    try:
+        row.clean_fields()
+        row.clean()
+    except ValidationError as error:
+        return error.message_dict
+    return {}
+
+
+@pytest.mark.usefixtures("database")
+def test_no_migration_is_missing() -> None:
+    call_command("makemigrations", "django_quota", "--check", "--dry-run", stdout=StringIO())
+
+
+def test_each_mode_can_be_written() -> None:
+    assert not problems(mode="rate", rate="10/s; 500/h")
+    assert not problems(mode="exempt")
+    assert not problems(mode="blocked", rule="*", starts=NOW, expires=NOW + HOUR)
+
+
+@pytest.mark.parametrize("rate", ["ten a minute", "10/fortnight", "10/m 5", "-1/m", "10/m;"])
+def test_a_wrong_rate_is_told_in_the_parsers_words(rate: str) -> None:
+    (said,) = problems(mode="rate", rate=rate)["rate"]
+    assert repr(rate)[:8] in said
+    assert "is not a rate" in said
+
+
+@pytest.mark.parametrize("rate", ["", "  "])
+def test_another_rate_needs_one(rate: str) -> None:
+    assert "needs a rate" in problems(mode="rate", rate=rate)["rate"][0]
+
+
+@pytest.mark.parametrize("mode", ["exempt", "blocked"])
+def test_no_other_mode_has_a_rate(mode: str) -> None:
+    assert "rate" in problems(mode=mode, rate="10/m")
+
+
+def test_a_rate_must_fit_the_algorithm_of_its_rule(settings: Any) -> None:
+    settings.QUOTA = {"RULES": {"search": "10/m", "plan": {"rate": "9/month", "algorithm": "calendar"}}}
+    assert "calendar" in problems(mode="rate", rate="10/month")["rate"][0]
+    assert not problems(mode="rate", rate="10/month", rule="plan")
+    assert "calendar" in problems(mode="rate", rate="10/month", rule="*")["rate"][0]
+    assert not problems(mode="rate", rate="10/d", rule="of a decorator")
+
+
+def test_it_ends_after_it_begins() -> None:
+    assert "expires" in problems(starts=NOW, expires=NOW)
+    assert "expires" in problems(starts=NOW, expires=NOW - HOUR)
+    assert not problems(starts=NOW, expires=NOW + HOUR)
+
+
+def test_a_subject_has_one_spelling() -> None:
+    row = override(subject="ip:2001:DB8:0:0::7")
+    row.clean()
+    assert row.subject == "ip:2001:db8::/64"
+    assert "subject" in problems(subject="")
+
+
+def test_what_stands_in_a_list_says_whom_and_what() -> None:
+    assert str(override(mode="rate", rate="9/m")) == "user:1, search: 9/m"
+    assert str(override(rule="*")) == "user:1, all rules: blocked"
+
+
+@pytest.mark.usefixtures("database")
+class TestTheDatabase:
+    """What holds however a row got there."""
+
+    def test_saving_keeps_what_cleaning_would(self) -> None:
+        override(subject="ip:2001:DB8::7").save()
+        assert QuotaOverride.objects.get().subject == "ip:2001:db8::/64"
+        QuotaOverride.objects.bulk_create([override(subject="ip:2001:DB8:1::7")])
+        QuotaOverride.objects.filter(subject="ip:2001:db8::/64").update(subject="ip:2001:DB8:2::7")
+        assert {row.subject for row in QuotaOverride.objects.all()} == {"ip:2001:db8:1::/64", "ip:2001:db8:2::/64"}
+        with pytest.raises(RateError):
+            override(mode="rate", rate="many").save()
+        with pytest.raises(RuleError):
+            override(subject="").save()
+
+    def test_one_override_a_subject_and_rule(self) -> None:
+        override().save()
+        override(rule="*").save()
+        override(subject="user:2").save()
+        with pytest.raises(ValidationError):
+            override().full_clean()
+        with pytest.raises(IntegrityError), transaction.atomic():
+            override().save()
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {"mode": "rate", "rate": ""},
+            {"mode": "blocked", "rate": "9/m"},
+            {"mode": "perhaps"},
+            {"starts": NOW, "expires": NOW},
+        ],
+    )
+    def test_it_refuses_what_contradicts_itself(self, values: dict[str, Any]) -> None:
+        with pytest.raises(IntegrityError), transaction.atomic():
+            QuotaOverride.objects.bulk_create([override(**values)])
+
+    def test_active_ones_have_begun_and_not_ended(self) -> None:
+        spans = {
+            "always": (None, None),
+            "from now": (NOW, None),
+            "until after": (None, NOW + HOUR),
+            "until now": (None, NOW),
+            "later": (NOW + HOUR, None),
+            "over": (NOW - 2 * HOUR, NOW - HOUR),
+        }
+        for rule, (starts, expires) in spans.items():
+            override(rule=rule, starts=starts, expires=expires).save()
+        active = QuotaOverride.objects.active(NOW)
+        assert {row.rule for row in active} == {"always", "from now", "until after"}
+        assert not QuotaOverride.objects.filter(expires__lt=timezone.now()).active().exists()
+
+    def test_who_made_it_may_go(self) -> None:
+        user = User.objects.create(username="ann")
+        override(created_by=user).save()
+        user.delete()
+        assert QuotaOverride.objects.get().created_by is None
+
+    def test_a_counter_row_is_found_by_its_user(self) -> None:
+        user = User.objects.create(username="ann")
+        for subject in (user_subject(user), "user:0", "ip:203.0.113.9"):
+            DailyCounter.objects.create(subject=subject, rule="search", day=date(2026, 11, 21))
+        found = DailyCounter.objects.of_user(user).get()
+        assert found.user_pk == str(user.pk)
+
+    def test_one_counter_row_a_subject_rule_and_day_and_never_negative(self) -> None:
+        DailyCounter.objects.create(subject="user:1", rule="search", day=date(2026, 11, 21))
+        with pytest.raises(IntegrityError), transaction.atomic():
+            DailyCounter.objects.create(subject="user:1", rule="search", day=date(2026, 11, 21))
+        with pytest.raises(IntegrityError), transaction.atomic():
+            DailyCounter.objects.update(allowed=-1)
+        DailyCounter.objects.update(allowed=2**63 - 1)
+        assert DailyCounter.objects.get().allowed == 2**63 - 1
+
+    @pytest.mark.parametrize(
+        "wanted", [{"subject": "user:7"}, {"day": date(2026, 11, 3)}, {"day": date(2026, 11, 3), "rule": "r1"}]
+    )
+    def test_rows_are_found_through_an_index(self, wanted: dict[str, Any]) -> None:
+        if connection.vendor == "postgresql":
+            rows = [
+                DailyCounter(subject=f"user:{user}", rule=f"r{rule}", day=date(2026, 11, 1 + day))
+                for user in range(200)
+                for rule in range(4)
+                for day in range(28)
+            ]
+            DailyCounter.objects.bulk_create(rows)
+            with connection.cursor() as cursor:
+                cursor.execute("ANALYZE")
+        plan = DailyCounter.objects.filter(**wanted).order_by().explain()
+        assert "django_quota" in plan
+        assert "index" in plan.lower()
+        assert "seq scan" not in plan.lower()
+
+
+@pytest.mark.parametrize(
+    ("subject", "pk"),
+    [("user:42", "42"), ("user:a%2Bb", "a+b"), ("user:1+path:/x", None), ("ip:203.0.113.9", None), ("global", None)],
+)
+def test_a_counter_row_tells_its_user(subject: str, pk: str | None) -> None:
+    assert DailyCounter(subject=subject).user_pk == pk
+
+
+@given(st.text(min_size=1).filter(lambda text: not any("\ud800" <= sign <= "\udfff" for sign in text)))
+def test_a_users_key_is_read_back_whatever_it_is(pk: str) -> None:
+    assert DailyCounter(subject=user_subject(SimpleNamespace(pk=pk))).user_pk == pk

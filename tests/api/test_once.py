@@ -1,0 +1,124 @@
+"""`once`: true the first time for any value, remembered for its ttl, and no secret in Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+
+from django_quota.core.keys import read
+from django_quota.exceptions import RuleError, StoreUnavailable
+from django_quota.services.once import aonce, once
+from django_quota.testing import freeze
+from tests.support.inputs import inputs
+from tests.support.steps import SECOND, START
+from tests.support.stores import current_store
+
+both_stores = pytest.mark.usefixtures("either_store")
+VALUES = st.one_of(st.text(), st.binary(), st.integers())
+
+
+@both_stores
+class TestSeen:
+    def test_it_is_true_the_first_time_only(self) -> None:
+        assert [once("event", "e1"), once("event", "e1"), once("event", "e2")] == [True, False, True]
+
+    def test_sync_and_async_remember_alike(self) -> None:
+        assert asyncio.run(aonce("event", "e1"))
+        assert not once("event", "e1")
+        assert not asyncio.run(aonce("event", "e1"))
+
+    def test_another_name_remembers_for_itself(self) -> None:
+        assert once("event", "e1")
+        assert once("payment", "e1")
+
+    def test_it_forgets_after_the_ttl_which_seeing_it_again_does_not_prolong(self) -> None:
+        with freeze(START):
+            assert once("event", "e1", ttl=10)
+        with freeze(START + 9 * SECOND):
+            assert not once("event", "e1", ttl=10)
+        with freeze(START + 10 * SECOND - 1):
+            assert not once("event", "e1", ttl=10)
+        with freeze(START + 10 * SECOND):
+            assert once("event", "e1", ttl=10)
+
+    def test_of_many_who_bring_the_same_value_one_is_the_first(self) -> None:
+        with ThreadPoolExecutor(8) as threads:
+            assert sum(threads.map(lambda _: once("event", "e1"), range(200))) == 1
+
+    @inputs(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(values=st.lists(VALUES, max_size=20))
+    def test_two_values_are_one_only_where_their_bytes_are(self, values: list[Any]) -> None:
+        store = current_store()
+        name = f"n{next(COUNTER)}"
+        seen: set[bytes] = set()
+        for value in values:
+            data = value if isinstance(value, bytes) else str(value).encode()
+            assert once(name, value) == (data not in seen)
+            seen.add(data)
+        assert current_store() is store
+
+    def test_it_works_though_limiting_is_turned_off(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
+        assert [once("event", "e1"), once("event", "e1")] == [True, False]
+
+
+COUNTER = iter(range(10**9))
+
+
+@pytest.mark.usefixtures("redis_cache")
+class TestInRedis:
+    def test_no_secret_lies_there_and_memory_is_bounded(self, raw: redis.Redis) -> None:
+        secret = "4111 1111 1111 1111 " * 1_000
+        assert once("card", secret, ttl=60)
+        keys: Any = raw.keys()
+        assert len(keys) == 1
+        key = read("quota", keys[0].decode())
+        assert key is not None
+        assert key.what == "once:card"
+        assert "4111" not in keys[0].decode()
+        assert len(keys[0]) < 100
+        assert 0 < raw.pttl(keys[0]) <= 60_001
+        assert "4111" not in str(raw.get(keys[0]))
+
+    def test_another_secret_key_makes_other_digests(self, raw: redis.Redis, settings: Any) -> None:
+        once("card", "4111")
+        settings.QUOTA = {**settings.QUOTA, "DIGEST_KEY": "another"}
+        assert once("card", "4111")
+        assert raw.dbsize() == 2
+
+    def test_it_is_one_round_trip(self, raw: redis.Redis) -> None:
+        once("event", "e1")
+        before = raw.info("commandstats")["cmdstat_evalsha"]["calls"]
+        once("event", "e1")
+        assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 1
+
+    def test_without_redis_it_does_not_guess(self, settings: Any) -> None:
+        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nowhere.sock"}}
+        with pytest.raises(StoreUnavailable):
+            once("event", "e1")
+        with pytest.raises(StoreUnavailable):
+            asyncio.run(aonce("event", "e1"))
+
+
+@pytest.mark.parametrize("name", ["", " ", None, 7])
+def test_a_name_is_a_text(name: Any) -> None:
+    with pytest.raises(RuleError, match="is not a name"):
+        once(name, "e1")
+
+
+@pytest.mark.parametrize("value", [None, 1.5, True, ["e1"], object()])
+def test_a_value_is_a_text_bytes_or_a_whole_number(value: Any) -> None:
+    with pytest.raises(RuleError, match="value="):
+        once("event", value)
+
+
+@pytest.mark.parametrize("ttl", [0, -1, None, "60", True, float("nan"), float("inf"), 366 * 86_400 + 1])
+def test_a_ttl_is_some_seconds(ttl: Any) -> None:
+    with pytest.raises(RuleError, match="ttl="):
+        once("event", "e1", ttl)

@@ -1,0 +1,972 @@
+"""Overrides on their way from the tables to Redis: at once, late, all again, and never lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import redis
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
+from django.db import OperationalError, connection, connections, transaction
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+
+from django_quota import check
+from django_quota.core.keys import MAX_PART, field
+from django_quota.engine.operations import DictStates, text
+from django_quota.engine.override_operations import AFTER_END, OVERRIDE_TTL, CompletePublication, RaiseGeneration
+from django_quota.exceptions import StoreUnavailable
+from django_quota.models import OverrideOutbox, Overview, QuotaOverride, Subject
+from django_quota.services import override_sync, overrides
+from django_quota.services.flusher import INTERVAL, flusher
+from django_quota.services.overrides import Override, marker_key, publication, published, status_key
+from django_quota.stores.memory import MemoryStore
+from django_quota.stores.redis.store import RedisStore
+from django_quota.testing import RedisServer, freeze
+from tests.support.commands import wait_until
+from tests.support.databases import default_database, sqlite_database
+from tests.support.inputs import inputs
+from tests.support.steps import SECOND, START
+from tests.support.stores import current_store
+
+PREFIX = "quota"
+BLOCKED = Override("blocked")
+LONG = "user:" + "x" * (MAX_PART + 1)
+moments = st.one_of(st.just(0), st.integers(START - 60 * SECOND, START + 60 * SECOND))
+an_override = st.one_of(
+    st.builds(Override, st.sampled_from(["exempt", "blocked"]), moments, moments),
+    st.builds(Override, st.just("rate"), moments, moments, st.sampled_from(["5/m", "1/s; 9/d", "100/30s"])),
+)
+
+
+def blocked(subject: str = "user:1", rule: str = "search", **values: Any) -> QuotaOverride:
+    """Save an override that blocks."""
+    return QuotaOverride.objects.create(**{"subject": subject, "rule": rule, "mode": "blocked", **values})
+
+
+def held(subject: str = "user:1") -> dict[str | None, Override]:
+    """Return what Redis holds for a subject."""
+    store = current_store()
+    assert isinstance(store, RedisStore)
+    return published(store, PREFIX, subject)
+
+
+def microseconds(moment: datetime) -> int:
+    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+# --- the published form -----------------------------------------------------------------------------------------------
+
+
+@given(an_override)
+def test_an_override_is_read_as_it_was_written(override: Override) -> None:
+    assert Override.read(override.encoded) == override
+
+
+def test_the_published_form_is_what_the_script_reads() -> None:
+    assert Override("rate", 3, 7, "5/m; 9/d").encoded == "r 3 7 5/m; 9/d"
+    assert Override("exempt").encoded == "x 0 0 "
+    assert Override("blocked", 0, 9).encoded == "b 0 9 "
+    assert publication("key", {"*": BLOCKED, "a:*": BLOCKED}).overrides == {"o:*": "b 0 0 ", "o:a%3A%2A": "b 0 0 "}
+    assert publication("key", {"*": BLOCKED}).overrides.keys() != {f"o:{field('*')}"}
+
+
+@pytest.mark.parametrize("encoded", ["", "b 0 0", "q 0 0 ", "r x 0 5/m"])
+def test_what_was_not_published_is_not_read(encoded: str) -> None:
+    with pytest.raises(ValueError, match=r"published|invalid"):
+        Override.read(encoded)
+
+
+def test_it_holds_from_its_beginning_up_to_its_end() -> None:
+    override = Override("blocked", 10, 20)
+    assert [override.in_force(now) for now in (9, 10, 19, 20)] == [False, True, True, False]
+    assert Override("blocked").in_force(0)
+
+
+# --- the script and its specification ---------------------------------------------------------------------------------
+
+rules = st.sampled_from(["*", "search", "login"])
+steps = st.lists(st.tuples(st.dictionaries(rules, an_override), st.integers(0, 90 * SECOND)), max_size=6)
+
+
+@given(steps=steps, others=st.dictionaries(st.sampled_from(["b:x", "e:x", "ox:1", "w:search"]), st.just("1 2 3")))
+@inputs(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_lua_and_specification_never_differ(
+    redis_cache: RedisServer, raw: redis.Redis, steps: list[tuple[dict[str, Override], int]], others: dict[str, str]
+) -> None:
+    key, now = status_key(PREFIX, "user:1"), START
+    raw.flushall()
+    states = DictStates()
+    store = RedisStore("default")
+    if others:
+        raw.hset(key, mapping=dict(others.items()))
+        raw.pexpire(key, 30_000)
+        states.put(key, others, now + 30 * SECOND)
+    for wanted, gap in steps:
+        now += gap
+        operation = publication(key, wanted)
+        reply = store.run(operation, now)
+        assert reply == operation.run(states, now)
+        live = {name: override for name, override in wanted.items() if override.ends == 0 or override.ends > now}
+        assert reply == len(live)
+        fields = {text(name): text(value) for name, value in raw.hgetall(key).items()}
+        assert fields == (states.get(key) or {}) == others | {overrides.field_of(n): o.encoded for n, o in live.items()}
+        if fields:
+            until = [
+                now + OVERRIDE_TTL if override.ends == 0 else override.ends + AFTER_END for override in live.values()
+            ]
+            # Keys live at least as long as their content; Redis' own clock has gone on since.
+            assert raw.pttl(key) * 1_000 >= max(until, default=now) - now - 30 * SECOND
+            assert states.expiry(key) >= max(until, default=0)
+    store.close()
+
+
+marks = st.one_of(
+    st.builds(RaiseGeneration, st.just("quota:mark"), st.integers(0, 4), st.integers(0, 6)),
+    st.builds(
+        CompletePublication,
+        st.just("quota:mark"),
+        st.just("quota:count"),
+        st.integers(0, 2),
+        st.integers(1, 5),
+        st.just(60 * SECOND),
+    ),
+    st.integers(0, 2),
+)
+
+
+@given(steps=st.lists(marks, max_size=8))
+@inputs(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_scripts_of_the_generation_and_their_specification_never_differ(
+    redis_cache: RedisServer, raw: redis.Redis, steps: list[RaiseGeneration | CompletePublication | int]
+) -> None:
+    raw.flushall()
+    states, store = DictStates(), RedisStore("default")
+    for step in steps:
+        if isinstance(step, int):  # what its server was told is counted
+            raw.set("quota:count", step, ex=60)
+            states.put("quota:count", step, START + 60 * SECOND)
+            continue
+        assert store.run(step, START) == step.run(states, START)
+        for key in ("quota:mark", "quota:count"):
+            value = raw.get(key)
+            assert (None if value is None else int(value)) == states.get(key)
+            assert value is None or raw.pttl(key) > 0
+    store.close()
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_publishing_shortens_no_life(raw: redis.Redis) -> None:
+    key = status_key(PREFIX, "user:1")
+    raw.hset(key, "b:search", "1 2 3")
+    raw.pexpire(key, 90 * 86_400_000)
+    current_store().run(publication(key, {"*": BLOCKED}))
+    current_store().run(publication(key, {}))
+    assert raw.pttl(key) > 89 * 86_400_000
+    assert raw.hgetall(key) == {b"b:search": b"1 2 3"}
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_an_override_outlives_its_end_by_a_minute_and_an_endless_one_thirty_days(raw: redis.Redis) -> None:
+    key = status_key(PREFIX, "user:1")
+    now = int(raw.time()[0]) * SECOND
+    current_store().run(publication(key, {"*": Override("blocked", 0, now + 3_600 * SECOND)}))
+    assert 3_600_000 < raw.pttl(key) <= 3_661_000
+    current_store().run(publication(key, {"*": BLOCKED}))
+    assert 29 * 86_400_000 < raw.pttl(key) <= OVERRIDE_TTL // 1_000 + 1
+
+
+# --- saving -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def published_at_once(redis_cache: RedisServer, database: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables, and a Redis to publish to."""
+    vars(override_sync.watch).update(vars(override_sync.OverrideWatch()))
+
+
+def next_look(raw: redis.Redis) -> None:
+    """Let the time pass until somebody may look again whether Redis holds all overrides."""
+    raw.delete(overrides.lock_key(PREFIX))
+
+
+@contextmanager
+def another_database(folder: Path) -> Iterator[str]:
+    """Have our tables in a second database for a block; yields its alias."""
+    connections.databases["other"] = {**connections.databases["default"], **sqlite_database(folder / "other.sqlite3")}
+    try:
+        call_command("migrate", database="other", verbosity=0)
+        yield "other"
+    finally:
+        connections["other"].close()
+        del connections["other"]
+        del connections.databases["other"]
+
+
+@pytest.mark.usefixtures("published_at_once")
+class TestSaving:
+    """What is saved is what Redis holds."""
+
+    def test_what_is_saved_is_published_with_its_span(self) -> None:
+        starts, expires = datetime(2026, 1, 1, tzinfo=UTC), datetime(2126, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
+        blocked(starts=starts, expires=expires)
+        blocked(rule="*", mode="rate", rate=" 10 per minute;500/h")
+        assert held() == {
+            "search": Override("blocked", microseconds(starts), microseconds(expires)),
+            "*": Override("rate", 0, 0, "10/m; 500/h"),
+        }
+        assert not OverrideOutbox.objects.exists()
+
+    def test_what_is_deleted_or_changed_is_withdrawn(self) -> None:
+        row, other = blocked(), blocked(rule="*")
+        row.mode = "exempt"
+        row.save()
+        assert held() == {"search": Override("exempt"), "*": BLOCKED}
+        other.delete()
+        assert held() == {"search": Override("exempt")}
+
+    def test_a_row_that_is_about_somebody_else_now_leaves_nothing_behind(self) -> None:
+        row = blocked()
+        QuotaOverride(pk=row.pk, subject="user:2", rule="login", mode="blocked", created=row.created).save()
+        assert (held("user:1"), held("user:2")) == ({}, {"login": BLOCKED})
+
+    def test_nothing_is_published_before_the_commit_and_nothing_of_a_rollback(self) -> None:
+        with transaction.atomic():
+            blocked()
+            assert held() == {}
+        assert held() == {"search": BLOCKED}
+        with transaction.atomic():
+            QuotaOverride.objects.all().delete()
+            transaction.set_rollback(True)
+        assert held() == {"search": BLOCKED}
+        assert not OverrideOutbox.objects.exists()
+
+    def test_statements_over_many_rows_publish_too(self) -> None:
+        QuotaOverride.objects.bulk_create(
+            [QuotaOverride(subject=f"user:{n}", rule="*", mode="blocked") for n in range(override_sync.BATCH_SIZE + 3)]
+        )
+        assert held("user:0") == held(f"user:{override_sync.BATCH_SIZE + 2}") == {"*": BLOCKED}
+        QuotaOverride.objects.filter(subject="user:0").update(mode="exempt")
+        assert held("user:0") == {"*": Override("exempt")}
+        rows = list(QuotaOverride.objects.filter(subject__in=["user:1", "user:2"]))
+        for row in rows:
+            row.subject += "1"
+        QuotaOverride.objects.filter(subject__in=["user:11", "user:21"]).delete()
+        QuotaOverride.objects.bulk_update(rows, ["subject"])
+        assert held("user:1") == held("user:2") == {}
+        assert held("user:11") == held("user:21") == {"*": BLOCKED}
+        QuotaOverride.objects.all().delete()
+        assert held("user:11") == held(f"user:{override_sync.BATCH_SIZE + 2}") == {}
+
+    def test_what_a_fixture_loads_is_published(self, tmp_path: Any) -> None:
+        blocked()
+        file = tmp_path / "rows.json"
+        call_command("dumpdata", "django_quota.QuotaOverride", output=str(file), verbosity=0)
+        QuotaOverride.objects.all().delete()
+        call_command("loaddata", str(file), verbosity=0)
+        assert held() == {"search": BLOCKED}
+
+    def test_what_others_keep_in_the_hash_stays(self, raw: redis.Redis) -> None:
+        key = status_key(PREFIX, "user:1")
+        raw.hset(key, mapping={"b:search": "1 2 3", "d:search": "7"})
+        blocked().delete()
+        assert raw.hgetall(key) == {b"b:search": b"1 2 3", b"d:search": b"7"}
+
+    def test_what_has_ended_is_not_published(self) -> None:
+        blocked(expires=datetime(2001, 1, 1, tzinfo=UTC))
+        blocked(rule="*", starts=datetime(1960, 1, 1, tzinfo=UTC), expires=datetime(1965, 1, 1, tzinfo=UTC))
+        assert held() == {}
+
+    def test_a_rate_that_is_none_keeps_nothing_else_from_being_published(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        QuotaOverride.objects.bulk_create([QuotaOverride(subject="user:1", rule="a", mode="rate", rate="many")])
+        blocked()
+        assert held() == {"search": BLOCKED}
+        assert "cannot be published" in caplog.text
+
+    def test_where_limiting_is_off_it_is_published_later(self, settings: Any) -> None:
+        given_before = settings.QUOTA
+        settings.QUOTA = {"ENABLED": False}
+        blocked()
+        settings.QUOTA = given_before
+        assert held() == {}
+        blocked("user:2")
+        assert held() == {"search": BLOCKED}
+
+    def test_the_last_publisher_has_read_what_was_saved_last(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Another process saves and publishes between our reading of the rows and our telling Redis."""
+        row = blocked()
+        run_all = overrides.run_all
+
+        def overtaken(*arguments: Any) -> Any:
+            monkeypatch.setattr(override_sync, "run_all", run_all)
+            QuotaOverride.objects.filter(pk=row.pk).update(mode="exempt")
+            return run_all(*arguments)
+
+        monkeypatch.setattr(override_sync, "run_all", overtaken)
+        override_sync.publish(["user:1"], "default")
+        assert held() == {"search": Override("exempt")}
+
+    @pytest.mark.always("postgresql")
+    def test_many_who_save_at_once_leave_what_the_rows_say(self) -> None:
+        modes = ["exempt", "blocked"]
+        blocked()
+
+        def save(mode: str) -> None:
+            for _ in range(10):
+                QuotaOverride.objects.filter(subject="user:1").update(mode=mode)
+                row = QuotaOverride.objects.get()
+                row.mode = mode
+                row.save()
+            connections.close_all()
+
+        threads = [threading.Thread(target=save, args=(mode,)) for mode in modes * 2]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert held() == {"search": Override(QuotaOverride.objects.get().mode)}  # type: ignore[arg-type]
+        assert not OverrideOutbox.objects.exists()
+
+
+class TestRedisAway:
+    """The row is saved whatever happens to Redis, and Redis knows in the end."""
+
+    @pytest.fixture
+    def away(self, published_at_once: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+        """Let Redis be away, or back."""
+        run_all = overrides.run_all
+
+        def refuse(*_: Any) -> Any:
+            raise StoreUnavailable("it is away")
+
+        return lambda is_away: monkeypatch.setattr(override_sync, "run_all", refuse if is_away else run_all)
+
+    def test_the_row_is_saved_the_error_logged_and_the_next_look_publishes_it(
+        self, away: Callable[[bool], None], raw: redis.Redis, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        away(True)
+        row = blocked()
+        assert row.pk
+        assert "not published: The quota store is unavailable: it is away. They wait in the database" in caplog.text
+        assert OverrideOutbox.objects.get().subject == "user:1"
+        override_sync.watch.look()
+        assert held() == {}
+        away(False)
+        next_look(raw)
+        with caplog.at_level("INFO", "django_quota"):
+            override_sync.watch.look()
+        assert held() == {"search": BLOCKED}
+        assert not OverrideOutbox.objects.exists()
+        assert "had waited in the database, and are published now: 1 of them" in caplog.text
+
+    def test_the_next_change_publishes_it_too(self, away: Callable[[bool], None]) -> None:
+        away(True)
+        blocked().delete()
+        blocked(rule="login")
+        away(False)
+        blocked("user:2")
+        assert held() == {"login": BLOCKED}
+        assert not OverrideOutbox.objects.exists()
+
+    def test_a_sync_publishes_it_too(self, away: Callable[[bool], None]) -> None:
+        away(True)
+        blocked()
+        away(False)
+        assert override_sync.is_pending("user:1", "default")
+        call_command("quota_sync", stdout=StringIO())
+        assert held() == {"search": BLOCKED}
+        assert not override_sync.is_pending("user:1", "default")
+
+
+def commanded(*words: str, at_fault: str = "") -> str:
+    """Run a command and return what it prints, to whichever end; `at_fault`: what it ends with an error for."""
+    out = StringIO()
+    with pytest.raises(CommandError, match=at_fault) if at_fault else nullcontext():
+        call_command(*words, stdout=out, stderr=out)
+    return out.getvalue()
+
+
+class TestCommandsPublishWhatWaits:
+    """Where no process noticed an outage, the commands that cron runs publish what waits, and all say how much does."""
+
+    @pytest.fixture(autouse=True)
+    def _waiting(self, published_at_once: None, raw: redis.Redis) -> Iterator[None]:
+        raw.config_set("maxmemory", 1)
+        try:
+            blocked()
+            blocked("user:2")
+            yield
+        finally:
+            raw.config_set("maxmemory", 0)
+
+    @pytest.mark.parametrize("command", ["quota_sweep", "quota_rollup"])
+    def test_they_publish_it(self, raw: redis.Redis, command: str) -> None:
+        raw.config_set("maxmemory", 0)
+        assert "Published 2 changes of overrides that had waited." in commanded(command)
+        assert held() == {"search": BLOCKED}
+        assert "Published" not in commanded(command)
+        report = json.loads(commanded(command, "--json"))
+        assert (report["published"], report["waiting"]) == (0, 0)
+
+    @pytest.mark.parametrize("command", ["quota_sweep", "quota_rollup"])
+    def test_while_redis_takes_no_changes_they_say_what_waits_do_their_work_and_fail(self, command: str) -> None:
+        told = commanded(command, at_fault="OutOfMemory|OOM")
+        assert "2 changes of overrides wait to be published to Redis." in told
+        assert "Looked at 0 " in told
+        assert OverrideOutbox.objects.count() == 2
+
+    def test_a_dry_sweep_only_counts(self, raw: redis.Redis) -> None:
+        raw.config_set("maxmemory", 0)
+        assert "2 changes of overrides wait" in commanded("quota_sweep", "--dry-run")
+        assert held() == {}
+
+    def test_where_limiting_is_off_nothing_is_published(self, raw: redis.Redis, settings: Any) -> None:
+        raw.config_set("maxmemory", 0)
+        settings.QUOTA = {"ENABLED": False}
+        assert "2 changes of overrides wait" in commanded("quota_sweep")
+        assert OverrideOutbox.objects.count() == 2
+
+    def test_a_sweep_without_an_answering_database_says_so_and_sweeps(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: Any, **__: Any) -> Any:
+            raise OperationalError("it is slow")
+
+        monkeypatch.setattr(type(connection.introspection), "table_names", fail)
+        told = commanded("quota_sweep")
+        assert "It is unknown whether overrides wait to be published: it is slow" in told
+        assert "Looked at 0 keys" in told
+
+    def test_the_status_says_whether_the_subjects_own_wait(self, raw: redis.Redis, settings: Any) -> None:
+        told = commanded("quota_status", "user:1")
+        assert "Note: 2 changes of overrides wait to be published to Redis. Some are of this subject" in told
+        assert "Some are" not in commanded("quota_status", "user:3")
+        said = StringIO()
+        call_command("quota_status", "user:3", "--json", stdout=said, stderr=StringIO())
+        assert json.loads(said.getvalue())["waiting"] == 2
+        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nonexistent/redis.sock"}}
+        assert "2 changes of overrides wait" in commanded("quota_status", "user:1", at_fault="unavailable")
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+def synced() -> dict[str, int]:
+    out = StringIO()
+    call_command("quota_sync", json=True, stdout=out)
+    return json.loads(out.getvalue())  # type: ignore[no-any-return]
+
+
+@pytest.mark.usefixtures("published_at_once")
+class TestSync:
+    """`quota_sync` makes Redis hold what the rows say, whatever it held before."""
+
+    def test_a_redis_without_memory_holds_all_again(self, raw: redis.Redis) -> None:
+        for subject in ("user:1", "ip:2001:db8::/64", LONG, "~odd {subject}:\u2603"):
+            blocked(subject)
+        raw.flushall()
+        assert held() == {}
+        assert synced() == {"subjects": 4, "withdrawn": 0}
+        for row in QuotaOverride.objects.all():
+            assert held(row.subject) == {"search": BLOCKED}
+        assert overrides.PUBLICATION_TTL < raw.ttl(marker_key(PREFIX)) <= overrides.MARKER_TTL
+        assert all(raw.ttl(key) > 0 for key in raw.scan_iter())
+
+    def test_what_no_row_stands_for_is_withdrawn_and_nothing_else(self, raw: redis.Redis) -> None:
+        blocked("user:1")
+        blocked(LONG)
+        run = current_store().run
+        for subject in ("user:1", "user:2", LONG, LONG + "y"):
+            run(publication(status_key(PREFIX, subject), {"search": BLOCKED, "gone": Override("exempt")}))
+        raw.hset(status_key(PREFIX, "user:2"), "b:search", "1 2 3")
+        raw.hset(status_key("other", "user:2"), "o:search", "b 0 0 ")
+        raw.set("quota:1:{user:3}:s", "no hash")
+        assert synced() == {"subjects": 2, "withdrawn": 2}
+        assert held("user:1") == held(LONG) == {"search": BLOCKED}
+        assert held("user:2") == held(LONG + "y") == {}
+        assert raw.hgetall(status_key(PREFIX, "user:2")) == {b"b:search": b"1 2 3"}
+        assert raw.hgetall(status_key("other", "user:2")) == {b"o:search": b"b 0 0 "}
+
+    @pytest.mark.parametrize("subject", ["user:1", LONG])
+    def test_what_is_saved_while_it_is_withdrawn_stays(self, subject: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        run_all = overrides.run_all
+        current_store().run(publication(status_key(PREFIX, subject), {"*": BLOCKED}))
+
+        def overtaken(store: Any, operations: Any, now: Any) -> Any:
+            if operations:
+                monkeypatch.setattr(override_sync, "run_all", run_all)
+                blocked(subject, "*")
+            return run_all(store, operations, now)
+
+        monkeypatch.setattr(override_sync, "run_all", overtaken)
+        synced()
+        assert QuotaOverride.objects.exists()
+        assert held(subject) == {"*": BLOCKED}
+
+    def test_blocking_ones_come_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(override_sync, "BATCH_SIZE", 2)
+        for n in range(3):
+            blocked(f"user:{n}", mode="exempt")
+            blocked(f"user:{n}0")
+        blocked("user:00", "*", mode="exempt")
+        told: list[str] = []
+        publish = override_sync.publish
+
+        def noted(subjects: Any, using: str) -> None:
+            told.extend(subjects)
+            publish(subjects, using)
+
+        monkeypatch.setattr(override_sync, "publish", noted)
+        assert synced() == {"subjects": 6, "withdrawn": 0}
+        assert told == ["user:00", "user:10", "user:20", "user:0", "user:1", "user:2"]
+
+    def test_where_redis_loses_its_memory_meanwhile_it_begins_again(
+        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        blocked()
+        withdraw = override_sync._withdraw_orphans
+
+        def lose(*arguments: Any) -> int:
+            monkeypatch.setattr(override_sync, "_withdraw_orphans", withdraw)
+            raw.flushall()
+            return withdraw(*arguments)
+
+        monkeypatch.setattr(override_sync, "_withdraw_orphans", lose)
+        synced()
+        assert held() == {"search": BLOCKED}
+        assert raw.exists(marker_key(PREFIX))
+
+    def test_where_redis_loses_its_memory_again_and_again_it_says_so(
+        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(override_sync, "_withdraw_orphans", lambda *_: raw.flushall())
+        with pytest.raises(CommandError, match="lost its memory"):
+            synced()
+        assert not raw.exists(marker_key(PREFIX))
+
+    def test_it_is_told_how_far_it_is(self) -> None:
+        for n in range(3):
+            blocked(f"user:{n}", mode="exempt" if n else "blocked")
+        reported: list[int] = []
+        override_sync.republish(report=reported.append)
+        assert sum(reported) == override_sync.count_subjects("default") == 3
+
+    def test_a_redis_that_is_away_is_an_error(self, settings: Any) -> None:
+        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nonexistent/redis.sock"}}
+        with pytest.raises(CommandError, match="unavailable"):
+            synced()
+
+
+@pytest.mark.usefixtures("published_at_once")
+class TestLost:
+    """A Redis that lost its memory, or a part of it, gets it back without anybody asking."""
+
+    def lose_the_last(self, raw: redis.Redis, change: Callable[[], object]) -> None:
+        """Make a change that Redis holds, and then no longer: as a replica that takes over may have missed it."""
+        snapshot = {key: (raw.dump(key), raw.pttl(key)) for key in raw.scan_iter()}
+        change()
+        raw.flushall()
+        for key, (value, ttl) in snapshot.items():
+            raw.restore(key, ttl, value or b"")
+        raw.delete(overrides.lock_key(PREFIX))
+
+    def test_the_flusher_looks(self, raw: redis.Redis) -> None:
+        blocked()
+        raw.flushall()
+        flusher.flush()
+        override_sync.watch.join()
+        assert held() == {"search": BLOCKED}
+
+    @pytest.mark.usefixtures("the_flusher_runs")
+    def test_what_is_lost_right_after_a_check_comes_back_too(
+        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("django_quota.services.flusher.INTERVAL", 0.01)
+        monkeypatch.setattr(overrides, "LOCK_TTL", 0.2)
+        blocked()
+        raw.flushall()
+        assert overrides.SyncLock(RedisStore("default"), PREFIX).acquire()
+        flusher.wake()
+        wait_until(lambda: held() == {"search": BLOCKED})
+        override_sync.watch.join()
+
+    def test_all_that_was_lost_comes_back(self, raw: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
+        blocked()
+        raw.flushall()
+        override_sync.watch.look()
+        assert held() == {"search": BLOCKED}
+        assert "those of 1 subjects are published again" in caplog.text
+        assert {key.decode() for key in raw.scan_iter("*overrides*")} == {
+            marker_key(PREFIX),
+            overrides.lock_key(PREFIX),
+        }
+        assert all(raw.ttl(key) > 0 for key in raw.scan_iter())
+
+    def test_a_block_that_alone_was_lost_comes_back(self, raw: redis.Redis) -> None:
+        synced()
+        self.lose_the_last(raw, blocked)
+        assert held() == {}
+        override_sync.watch.look()
+        assert held() == {"search": BLOCKED}
+
+    def test_an_exemption_that_was_withdrawn_and_is_there_again_is_withdrawn_again(self, raw: redis.Redis) -> None:
+        row = blocked(mode="exempt")
+        synced()
+        self.lose_the_last(raw, row.delete)
+        assert held() == {"search": Override("exempt")}
+        override_sync.watch.look()
+        assert held() == {}
+
+    def test_what_is_saved_after_a_loss_does_not_hide_it(self, raw: redis.Redis) -> None:
+        synced()
+        self.lose_the_last(raw, blocked)
+        for name in ("user:2", "user:3"):
+            blocked(name)
+        assert held() == {}
+        assert held("user:3") == {"search": BLOCKED}
+        override_sync.watch.look()
+        assert held() == {"search": BLOCKED}
+
+    def test_what_sql_has_changed_and_a_sync_has_told_comes_back_too(self, raw: redis.Redis) -> None:
+        synced()
+
+        def by_sql() -> None:
+            QuotaOverride.objects.bulk_create([QuotaOverride(subject="user:1", rule="search", mode="blocked")])
+            OverrideOutbox.objects.all().delete()
+            synced()
+
+        with patch.object(override_sync, "publish_pending"):
+            self.lose_the_last(raw, by_sql)
+        assert held() == {}
+        override_sync.watch.look()
+        assert held() == {"search": BLOCKED}
+
+    @pytest.mark.parametrize("command", ["quota_sweep", "quota_rollup"])
+    def test_the_commands_that_cron_runs_notice_a_loss(self, raw: redis.Redis, command: str) -> None:
+        synced()
+        self.lose_the_last(raw, blocked)
+        assert "Redis had lost overrides: published those of 1 subjects again." in commanded(command)
+        assert held() == {"search": BLOCKED}
+        assert json.loads(commanded(command, "--json"))["republished"] == 0
+
+    def test_where_nothing_was_lost_nothing_is_done(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+        synced()
+        blocked()
+        monkeypatch.setattr(override_sync, "_publish_all", None)
+        override_sync.watch.look()
+        assert held() == {"search": BLOCKED}
+
+    def test_one_process_looks_and_the_others_leave_it_to_that_one(self, raw: redis.Redis) -> None:
+        blocked()
+        raw.flushall()
+        assert overrides.SyncLock(RedisStore("default"), PREFIX).acquire()
+        override_sync.watch.look()
+        assert held() == {}
+
+    def test_a_turn_is_kept_while_all_is_published(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+        for number in range(3):
+            blocked(f"user:{number}")
+        raw.flushall()
+        monkeypatch.setattr(override_sync, "BATCH_SIZE", 1)
+        monkeypatch.setattr(overrides, "LOCK_TTL", 60.0)
+        monkeypatch.setattr(overrides.SyncLock, "extend", lambda lock: lock.hold(overrides.LOCK_TTL))
+        publish, left = override_sync.publish, []
+
+        def late(subjects: Any, using: str) -> None:
+            if subjects:
+                left.append(raw.pttl(overrides.lock_key(PREFIX)))
+                raw.pexpire(overrides.lock_key(PREFIX), 10_000)
+            publish(subjects, using)
+
+        monkeypatch.setattr(override_sync, "publish", late)
+        override_sync.watch.look()
+        assert len(left) == 3
+        assert min(left) > 10_000
+
+    def test_a_process_that_dies_while_it_publishes_delays_others_under_three_seconds(self, raw: redis.Redis) -> None:
+        assert overrides.SyncLock(RedisStore("default"), PREFIX).acquire()
+        assert raw.pttl(overrides.lock_key(PREFIX)) + 1_000 * INTERVAL < 3_000  # the others look once in `INTERVAL`
+
+    def test_what_goes_wrong_is_logged_once_and_tried_again_later(
+        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(*_: Any) -> Any:
+            raise OperationalError("it is slow")
+
+        blocked()
+        raw.flushall()
+        with monkeypatch.context() as patched:
+            patched.setattr(override_sync, "count_pending", fail)
+            override_sync.watch.look()
+            assert 0 < raw.pttl(overrides.lock_key(PREFIX)) <= overrides.LOCK_TTL * 1_000
+            for _ in range(2):
+                next_look(raw)
+                override_sync.watch.look()
+                assert overrides.LOCK_TTL * 1_000 < raw.pttl(overrides.lock_key(PREFIX)) <= 10_000
+            next_look(raw)
+        assert caplog.text.count("cannot be published: it is slow. The next check tries again.") == 1
+        override_sync.watch.look()
+        assert held() == {"search": BLOCKED}
+
+    def test_where_limiting_is_off_it_waits_on(self, raw: redis.Redis, settings: Any) -> None:
+        blocked()
+        raw.flushall()
+        settings.QUOTA = {"ENABLED": False}
+        override_sync.watch.look()
+        assert held() == {}
+
+    def test_a_site_without_the_tables_is_told_once(
+        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(type(connection.introspection), "table_names", lambda *_, **__: [])
+        for _ in range(2):
+            override_sync.watch.look()
+        assert caplog.text.count("Run `migrate` to create them") == 1
+        assert not raw.exists(marker_key(PREFIX))
+
+    def test_a_site_without_a_database_is_told_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
+        with default_database({"ENGINE": "django.db.backends.dummy"}):
+            override_sync.watch.look()
+        assert caplog.text == ""
+
+    def test_a_database_in_memory_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        looked: list[int] = []
+        monkeypatch.setattr(override_sync.watch, "_look", looked.append)
+        with default_database({"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}):
+            override_sync.watch.look()
+        assert looked == []
+        override_sync.watch.look()
+        assert len(looked) == 1
+
+
+@pytest.mark.usefixtures("published_at_once")
+class TestWhatCounts:
+    """Each row of the database that overrides are written to, by whatever model; and no other row."""
+
+    def test_a_row_of_another_database_changes_nothing(self, tmp_path: Path, django_db_blocker: Any) -> None:
+        blocked()
+        with another_database(tmp_path) as other:
+            copy = QuotaOverride(subject="user:1", rule="search", mode="exempt")
+            copy.save(using=other)
+            assert held() == {"search": BLOCKED}
+            QuotaOverride.objects.using(other).update(mode="blocked", rule="login")
+            QuotaOverride.objects.using(other).bulk_create([QuotaOverride(subject="user:2", rule="a", mode="exempt")])
+            QuotaOverride.objects.using(other).all().delete()
+            assert (held(), held("user:2")) == ({"search": BLOCKED}, {})
+            assert not OverrideOutbox.objects.using(other).exists()
+
+    @pytest.mark.parametrize("model", [Subject, Overview])
+    def test_a_row_of_a_proxy_model_is_an_override_like_any_other(self, model: Any) -> None:
+        row = model.objects.create(subject="user:1", rule="search", mode="blocked")
+        assert held() == {"search": BLOCKED}
+        row.mode = "exempt"
+        row.save()
+        assert held() == {"search": Override("exempt")}
+        model.objects.update(mode="blocked")
+        assert held() == {"search": BLOCKED}
+        row.delete()
+        assert held() == {}
+        model.objects.bulk_create([model(subject="user:1", rule="login", mode="blocked")])
+        assert held() == {"login": BLOCKED}
+        model.objects.all().delete()
+        assert held() == {}
+
+
+class ReplicaThatLags:
+    """A router to a database that is not even there."""
+
+    def db_for_read(self, *_: Any, **__: Any) -> str:
+        return "replica"
+
+
+@pytest.mark.usefixtures("published_at_once")
+def test_a_replica_is_not_asked(settings: Any) -> None:
+    settings.DATABASE_ROUTERS = [ReplicaThatLags()]
+    row = blocked()
+    row.save()
+    QuotaOverride.objects.filter(subject="user:1").update(mode="exempt")
+    QuotaOverride.objects.bulk_create([QuotaOverride(subject="user:2", rule="*", mode="blocked")])
+    assert (held("user:1"), held("user:2")) == ({"search": Override("exempt")}, {"*": BLOCKED})
+    assert synced() == {"subjects": 2, "withdrawn": 0}
+    said("set", "user:2", "exempt")
+    assert held("user:2") == {"*": Override("exempt")}
+    said("clear", "user:2")
+    assert held("user:2") == {}
+
+
+@pytest.mark.usefixtures("memory_store", "database")
+def test_the_memory_store_is_told_too() -> None:
+    row = blocked()
+    store = current_store()
+    assert isinstance(store, MemoryStore)
+    key = status_key(PREFIX, "user:1")
+    assert store._shard(key).get(key) == {"o:search": BLOCKED.encoded}
+    store._shard(key).drop(key)
+    assert override_sync.republish().subjects == 1
+    assert store._shard(key).get(key) == {"o:search": BLOCKED.encoded}
+    row.delete()
+    assert store._shard(key).get(key) is None
+    with pytest.raises(CommandError, match="STORE"):
+        synced()
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def said(*words: str) -> Any:
+    """Run `quota_override` and return what it says, from JSON where it was asked for."""
+    out, notes = StringIO(), StringIO()
+    call_command("quota_override", *words, stdout=out, stderr=notes)
+    return json.loads(out.getvalue()) if "--json" in words else out.getvalue() + notes.getvalue()
+
+
+_SETTING = [["set", "user:1", "5/m", option] for option in ("--rule", "--reason")]
+
+
+@pytest.mark.usefixtures("published_at_once")
+class TestTheCommand:
+    """`quota_override list|set|clear`."""
+
+    def test_it_sets_changes_lists_and_clears(self) -> None:
+        (first,) = said("set", "user:1", "blocked", "--reason", "spam", "--json")
+        assert (first["mode"], first["rule"], first["reason"]) == ("blocked", "*", "spam")
+        assert held() == {"*": BLOCKED}
+        said("set", "user:1", "5/m", "--json")
+        said("set", "user:1", "exempt", "--rule", "search", "--until", "2126-01-31T12:00", "--json")
+        assert held() == {"*": Override("rate", 0, 0, "5/m"), "search": held()["search"]}
+        listed = said("list", "--subject", "user:1", "--active", "--json")
+        assert [(row["rule"], row["mode"], row["rate"]) for row in listed] == [
+            ("*", "rate", "5/m"),
+            ("search", "exempt", None),
+        ]
+        assert listed[0]["reason"] == ""
+        assert listed[1]["expires"].startswith("2126-01-31T")
+        assert "user:1, all rules: 5/m, without an end" in said("list")
+        said("clear", "user:1", "--rule", "search")
+        assert held().keys() == {"*"}
+        assert "Cleared user:1, all rules: 5/m" in said("clear", "user:1")
+        assert held() == {}
+        assert "no override for user:1" in said("clear", "user:1")
+
+    def test_a_span_begins_now(self) -> None:
+        (row,) = said("set", "user:1", "blocked", "--for", "2h", "--json")
+        ends = datetime.fromisoformat(row["expires"])
+        assert abs(ends - datetime.now(UTC) - timedelta(hours=2)) < timedelta(minutes=10)
+        assert held()["*"].ends == microseconds(ends)
+
+    @pytest.mark.parametrize(
+        ("words", "told"),
+        [
+            (("set", "user:1", "10/fortnight"), "10/fortnight"),
+            (("set", "user:1", "blocked", "--for", "soon"), "such as '10m'"),
+            (("set", "user:1", "blocked", "--until", "soon"), "2030-01-31T12:00"),
+            (("set", "user:1", "blocked", "--until", "2030-02-31"), "2030-01-31T12:00"),
+            (("set", "user:1", "blocked", "--until", "2001-01-01"), "is in the past"),
+            (("set", "", "blocked"), "'user:42'"),
+            (("set", "user:1", "blocked", "--rule", "x" * 201), "200"),
+            (("set", "user:1"), "RATE|exempt|blocked"),
+        ],
+    )
+    def test_what_is_wrong_is_named_with_what_would_do(self, words: tuple[str, ...], told: str) -> None:
+        with pytest.raises(CommandError) as caught:
+            said(*words)
+        assert told in str(caught.value)
+        assert not QuotaOverride.objects.exists()
+
+    def test_an_option_whose_bytes_are_no_text_is_a_clear_error(self) -> None:
+        odd = os.fsdecode(b"a\xff")
+        for words in (["list", "--rule"], ["clear", "user:1", "--rule"], *_SETTING):
+            with pytest.raises(CommandError, match=rf"^{words[-1]} 'a\\udcff' is not UTF-8 text"):
+                said(*words, odd)
+
+    def test_a_rule_that_the_settings_do_not_know_is_pointed_out(self, settings: Any) -> None:
+        settings.QUOTA = {"RULES": {"search": "10/m"}}
+        assert "Did you mean “search”?" in said("set", "user:1", "blocked", "--rule", "serch")
+        assert "no rule of the settings" not in said("set", "user:1", "blocked", "--rule", "search")
+
+    def test_a_bare_address_becomes_a_subject_and_is_found_again(self) -> None:
+        assert "'127.0.0.1' is taken for 'ip:127.0.0.1'" in said("set", "127.0.0.1", "blocked")
+        QuotaOverride.objects.create(subject="127.0.0.1", mode="blocked")  # by code, as it stands
+        assert not check("5/m", "ip:127.0.0.1")
+        assert said("list", "--subject", "127.0.0.1").count("blocked") == 2
+        said("clear", "127.0.0.1")
+        assert not QuotaOverride.objects.exists()
+        assert check("5/m", "ip:127.0.0.1")
+
+    @pytest.mark.parametrize("network", ["10.0.0.0/8", "ip:10.0.0.0/8", "10.0.0.1/x", "10.0.0.0/8/8"])
+    def test_a_network_is_no_subject(self, network: str) -> None:
+        with pytest.raises(CommandError, match="is a network"):
+            said("set", network, "blocked")
+        assert not QuotaOverride.objects.exists()
+
+    def test_a_network_of_ipv6_that_no_request_goes_by_is_saved_with_a_note(self) -> None:
+        assert "it is a network. Use one address" in said("set", "2001:db8::/32", "blocked")
+        assert "network" not in said("set", "2001:db8::/64", "blocked")
+
+    def test_a_network_that_code_has_saved_is_listed_and_cleared(self) -> None:
+        assert "it is a network" in said("clear", "10.0.0.0/8")
+        QuotaOverride.objects.create(subject="10.0.0.0/8", rule="*", mode="blocked")
+        assert "10.0.0.0/8" in said("list", "--subject", "10.0.0.0/8")
+        assert said("clear", "10.0.0.0/8").startswith("Cleared")
+        assert not QuotaOverride.objects.exists()
+
+    def test_a_subject_that_no_request_has_is_saved_with_a_note(self) -> None:
+        joe = User.objects.create_user("joe")
+        for subject in ("joe", "user:joe"):
+            assert f"“user:{joe.pk}”" in said("set", subject, "blocked")
+        assert "user:<key>, ip:<address> or global" in said("set", "nobody", "blocked")
+        assert "no user with the key “77”" in said("set", "user:77", "blocked")
+        assert QuotaOverride.objects.count() == 4
+        for subject in (f"user:{joe.pk}", "ip:127.0.0.1", "global"):
+            assert "Note" not in said("set", subject, "blocked")
+
+    def test_a_rate_must_fit_its_rule(self, settings: Any) -> None:
+        settings.QUOTA = {"RULES": {"search": "10/m"}}
+        with pytest.raises(CommandError, match="calendar"):
+            said("set", "user:1", "9/month", "--rule", "search")
+
+    def test_where_redis_is_away_it_says_what_to_do(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: Any) -> Any:
+            raise StoreUnavailable("it is away")
+
+        monkeypatch.setattr(override_sync, "run_all", refuse)
+        with pytest.raises(CommandError, match="published soon after Redis is back: by a process that serves requests"):
+            said("set", "user:1", "blocked")
+        assert QuotaOverride.objects.exists()
+
+    def test_a_name_cannot_move_the_cursor(self) -> None:
+        assert "\x1b" not in said("set", "user:1", "blocked", "--reason", "\x1b[2J")
+
+
+@pytest.mark.usefixtures("published_at_once")
+def test_an_override_binds_in_the_decision(settings: Any) -> None:
+    settings.QUOTA = {"RULES": {"search": "10/m"}}
+    with freeze(START):
+        assert check("search", "user:1").allowed
+        blocked()
+        assert not check("search", "user:1").allowed
+        assert check("search", "user:2").allowed
+        QuotaOverride.objects.update(mode="rate", rate="3/m")
+        assert check("search", "user:1").limit == 3
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("words", [["quota_override", "list"], ["quota_sync"], ["quota_rollup"]])
+def test_where_the_tables_are_missing_it_says_what_makes_them(
+    words: list[str], tmp_path: Path, django_db_blocker: Any
+) -> None:
+    check("5/m", "user:1")  # something to carry
+    empty = sqlite_database(tmp_path / "empty.sqlite3")
+    with django_db_blocker.unblock(), default_database(empty), pytest.raises(CommandError) as caught:
+        call_command(*words, stdout=StringIO())
+    assert "`manage.py migrate` makes the tables" in str(caught.value)

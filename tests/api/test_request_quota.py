@@ -1,0 +1,130 @@
+"""What a refusal that is raised inside a view does to the view's transaction, and what a view may return."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connection, transaction
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client, RequestFactory
+from django.utils.functional import SimpleLazyObject
+
+from django_quota import Decision, acheck, check, concurrency, quota
+from tests.support.calls import run
+
+pytestmark = pytest.mark.usefixtures("memory_store")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_refusal_in_a_view_rolls_its_transaction_back_where_there_is_one(
+    atomic: bool, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", atomic)
+    assert client.get("/writes/").status_code == 429
+    assert User.objects.count() == (0 if atomic else 1)
+
+
+def refused_inside(request: HttpRequest) -> HttpResponse:
+    check("0/m", request, name="inside").raise_if_refused()
+    raise AssertionError
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("limit", [quota("9/m", name="outside"), concurrency(1, name="outside")], ids=["rate", "slot"])
+def test_a_refusal_in_a_view_leaves_the_transaction_of_its_caller_alone(limit: Any) -> None:
+    """Where Django opened none for the request, the one that is open belongs to somebody else."""
+    view = limit(refused_inside)
+    with transaction.atomic():
+        User.objects.create_user("ann")
+        assert view(RequestFactory().get("/")).status_code == 429
+        assert not transaction.get_rollback()
+    assert User.objects.count() == 1
+
+
+def test_what_a_view_returns_beside_a_response_is_left_to_django() -> None:
+    nothing: Any = quota("1/m", name="nothing")(lambda request: None)
+    assert nothing(RequestFactory().get("/")) is None
+
+
+def request_of(user: object) -> HttpRequest:
+    request = RequestFactory().get("/")
+    request.user = user  # type: ignore[assignment]
+    return request
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_lazy_user_of_another_middleware_is_the_same_sync_and_async(loaded: bool) -> None:
+    """A token's user, say, whom the session behind request.auser does not know."""
+    user = SimpleLazyObject(lambda: User(pk=7))
+    if loaded:
+        assert user.pk == 7
+    assert check("9/m", request_of(user), key="user").subject == "user:7"
+    other = SimpleLazyObject(lambda: User(pk=7))
+    assert asyncio.run(acheck("9/m", request_of(other), key="user")).subject == "user:7"
+
+
+def asks_the_database(request: HttpRequest, decision: Decision) -> HttpResponse:
+    return HttpResponse(User.objects.get().username, status=429)
+
+
+@quota("0/m")
+async def refused_by_a_decorator(request: HttpRequest) -> HttpResponse:
+    raise AssertionError
+
+
+@quota("9/m")
+async def refused_by_hand(request: HttpRequest) -> HttpResponse:
+    (await acheck("0/m", request)).raise_if_refused()
+    raise AssertionError
+
+
+@concurrency(1, name="one")
+async def in_a_slot(request: HttpRequest, depth: int = 1) -> HttpResponse:
+    return await in_a_slot(request, depth - 1) if depth else HttpResponse()
+
+
+@concurrency(1, name="other")
+async def refused_by_hand_in_a_slot(request: HttpRequest) -> HttpResponse:
+    (await acheck("0/m", request)).raise_if_refused()
+    raise AssertionError
+
+
+class TestAnswersUnderASGI:
+    """What a site shows who is refused may ask the database, which must not happen in the event loop."""
+
+    @pytest.fixture(params=["function", "template"], autouse=True)
+    def _answer(self, request: pytest.FixtureRequest, settings: Any, transactional_db: None) -> None:
+        User.objects.create(username="ann")
+        if request.param == "function":
+            settings.QUOTA = {**settings.QUOTA, "RESPONSE": asks_the_database}
+        else:
+            loader = ("django.template.loaders.locmem.Loader", {"429.html": "{{ request.user.username }}"})
+            options = {**settings.TEMPLATES[0]["OPTIONS"], "loaders": [loader]}
+            settings.TEMPLATES = [{**settings.TEMPLATES[0], "APP_DIRS": False, "OPTIONS": options}]
+
+    @pytest.mark.parametrize(
+        "view",
+        [refused_by_a_decorator, refused_by_hand, in_a_slot, refused_by_hand_in_a_slot],
+        ids=lambda v: v.__name__,
+    )
+    def test_of_a_view(self, view: Any) -> None:
+        request = RequestFactory().get("/", headers={"Accept": "text/html"})
+        request.user = SimpleLazyObject(User.objects.get)  # type: ignore[assignment]
+        reply: Any = run(view, request)
+        assert (reply.status_code, reply.text) == (429, "ann")
+
+    @pytest.mark.parametrize("path", ["/free/", "/nowhere/"])
+    def test_of_the_middleware(self, path: str, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"shut": {"rate": "0/m", "match": "/"}}}
+
+        async def ask() -> Any:
+            client = AsyncClient()
+            await client.aforce_login(await User.objects.aget())
+            return await client.get(path, headers={"Accept": "text/html"})
+
+        reply = asyncio.run(ask())
+        assert (reply.status_code, reply.text) == (429, "ann")

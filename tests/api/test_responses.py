@@ -1,0 +1,439 @@
+"""What a Decision looks like over HTTP: headers by an independent parser, bodies by Accept, and what must not leak."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import http_sf
+import pytest
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http.request import MediaType
+from django.template import engines
+from django.template.response import SimpleTemplateResponse
+from django.test import AsyncClient, Client, RequestFactory, override_settings
+from django.utils import translation
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_quota import Decision, Rule, check, concurrency, quota
+from django_quota.exceptions import ConfigurationError
+from django_quota.testing import freeze
+from django_quota.web import responses
+from django_quota.web.responses import PROBLEM, policy_names, preferred_type, refusal, set_headers
+from django_quota.web.wording import message
+from tests.support.calls import always
+from tests.support.site_response import in_vain, teapot
+
+NOW = 1_790_000_000_123_457
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
+SECRET = "s3cret-value"
+RANGES = st.sampled_from(
+    ["*/*", "text/*", "application/*", "text/html", "text/plain", "application/json", PROBLEM, "image/png"]
+)
+
+pytestmark = pytest.mark.usefixtures("memory_store")
+
+
+def get(accept: str | None = None, **meta: Any) -> HttpRequest:
+    given = {} if accept is None else {"HTTP_ACCEPT": accept}
+    return RequestFactory().get("/", **{"REMOTE_ADDR": "192.0.2.1", **given, **meta})
+
+
+def parsed(response: HttpResponseBase, name: str) -> list[tuple[str, dict[str, Any]]]:
+    found = http_sf.parse(response.headers[name].encode("ascii"), tltype="list")
+    assert isinstance(found, list)
+    return found  # type: ignore[return-value]
+
+
+def view(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+def refused(accept: str | None = None, rate: str = "0/m", **options: Any) -> HttpResponse:
+    request = get(accept)
+    with freeze(NOW):
+        check("1/m", request, **options)
+        return refusal(request, check(rate, request, **options))
+
+
+class TestHeaders:
+    def test_they_parse_as_rfc_9651_lists_and_agree_with_the_decision(self) -> None:
+        request: Any = get()
+        with freeze(NOW):
+            response = quota("10/s", "500/30m", name="burst", cost=3)(quota("5/d", name="daily")(view))(request)
+        decision: Decision = request.quota
+        policy, state = parsed(response, "RateLimit-Policy"), parsed(response, "RateLimit")
+        assert [name for name, _ in policy] == [name for name, _ in state] == ["burst-s", "burst-30m", "daily"]
+        assert [parameters for _, parameters in policy] == [
+            {"q": 10, "w": 1}, {"q": 500, "w": 1_800}, {"q": 5, "w": 86_400},
+        ]  # fmt: skip
+        for (_, parameters), outcome in zip(state, decision.outcomes, strict=True):
+            assert parameters == {"r": outcome.remaining, "t": math.ceil(outcome.reset_after)}
+
+    def test_a_month_has_no_window_in_seconds(self) -> None:
+        response: Any = quota("5/month", algorithm="calendar", name="m")(view)(get())
+        assert parsed(response, "RateLimit-Policy") == [("m", {"q": 5})]
+
+    @given(st.lists(st.text(min_size=1), min_size=1, max_size=4))
+    def test_rules_of_any_name_give_headers_that_parse_with_names_all_different(self, rules: list[str]) -> None:
+        limits = [Rule.make(name, "10/m").limits[0] for name in rules]
+        outcomes = [check(Rule.make(name, "10/m"), "global").outcomes[0] for name in rules]
+        response = HttpResponse()
+        set_headers(response, Decision.of(tuple(outcomes)))
+        names = [name for name, _ in parsed(response, "RateLimit")]
+        assert names == [name for name, _ in parsed(response, "RateLimit-Policy")] == policy_names(limits)
+        assert len(set(names)) == len(rules)
+
+    @pytest.mark.parametrize(
+        ("rule", "name"),
+        [
+            ("search", "search"), ('a"b', "a%22b"), ("a\\b", "a%5Cb"), ("größe", "gr%C3%B6%C3%9Fe"),
+            ("a\r\nb", "a%0D%0Ab"),
+            ("shop.views.buy", "buy"), ("shop.views.Buy#2", "Buy#2"), ("10/m", "10/m"), ("end.", "end."),
+        ],
+    )  # fmt: skip
+    def test_a_name_is_quoted_and_no_module_path_leaks(self, rule: str, name: str) -> None:
+        assert policy_names(Rule.make(rule, "10/m").limits) == [name]
+
+    def test_the_settings_turn_them_off_and_the_legacy_ones_on(self, settings: Any) -> None:
+        legacy = ["X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"]
+        for headers, old in ((True, False), (False, True), (False, False), (True, True)):
+            settings.QUOTA = {"STORE": "memory", "HEADERS": headers, "LEGACY_HEADERS": old}
+            with freeze(NOW):
+                response = quota("9/h", "5/m")(view)(get())
+            assert ("RateLimit" in response.headers, "RateLimit-Policy" in response.headers) == (headers, headers)
+            found = [response.headers.get(name) for name in legacy]
+            assert found == (["5", "4", "60"] if old else [None] * 3)
+
+    def test_a_reply_that_is_put_into_a_cache_does_not_carry_whom_it_was_made_for(self) -> None:
+        """`cache_page` above `@quota` pickles the reply with all its attributes."""
+        assert b"192.0.2.1" not in pickle.dumps(quota("1/m")(view)(get()))
+
+    def test_the_headers_of_a_view_in_a_stream_are_written_too(self) -> None:
+        from django.http import StreamingHttpResponse
+
+        assert "RateLimit" in quota("1/m")(lambda request: StreamingHttpResponse([]))(get()).headers
+
+
+class TestRetryAfter:
+    @pytest.mark.parametrize("rates", [("3/m",), ("7/30s",), ("1/s", "3/m"), ("250/m",)])
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {}, {"algorithm": "fixed_window"}, {"algorithm": "token_bucket", "burst": 4},
+            {"algorithm": "leaky_bucket"}, {"algorithm": "calendar"}, {"precision": 2}, {"cost": 3},
+        ],
+    )  # fmt: skip
+    def test_it_is_whole_seconds_and_true(self, rates: tuple[str, ...], options: dict[str, Any]) -> None:
+        limited = quota(*rates, name="r", **options)(view)
+        now = NOW
+        seen = 0
+        for step in range(1_000):
+            with freeze(now):
+                response = limited(get())
+            if response.status_code == 200:
+                now += 1 + step % 7 * 1_003
+                continue
+            if "Retry-After" not in response.headers:
+                assert options.get("cost", 1) > 1
+                return
+            after = response.headers["Retry-After"]
+            assert after.isascii()
+            assert after.isdecimal()
+            assert int(after) >= 1
+            now += int(after) * 1_000_000
+            with freeze(now):
+                assert limited(get()).status_code == 200, (step, after)
+            seen += 1
+            if seen == 3:
+                return
+        pytest.fail("too little was refused")
+
+    def test_it_is_not_longer_than_rounding_up_makes_it(self) -> None:
+        with freeze(NOW):
+            check("1/m", "ip:192.0.2.1")
+        for later, seconds in ((0, 60), (1, 60), (999_999, 60), (1_000_000, 59), (59_000_001, 1), (59_999_999, 1)):
+            with freeze(NOW + later):
+                decision = check("1/m", "ip:192.0.2.1")
+                assert refusal(get(), decision).headers["Retry-After"] == str(seconds)
+
+    def test_where_no_time_helps_there_is_none(self) -> None:
+        response = refused()
+        assert "Retry-After" not in response.headers
+        assert "closed at the moment" in json.loads(response.content)["detail"]
+
+
+def test_what_refuses_everybody_does_not_tell_people_that_their_request_is_too_large() -> None:
+    assert "larger" not in message(check("0/m", "global"))
+
+
+class TestBodies:
+    @pytest.mark.parametrize(
+        ("accept", "kind"),
+        [
+            (None, "application/problem+json"), ("*/*", "application/problem+json"),
+            ("application/json", "application/problem+json"), ("application/problem+json", "application/problem+json"),
+            ("application/*", "application/problem+json"), (BROWSER, "text/html; charset=utf-8"),
+            ("text/html", "text/html; charset=utf-8"), ("text/plain", "text/plain; charset=utf-8"),
+            ("text/html;q=0.1, text/plain", "text/plain; charset=utf-8"), ("image/png", "application/problem+json"),
+            ("", "application/problem+json"), ("text/html;q=0, */*", "application/problem+json"),
+            ("text/html;q=0, text/*", "text/plain; charset=utf-8"),
+            ("*/*;q=0.1, application/problem+json;q=0, application/json;q=0", "text/html; charset=utf-8"),
+            ("application/json, text/plain, */*", "application/problem+json"),
+            ("text/html, */*", "text/html; charset=utf-8"), ("TEXT/HTML", "text/html; charset=utf-8"),
+            ("text/plain; charset=UTF-8, application/json;q=0.9", "text/plain; charset=utf-8"),
+            ("text/plain; charset=latin-1, text/html;q=0.1", "text/html; charset=utf-8"),
+            ("text/html;level=1", "application/problem+json"), ("*/plain", "application/problem+json"),
+            ("text/html;q=nan", "application/problem+json"), ("text/html" + " " * 9_000, "application/problem+json"),
+        ],
+    )  # fmt: skip
+    def test_the_body_is_what_is_accepted(self, accept: str | None, kind: str) -> None:
+        response = refused(accept)
+        assert (response.status_code, response.headers["Content-Type"]) == (429, kind)
+        assert response.headers["Cache-Control"] == "no-store"
+        assert response.headers["Vary"] == "Accept"
+
+    @given(st.text(st.characters(codec="latin-1")) | st.text("text/html;q=0.19,* \"'", max_size=30))
+    def test_any_accept_header_gets_an_answer(self, accept: str) -> None:
+        assert refused(accept).status_code == 429
+
+    @given(st.lists(st.tuples(RANGES, st.integers(0, 1_000)), max_size=6, unique_by=lambda each: each[0]))
+    def test_the_body_has_the_highest_quality_that_the_most_specific_range_gives_it(
+        self, ranges: list[tuple[str, int]]
+    ) -> None:
+        accept = ", ".join(f"{name};q={quality / 1000:.3f}" for name, quality in ranges)
+        given = dict(ranges)
+
+        def quality_of(offered: str) -> int:
+            group = offered.partition("/")[0] + "/*"
+            return next((given[name] for name in (offered, group, "*/*") if name in given), 0)
+
+        best = max(map(quality_of, (PROBLEM, "application/json", "text/html", "text/plain")))
+        chosen = preferred_type(accept)
+        assert chosen == PROBLEM if best == 0 else quality_of(chosen) == best
+
+    @pytest.mark.parametrize(
+        ("accept", "chosen"),
+        [
+            ("a/b," * 50 + "text/html", "text/html"),
+            ("a/b," * 64 + "text/html", PROBLEM),  # behind the first 256 characters
+            ("text/html;q=0.5," + "a/b," * 59 + "text/plain", "text/html"),  # cut off in the middle
+            ("text/plain," + "a/b," * 1_000, "text/plain"),
+            ("x" * 1_000, PROBLEM),
+        ],
+    )
+    def test_of_a_long_accept_header_the_beginning_is_read(self, accept: str, chosen: str) -> None:
+        assert preferred_type(accept) == chosen
+
+    @pytest.mark.parametrize("accept", [",".join(["*/*;q=0.1"] * 409), "a," * 2_000, "text/*," * 500, BROWSER])
+    def test_few_ranges_are_weighed_and_no_header_twice(self, accept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        weighed: list[str] = []
+
+        def media_type(text: str) -> MediaType:
+            weighed.append(text)
+            return MediaType(text)
+
+        monkeypatch.setattr(responses, "MediaType", media_type)
+        responses._preferred.cache_clear()
+        for _ in range(2):
+            preferred_type(accept)
+        assert len(weighed) <= 8
+
+    @pytest.mark.parametrize("accept", [None, BROWSER, "text/plain"])
+    def test_a_head_request_gets_the_headers_of_a_get_and_no_body(self, accept: str | None, client: Client) -> None:
+        headers = {} if accept is None else {"Accept": accept}
+        with freeze(NOW):
+            for _ in range(3):
+                client.get("/limited/")
+            got, head = client.get("/limited/", headers=headers), client.head("/limited/", headers=headers)
+        assert (got.status_code, head.status_code, head.content) == (429, 429, b"")
+        assert head.headers.items() == got.headers.items()
+
+    def test_vary_keeps_what_other_middleware_adds(self, client: Client, settings: Any) -> None:
+        settings.MIDDLEWARE = ["django.middleware.locale.LocaleMiddleware", *settings.MIDDLEWARE]
+        with translation.override("en"):  # the middleware leaves its language active
+            for _ in range(4):
+                response = client.get("/limited/", headers={"Accept": BROWSER, "Accept-Language": "de"})
+        assert response.status_code == 429
+        assert response.headers["Vary"] == "Accept, Accept-Language"
+        assert (response.headers["Content-Language"], "Zu viele Anfragen" in response.text) == ("de", True)
+
+    def test_a_ban_is_of_the_type_of_abnormal_usage(self) -> None:
+        with freeze(NOW):
+            for _ in range(3):
+                decision = check("1/m", "global", name="b", ban={"after": "1/m", "for": "10m"})
+            problem = json.loads(refusal(get(), decision).content)
+        assert problem["type"].endswith("#abnormal-usage-detected")
+        assert (problem["status"], problem["retry_after"], problem["violated-policies"]) == (429, 600, ["b"])
+
+    def test_problem_json_has_the_members_of_its_type(self) -> None:
+        request: Any = get("application/json")
+        with freeze(NOW):
+            limited = quota("5/m", name="wide")(quota("1/m", name='na"rrow')(quota("0/h", shadow=True)(view)))
+            assert limited(request).status_code == 200
+            response: Any = limited(get("application/json"))
+        assert json.loads(response.content) == {
+            "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+            "title": "Too many requests",
+            "status": 429,
+            "detail": "The limit is 1 per minute. Please try again in 60 seconds.",
+            "violated-policies": ["na%22rrow"],
+            "retry_after": 60,
+        }
+        assert response.headers["RateLimit-Policy"].startswith('"wide";q=5;w=60, "na%22rrow"')
+
+    def test_a_denial_while_the_store_is_away_is_a_503_of_another_type(self) -> None:
+        denied = Decision(allowed=False, rule="r", subject="user:1", degraded=True, enforced=True)
+        response = refusal(get(), denied)
+        problem = json.loads(response.content)
+        assert (response.status_code, problem["status"], problem["violated-policies"]) == (503, 503, [])
+        assert problem["type"].endswith("#temporary-reduced-capacity")
+        assert "RateLimit" not in response.headers
+
+    def test_the_page_is_the_template_of_the_setting_and_escapes(self) -> None:
+        loaders: Any = [
+            ("django.template.loaders.locmem.Loader", {"mine.html": "{{ status }} {{ title }} {{ detail }}"})
+        ]
+        templates = [
+            {"BACKEND": "django.template.backends.django.DjangoTemplates", "OPTIONS": {"loaders": loaders}},
+        ]
+        with override_settings(QUOTA={"STORE": "memory", "TEMPLATE": "mine.html"}, TEMPLATES=templates):
+            assert refused("text/html").text.startswith("429 Too many requests This is closed at the moment.")
+
+    def test_the_page_of_the_package_says_status_title_and_wait_and_escapes(self, monkeypatch: Any) -> None:
+        monkeypatch.setattr("django_quota.web.responses.message", lambda decision: "<script>alert(1)</script>")
+        text = refused(BROWSER).text
+        assert "<script>" not in text
+        assert "&lt;script&gt;" in text
+        assert "429" in text
+        assert "<title>Too many requests</title>" in text
+
+    @pytest.mark.parametrize(
+        ("wait", "words"),
+        [(1, "1 second"), (119, "119 seconds"), (121, "3 minutes"), (7_199, "120 minutes"), (7_201, "3 hours")],
+    )
+    def test_the_wait_is_in_words_and_never_too_short(self, wait: int, words: str) -> None:
+        with freeze(NOW):
+            check("1/d", "global")
+        with freeze(NOW + (86_400 - wait) * 1_000_000):
+            assert message(check("1/d", "global")) == f"The limit is 1 per day. Please try again in {words}."
+
+    @pytest.mark.parametrize("accept", [None, BROWSER, "text/plain"])
+    @pytest.mark.parametrize("wrap", [quota("1/m", key="header:X-Api-Key"), quota("1/m", key=always(SECRET))])
+    def test_no_subject_secret_or_module_path_leaks(self, accept: str, wrap: Callable[[Any], Any]) -> None:
+        limited = wrap(view)
+        meta = {"HTTP_X_API_KEY": SECRET, "REMOTE_ADDR": "203.0.113.77"}
+        limited(get(accept, **meta))
+        request: Any = get(accept, **meta)
+        response = limited(request)
+        assert response.status_code == 429
+        sent = response.text + str(response.headers)
+        for word in (
+            SECRET,
+            "203.0.113.77",
+            "x-api-key:",
+            request.quota.subject,
+            "tests.",
+            "test_responses",
+            "quota:1:",
+        ):
+            assert word not in sent
+
+
+class TestTheSitesOwnAnswer:
+    """The setting RESPONSE."""
+
+    @pytest.fixture
+    def answer(self, settings: Any) -> Callable[[Any], None]:
+        def set_to(function: Any) -> None:
+            settings.QUOTA = {"STORE": "memory", "RESPONSE": function}
+
+        return set_to
+
+    def test_it_is_the_body_of_every_refusal_and_we_add_the_headers(self, answer: Any, client: Client) -> None:
+        answer("tests.support.site_response.teapot")
+        for path, most in (("/limited/", 3), ("/by-hand/", 2)):
+            with freeze(NOW):
+                replies = [client.get(path) for _ in range(most + 1)]
+            assert [reply.status_code for reply in replies] == [200] * most + [418]
+            assert replies[-1].json() == {"rule": path.strip("/"), "path": path}
+            assert replies[-1].headers["Retry-After"] == "60"
+            assert replies[-1].headers["Cache-Control"] == "no-store"
+            assert parsed(replies[-1], "RateLimit") == [(path.strip("/"), {"r": 0, "t": 60})]
+
+    async def _last(self, path: str, most: int) -> HttpResponseBase:
+        client = AsyncClient()
+        for _ in range(most):
+            assert (await client.get(path)).status_code == 200
+        return await client.get(path)
+
+    @pytest.mark.parametrize(("path", "most"), [("/limited-async/", 3), ("/by-hand-async/", 2)])
+    def test_it_is_so_of_async_views_too(self, answer: Any, path: str, most: int) -> None:
+        answer("tests.support.site_response.teapot")
+        reply = asyncio.run(self._last(path, most))
+        assert (reply.status_code, "RateLimit" in reply.headers) == (418, True)
+
+    def test_it_is_so_of_slots(self, answer: Any) -> None:
+        answer(teapot)
+        inner = concurrency(1, name="one")(view)
+        outer: Any = concurrency(1, name="one")(lambda request: inner(get()))
+        assert outer(get()).status_code == 418
+
+    def test_none_is_the_default_answer(self, answer: Any) -> None:
+        answer(lambda request, decision: None)
+        assert (refused().status_code, refused().headers["Content-Type"]) == (429, PROBLEM)
+
+    def test_headers_that_it_brings_are_kept(self, answer: Any, client: Client) -> None:
+        own = {"Retry-After": "7", "RateLimit": '"mine";r=0', "Cache-Control": "private", "X-RateLimit-Limit": "1"}
+        answer(lambda request, decision: HttpResponse("no", status=429, headers=own))
+        settings_now = {"STORE": "memory", "LEGACY_HEADERS": True}
+        with override_settings(QUOTA={**settings_now, "RESPONSE": lambda r, d: HttpResponse("no", headers=own)}):
+            for _ in range(4):
+                reply = client.get("/limited/")
+        assert {name: reply.headers[name] for name in own} == own
+        assert "RateLimit-Policy" not in reply.headers, "the names of two policies would not pair up"
+        assert reply.headers["X-RateLimit-Remaining"] == "0"
+
+    def test_one_response_for_all_refusals_tells_each_its_own_wait(self, answer: Any) -> None:
+        always = HttpResponse("no", status=429)
+        answer(lambda request, decision: always)
+        limited = quota("1/m", name="one")(view)
+        with freeze(NOW):
+            limited(get())
+            assert limited(get()).headers["Retry-After"] == "60"
+        with freeze(NOW + 50_000_000):
+            assert limited(get()).headers["Retry-After"] == "10"
+
+    def test_a_template_response_is_rendered(self, answer: Any) -> None:
+        template = engines["django"].from_string("no: {{ rule }}")
+        answer(lambda request, decision: SimpleTemplateResponse(template, {"rule": decision.rule}, status=429))
+        assert refused(name="r").text == "no: r"
+
+    @pytest.mark.parametrize("wrong", ["text", 429, {"detail": "no"}])
+    def test_what_is_no_response_is_a_clear_error(self, answer: Any, wrong: object) -> None:
+        answer(lambda request, decision: wrong)
+        with pytest.raises(ConfigurationError, match=rf'QUOTA\["RESPONSE"\] returned {type(wrong).__name__}'):
+            refused()
+
+    def test_what_must_be_awaited_is_a_clear_error_and_is_closed(self, answer: Any) -> None:
+        answer(lambda request, decision: [in_vain(request, decision)][0])
+        with pytest.raises(ConfigurationError, match="returned coroutine"):
+            refused()
+
+
+def test_who_is_banned_is_not_told_of_what_the_limit_has_left() -> None:
+    limited: Any = quota("2/s", key="ip", name="login", ban={"after": "1/m", "for": "10m"})(view)
+    with freeze(NOW):
+        for _ in range(5):
+            limited(get())
+    with freeze(NOW + 5_000_000):
+        reply = limited(get())
+    assert reply.status_code == 429
+    ((_, told),) = parsed(reply, "RateLimit")
+    assert told["r"] == 0
+    assert told["t"] >= 590

@@ -1,0 +1,472 @@
+"""Rules of the settings with a `match`: found by path, view and host, and decided together with those of the view."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from asgiref.sync import iscoroutinefunction
+from django.core.exceptions import PermissionDenied
+from django.http import FileResponse, HttpRequest, HttpResponse
+from django.test import AsyncClient, Client, RequestFactory, override_settings
+from django.urls import path, resolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_quota import peek, quota
+from django_quota.conf import current
+from django_quota.core.matching import Match, Target
+from django_quota.exceptions import RuleError
+from django_quota.middleware import QuotaMiddleware
+from django_quota.services.request_decisions import decide_request
+from django_quota.services.site_rules import RequestTarget, site_rules
+from django_quota.stores.redis.store import RedisStore
+from tests.api.test_middleware import both, fetch
+from tests.support.calls import calls_of
+from tests.support.stores import current_store
+from tests.support.urls_of_rules import guarded, seen
+
+URLS = "tests.support.urls_of_rules"
+
+
+@pytest.fixture(autouse=True)
+def urls(settings: Any) -> None:
+    settings.ROOT_URLCONF = URLS
+
+
+def to(path: str, **meta: Any) -> Any:
+    request = RequestFactory().get(path, **meta)
+    request.resolver_match = resolve(request.path_info, URLS)
+    return request
+
+
+def found(path: str, rules: dict[str, Any], **meta: Any) -> list[str]:
+    with override_settings(QUOTA={"STORE": "memory", "RULES": rules}):
+        return [rule.name for rule in site_rules(to(path, **meta))]
+
+
+def matching(*matches: Any, **more: Any) -> dict[str, Any]:
+    return {str(number): {"rate": "9/m", "match": match, **more} for number, match in enumerate(matches)}
+
+
+PLACES: list[Any] = [
+    "/", "/api/", "/api", "/api/*", "/*/search/", "re:s", "api:*", "api:search", "plain", "api:v1:*", "/plain",
+    "host:testserver", "host:*.example", ["/x/", "plain"], {"path": "/api/", "view": ["plain", "api:*"]},
+]  # fmt: skip
+
+
+class TestFinding:
+    @pytest.mark.parametrize(
+        ("match", "path"),
+        [
+            ("/", "/api/search/"), ("/api/", "/api/search/"), ("api:search", "/api/search/"),
+            ("api:*", "/api/v1/items/"),
+            ("api:v1:*", "/api/v1/items/"), ("api:v1:items", "/api/v1/items/"),
+            ("tests.support.urls_of_rules.plain", None),
+            ("host:testserver", "/plain/"), ("re:^/pl", "/plain/"), ("/*/search/", "/api/search/"),
+            ("plain", "/plain/"),
+        ],
+    )  # fmt: skip
+    def test_a_rule_is_found_by_path_view_namespace_or_host(self, match: str, path: str | None) -> None:
+        if path is not None:
+            assert found(path, matching(match)) == ["0"]
+            assert found("/twice/", matching(match)) == (["0"] if match in ("/", "host:testserver") else [])
+
+    def test_a_view_without_a_name_goes_by_its_dotted_path(self) -> None:
+        assert found("/twice/", matching("tests.support.urls_of_rules.twice")) == ["0"]
+
+    def test_a_namespace_may_be_called_as_a_kind_of_place_is(self) -> None:
+        assert found("/hosting/list/", matching({"view": "host:list"}, {"view": ["host:*"]})) == ["0", "1"]
+
+    def test_a_host_with_letters_of_its_language_is_the_one_that_requests_name(self) -> None:
+        rules = matching("host:Bücher.example", "host:*.bücher.example", "host:bucher.example")
+        assert found("/plain/", rules, HTTP_HOST="xn--bcher-kva.example") == ["0"]
+        assert found("/plain/", rules, HTTP_HOST="www.xn--bcher-kva.example") == ["1"]
+
+    def test_a_view_of_no_namespace_is_not_one_of_the_same_name_in_a_namespace(self) -> None:
+        assert found("/api/plain/", matching("plain", "api:plain")) == ["1"]
+
+    def test_rules_come_in_the_order_of_the_settings_each_once(self) -> None:
+        assert found("/api/search/", matching("re:.", ["api:*", "/api/", "api:search"], "/", "/x/")) == ["0", "1", "2"]
+
+    def test_they_do_so_however_they_are_found(self) -> None:
+        matches = ["/elsewhere/"] * 20
+        matches[0], matches[8], matches[16] = "/api/", "api:search", "/"
+        assert found("/api/search/", matching(*matches)) == ["0", "8", "16"]
+
+    def test_what_is_excluded_is_left_out(self) -> None:
+        rules = matching("/api/", exclude=["api:v1:*", "/api/plain/"])
+        assert found("/api/search/", rules) == ["0"]
+        assert found("/api/v1/items/", rules) == []
+        assert found("/api/plain/", rules) == []
+
+    def test_a_rule_without_a_match_holds_nowhere_by_itself(self) -> None:
+        assert (
+            found("/plain/", {"a": "1/m", "b": {"rate": "1/m"}, "c": ["1/m"], "d": {"rate": "1/m", "match": None}})
+            == []
+        )
+
+    def test_a_host_that_is_not_allowed_escapes_no_rule(self, settings: Any) -> None:
+        settings.ALLOWED_HOSTS = ["testserver"]
+        rules = matching("host:testserver", {"path": "/plain/", "host": "*.example"}, {"path": "/x/", "host": "a.b"})
+        for host in ("evil.example", "a b", ""):
+            assert found("/plain/", rules, HTTP_HOST=host) == ["0", "1"]
+        excluding = matching("/", exclude=["host:evil.example", {"path": "/plain/", "host": "*.example"}])
+        assert found("/plain/", excluding, HTTP_HOST="evil.example") == ["0"]
+        assert found("/plain/", matching("/", exclude="host:testserver"), HTTP_HOST="testserver") == []
+        assert found("/plain/", matching("host:testserver"), HTTP_HOST="TestServer:8000") == ["0"]
+
+    @pytest.mark.parametrize("target", ["*", "http://h/x", "", "x"])
+    def test_a_rule_for_all_paths_holds_for_targets_that_no_slash_begins(self, target: str) -> None:
+        request = RequestFactory().options("/", PATH_INFO=target)
+        request.resolver_match = None
+        with override_settings(
+            QUOTA={"STORE": "memory", "RULES": matching("/", {"path": "/", "host": "testserver"}, "/x")}
+        ):
+            assert [rule.name for rule in site_rules(request)] == ["0", "1"]
+
+    def test_the_prefix_that_a_site_is_mounted_under_does_not_count(self) -> None:
+        request = RequestFactory().get("/plain/", SCRIPT_NAME="/mounted")
+        assert RequestTarget(request).path == "/plain/"
+
+    def test_a_rule_that_the_settings_add_replace_or_remove_is_seen(self, settings: Any) -> None:
+        request, site = to("/plain/"), {"rate": "1/m", "match": "/"}
+        for rules, names in (
+            ({"site": site}, ["site"]),
+            ({"site": site, "more": {"rate": "1/m", "match": "plain"}}, ["site", "more"]),
+            ({"site": {"rate": "1/m", "match": "/elsewhere/"}}, []),
+        ):
+            settings.QUOTA = {"STORE": "memory", "RULES": rules}
+            assert [rule.name for rule in site_rules(request)] == names
+
+    def test_a_key_that_is_none_is_an_error_and_not_the_subject_of_the_rule_before(self, settings: Any) -> None:
+        rules = {"first": {"rate": "9/m", "match": "/"}, "odd": {"rate": "9/m", "match": "/", "key": None}}
+        for written in ({"odd": rules["odd"]}, rules):
+            settings.QUOTA = {"STORE": "memory", "RULES": written}
+            with pytest.raises(RuleError, match="key=None is not a key"):
+                decide_request(site_rules(to("/plain/")), to("/plain/"))
+
+    def test_a_rule_that_cannot_be_read_is_an_error_and_not_a_limit_that_is_missing(self) -> None:
+        with pytest.raises(RuleError, match=r"RULES.*'0'.*match=5"):
+            found("/plain/", matching(5))
+
+    @given(
+        st.lists(st.sampled_from(PLACES), max_size=6),
+        st.sampled_from(["/api/search/", "/api/plain/", "/api/v1/items/", "/plain/", "/twice/", "/class/"]),
+    )  # fmt: skip
+    def test_looking_up_finds_what_comparing_all_would(self, matches: list[Any], path: str) -> None:
+        with override_settings(QUOTA={"STORE": "memory", "RULES": matching(*matches)}, ROOT_URLCONF=URLS):
+            request = to(path)
+            where = RequestTarget(request)
+            rules = [current().rule(name) for name in current().rules]
+            assert site_rules(request) == [rule for rule in rules if rule.match and rule.match.matches(where)]
+
+
+def test_two_hundred_rules_are_not_compared_one_by_one(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = {f"r{n}": {"rate": "9/m", "match": [f"/area{n}/", f"shop{n}:item", f"ns{n}:*"][n % 3]} for n in range(200)}
+    settings.QUOTA = {"STORE": "memory", "RULES": {**rules, "api": {"rate": "9/m", "match": "api:*"}}}
+    site_rules(to("/api/search/"))
+    compared: list[Match] = []
+    matches = Match.matches
+
+    def comparing(match: Match, target: Target, *, unknown: bool = True) -> bool:
+        compared.append(match)
+        return matches(match, target, unknown=unknown)
+
+    monkeypatch.setattr(Match, "matches", comparing)
+    assert [rule.name for rule in site_rules(to("/api/search/"))] == ["api"]
+    assert compared == [current().rule("api").match]
+
+
+RULES = {
+    "site": {"rate": "30/m", "match": "/", "key": "ip"},
+    "api": {"rate": {"anonymous": "25/m", "authenticated": "250/m"}, "match": "api:*", "key": "user"},
+}
+
+
+@both
+@pytest.mark.usefixtures("either_store")
+@pytest.mark.django_db
+class TestJoining:
+    @pytest.fixture(autouse=True)
+    def rules(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": RULES}
+
+    def test_two_rules_and_a_decorator_with_two_rates_are_one_call_and_no_sql(
+        self, kind: str, monkeypatch: pytest.MonkeyPatch, django_assert_num_queries: Any
+    ) -> None:
+        path = "/api/search/" if kind == "sync" else "/api/search-async/"
+        fetch(kind, path)  # finds the overrides of Redis, once
+        calls = store_calls(monkeypatch, kind)
+        with django_assert_num_queries(0):
+            (reply,) = fetch(kind, path)
+        assert calls == [1]
+        assert reply.json() == {"rules": ["site", "api", "two", "two"]}
+        assert reply.headers["RateLimit-Policy"] == (
+            '"site";q=30;w=60, "api";q=25;w=60, "two-m";q=20;w=60, "two-h";q=200;w=3600'
+        )
+
+    @pytest.mark.parametrize(
+        ("path", "own"),
+        [
+            ("/exempt-of-csrf/", "two"), ("/exempt-of-csrf-async/", "two"), ("/class/", "class"),
+            ("/class-async/", "class"),
+            ("/class-exempt-of-csrf/", "class"), ("/method/", "method"), ("/method-async/", "method"),
+        ],
+    )  # fmt: skip
+    def test_a_decorator_that_stands_outermost_is_joined_on_whatever_kind_of_view(
+        self, kind: str, path: str, own: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = store_calls(monkeypatch, kind)
+        (reply,) = fetch(kind, path)
+        assert list(dict.fromkeys(reply.json()["rules"])) == ["site", own]
+        assert calls == [1]
+
+    @pytest.mark.parametrize("path", ["/guarded/", "/guarded-class/", "/setup/", "/by-method-decorator/"])
+    def test_what_stands_in_front_runs_first_and_then_the_decorator_decides_for_itself(
+        self, kind: str, path: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = store_calls(monkeypatch, "both")
+        (reply,) = fetch(kind, path)
+        assert reply.json()["rules"][0] == "site"
+        assert len(reply.json()["rules"]) > 1
+        assert calls == [1, 1]
+        if "guarded" in path:
+            assert fetch(kind, f"{path}?no")[0].status_code == 403
+            assert calls == [1, 1, 1]
+
+    def test_another_method_of_the_class_is_not_limited_by_the_decorator_of_one(self, kind: str) -> None:
+        client = Client()
+        assert client.post("/method/").json() == {"rules": ["site"]}
+        assert client.head("/method/").status_code == 200
+        assert peek("20/m", "ip:127.0.0.1", name="method").remaining == 19
+
+    def test_a_method_that_as_view_leaves_out_is_not_limited(self, kind: str) -> None:
+        (reply,) = fetch(kind, "/method-of-post-alone/")
+        assert (reply.status_code, reply.headers["RateLimit"].count('"')) == (405, 2)
+        assert peek("20/m", "ip:127.0.0.1", name="method").remaining == 20
+
+    def test_a_head_is_joined_with_what_stands_on_get(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = store_calls(monkeypatch, "both")
+        reply = Client().head("/method/") if kind == "sync" else asyncio.run(AsyncClient().head("/method/"))
+        assert '"method";r=19' in reply.headers["RateLimit"]
+        assert calls == [1]
+
+    def test_a_limited_view_that_calls_itself_decides_each_time(self, kind: str) -> None:
+        fetch(kind, "/again/")
+        assert peek("20/m", "ip:127.0.0.1", name="again").remaining == 18
+
+    def test_a_limited_view_that_is_called_by_another_decides_each_time(self, kind: str) -> None:
+        fetch(kind, "/twice/")
+        assert peek("20/m", "ip:127.0.0.1", name="two").remaining == 18
+
+    def test_all_or_nothing_what_one_refuses_the_others_do_not_count(self, kind: str, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {**RULES, "api": {"rate": "2/m", "match": "api:*"}}}
+        path = "/api/search/" if kind == "sync" else "/api/search-async/"
+        replies = fetch(kind, path, 4)
+        assert [reply.status_code for reply in replies] == [200, 200, 429, 429]
+        assert peek("site", "ip:127.0.0.1").remaining == 28
+        assert peek("20/m", "ip:127.0.0.1", name="two").remaining == 18
+        assert '"api";r=0' in replies[-1].headers["RateLimit"]
+        assert int(replies[-1].headers["Retry-After"]) >= 1
+
+    def test_a_decorator_that_decides_alone_does_not_count_a_site_rule_twice(self, kind: str, settings: Any) -> None:
+        settings.ROOT_URLCONF = "tests.api.test_site_rules"
+        (reply,) = fetch(kind, "/by-the-settings/")
+        assert reply.json() == {"rules": ["site"]}
+        assert peek("site", "ip:127.0.0.1").remaining == 29
+
+    def test_but_it_counts_it_for_another_subject(self, kind: str, settings: Any) -> None:
+        """As where a view's own authentication finds the user that no middleware knew."""
+        names = iter(["before", "after"])
+
+        def by_name(request: HttpRequest) -> str:
+            return next(names)
+
+        rule = {"rate": "30/m", "match": "/", "key": by_name}
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"site": rule}}
+        settings.ROOT_URLCONF = "tests.api.test_site_rules"
+        (reply,) = fetch(kind, "/by-the-settings/")
+        assert reply.json() == {"rules": ["site", "site"]}
+
+    def test_a_view_that_cannot_be_a_key_of_a_dict_is_answered(self, kind: str) -> None:
+        (reply,) = fetch(kind, "/unhashable/")
+        assert reply.json() == {"rules": ["site"]}
+
+    def test_a_second_middleware_in_the_list_does_nothing(
+        self, kind: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django_quota.middleware.QuotaMiddleware"]
+        calls = store_calls(monkeypatch, kind)
+        (reply,) = fetch(kind, "/api/search/" if kind == "sync" else "/api/search-async/")
+        assert (reply.json()["rules"], calls) == (["site", "api", "two", "two"], [1])
+        assert fetch(kind, "/nowhere/")[0].status_code == 404
+        assert peek("site", "ip:127.0.0.1").remaining == 28
+        assert peek("20/m", "ip:127.0.0.1", name="two").remaining == 19
+
+    def test_a_view_that_has_the_rule_which_holds_anyway_counts_once(self, kind: str, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"two": {"rate": ["20/m", "200/h"], "match": "api:*"}}}
+        (reply,) = fetch(kind, "/api/search/")
+        assert reply.json() == {"rules": ["two", "two"]}
+        assert peek("two", "ip:127.0.0.1").remaining == 19
+
+
+@both
+@pytest.mark.usefixtures("either_store")
+class TestWithoutAView:
+    @pytest.fixture(autouse=True)
+    def rules(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"site": {"rate": "2/m", "match": "/"}}}
+
+    def test_a_path_that_leads_nowhere_is_limited_too(self, kind: str) -> None:
+        replies = fetch(kind, "/wp-login.php", 3)
+        assert [reply.status_code for reply in replies] == [404, 404, 429]
+        assert replies[0].headers["RateLimit"].startswith('"site";r=1')
+
+    def test_what_another_middleware_answers_is_limited_too(self, kind: str, settings: Any) -> None:
+        settings.MIDDLEWARE = [*settings.MIDDLEWARE, "tests.api.test_site_rules.teapot"]
+        assert [reply.status_code for reply in fetch(kind, "/plain/", 3)] == [418, 418, 429]
+
+    def test_a_view_that_another_middleware_keeps_shut_is_limited_too(self, kind: str, settings: Any) -> None:
+        settings.MIDDLEWARE = ["tests.api.test_site_rules.Shut", *settings.MIDDLEWARE]
+        assert [reply.status_code for reply in fetch(kind, "/plain/", 3)] == [403, 403, 429]
+
+    def test_what_it_would_have_sent_is_closed(self, kind: str, settings: Any) -> None:
+        settings.MIDDLEWARE = [*settings.MIDDLEWARE, "tests.api.test_site_rules.files"]
+        opened.clear()
+        replies = fetch(kind, "/plain/", 3)
+        assert [reply.status_code for reply in replies] == [200, 200, 429]
+        assert opened[-1].closed
+
+    def test_a_projects_own_may_do_more_before_the_view(self, kind: str, settings: Any) -> None:
+        settings.MIDDLEWARE = ["tests.api.test_site_rules.Derived"]
+        assert fetch(kind, "/plain/?derived")[0].status_code == 418
+        assert [reply.status_code for reply in fetch(kind, "/plain/", 2)] == [200, 429]
+
+    def test_a_request_is_decided_once(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = store_calls(monkeypatch, kind)
+        fetch(kind, "/plain/")
+        fetch(kind, "/nowhere/")
+        assert calls == [1, 1]
+
+    def test_where_quota_is_off_nothing_is_asked(self, kind: str, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
+        replies = fetch(kind, "/plain/", 4)
+        assert [reply.status_code for reply in replies] == [200] * 4
+        assert "RateLimit" not in replies[0].headers
+
+
+urlpatterns = [path("by-the-settings/", guarded(quota(rule="site")(seen)))]
+"""A rule that holds by itself, and that a decorator names which decides for itself."""
+
+
+def test_under_asgi_deciding_needs_no_thread() -> None:
+    async def get_response(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    assert iscoroutinefunction(QuotaMiddleware(get_response).process_view)
+    assert not iscoroutinefunction(QuotaMiddleware(lambda request: HttpResponse()).process_view)
+
+
+def teapot(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
+    return lambda request: HttpResponse(status=418)
+
+
+opened: list[io.BytesIO] = []
+
+
+def files(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], FileResponse]:
+    """Answers with a file."""
+
+    def answer(request: HttpRequest) -> FileResponse:
+        opened.append(io.BytesIO(b"file"))
+        return FileResponse(opened[-1])
+
+    return answer
+
+
+class Derived(QuotaMiddleware):
+    def process_view(self, request: HttpRequest, *args: Any) -> HttpResponse | None:
+        return HttpResponse(status=418) if "derived" in request.GET else super().process_view(request, *args)
+
+
+class Shut:
+    """Keeps every view shut, before our middleware has seen which it is."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> Any:
+        return self.get_response(request)
+
+    def process_view(self, request: HttpRequest, *_: Any) -> None:
+        raise PermissionDenied
+
+
+def tier_that_asks_the_database(request: Any) -> str:
+    from django.contrib.auth.models import User
+
+    return "pro" if request.user.is_authenticated and User.objects.filter(pk=request.user.pk).exists() else "anonymous"
+
+
+async def tier_async(request: Any) -> str:
+    user = await request.auser()
+    return "pro" if user.is_authenticated else "anonymous"
+
+
+@both
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("tier", ["tier_that_asks_the_database", "tier_async"])
+def test_a_tier_of_the_settings_may_be_sync_or_async_and_ask_the_database(kind: str, tier: str, settings: Any) -> None:
+    from django.contrib.auth.models import User
+
+    settings.QUOTA = {
+        **settings.QUOTA,
+        "RULES": {
+            "api": {
+                "rate": {"anonymous": "5/m", "pro": "50/m"}, "tier": f"tests.api.test_site_rules.{tier}",
+                "match": "api:*", "key": "user",
+            }
+        },
+    }  # fmt: skip
+    user = User.objects.create(username="ann")
+
+    def limits_of(who: Any) -> list[str]:
+        paths = ("/api/search/", "/api/search-async/", "/api/plain/")
+        if kind == "sync":
+            client = Client()
+            if who is not None:
+                client.force_login(who)
+            return [client.get(path).headers["RateLimit-Policy"].partition(",")[0] for path in paths]
+
+        async def ask() -> list[str]:
+            aclient = AsyncClient()
+            if who is not None:
+                await aclient.aforce_login(who)
+            replies = [await aclient.get(path) for path in paths]
+            return [reply.headers["RateLimit-Policy"].partition(",")[0] for reply in replies]
+
+        return asyncio.run(ask())
+
+    assert limits_of(None) == ['"api";q=5;w=60'] * 3
+    assert limits_of(user) == ['"api";q=50;w=60'] * 3
+    assert peek("50/m", user, name="api").remaining == 47
+
+
+def store_calls(monkeypatch: pytest.MonkeyPatch, kind: str) -> list[int]:
+    """Note every operation of the store from now on, sync and async."""
+    calls = calls_of(monkeypatch)
+    store = current_store()
+    if isinstance(store, RedisStore):
+        real = store.arun
+
+        async def counted(*arguments: Any) -> Any:
+            calls.append(1)
+            return await real(*arguments)
+
+        monkeypatch.setattr(store, "arun", counted)
+    return calls

@@ -1,1 +1,0 @@
-"""The site and its admin in a real browser: headless Chromium, driven by selenium, against the real site process."""

@@ -1,0 +1,142 @@
+"""The published bound of each algorithm: a search for the worst arrivals must not beat it.
+
+What an arrival pattern gets is measured from outside, by adding up what was admitted in every window that starts at an
+admitted hit; nothing of the algorithm's own counting is trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import Any
+
+import pytest
+from hypothesis import given, target
+from hypothesis import strategies as st
+
+from tests.support.inputs import inputs
+from tests.support.steps import SECOND, Spec
+
+MINUTE = 60 * SECOND
+
+Hits = list[tuple[int, int]]
+"""Gaps in microseconds and costs."""
+
+
+def most_in_a_window(admitted: Iterable[tuple[int, int]], window: int = MINUTE) -> int:
+    """Return the largest sum of costs of admitted (moment, cost) in any half-open window."""
+    moments = sorted(admitted)
+    return max((sum(cost for at, cost in moments if 0 <= at - first < window) for first, _ in moments), default=0)
+
+
+def play(limit: Spec, hits: Hits, *, wait: bool = False) -> list[tuple[int, int]]:
+    """Send hits, and return the moments and costs of those admitted; with `wait`, each moved on by its delay."""
+    admitted = []
+    for gap, cost in hits:
+        limit.now += gap
+        answer = limit.run(cost=cost)
+        if answer.allowed:
+            admitted.append((limit.now + (answer.retry_after if wait else 0), cost))
+    return admitted
+
+
+CASES: dict[str, tuple[dict[str, Any], int]] = {
+    "sliding-exact": ({"rate": "7/m"}, 7),
+    "sliding-at-precision": ({"rate": "100/m"}, 100),
+    "sliding-slices": ({"rate": "23/m", "precision": 5}, 23),
+    "sliding-one-slice": ({"rate": "23/m", "precision": 1}, 23),
+    "sliding-many": ({"rate": "1000/m"}, 1_000),
+    "sliding-counted": ({"rate": "7/m", "count_refused": True}, 7),
+    "fixed": ({"rate": "7/m", "algorithm": "fixed_window"}, 14),
+    "calendar": ({"rate": "7/m", "algorithm": "calendar"}, 14),  # a window may straddle two periods of 7 each
+    "token-bucket": ({"rate": "7/m", "algorithm": "token_bucket"}, 14),
+    "token-bucket-burst": ({"rate": "7/m", "algorithm": "token_bucket", "burst": 3}, 10),
+    "leaky-bucket": ({"rate": "7/m", "algorithm": "leaky_bucket"}, 7),
+}
+GAPS = st.one_of(
+    st.integers(0, 3),
+    st.integers(0, 90 * SECOND),
+    st.sampled_from([MINUTE - 1, MINUTE, MINUTE + 1, MINUTE // 5, MINUTE // 7, MINUTE // 100, MINUTE // 2]),
+)
+
+
+@pytest.mark.parametrize("case", CASES)
+@inputs(150)
+@given(data=st.data())
+def test_no_arrivals_get_more_than_the_bound(case: str, data: st.DataObject) -> None:
+    options, bound = CASES[case]
+    limit = Spec(**options)
+    limit.now += data.draw(st.integers(0, MINUTE), label="phase")
+    costs = st.integers(1, max(1, limit.rule.limits[0].rate.count // 3))
+    hits = data.draw(st.lists(st.tuples(GAPS, costs), max_size=60), label="hits")
+    if case == "leaky-bucket":
+        bound += max((cost for _, cost in hits), default=1) - 1  # a hit leaves whole, at the head of its own spacing
+    most = most_in_a_window(play(limit, hits, wait=case == "leaky-bucket"))
+    target(float(most), label="admitted in a window")
+    assert most <= bound
+
+
+@pytest.mark.parametrize("case", CASES)
+@inputs(150)
+@given(data=st.data())
+def test_no_arrivals_get_more_than_the_bound_where_the_clock_steps_back(case: str, data: st.DataObject) -> None:
+    options, bound = CASES[case]
+    limit = Spec(**options)
+    costs = st.integers(1, max(1, limit.rule.limits[0].rate.count // 3))
+    steps = st.one_of(st.just(0), st.just(0), st.sampled_from([1, SECOND, MINUTE, 3_600 * SECOND]))
+    time, admitted = limit.now, []
+    for gap, cost, step in data.draw(st.lists(st.tuples(GAPS, costs, steps), max_size=60), label="hits"):
+        time += gap
+        limit.now += gap - step
+        answer = limit.run(cost=cost)
+        if answer.allowed:
+            admitted.append((time + (answer.retry_after if case == "leaky-bucket" else 0), cost))
+    if case == "leaky-bucket":
+        bound += max((cost for _, cost in admitted), default=1) - 1
+    assert most_in_a_window(admitted) <= bound
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("step", [SECOND // 7, SECOND, 59 * SECOND // 10])
+def test_hammering_gets_no_more_than_the_bound(case: str, step: int) -> None:
+    options, bound = CASES[case]
+    limit = Spec(**options)
+    hits = [(step, 1)] * (4 * MINUTE // step)
+    assert most_in_a_window(play(limit, hits, wait=case == "leaky-bucket")) <= bound
+
+
+def test_the_bound_of_a_fixed_window_is_reached_at_its_edge() -> None:
+    """That the search could find a breach at all: this pattern would break a bound of the limit alone."""
+    limit = Spec("7/m", "fixed_window")
+    admitted = play(limit, [(0, 1), (MINUTE - 1, 6), (1, 7)])
+    assert most_in_a_window(admitted) == 13
+
+
+def test_the_bound_of_a_token_bucket_is_reached_by_draining_it_first() -> None:
+    limit = Spec("7/m", "token_bucket", burst=3)
+    admitted = play(limit, [(0, 3), *[(MINUTE // 7 + 1, 1)] * 6])
+    assert most_in_a_window(admitted) == 9
+
+
+@given(hits=st.lists(st.tuples(GAPS, st.integers(1, 3), st.booleans()), max_size=60))
+def test_refunds_never_let_more_than_the_limit_of_kept_hits_into_a_window(hits: list[tuple[int, int, bool]]) -> None:
+    limit = Spec("7/m")
+    kept: list[tuple[int, int]] = []
+    for gap, cost, given_back in hits:
+        limit.now += gap
+        if not limit.run(cost=cost).allowed:
+            continue
+        if given_back:
+            limit.run("refund", cost=cost)
+        else:
+            kept.append((limit.now, cost))
+    assert most_in_a_window(kept) <= 7
+
+
+@given(costs=st.lists(st.integers(1, 30), max_size=80), rate=st.sampled_from(["100/m", "101/m", "5000/m"]))
+def test_what_is_left_and_what_was_admitted_add_up_to_the_limit(costs: list[int], rate: str) -> None:
+    limit = Spec(rate)
+    count = limit.rule.limits[0].rate.count
+    admitted = [cost for _, cost in play(limit, [(1_000, cost) for cost in costs])]
+    spent = list(accumulate(admitted))
+    assert limit.run("peek").remaining == count - (spent[-1] if spent else 0)

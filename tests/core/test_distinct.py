@@ -1,0 +1,153 @@
+"""Rules that count different values, on the real Redis and in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+from django.core.checks import run_checks
+from django.http import HttpResponse
+from django.test import RequestFactory
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_quota import check, quota, refund, reset
+from django_quota.exceptions import RuleError
+from django_quota.testing import freeze
+from tests.support.calls import get, run
+from tests.support.published import override
+from tests.support.steps import SECOND, START
+
+SUBJECT = "ip:203.0.113.9"
+MINUTE, HOUR, DAY = 60 * SECOND, 3_600 * SECOND, 86_400 * SECOND
+BAN = {"after": "3/m", "for": ["10m", "1h", "1d"]}
+
+pytestmark = pytest.mark.usefixtures("either_store")
+
+
+class TestDistinct:
+    def devices(self, *names: str, rate: str = "3/30d") -> list[bool]:
+        return [bool(check(rate, "user:42", value=name, distinct=True)) for name in names]
+
+    def test_so_many_different_values_and_known_ones_are_free(self) -> None:
+        with freeze(START):
+            assert self.devices(*"abcabcdabc") == [True] * 6 + [False] + [True] * 3
+
+    def test_a_value_that_is_not_used_for_a_window_makes_room(self) -> None:
+        with freeze(START):
+            self.devices(*"abc")
+        with freeze(START + 20 * DAY):
+            self.devices("a", "b")
+            refused_ = check("3/30d", "user:42", value="d", distinct=True)
+            assert refused_.retry_after == 10 * 86_400
+        with freeze(START + 30 * DAY):
+            assert self.devices("d", "c") == [True, False]
+
+    @given(st.lists(st.tuples(st.integers(0, 20), st.sampled_from("abcdef")), max_size=40))
+    def test_no_window_ever_holds_more_different_values_than_the_limit(self, uses: list[tuple[int, str]]) -> None:
+        reset("3/m", "user:7", distinct=True)
+        now, admitted = START, []
+        for gap, value in uses:
+            now += gap * SECOND
+            with freeze(now):
+                if check("3/m", "user:7", value=value, distinct=True):
+                    admitted.append((now, value))
+        for moment, _ in admitted:
+            assert len({value for at, value in admitted if moment - MINUTE < at <= moment}) <= 3
+
+    def test_a_known_value_that_passes_under_a_lower_limit_leaves_nothing_and_never_less(self) -> None:
+        with freeze(START):
+            for name in "abcd":
+                check("4/d", SUBJECT, value=name, distinct=True, name="devices")
+        with freeze(START + HOUR):
+            told = [check("2/d", SUBJECT, value=name, distinct=True, name="devices") for name in "ae"]
+        assert [(bool(each), each.remaining) for each in told] == [(True, 0), (False, 0)]
+        # Room for another: when three of the four are forgotten, of which one has just been used again.
+        assert [each.outcomes[0].next_after for each in told] == [23 * 3_600.0] * 2
+
+    def test_a_value_is_forgotten_at_the_very_end_of_its_window(self) -> None:
+        for number, name in enumerate("abc"):
+            with freeze(START + number * SECOND):
+                self.devices(name, rate="3/m")
+        override("r 0 0 1/m", "3/m", "user:42")
+        with freeze(START + MINUTE):
+            assert self.devices("a", "b", rate="3/m") == [False, True]
+
+    def test_above_an_overrides_limit_it_says_when_enough_values_have_expired(self) -> None:
+        for number, name in enumerate("abc"):
+            with freeze(START + number * SECOND):
+                self.devices(name, rate="3/m")
+        override("r 0 0 1/m", "3/m", "user:42")
+        with freeze(START + 10 * SECOND):
+            refused = check("3/m", "user:42", value="d", distinct=True)
+            assert refused.retry_after == 52.0
+            assert check("3/m", "user:42", value="a", distinct=True)
+
+    def test_a_reset_forgets_the_values_and_a_refund_is_an_error(self) -> None:
+        with freeze(START):
+            self.devices(*"abc")
+            with pytest.raises(RuleError, match=r"reset\(\) forgets"):
+                refund("3/30d", "user:42", distinct=True)
+            with pytest.raises(RuleError, match="refund"):
+                refund("3/30d", get(), distinct="header:X-Device")
+            assert reset("3/30d", "user:42", distinct=True)
+            assert self.devices(*"def") == [True] * 3
+
+    def test_a_view_counts_the_values_of_a_header(self) -> None:
+        @quota("2/d", key="ip", distinct="header:X-Device")
+        def view(request: Any) -> Any:
+            return HttpResponse(str(request.quota.remaining))
+
+        def visit(device: str) -> int:
+            return run(view, RequestFactory().get("/", headers={"X-Device": device})).status_code
+
+        assert [visit(device) for device in "aabcab"] == [200, 200, 200, 429, 200, 200]
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            ({"value": "a"}, "counts hits, not values"),
+            ({"distinct": True}, "take the value as value="),
+            ({"distinct": True, "value": 1.5}, "a text, bytes or a whole number"),
+            ({"distinct": True, "value": "a", "cost": 2}, "a hit costs 1, not 2"),
+            ({"distinct": True, "value": "a", "algorithm": "token_bucket"}, "in a sliding window"),
+            ({"distinct": True, "value": "a", "precision": 5}, "Leave out algorithm=, precision="),
+        ],
+    )
+    def test_what_does_not_go_together_is_an_error(self, options: dict[str, Any], says: str) -> None:
+        with pytest.raises(RuleError, match=says):
+            check("3/d", SUBJECT, **options)
+
+    def test_too_many_to_keep_is_an_error(self) -> None:
+        with pytest.raises(RuleError, match="at most 10000"):
+            check("10001/d", SUBJECT, distinct=True, value="a")
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_the_value_itself_is_not_stored(raw: redis.Redis) -> None:
+    with freeze(START):
+        check("3/d", "user:42", value="my-secret-device", distinct=True)
+    assert b"my-secret-device" not in b"".join(raw.dump(key) or b"" for key in raw.scan_iter())
+
+
+@pytest.mark.parametrize("key", ["header:", "nothing", 5])
+def test_what_is_no_key_is_an_error_at_import_and_a_finding_of_the_checks(key: Any, settings: Any) -> None:
+    with pytest.raises(RuleError):
+        quota("3/d", distinct=key)
+    settings.QUOTA = {"RULES": {"devices": {"rate": "3/d", "distinct": key}}}
+    (finding,) = (found for found in run_checks(tags=["django_quota"]) if found.is_serious())
+    assert "devices" in finding.msg
+
+
+def test_a_view_cannot_bring_a_value_by_hand() -> None:
+    with pytest.raises(RuleError, match="'header:X-Device'"):
+        quota("3/d", distinct=True)
+
+
+def test_an_async_function_on_a_sync_view_is_an_error_at_import() -> None:
+    async def device(request: Any) -> str:
+        return "a"
+
+    with pytest.raises(RuleError, match="is async, but the view is not"):
+        quota("3/d", distinct=device)(lambda request: None)

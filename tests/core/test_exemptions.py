@@ -1,0 +1,125 @@
+"""Exemptions from a rule: networks, staff, and functions of the request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import AnonymousUser, User
+from django.http import HttpRequest, HttpResponse
+from django.test import override_settings
+
+from django_quota import Rule, quota
+from django_quota.conf import current
+from django_quota.exceptions import RuleError
+from tests.support.calls import calls_of, get, run
+
+
+def is_partner(request: HttpRequest) -> bool:
+    return request.headers.get("X-Partner") == "yes"
+
+
+async def is_partner_async(request: HttpRequest) -> bool:
+    return is_partner(request)
+
+
+def statuses(exempt: Any, request: Any, kind: str = "sync", times: int = 2) -> list[int]:
+    def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    async def view_async(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    limited = quota("1/m", key="ip", exempt=exempt)(view if kind == "sync" else view_async)
+    return [run(limited, request).status_code for _ in range(times)]
+
+
+LIMITED, FREE = [200, 429], [200, 200]
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestNetworks:
+    @pytest.mark.parametrize(
+        ("exempt", "address", "expected"),
+        [
+            ("192.0.2.0/24", "192.0.2.1", FREE), ("192.0.2.0/24", "198.51.100.1", LIMITED),
+            ("192.0.2.1", "192.0.2.1", FREE), (["10.0.0.0/8", "192.0.2.0/24"], "192.0.2.1", FREE),
+            ({"10.0.0.0/8", "192.0.2.0/24"}, "192.0.2.1", FREE),
+            ("2001:db8::1", "2001:db8::1", FREE), ("2001:db8::1", "2001:db8::2", LIMITED),
+            ("192.0.2.0/24", "::ffff:192.0.2.1", FREE),
+        ],
+    )  # fmt: skip
+    def test_an_address_in_the_network_is_exempt(self, exempt: Any, address: str, expected: list[int]) -> None:
+        assert statuses(exempt, get(REMOTE_ADDR=address)) == expected
+
+    def test_a_forged_x_forwarded_for_exempts_nobody(self) -> None:
+        assert statuses("10.0.0.0/8", get(HTTP_X_FORWARDED_FOR="10.0.0.1")) == LIMITED
+
+    def test_behind_a_trusted_proxy_the_clients_address_counts(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "TRUSTED_PROXIES": ["192.0.2.1"]}
+        assert statuses("10.0.0.0/8", get(HTTP_X_FORWARDED_FOR="10.0.0.1")) == FREE
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize("kind", ["sync", "async"])
+class TestStaff:
+    @pytest.mark.parametrize(
+        ("user", "expected"),
+        [
+            (User(pk=1, is_staff=True), FREE), (User(pk=1), LIMITED), (AnonymousUser(), LIMITED),
+            (User(pk=1, is_staff=True, is_active=False), LIMITED), (None, LIMITED),
+        ],
+    )  # fmt: skip
+    def test_active_staff_is_exempt(self, kind: str, user: Any, expected: list[int]) -> None:
+        request = get()
+        if user is not None:
+            request.user = user
+        assert statuses("staff", request, kind) == expected
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestFunctions:
+    @pytest.mark.parametrize(("partner", "expected"), [("yes", FREE), ("no", LIMITED)])
+    @pytest.mark.parametrize(
+        ("function", "kind"), [(is_partner, "sync"), (is_partner, "async"), (is_partner_async, "async")]
+    )
+    def test_a_true_answer_of_a_function_exempts(
+        self, function: Any, kind: str, partner: str, expected: list[int]
+    ) -> None:
+        assert statuses(["10.0.0.0/8", function], get(HTTP_X_PARTNER=partner), kind) == expected
+
+    def test_an_exempt_request_does_not_call_the_store(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = calls_of(monkeypatch)
+        assert statuses(is_partner, get(HTTP_X_PARTNER="yes")) == FREE
+        assert calls == []
+
+    def test_a_rule_of_the_settings_takes_the_dotted_path_of_a_function(self, settings: Any) -> None:
+        settings.QUOTA = {
+            **settings.QUOTA,
+            "RULES": {"api": {"rate": "1/m", "exempt": ["10.0.0.0/8", "tests.core.test_exemptions.is_partner"]}},
+        }
+
+        @quota(rule="api")
+        def view(request: HttpRequest) -> HttpResponse:
+            return HttpResponse()
+
+        assert [run(view, get(HTTP_X_PARTNER="yes")).status_code for _ in range(2)] == FREE
+        assert [run(view, get()).status_code for _ in range(2)] == LIMITED
+
+
+def test_exempt_may_be_a_set_with_a_dotted_path() -> None:
+    with override_settings(
+        QUOTA={"RULES": {"api": {"rate": "1/m", "exempt": {"tests.core.test_exemptions.is_partner"}}}}
+    ):
+        assert current().rule("api").exempt.functions == (is_partner,)
+
+
+def test_an_async_function_is_refused_at_import_on_a_sync_view() -> None:
+    with pytest.raises(RuleError, match=r"exempt=.*is_partner_async is async"):
+        quota("1/m", exempt=is_partner_async)(lambda request: HttpResponse())
+
+
+@pytest.mark.parametrize("exempt", ["stuff", "10.0.0.1/8", "", [], 5, [5], "300.1.1.1", [["staff"]], {"a": 1}])
+def test_the_error_for_a_wrong_exempt_names_the_option_and_an_example(exempt: Any) -> None:
+    with pytest.raises(RuleError, match=r"exempt=.*Use, for example"):
+        Rule.make("api", "1/m", exempt=exempt)

@@ -1,0 +1,69 @@
+"""Hits: the arguments that a rule prepares once are the same as those of its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from django_quota.core.rules import Rule
+from django_quota.engine.codec import OVERRIDDEN
+from django_quota.engine.decide import Decide
+from django_quota.engine.hits import Hit
+from django_quota.engine.plans import Plan
+from tests.support.steps import START, hits_of
+
+
+def told(hits: Sequence[Hit]) -> tuple[Sequence[str], list[str | int]]:
+    """Return the keys and the arguments of their decision."""
+    decide = Decide(hits, "check")
+    return decide.keys, decide.arguments()
+
+
+def test_rules_of_one_name_and_subject_are_one_hit_with_the_limits_of_both() -> None:
+    (hit,) = hits_of(Rule.make("rule", "5/m"), Rule.make("rule", "70/h"))
+    assert hit.keys[1:] == ["quota:1:{ip:203.0.113.9}:r:rule:sw.60s", "quota:1:{ip:203.0.113.9}:r:rule:sw.3600s"]
+    assert [limit.parameters.capacity for limit in hit.limits] == [5, 70]
+    head, _, first, _, last, _ = hit.arguments
+    assert head == "rule 0 2 800 - 1 0 0 0"
+    assert [str(encoded).split(" ")[:2] for encoded in (first, last)] == [
+        ["sliding_window", "5"],
+        ["sliding_window", "70"],
+    ]
+
+
+def test_a_day_is_counted_for_the_user_among_subjects_of_one_plan_and_for_no_other() -> None:
+    plan = Plan("quota")
+    for number, subject in enumerate(("ip:203.0.113.9", "user:42", "user:42+path:/", "ip:203.0.113.9", "user:7")):
+        plan.add(Rule.make(f"rule {number}", "5/m"), subject, 1)
+    hits = plan.operation(START, "check").hits
+    assert [hit.subject for hit in hits if hit.day] == ["user:42", "user:7"]
+
+
+def test_an_override_that_was_told_is_in_the_next_plan_of_its_subject_at_once(monkeypatch: Any) -> None:
+    monkeypatch.setattr("django_quota.engine.plans._known", {})
+    rule = Rule.make("rule", "50/m")
+    (plan, again, other) = (Plan("quota") for _ in range(3))
+    plan.add(rule, "user:1", 1)
+    plan.revise([START, -1, 0, OVERRIDDEN, "r 0 0 7/m"])
+    again.add(rule, "user:1", 1)
+    other.add(rule, "user:2", 1)
+    assert [[limit.parameters.capacity for limit in each.hits[0].limits] for each in (plan, again, other)] == [
+        [7],
+        [7],
+        [50],
+    ]
+    assert [each.hits[0].override for each in (plan, again, other)] == ["r 0 0 7/m", "r 0 0 7/m", ""]
+    told_again = told(again.operation(START, "check").hits)
+    assert told_again == told(plan.operation(START, "check").hits)
+    assert "r 0 0 7/m" in told_again[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "cost"), [({"shadow": True}, 1), ({"daily": True}, 1), ({"warn_at": None}, 1), ({}, 2)]
+)
+def test_rules_that_differ_share_nothing(options: dict[str, Any], cost: int) -> None:
+    (plain,) = hits_of(Rule.make("rule", "50/m"))
+    (other,) = hits_of(Rule.make("rule", "50/m", **options), cost=cost)
+    assert plain.arguments != other.arguments

@@ -1,0 +1,139 @@
+"""Key names: two subjects, rules or limits never share one, and what was written can be read."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_quota import Rule
+from django_quota.core import keys as our_keys
+from django_quota.core.algorithms import ALGORITHMS, Limit
+from django_quota.core.keys import MAX_PART, escape, pattern, read, subject_base
+from django_quota.core.rates import MAX_PERIOD, UNITS, Rate
+
+anything = st.text(st.characters(), min_size=1) | st.text("ab:+%{}~/\\ \n\ud800é", min_size=1, max_size=8)
+names = st.text(min_size=1) | st.text("ab:+%{}~/\\ \né", min_size=1, max_size=8)
+prefixes = st.text("quota:*?[]\\-_.", min_size=1, max_size=6)
+
+
+def state_key(prefix: str, subject: str, of: Limit) -> str:
+    return our_keys.state_key(subject_base(prefix, subject), of)
+
+
+def limit(rule: str, rate: str = "10/m", **options: object) -> Limit:
+    return Rule.make(rule, rate, **options).limits[0]
+
+
+def test_a_key_has_version_subject_in_braces_rule_and_window() -> None:
+    assert state_key("quota", "ip:203.0.113.9", limit("search")) == "quota:1:{ip:203.0.113.9}:r:search:sw.60s"
+
+
+@given(st.lists(names, min_size=1, max_size=3), st.lists(names, min_size=1, max_size=3))
+def test_different_names_never_share_a_key(one: list[str], other: list[str]) -> None:
+    base = subject_base("quota", "user:1")
+    assert (our_keys.key_of(base, "c", *one) == our_keys.key_of(base, "c", *other)) == (one == other)
+
+
+def test_a_colon_of_a_name_does_not_part_the_key() -> None:
+    base = subject_base("quota", "user:1")
+    assert our_keys.key_of(base, "c", "a:b") != our_keys.key_of(base, "c", "a", "b")
+
+
+@given(anything, names, anything, names)
+def test_different_pairs_of_subject_and_rule_never_share_a_key(s1: str, r1: str, s2: str, r2: str) -> None:
+    same = state_key("q", s1, limit(r1)) == state_key("q", s2, limit(r2))
+    assert same == ((s1, r1) == (s2, r2))
+
+
+@given(st.text("ab:}{%", max_size=4), st.text("ab:}{%", max_size=4), st.text("ab:}{%", min_size=2, max_size=8))
+def test_moving_a_boundary_between_subject_and_rule_gives_another_key(left: str, right: str, text: str) -> None:
+    keys = {state_key("q", text[:i] + left, limit(right + text[i:] + "x")) for i in range(1, len(text))}
+    pairs = {(text[:i] + left, right + text[i:] + "x") for i in range(1, len(text))}
+    assert len(keys) == len(pairs)
+
+
+@given(anything, names, prefixes)
+def test_what_was_written_reads_back(subject: str, rule: str, prefix: str) -> None:
+    key = state_key(prefix, subject, limit(rule))
+    found = read(prefix, key)
+    assert found is not None
+    assert found.subject == subject or (found.subject is None and len(escape(subject)) <= MAX_PART)
+    assert found.what.startswith("r:")
+
+
+@given(anything, names)
+def test_a_key_is_printable_ascii_with_one_hash_tag(subject: str, rule: str) -> None:
+    key = state_key("q", subject, limit(rule))
+    assert re.fullmatch(r"q:1:\{[!-z|~]+\}:r:[!-z|~]+:sw\.60s", key)
+    assert key.count("{") == key.count("}") == 1
+
+
+@pytest.mark.parametrize("extra", [0, 1, 5_000])
+def test_a_long_subject_is_stood_for_by_its_digest_and_still_has_a_key_of_its_own(extra: int) -> None:
+    long = "k" * (MAX_PART + extra)
+    key = state_key("q", long, limit("r"))
+    assert len(key) < MAX_PART + 40
+    assert key != state_key("q", long + "x", limit("r"))
+    found = read("q", key)
+    assert found is not None
+    assert found.subject == (long if extra == 0 else None)
+
+
+def test_a_subject_that_looks_like_a_digest_is_not_taken_for_one() -> None:
+    found = read("q", state_key("q", "~" + "a" * 64, limit("r")))
+    assert found is not None
+    assert found.subject == "~" + "a" * 64
+
+
+def test_a_subject_that_spells_another_ones_digest_does_not_get_its_key() -> None:
+    long = "k" * 300
+    assert escape(escape(long)) != escape(long)
+
+
+@given(st.sampled_from(["second", "minute", "hour", "day", "week"]), st.data())
+def test_limits_of_a_rule_with_different_windows_never_share_a_key(unit: str, data: st.DataObject) -> None:
+    multiples = st.integers(1, MAX_PERIOD // UNITS[unit])
+    one, other = Rate(1, unit, data.draw(multiples)), Rate(9, "second", data.draw(st.integers(1, 100)))
+    keys = {state_key("q", "s", limit("r", str(rate))) for rate in (one, other)}
+    assert (len(keys) == 1) == (one.period == other.period)
+
+
+def test_each_algorithm_and_zone_keeps_a_state_of_its_own() -> None:
+    options: list[dict[str, object]] = [
+        *[dict[str, object](algorithm=name) for name in ALGORITHMS],
+        {"algorithm": "calendar", "tz": "Europe/Berlin"},
+        {"algorithm": "calendar", "tz": "Europe/Paris"},
+    ]
+    assert len({state_key("q", "s", limit("r", "1/day", **o)) for o in options}) == len(options)
+
+
+def test_the_count_of_a_rate_can_change_and_the_state_stays() -> None:
+    assert state_key("q", "s", limit("r", "5/m")) == state_key("q", "s", limit("r", "500/60s"))
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "q", "other:1:{a}:r:b", "q:2:{a}:r:b", "q:1:a:r:b", "q:1:{a}", "q:1:{a}:", "q:1:{a{b}:r:x", "xq:1:{a}:r:b"],
+)
+def test_a_key_that_is_not_ours_reads_as_none(key: str) -> None:
+    assert read("q", key) is None
+
+
+@given(anything)
+def test_reading_any_text_never_fails(text: str) -> None:
+    read("q", text)
+    read("q", "q:1:{" + text)
+
+
+@given(prefixes, anything)
+def test_the_scan_pattern_matches_our_keys_and_no_other_prefix(prefix: str, subject: str) -> None:
+    escaped = pattern(prefix)
+    assert escaped.endswith(":1:{*")
+    # fnmatch quotes by brackets where Redis quotes by a backslash.
+    in_fnmatch = re.sub(r"\\(.)", lambda m: f"[{m[1]}]" if m[1] in "*?[" else m[1], escaped)
+    assert fnmatch.fnmatchcase(state_key(prefix, subject, limit("r")), in_fnmatch)
+    assert not fnmatch.fnmatchcase(f"x{prefix}:1:{{a}}:r:b", in_fnmatch)

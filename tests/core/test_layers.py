@@ -1,0 +1,119 @@
+"""The folders are the layers: imports go down, never up and never round."""
+
+from __future__ import annotations
+
+import ast
+import gc
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import django_quota
+
+ROOT = Path(django_quota.__file__).parent
+LAYERS = ("core", "engine", "stores", "services", "web")
+"""From the lowest to the highest. The admin, the commands, contrib and testing may import all of them."""
+
+MAX_AT_THE_TOP = 12
+"""Modules beside the folders: what Django looks for there, the settings, and the public names."""
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {dotted(path): path for path in sorted(ROOT.rglob("*.py"))}
+
+
+def parse(path: Path) -> ast.Module:
+    gc.disable()  # CPython 3.11 fails to build a tree while a collection runs finalizers in between
+    try:
+        return ast.parse(path.read_text())
+    finally:
+        gc.enable()
+
+
+def is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def nodes(tree: ast.AST, *, lazy: bool) -> Iterator[ast.AST]:
+    """All nodes; without `lazy`, only those that run when the module is imported."""
+    for node in ast.iter_child_nodes(tree):
+        if lazy or not (is_for_types(node) or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))):
+            yield node
+            yield from nodes(node, lazy=lazy)
+
+
+def imports(path: Path, *, lazy: bool = True) -> Iterator[str]:
+    """The modules that one imports, with those that it imports from a package."""
+    for node in nodes(parse(path), lazy=lazy):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield name if name in MODULES else str(node.module)
+
+
+def layer(name: str) -> str:
+    """The folder in which `django_quota.<name>` lies; empty for a module at the top."""
+    folder = name.split(".")[1:2]
+    return folder[0] if folder and (ROOT / folder[0]).is_dir() else ""
+
+
+def goes_up(importer: str, imported: str) -> bool:
+    """Whether an import leads from a layer to a higher one, or to a folder that is none."""
+    low, high = layer(importer), layer(imported)
+    if low not in LAYERS or not imported.startswith("django_quota."):
+        return False
+    if not high:  # conf, models and signals stand between the stores and the services
+        return LAYERS.index(low) <= LAYERS.index("stores")
+    return high not in LAYERS or LAYERS.index(high) > LAYERS.index(low)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_go_down_the_layers(name: str) -> None:
+    assert [other for other in imports(MODULES[name]) if goes_up(name, other)] == []
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    graph = {name: {other for other in imports(path, lazy=False) if other in MODULES} for name, path in MODULES.items()}
+    del graph["django_quota"]  # which only names what others define
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"These modules import each other in a circle: {error.args[1]}")
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if layer(name) in ("core", "engine")])
+def test_core_and_engine_know_neither_django_nor_redis(name: str) -> None:
+    foreign = {other.partition(".")[0] for other in imports(MODULES[name])}
+    assert not foreign & {"django", "redis", "django_redis", "asgiref"}
+
+
+def test_few_modules_lie_beside_the_folders() -> None:
+    assert len(list(ROOT.glob("*.py"))) <= MAX_AT_THE_TOP
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_says_what_it_is(name: str) -> None:
+    assert ast.get_docstring(parse(MODULES[name]))
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported"),
+    [
+        ("django_quota.core.rates", "django_quota.stores.redis.store"),
+        ("django_quota.core.rates", "django_quota.conf"),
+        ("django_quota.services.usage", "django_quota.web.view_lookup"),
+        ("django_quota.web.checks", "django_quota.admin.charts"),
+    ],
+)
+def test_the_rule_finds_an_import_that_goes_up(importer: str, imported: str) -> None:
+    assert goes_up(importer, imported)
+    assert not goes_up(imported, importer)

@@ -1,0 +1,202 @@
+"""A plan over several slots gets the same replies as over one slot, and leaves the same states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_quota.core.algorithms import NEVER
+from django_quota.core.algorithms.sliding_window import Entry
+from django_quota.core.algorithms.token_bucket import Bucket
+from django_quota.core.flow import run_sync
+from django_quota.core.rules import Rule
+from django_quota.engine.codec import ALLOWED, PER_LIMIT, REFUSED, Compensate
+from django_quota.engine.decide import Decide
+from django_quota.engine.operations import DictStates, Operation
+from django_quota.engine.plans import Plan
+from django_quota.engine.scatter import scatter
+from django_quota.exceptions import StoreUnavailable
+from tests.core.test_state_machine import COSTS, GAPS, RULES, VALUES
+from tests.support.inputs import inputs
+from tests.support.published import publish
+from tests.support.specifications import specify
+from tests.support.steps import SECOND, START, driven
+from tests.support.stores import forget_forms
+
+SUBJECTS = ["ip:1.2.3.4", "user:1", "user:2"]
+Asked = tuple[Rule, str, int, str]
+
+
+def home(key: str) -> str:
+    return key[key.index("{") : key.index("}")]
+
+
+class Apart:
+    """States of each subject in a place of its own; an operation that spans two of them is a fault."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, DictStates] = {}
+        self.done: list[Operation] = []
+        self.fails: Callable[[Operation], bool] = lambda operation: False
+
+    def run(self, operation: Operation, now: int) -> Any:
+        return run_sync(scatter(operation, home), lambda operations: [self._one(each, now) for each in operations])
+
+    def _one(self, operation: Operation, now: int) -> Any:
+        (place,) = {home(key) for key in operation.keys}
+        if self.fails(operation):
+            raise StoreUnavailable("gone")
+        self.done.append(operation)
+        return specify(operation, self.places.setdefault(place, DictStates()), now)
+
+    def live(self, now: int) -> dict[str, Any]:
+        return live(now, *self.places.values())
+
+
+def live(now: int, *places: DictStates) -> dict[str, Any]:
+    """Return all that still counts."""
+    kept: dict[str, Any] = {}
+    for place in places:
+        for key, (value, expiry) in place.kept.items():
+            if expiry <= now:
+                continue
+            kept[key] = value
+            if isinstance(value, tuple) and all(isinstance(entry, Entry) for entry in value):
+                kept[key] = tuple(entry for entry in value if entry.expiry > now)
+            elif isinstance(value, Bucket):
+                kept[key] = value.tat if value.tat > now else None  # what was given back is the undoing's own
+            elif ":day:" in key:
+                kept[key] = {name: count for name, count in value.items() if name != "#"}  # when it was opened
+            elif key.endswith("}:s"):
+                kept[key] = {name: said for name, said in value.items() if name[0] not in "ew" or int(said) > now}
+            elif isinstance(value, dict):
+                kept[key] = {name: stop for name, stop in value.items() if stop > now}
+    return {key: value for key, value in kept.items() if value}
+
+
+def plan_of(asked: list[Asked], *, told: bool) -> Plan:
+    plan = Plan("quota", 100 if told else 0)
+    for rule, subject, cost, value in asked:
+        plan.add(rule, subject, cost, value)
+    return plan
+
+
+def in_order(reply: list[Any], asked: list[Asked]) -> tuple[list[Any], list[Any]]:
+    """Return what a reply says of the limits, and its notes, whose order says nothing."""
+    first = 2 + PER_LIMIT * sum(len(hit.limits) for hit in plan_of(asked, told=False).hits)
+    return reply[:first], sorted(reply[i : i + 3] for i in range(first, len(reply), 3))
+
+
+ASKED = st.lists(
+    st.builds(
+        lambda rule, subject, cost, value: (
+            (rule, subject, min(cost, 1), value) if rule.distinct else (rule, subject, cost, "")
+        ),
+        st.sampled_from(RULES), st.sampled_from(SUBJECTS), COSTS, st.sampled_from(VALUES),
+    ),
+    min_size=1, max_size=5, unique_by=lambda hit: (hit[0].name, hit[1]),
+)  # fmt: skip
+STEPS = st.lists(
+    st.tuples(
+        GAPS, st.sampled_from(["check", "check", "check", "check", "peek", "refund"]), ASKED, st.booleans(),
+        st.sampled_from(["", "", "", "x 0 0 ", "b 0 0 ", "r 0 0 3/m"]), st.sampled_from(SUBJECTS),
+    ),
+    min_size=1, max_size=25,
+)  # fmt: skip
+
+
+@inputs(400)
+@given(phase=st.integers(0, 86_400 * SECOND), steps=STEPS)
+def test_any_plans_are_answered_as_in_one_place(phase: int, steps: list[Any]) -> None:
+    together, apart, now = DictStates(), Apart(), START + phase
+    forget_forms()
+    for gap, mode, asked, told, override, subject in steps:
+        now += gap
+        if override:
+            for run in (lambda operation, at: operation.run(together, at), apart.run):
+                run(publish(subject, asked[0][0].name, override), now)
+        one = driven(lambda operation, at: operation.run(together, at), plan_of(asked, told=told), mode, now)
+        two = driven(apart.run, plan_of(asked, told=told), mode, now)
+        assert in_order(two, asked) == in_order(one, asked)
+        assert apart.live(now) == live(now, together)
+
+
+WIDE, SHUT = Rule.make("wide", "9/m"), Rule.make("shut", "0/m")
+
+
+def check_over(places: Apart, *asked: tuple[Rule, str]) -> list[Any]:
+    plan = plan_of([(rule, subject, 1, "") for rule, subject in asked], told=False)
+    return driven(places.run, plan, "check", START)
+
+
+DAILY, SHUT_DAILY = Rule.make("daily", "9/m", daily=True), Rule.make("shut-daily", "0/m", daily=True)
+
+
+def counted(places: Apart) -> dict[str, int]:
+    """Return what is counted for the day so far, by subject and field."""
+    kept = {key: value for place in places.places.values() for key, (value, _) in place.kept.items() if ":day:" in key}
+    return {f"{home(key)[1:]} {name}": count for key, day in kept.items() for name, count in day.items() if name != "#"}
+
+
+def test_a_hit_counts_for_the_day_only_after_its_whole_plan_passed() -> None:
+    """A roll-up may read the counts at any moment, and adds whatever they grow by."""
+    places, seen = Apart(), list[dict[str, int]]()
+
+    def is_looked_at(operation: Operation) -> bool:
+        seen.append(counted(places))
+        return False
+
+    places.fails = is_looked_at
+    assert check_over(places, (DAILY, "user:1"), (DAILY, "user:3"), (SHUT_DAILY, "user:2"))[1] == REFUSED
+    assert counted(places) == {"user:2 shut-daily:r": 1}
+    assert check_over(places, (DAILY, "user:1"), (DAILY, "user:3"))[1] == ALLOWED
+    assert counted(places) == {"user:2 shut-daily:r": 1, "user:1 daily:a": 1, "user:3 daily:a": 1}
+    assert all("user:1 daily:a" not in one for one in seen if "user:3 daily:a" not in one)
+
+
+def test_a_plan_that_passed_stays_allowed_where_it_cannot_be_counted_for_the_day(caplog: Any) -> None:
+    places = Apart()
+    places.fails = lambda operation: isinstance(operation, Decide) and operation.mode == "record_day"
+    assert check_over(places, (DAILY, "user:1"), (DAILY, "user:3"))[1] == ALLOWED
+    assert counted(places) == {"user:3 daily:a": 1}
+    assert "not counted for the day" in caplog.text
+
+
+def test_a_refusal_stays_one_where_it_cannot_be_undone_or_told(caplog: Any) -> None:
+    places = Apart()
+    places.fails = lambda operation: (
+        isinstance(operation, Decide) and (operation.mode == "record_refusal" or isinstance(operation.mode, Compensate))
+    )
+    reply = check_over(places, (WIDE, "ip:1"), (SHUT, "ip:2"), (WIDE, "ip:3"))
+    assert reply[1:3] == [REFUSED, 1]
+    assert reply[2 + PER_LIMIT] == 0  # the one that refuses
+    assert reply[2 + 2 * PER_LIMIT :] == [1, 0, 0, 0, NEVER]  # of which nothing is known: it promises nothing
+    assert "keeps what it consumed" in caplog.text
+    assert "how its limits are" in caplog.text
+
+
+def test_what_cannot_be_undone_in_one_place_is_undone_in_the_others() -> None:
+    places = Apart()
+    undos: list[Operation] = []
+
+    def is_first_undo(operation: Operation) -> bool:
+        if isinstance(operation, Decide) and isinstance(operation.mode, Compensate):
+            undos.append(operation)
+        return bool(undos) and operation is undos[0]
+
+    places.fails = is_first_undo
+    reply = check_over(places, (WIDE, "ip:1"), (WIDE, "ip:2"), (SHUT, "ip:3"))
+    assert (len(undos), reply[1]) == (2, REFUSED)
+    assert [home(key) for key in places.live(START)] == ["{ip:1"]
+
+
+def test_what_was_taken_before_a_place_failed_is_undone() -> None:
+    places = Apart()
+    places.fails = lambda operation: home(operation.keys[0]) == "{ip:3"
+    with pytest.raises(StoreUnavailable):
+        check_over(places, (WIDE, "ip:1"), (WIDE, "ip:2"), (WIDE, "ip:3"))
+    assert not places.live(START)

@@ -1,0 +1,147 @@
+"""The Lua files: one a script, a head that lists what it takes, and the rules that hold for all of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import redis
+
+import django_quota
+from django_quota.admin.admin_wording import ALGORITHM_NAMES
+from django_quota.core.algorithms import ALGORITHMS, REGISTRY
+from django_quota.core.rules import Rule
+from django_quota.engine.codec import HOLDS_DUE, OVERRIDDEN, PER_LIMIT, Flag
+from django_quota.engine.compensate import _COMPENSATORS
+from django_quota.engine.decide import PARTS, Decide
+from django_quota.engine.hits import Hit
+from django_quota.engine.operations import lua_source
+from django_quota.engine.plans import event_log_of
+from tests.support.steps import hits_of
+
+PACKAGE = Path(django_quota.__file__).parent
+OPERATIONS = list((PACKAGE / "engine").glob("[a-z]*.py"))
+FILES = sorted(path.stem for path in (Path(django_quota.__file__).parent / "engine" / "lua").glob("*.lua"))
+
+
+KEY = r"(?:\w+\.)?(?:\w+_)?key|KEYS\[.*"
+KEY_LATER = {"XINFO": "GROUPS", "XREADGROUP": "STREAMS"}
+"""Commands whose key is not the first argument, and the word before it."""
+
+
+def evaluate(raw: redis.Redis, hits: list[Hit], now: int | None) -> Any:
+    """Run the decision as its caller would."""
+    decide = Decide(hits, "check")
+    keys = decide.keys
+    return cast("Any", raw).eval(Decide.script.text, len(keys), *keys, now or "", *decide.arguments())
+
+
+def head(name: str) -> str:
+    """Return the comment that a Lua file opens with."""
+    lines = lua_source(name).splitlines()
+    return "\n".join(lines[: next(i for i, line in enumerate(lines) if not line.startswith("--"))])
+
+
+def code(name: str) -> str:
+    """Return a Lua file without its comments."""
+    return re.sub(r"--.*", "", lua_source(name))
+
+
+def test_every_file_is_an_algorithm_or_belongs_to_an_operation() -> None:
+    sources = [path.read_text() for path in OPERATIONS]
+    calls = [words for source in sources for words in re.findall(r"(?:script|lua_source)\(([^)]*)\)", source)]
+    named = {name for words in calls for name in re.findall(r'"(\w+)"', words)}
+    assert set(FILES) == named | set(PARTS)
+
+
+def test_every_algorithm_can_be_taken_back_and_restored_and_has_a_name_in_the_admin() -> None:
+    lua = set(
+        re.findall(r"^ *(?:compensators\.)?(\w+) = (?:function|compensators\.)", code("compensate"), re.MULTILINE)
+    )
+    restored = dict(re.findall(r"(\w+) = '(\w+)'", code("holds").partition("ALGORITHM_OF = {")[2].partition("}")[0]))
+    assert set(_COMPENSATORS) == set(REGISTRY) == set(ALGORITHM_NAMES)
+    assert lua >= set(REGISTRY)
+    assert restored == {algorithm.code: name for name, algorithm in ALGORITHMS.items()}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_head_lists_keys_arguments_and_reply(name: str) -> None:
+    for part in ("KEYS", "ARGV", "reply"):
+        assert re.search(rf"^-- {part} ", head(name), re.MULTILINE), part
+
+
+def test_the_head_of_the_decision_is_what_the_caller_sends() -> None:
+    ban = {"after": "20/m", "for": ["10m", "1h"]}
+    rules = [
+        Rule.make("a b", "5/m; 7/h", ban=ban),
+        Rule.make("b", "9/d", algorithm="calendar", shadow=True, warn_at=None),
+    ]
+    hits = hits_of(*rules, subject="user:1", cost=3)
+    decide = Decide(hits, "check", event_log_of("quota", 99))
+    assert [key.removeprefix("quota:1:{user:1}:") for key in decide.keys] == [
+        "s", "r:a%20b:sw.60s", "r:a%20b:sw.3600s", "b:a%20b", "day:2025-11-21",
+        "s", "r:b:cal.1day.UTC", "day:2025-11-21",
+        "quota:1:{!}:events", "quota:1:{!}:bans", "quota:1:{!}:events:banned",
+    ]  # fmt: skip
+    argv = decide.arguments()
+    day = "1763683200000000 1763769600000000 0"
+    assert argv[:2] == ["check", 99]
+    assert [argv[2:4], argv[8:10]] == [
+        [f"a%20b 0 2 800 20;60000000;0;600000000,3600000000 1 {day}", ""],
+        [f"b 1 1 0 - 0 {day}", ""],
+    ]
+    assert "<rule> <group> <limits> <warn> <ban> <emits> <begins> <ends> <holds>" in head("decide")
+    assert "<algorithm> <capacity> <a> <b> <c> <counted> <value>" in head("decide")
+    limits = [*argv[4:8], *argv[10:12]]
+    for encoded, cost in zip(limits[::2], limits[1::2], strict=True):
+        name, *numbers, value = str(encoded).split(" ")
+        assert name in ALGORITHMS
+        assert len(numbers) == 5
+        assert all(number.isdecimal() for number in numbers)
+        assert (value, cost) == ("-", 3)
+
+
+def test_the_decision_and_the_codec_give_flags_the_same_numbers() -> None:
+    numbers: dict[str, int] = {}
+    for names, values in re.findall(r"^local ([A-Z_, ]+) = ([\d, ]+)$", code("decide"), re.MULTILINE):
+        numbers.update(zip(names.split(", "), map(int, values.split(", ")), strict=True))
+    assert {flag.name: flag.value for flag in Flag}.items() <= numbers.items()
+    assert (numbers["OVERRIDDEN"], numbers["HOLDS_DUE"]) == (OVERRIDDEN, HOLDS_DUE)
+
+
+def test_the_head_of_the_decision_is_what_it_replies(raw: redis.Redis) -> None:
+    hits = hits_of(Rule.make("a", "5/m; 7/h"))
+    reply = evaluate(raw, hits, None)
+    assert isinstance(reply, list)
+    assert len(reply) == 2 + PER_LIMIT * len(hits[0].limits)
+    assert all(isinstance(number, int) for number in reply)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_scripts_touch_declared_keys_only(name: str) -> None:
+    for command, key in re.findall(r"redis\.call\('(\w+)'(?:, ([^,)]+))?", code(name)):
+        assert command not in {"KEYS", "SCAN", "FLUSHDB", "FLUSHALL", "EVAL"}
+        assert (command, key) == ("TIME", "") or command in KEY_LATER or re.fullmatch(KEY, key)
+    for command, before in KEY_LATER.items():
+        for arguments in re.findall(rf"redis\.call\('{command}', (.*)", code(name)):
+            assert re.match(rf"(?:.*, )?'{before}', (?:{KEY})", arguments)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_time_is_written_as_a_float(name: str) -> None:
+    """Lua writes a large number as 1.7637e+15, unless it is formatted."""
+    assert "tostring" not in code(name)
+    for call in re.findall(r"redis\.call\([^\n]*", code(name)):
+        assert "..  now" not in call
+        assert not re.search(r", now\b", call)
+
+
+def test_a_time_survives_the_way_through_lua_to_the_microsecond(raw: redis.Redis) -> None:
+    rule = Rule.make("a", "1/366d", algorithm="fixed_window")
+    now = 4_102_444_799_999_999  # the last microsecond of 2099
+    hits = hits_of(rule)
+    reply = evaluate(raw, hits, now)
+    assert reply == [now, 1, 1, 0, 0, 366 * 86_400 * 1_000_000, 366 * 86_400 * 1_000_000]
+    assert raw.get(hits[0].limits[0].key) == f"1 {now + 366 * 86_400 * 1_000_000}".encode()

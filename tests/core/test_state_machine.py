@@ -1,0 +1,381 @@
+"""Lua and specification are driven with the same random operations, costs and times, and must never differ.
+
+After every step: every key has a TTL, and a refused or peeked operation has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from django_quota.core.algorithms import NEVER
+from django_quota.core.algorithms.sliding_window import WRAP, Entry
+from django_quota.core.algorithms.token_bucket import TokenBucket
+from django_quota.core.rules import Rule
+from django_quota.engine.codec import ALLOWED, PER_LIMIT, RETRY_WITH, HoldId, Mode, Reserve, Settle
+from django_quota.engine.decide import Decide
+from django_quota.engine.operations import DictStates
+from django_quota.engine.plans import Plan
+from django_quota.stores.memory import MemoryStore
+from django_quota.stores.redis.store import RedisStore
+from django_quota.testing import RedisServer
+from tests.support.inputs import inputs
+from tests.support.published import publish
+from tests.support.steps import SECOND, START, answers, driven, hits_of
+from tests.support.stores import current_store, forget_forms
+
+BAN = {"after": "3/m", "for": ["20s", "2m"]}
+RULES = [
+    Rule.make("exact", "5/m"),
+    Rule.make("slices", "40/m; 150/h", precision=7),
+    Rule.make("packed", "250/m"),
+    Rule.make("huge", f"{10**12}/d"),
+    Rule.make("none", "0/m"),
+    Rule.make("counted", "6/m", count_refused=True, warn_at=0.5),
+    Rule.make("fixed", "9/m", algorithm="fixed_window", daily=True),
+    Rule.make("fixed-counted", "9/m", algorithm="fixed_window", count_refused=True, daily=False),
+    Rule.make("calendar", "9/m; 40/d; 90/month", algorithm="calendar", tz="Europe/Berlin"),
+    Rule.make("bucket", "7/m", algorithm="token_bucket"),
+    Rule.make("burst", "7/m", algorithm="token_bucket", burst=20),
+    Rule.make("burst-counted", "7/m", algorithm="token_bucket", burst=3, count_refused=True, ban=BAN),
+    Rule.make("leaky", "11/m", algorithm="leaky_bucket"),
+    Rule.make("shadow", "4/m; 10/h", shadow=True, ban=BAN),
+    Rule.make("aside", "4/m", algorithm="fixed_window", block=False, ban=BAN),
+    Rule.make("shadow-counted", "4/m", shadow=True, count_refused=True),
+    Rule.make("aside-counted", "6/m", block=False, count_refused=True),
+    Rule.make("banning", "2/m; 9/h", ban=BAN),
+    Rule.make("devices", "3/m", distinct=True, ban=BAN),
+]
+GAPS = st.one_of(
+    st.integers(0, 3), st.integers(0, 90 * SECOND), st.sampled_from([60 * SECOND, 60 * SECOND - 1, 3_600 * SECOND])
+)
+COSTS = st.one_of(st.integers(0, 12), st.sampled_from([100, 10**12]))
+SUBJECTS = st.sampled_from(["ip:1.2.3.4", "user:1"])
+VALUES = ["a1", "b2", "c3", "d4", "e5"]
+Asked = tuple[Rule, str, int, str]
+
+
+def hits() -> st.SearchStrategy[Asked]:
+    return st.builds(
+        lambda its_rule, subject, cost, value: (
+            (its_rule, subject, min(cost, 1), value) if its_rule.distinct else (its_rule, subject, cost, "")
+        ),
+        st.sampled_from(RULES), SUBJECTS, COSTS, st.sampled_from(VALUES),
+    )  # fmt: skip
+
+
+class Stores(RuleBasedStateMachine):
+    """One plan after another, through real Redis, the memory store and the bare specification."""
+
+    store: RedisStore
+    raw: redis.Redis
+
+    @initialize(phase=st.integers(0, 86_400 * SECOND))
+    def begin(self, phase: int) -> None:
+        self.raw.flushall()
+        forget_forms()
+        self.memory = MemoryStore(shards=3, sweep_interval=3_600)
+        self.states = DictStates()
+        self.now = self.latest = START + phase
+        self.held: list[tuple[Asked, HoldId]] = []
+        self.tokens = 0
+
+    def teardown(self) -> None:
+        if hasattr(self, "memory"):
+            self.memory.close()
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    @rule(gap=GAPS)
+    def time_passes(self, gap: int) -> None:
+        self.now += gap
+
+    @rule(gap=st.integers(1, 2 * SECOND))
+    def the_clock_steps_back(self, gap: int) -> None:
+        self.now -= gap
+
+    @rule(gap=GAPS)
+    def the_memory_store_sweeps(self, gap: int) -> None:
+        self.now += gap
+        self.memory.sweep(self.now - 2 * SECOND)  # no further than the clock may step back
+
+    # --- decisions ----------------------------------------------------------------------------------------------------
+
+    @rule(
+        mode=st.sampled_from(["check", "check", "check", "peek", "refund"]),
+        # One rule asks one subject once, in a plan.
+        asked=st.lists(hits(), min_size=1, max_size=3, unique_by=lambda hit: (hit[0].name, hit[1])),
+        stale=st.integers(0, 40),
+        told=st.booleans(),
+    )
+    def a_plan_is_decided(self, mode: Mode, asked: list[Asked], stale: int, told: bool) -> None:
+        guess = self.now - (0 if stale else 3 * 86_400 * SECOND)
+        before = self.dump()
+        plan, reply = self.everywhere(lambda: self.plan(asked, told), mode, guess)
+        after = self.dump()
+        replied = answers(reply[: 2 + PER_LIMIT * len(list(plan.limits))])
+        for step, answer in zip(plan.limits, replied, strict=True):
+            assert not answer.allowed or answer.retry_after == 0 or step.limit.algorithm.name == "leaky_bucket"
+            assert answer.allowed or answer.retry_after > 0 or answer.retry_after == NEVER
+        self.latest = max(self.latest, self.now)
+        refused = set()
+        for hit in plan.hits:
+            if not all(answer.allowed for step, answer in zip(plan.limits, replied, strict=True) if step in hit.limits):
+                refused.add(hit.group)
+        for hit in plan.hits:
+            changes_nothing = mode == "check" and (reply[1] != ALLOWED or hit.group in refused)
+            if not changes_nothing or hit.holds:  # the next call restores abandoned holds
+                continue
+            for step in hit.limits:
+                # A bucket follows a clock that has stepped back, whether or not the hit is admitted.
+                follows = self.now < self.latest and isinstance(step.limit.algorithm, TokenBucket)
+                if not (step.limit.options.count_refused and hit.group in refused) and not follows:
+                    assert after.get(step.key.encode()) == before.get(step.key.encode())
+        if mode == "peek":
+            assert after == before
+
+    @rule(asked=hits(), ttl=st.one_of(st.integers(1, 90 * SECOND), st.just(3_600 * SECOND)), told=st.booleans())
+    def some_is_reserved(self, asked: Asked, ttl: int, told: bool) -> None:
+        if asked[0].distinct:
+            return
+        self.tokens += 1
+        token = f"t{self.tokens}"
+
+        def holding() -> Plan:
+            plan = self.plan([asked], told)
+            plan.include_holds()
+            return plan
+
+        plan, reply = self.everywhere(holding, Reserve(token, ttl))
+        standing = len(reply) > 2 + PER_LIMIT * len(plan.hits[0].limits)
+        if asked[2] and not standing and all(answer.allowed for answer in answers(reply)):
+            due = self.now + ttl
+            found: Any = self.raw.zrangebyscore(plan.hits[0].holds, due, due)
+            assert [member.split(b" ")[1] for member in found if member.startswith(f"{token} ".encode())] == [
+                str(asked[2]).encode()
+            ]
+            self.held.append((asked, HoldId(due, token)))
+
+    @rule(which=st.integers(0, 5), actual=COSTS, again=st.booleans())
+    def a_hold_is_settled(self, which: int, actual: int, again: bool) -> None:
+        if not self.held:
+            return
+        asked, held = self.held[which % len(self.held)]
+
+        def holding() -> Plan:
+            plan = self.plan([asked], told=False)
+            plan.include_holds()
+            return plan
+
+        self.everywhere(holding, Settle(held, actual))
+        if self.now < held.due:
+            before = self.dump()
+            self.everywhere(holding, Settle(held, 10**12 - actual))
+            assert self.dump() == before  # settling twice in time changes nothing
+        self.held.remove((asked, held))
+
+    # --- what stands above the limits ---------------------------------------------------------------------------------
+
+    @rule(
+        its_rule=st.one_of(st.just("*"), st.sampled_from([r.name for r in RULES])),
+        subject=SUBJECTS,
+        mode=st.sampled_from(["x", "b", "r", "gone"]),
+        rates=st.sampled_from(["2/m", "30/m; 100/h", "9/fortnight"]),
+        begins=st.sampled_from([0, -SECOND, 5 * SECOND]),
+        ends=st.sampled_from([None, 30 * SECOND, -SECOND]),
+    )
+    def an_override_is_published(
+        self, its_rule: str, subject: str, mode: str, rates: str, begins: int, ends: int | None
+    ) -> None:
+        start = self.now + begins if begins else 0
+        stop = 0 if ends is None else self.now + ends
+        value = "" if mode == "gone" else f"{mode} {start} {stop} {rates if mode == 'r' else ''}"
+        for run in self.stores():
+            run(publish(subject, its_rule, value), self.now)
+
+    @rule(its_rule=st.sampled_from(RULES), subject=SUBJECTS)
+    def a_rule_is_reset(self, its_rule: Rule, subject: str) -> None:
+        replies = []
+        for run in self.stores():
+            forgetting = self.plan([(its_rule, subject, 0, "")], told=True).reset_operation()
+            replies.append(run(forgetting, self.now))
+        assert replies[0] == replies[2]
+        left = {key.encode() for key in forgetting.keys[1:]} & self.dump().keys()
+        assert left <= {b"quota:1:{!}:bans"}
+        self.held = [held for held in self.held if held[0][:2] != (its_rule, subject)]
+
+    # --- how ----------------------------------------------------------------------------------------------------------
+
+    def plan(self, asked: list[Asked], told: bool) -> Plan:
+        plan = Plan("quota", 100 if told else 0)
+        for its_rule, subject, cost, value in asked:
+            plan.add(its_rule, subject, cost, value)
+        return plan
+
+    def stores(self) -> list[Callable[..., Any]]:
+        return [self.store.run, self.memory.run, lambda operation, now: operation.run(self.states, now)]
+
+    def everywhere(self, make: Callable[[], Plan], mode: Mode, guess: int | None = None) -> tuple[Plan, list[Any]]:
+        """Decide the same on all three; return the plan in the form that it came to, and the reply."""
+        made = [make() for _ in range(3)]
+        replies = [driven(run, plan, mode, self.now, guess) for run, plan in zip(self.stores(), made, strict=True)]
+        assert replies[0] == replies[1] == replies[2]
+        self.every_key_has_a_ttl()
+        return made[0], replies[0]
+
+    def dump(self) -> dict[bytes, bytes | None]:
+        return {key: self.raw.dump(key) for key in self.raw.scan_iter()}
+
+    def every_key_has_a_ttl(self) -> None:
+        assert all(self.raw.pttl(key) > 0 for key in self.raw.scan_iter())
+
+
+# --- giving back ------------------------------------------------------------------------------------------------------
+
+GIVING_BACK = [
+    Rule.make("bucket", "7/m", algorithm="token_bucket", burst=30),
+    Rule.make("buckets", "30/m; 60/h", algorithm="token_bucket"),
+    Rule.make("leaky", "30/m", algorithm="leaky_bucket"),
+    Rule.make("exact", "30/m"),
+    Rule.make("slices", "30/m", precision=3),
+    Rule.make("fixed", "30/m", algorithm="fixed_window"),
+    Rule.make("calendar", "30/m", algorithm="calendar"),
+]
+ACTS = st.lists(
+    st.tuples(
+        st.one_of(
+            st.just(0), st.integers(0, 15 * SECOND), st.sampled_from([60 * SECOND, 60 * SECOND // 7]),
+            st.sampled_from([-SECOND, -3_600 * SECOND]),
+        ),
+        st.sampled_from(
+            ["check", "refund", "peek", *2 * ["reserve", "settle", "tentative"], "abandon", "undo"]
+        ),
+        st.integers(1, 12),
+        st.integers(0, 14),
+    ),
+    max_size=30,
+)  # fmt: skip
+DAY = 86_400 * SECOND
+
+
+class Pair:
+    """One subject under one rule, in Redis and under the specification, with what is held and taken there."""
+
+    def __init__(self, its_rule: Rule, now: int) -> None:
+        self.rule = its_rule
+        self.now = now
+        self.states = DictStates()
+        self.held: list[HoldId] = []
+        self.taken: list[Decide] = []
+
+    def run(self, make: Callable[[Callable[..., Any]], Any]) -> Any:
+        """Do the same in both, and return the reply."""
+        replies = [make(run) for run in (current_store().run, lambda asked, now: asked.run(self.states, now))]
+        assert replies[0] == replies[1]
+        return replies[0]
+
+    def ask(self, mode: Mode, cost: int) -> Any:
+        return self.run(lambda run: driven(run, self.plan(mode, cost), mode, self.now))
+
+    def plan(self, mode: Mode, cost: int) -> Plan:
+        plan = Plan("quota")
+        plan.add(self.rule, "ip:1.2.3.4", cost)
+        if isinstance(mode, (Reserve, Settle)):
+            plan.include_holds()
+        return plan
+
+    def reserve(self, cost: int, ttl: int, token: str) -> None:
+        if self.ask(Reserve(token, ttl), cost)[1] == ALLOWED:
+            self.held.append(HoldId(self.now + ttl, token))
+
+    def settle(self, actual: int, which: int) -> None:
+        if self.held:
+            self.ask(Settle(self.held.pop(which % len(self.held)), actual), 1)
+
+    def take(self, cost: int) -> None:
+        plan = self.plan("tentative", cost)
+        plan.read(self.run(lambda run: driven(run, plan, "tentative", self.now)))
+        operation = plan.compensation()
+        self.taken += [operation] if operation else []
+
+    def undo(self, which: int) -> None:
+        if self.taken:
+            undo = self.taken.pop(which % len(self.taken))
+            self.run(lambda run: run(undo, self.now))
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("its_rule", GIVING_BACK, ids=lambda its_rule: its_rule.name)
+@inputs(100, suppress_health_check=list(HealthCheck), always=True)
+@given(phase=st.integers(0, DAY), acts=ACTS)
+def test_lua_and_specification_never_differ_in_what_they_give_back(
+    raw: redis.Redis, its_rule: Rule, phase: int, acts: list[tuple[int, str, int, int]]
+) -> None:
+    """One subject's holds, refunds, and tentative hits that are compensated, many at a time."""
+    raw.flushall()
+    forget_forms()
+    pair = Pair(its_rule, START + phase)
+    for number, (gap, what, cost, other) in enumerate(acts):
+        pair.now += gap
+        if what in ("reserve", "abandon"):
+            pair.reserve(cost, DAY if what == "reserve" else other * SECOND + 1, f"t{number}")
+        elif what == "settle":
+            pair.settle(cost - 1, other)
+        elif what == "tentative":
+            pair.take(cost)
+        elif what == "undo":
+            pair.undo(other)
+        else:
+            modes: dict[str, Mode] = {"check": "check", "refund": "refund", "peek": "peek"}
+            pair.ask(modes[what], cost)
+        pair.ask("peek", 1)
+        assert all(raw.pttl(key) > 0 for key in raw.scan_iter())
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_calendar_limit_asks_for_new_edges_outside_the_two_periods_sent() -> None:
+    hits = hits_of(Rule.make("calendar", "9/m", algorithm="calendar"))
+    begins, _, ends, *_ = hits[0].limits[0].parameters[1:]
+    states = DictStates()
+    for run in (current_store().run, lambda asked, now: asked.run(states, now)):
+        replies = [run(Decide(hits, "check"), now) for now in (begins - 1, begins, ends - 1, ends)]
+        assert [reply[1] for reply in replies] == [RETRY_WITH, ALLOWED, ALLOWED, RETRY_WITH]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_running_totals_wrap_around_in_lua_as_in_the_specification(raw: redis.Redis) -> None:
+    its_rule = Rule.make("sliding", f"{10**12}/d")
+    (hit,) = hits_of(its_rule, cost=10**12 // 3)
+    key, states, expiry = hit.limits[0].key, DictStates(), START + 3_600 * SECOND
+    raw.zadd(key, {f"{WRAP - 2}:1": expiry})
+    raw.pexpire(key, 3_600_000)
+    states.put(key, (Entry(WRAP - 2, 1, expiry),), expiry)
+    for number in range(1, 4):
+        replies = [
+            run(Decide([hit], "check"), START + number)
+            for run in (current_store().run, lambda asked, now: asked.run(states, now))
+        ]
+        assert replies[0] == replies[1]
+        kept: Any = raw.zrange(key, 0, -1, withscores=True)
+        assert [(member.decode(), int(score)) for member, score in kept] == [
+            (f"{entry.total}:{entry.cost}", entry.expiry) for entry in states.get(key)
+        ]
+        assert all(entry.total < WRAP for entry in states.get(key))
+
+
+@pytest.mark.hypothesis
+@pytest.mark.usefixtures("redis_cache")
+def test_lua_and_specification_never_differ(raw: redis.Redis, redis_server: RedisServer) -> None:
+    Stores.store = RedisStore("default")
+    Stores.raw = raw
+    run_state_machine_as_test(
+        Stores,
+        settings=inputs(200, stateful_step_count=30, suppress_health_check=list(HealthCheck), always=True),
+    )
+    Stores.store.close()

@@ -1,0 +1,236 @@
+"""The times that a decision promises are true: when a hit is admitted, and when more is left.
+
+A client that waits `retry_after` is admitted, and not a moment earlier, under bans and blocks too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from django_quota import Decision, check, quota, reserve
+from django_quota.core.algorithms import AlgorithmName
+from django_quota.core.rules import Rule
+from django_quota.engine.operations import DictStates
+from django_quota.engine.plans import Plan
+from django_quota.testing import freeze
+from tests.support.calls import get, run
+from tests.support.inputs import inputs
+from tests.support.published import override, publish
+from tests.support.steps import ALGORITHMS, SECOND, START, driven
+from tests.support.stores import forget_forms
+
+SUBJECT = "ip:203.0.113.9"
+MINUTE, HOUR, DAY = 60 * SECOND, 3_600 * SECOND, 86_400 * SECOND
+
+BAN = {"after": "2/m", "for": ["20s", "10m"]}
+RULES = [
+    Rule.make("exact", "5/h", ban=BAN),
+    Rule.make("two", "3/m; 5/h", ban=BAN),
+    Rule.make("slices", "40/m", precision=7, ban=BAN),
+    Rule.make("counted", "6/m", count_refused=True, ban=BAN),
+    Rule.make("fixed", "9/m", algorithm="fixed_window", ban=BAN),
+    Rule.make("calendar", "9/m; 40/d", algorithm="calendar", tz="Europe/Berlin", ban=BAN),
+    Rule.make("bucket", "7/m", algorithm="token_bucket", ban=BAN),
+    Rule.make("burst", "7/h", algorithm="token_bucket", burst=20, ban=BAN),
+    Rule.make("leaky", "11/m", algorithm="leaky_bucket", ban=BAN),
+    Rule.make("devices", "3/m", distinct=True, ban=BAN),
+    Rule.make("none", "0/m", ban=BAN),
+]
+
+
+class Visitor:
+    """One subject under one rule, in the executable specification."""
+
+    def __init__(self, its_rule: Rule) -> None:
+        forget_forms()
+        self.rule = its_rule
+        self.states = DictStates()
+        self.now = START
+
+    def ask(self, mode: Any, cost: int, value: str, now: int) -> Decision:
+        plan = Plan("quota")
+        plan.add(self.rule, SUBJECT, min(cost, 1) if self.rule.distinct else cost, value if self.rule.distinct else "")
+        reply = driven(lambda operation, at: operation.run(self.states, at), plan, mode, now)
+        decision = plan.read(reply)
+        assert decision is not None
+        return decision
+
+    def block(self, of_all: bool, ends: int) -> None:
+        value = f"b 0 {self.now + ends if ends else 0} "
+        publish(SUBJECT, "*" if of_all else self.rule.name, value).run(self.states, self.now)
+
+
+GAPS = st.one_of(st.integers(0, 3), st.integers(0, 90 * SECOND), st.sampled_from([MINUTE, HOUR, 20 * SECOND]))
+HITS = st.tuples(GAPS, st.just("hit"), st.one_of(st.integers(0, 12), st.just(100)), st.sampled_from("abcde"))
+BLOCKS = st.tuples(
+    GAPS, st.sampled_from(["block", "block all"]), st.sampled_from([0, SECOND, MINUTE, 2 * HOUR]), st.just("")
+)
+PAST = st.lists(st.one_of(HITS, HITS, HITS, BLOCKS), min_size=1, max_size=25)
+
+
+def after(its_rule: Rule, past: list[Any]) -> Visitor:
+    visitor = Visitor(its_rule)
+    for gap, what, number, value in past:
+        visitor.now += gap
+        if what == "hit":
+            visitor.ask("check", number, value, visitor.now)
+        else:
+            visitor.block(what == "block all", number)
+    return visitor
+
+
+@inputs(400)
+@given(its_rule=st.sampled_from(RULES), past=PAST, cost=st.integers(0, 12), spends=st.booleans())
+def test_a_wait_of_retry_after_is_enough_and_a_microsecond_less_is_not(
+    its_rule: Rule, past: list[Any], cost: int, spends: bool
+) -> None:
+    visitor = after(its_rule, past)
+    decision = visitor.ask("check" if spends else "peek", cost, "new", visitor.now)
+    if decision:
+        return
+    event(f"{its_rule.name}: {decision.binding and decision.binding.why}")
+    if decision.retry_after is None:
+        assert not visitor.ask("peek", cost, "new", visitor.now + 400 * DAY)
+        return
+    wait = round(decision.retry_after * SECOND)
+    assert wait > 0
+    assert not visitor.ask("peek", cost, "new", visitor.now + wait - 1)
+    assert visitor.ask("peek", cost, "new", visitor.now + wait)
+
+
+def left(decision: Decision, number: int) -> int:
+    outcome = decision.outcomes[number]
+    return 0 if outcome.why in ("blocked", "banned") else outcome.remaining
+
+
+@inputs(400)
+@given(its_rule=st.sampled_from(RULES), past=PAST, cost=st.integers(1, 12), spends=st.booleans())
+def test_more_is_left_when_it_is_told_and_not_a_microsecond_sooner(
+    its_rule: Rule, past: list[Any], cost: int, spends: bool
+) -> None:
+    visitor = after(its_rule, past)
+    decision = visitor.ask("check" if spends else "peek", cost, "new", visitor.now)
+    for number, outcome in enumerate(decision.outcomes):
+        now, more = left(decision, number), outcome.next_after
+        if more is None:
+            assert left(visitor.ask("peek", 1, "new", visitor.now + 400 * DAY), number) == now
+            assert outcome.limit in (outcome.remaining, 0) or not decision
+            continue
+        at = visitor.now + round(more * SECOND)
+        assert left(visitor.ask("peek", 1, "new", at - 1), number) <= now
+        assert left(visitor.ask("peek", 1, "new", at), number) > now
+        if not outcome.allowed and outcome.retry_after is not None:
+            assert more <= outcome.retry_after
+
+
+@pytest.mark.usefixtures("either_store")
+class TestOnEveryStore:
+    def test_a_ban_that_ends_before_the_limit_has_room_says_when_there_is_room(self) -> None:
+        ban = {"after": "2/m", "for": "10m"}
+        with freeze(START):
+            for _ in range(5):
+                check("5/h", SUBJECT, ban=ban)
+            told = [check("5/h", SUBJECT, ban=ban) for _ in range(3)]
+        assert [each.outcomes[0].why for each in told] == ["", "banned", "banned"]
+        assert [each.retry_after for each in told] == [3_600.0] * 3
+        assert [each.outcomes[0].next_after for each in told] == [3_600.0] * 3
+        with freeze(START + HOUR - 1):
+            assert not check("5/h", SUBJECT, ban=ban)
+        with freeze(START + HOUR):
+            assert check("5/h", SUBJECT, ban=ban)
+
+    def test_a_ban_where_something_is_left_says_that_more_is_left_when_it_ends(self) -> None:
+        with freeze(START):
+            told = [check("5/h", SUBJECT, 3, ban={"after": "1/m", "for": "10m"}) for _ in range(2)]
+        assert [(each.retry_after, each.outcomes[0].next_after) for each in told] == [(0.0, 3_600.0), (3_600.0, 600.0)]
+
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    def test_a_hit_that_costs_nothing_is_not_told_of_more_after_it_is_admitted(self, algorithm: AlgorithmName) -> None:
+        with freeze(START):
+            reserve("10/h", SUBJECT, 1, algorithm=algorithm).settle(25)
+            decision = check("10/h", SUBJECT, 0, algorithm=algorithm)
+        assert decision.retry_after is not None
+        assert decision.outcomes[0].next_after == decision.retry_after > 0
+
+    def test_a_ban_that_ends_later_says_its_end(self) -> None:
+        ban = {"after": "1/m", "for": "10m"}
+        with freeze(START):
+            check("1/m", SUBJECT, ban=ban)
+            assert [check("1/m", SUBJECT, ban=ban).retry_after for _ in range(2)] == [600.0, 600.0]
+
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    def test_a_cost_above_the_limit_is_promised_no_time_by_a_ban_or_a_block(self, algorithm: AlgorithmName) -> None:
+        options: dict[str, Any] = {"algorithm": algorithm, "ban": {"after": "1/m", "for": "10m"}}
+        with freeze(START):
+            banned = [check("5/h", SUBJECT, 6, **options) for _ in range(2)]
+            override(f"b 0 {START + HOUR} ", "5/h")
+            blocked = check("5/h", SUBJECT, 6, **options)
+        assert [each.outcomes[0].why for each in (*banned, blocked)] == ["banned", "banned", "blocked"]
+        assert [each.retry_after for each in (*banned, blocked)] == [None] * 3
+
+    def test_a_block_names_the_moment_when_every_block_and_ban_has_ended(self) -> None:
+        options: dict[str, Any] = {"ban": {"after": "1/m", "for": "10m"}}
+        with freeze(START):
+            for _ in range(2):
+                check("1/m", SUBJECT, **options)
+            override(f"b 0 {START + MINUTE} ", "1/m")
+            assert check("1/m", SUBJECT, **options).retry_after == 600.0
+            override(f"b 0 {START + HOUR} ", "*")
+            assert check("1/m", SUBJECT, **options).retry_after == 3_600.0
+            override("b 0 0 ", "*")
+            assert check("1/m", SUBJECT, **options).retry_after is None
+
+    def test_the_headers_say_when_more_is_left_and_not_when_nothing_is_used(self) -> None:
+        @quota("3/m", key="ip", name="three")
+        def view(request: HttpRequest) -> HttpResponse:
+            return HttpResponse()
+
+        told = []
+        for second in (0, 20, 40, 41):
+            with freeze(START + second * SECOND):
+                headers = run(view, get()).headers
+            told.append((headers["RateLimit"], headers.get("Retry-After")))
+        assert told == [
+            ('"three";r=2;t=60', None),
+            ('"three";r=1;t=40', None),
+            ('"three";r=0;t=20', None),
+            ('"three";r=0;t=19', "19"),
+        ]
+
+    def test_the_headers_leave_out_when_more_is_left_where_nothing_is_used(self) -> None:
+        @quota("3/m", key="ip", name="three", cost=4)
+        def view(request: HttpRequest) -> HttpResponse:
+            raise AssertionError("the view must not run")
+
+        with freeze(START):
+            headers = run(view, get()).headers
+        assert headers["RateLimit"] == '"three";r=3'
+        assert "Retry-After" not in headers
+
+    def test_the_headers_of_a_blocked_subject_say_when_the_block_ends(self) -> None:
+        @quota("3/m", key="ip", name="three")
+        def view(request: HttpRequest) -> HttpResponse:
+            raise AssertionError("the view must not run")
+
+        with freeze(START):
+            override(f"b 0 {START + HOUR} ", "three", subject="ip:192.0.2.1")
+            ends = run(view, get()).headers
+            override("b 0 0 ", "three", subject="ip:192.0.2.1")
+            never = run(view, get()).headers
+        assert (ends["RateLimit"], ends["Retry-After"]) == ('"three";r=0;t=3600', "3600")
+        assert (never["RateLimit"], never.get("Retry-After")) == ('"three";r=0', None)
+
+    @pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket"])
+    def test_a_clock_that_steps_back_locks_nobody_out_of_a_bucket(self, algorithm: AlgorithmName) -> None:
+        with freeze(START):
+            assert check("10/m", SUBJECT, 10, algorithm=algorithm)
+        with freeze(START - HOUR):
+            assert check("10/m", SUBJECT, algorithm=algorithm).retry_after == 6.0
+        with freeze(START - HOUR + 6 * SECOND):
+            told = [check("10/m", SUBJECT, algorithm=algorithm) for _ in range(2)]
+        assert [bool(each) for each in told] == [True, False]

@@ -1,0 +1,58 @@
+"""`make screenshots`: pictures of every page, on desktop and phone, light and dark.
+
+python -m tests.e2e.screenshots FOLDER [NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from itertools import product
+from pathlib import Path
+
+from tests.e2e.browser import Browser
+from tests.e2e.chromium import DESK, PHONE, Screen, chromium, programs, set_color_scheme, set_screen
+from tests.e2e.sites import PAGES, run_site
+
+TALLEST = 4000
+"""Pixels of the tallest picture."""
+ADDRESSES = {"front": "/", "refused": "/refused/", **{name: f"/admin/{path}" for name, path in PAGES.items()}}
+
+
+def shoot(browser: Browser, screen: Screen, path: str, file: Path) -> None:
+    """Take a picture of a whole page."""
+    set_screen(browser.chrome, screen)
+    browser.open(path)
+    height = min(int(browser.run("return document.scrollingElement.scrollHeight")), TALLEST)
+    set_screen(browser.chrome, Screen(screen.name, screen.width, max(height, screen.height)))
+    browser.chrome.save_screenshot(str(file))
+
+
+def main() -> int:
+    """Take them all; return the exit status."""
+    parser = argparse.ArgumentParser(description="Take pictures of every page.")
+    parser.add_argument("folder", type=Path, help="where to save the pictures")
+    parser.add_argument("names", nargs="*", help=f"pages to take; default: all of {', '.join(ADDRESSES)}")
+    chosen = parser.parse_args()
+    unknown = set(chosen.names) - set(ADDRESSES)
+    if unknown:
+        parser.error(f"unknown page: {', '.join(sorted(unknown))}")
+    found = programs()
+    if found is None:
+        print("There is no Chromium on this machine: apt-get install chromium chromium-driver", file=sys.stderr)
+        return 1
+    chosen.folder.mkdir(parents=True, exist_ok=True)
+    with chromium(*found) as chrome, run_site() as site:
+        browser = Browser(chrome, site)
+        browser.sign_in("admin")
+        for name in chosen.names or ADDRESSES:
+            for screen, scheme in product((DESK, PHONE), ("light", "dark")):
+                set_color_scheme(chrome, scheme)
+                file = f"{name.replace(' ', '-')}-{screen.name}-{scheme}.png"
+                shoot(browser, screen, ADDRESSES[name], chosen.folder / file)
+            print(name, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""The example site as `make serve` starts it, under ASGI or WSGI."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from example_project.people import PEOPLE
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGES = {
+    "index": "",
+    "app": "django_quota/",
+    "overview": "django_quota/overview/",
+    "overrides": "django_quota/quotaoverride/",
+    "override": "django_quota/quotaoverride/1/change/",
+    "new override": "django_quota/quotaoverride/add/",
+    "counters": "django_quota/dailycounter/",
+    "usage": "django_quota/dailycounter/usage/?subject=user:7",
+    "usage of nobody": "django_quota/dailycounter/usage/",
+    "subject": "django_quota/subject/?subject=user:1",
+    "banned subject": "django_quota/subject/?subject=ip:192.0.2.66",
+    "blocked subject": "django_quota/subject/?subject=user:7",
+    "subject search": "django_quota/subject/",
+    "user": "auth/user/1/change/",
+}
+"""The admin pages that show something of django_quota, below `/admin/`."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A running site."""
+
+    port: int
+    passwords: Mapping[str, str]
+    """The password of each staff user, by name."""
+
+    def url(self, path: str = "/") -> str:
+        """Return the URL of a path."""
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    def page(self, name: str) -> str:
+        """Return the URL of an admin page; see `PAGES`."""
+        return self.url(f"/admin/{PAGES[name]}")
+
+
+def subject(username: str) -> str:
+    """Return the subject of a user of the site. They are the first rows of a new database."""
+    return f"user:{[person.username for person in PEOPLE].index(username) + 1}"
+
+
+@contextmanager
+def run_site(*options: str) -> Iterator[Site]:
+    """Run `python -m example_project.serve` during the block."""
+    with tempfile.TemporaryDirectory(prefix="q-") as folder:  # a short name: a Redis socket's path is bounded
+        process = subprocess.Popen(
+            [sys.executable, "-m", "example_project.serve", "--port", "0", *options],
+            cwd=ROOT,
+            env={**os.environ, "TMPDIR": folder, "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            yield _read(process)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=120)
+
+
+def _read(process: subprocess.Popen[str]) -> Site:
+    assert process.stdout
+    said = ""
+    for line in process.stdout:
+        said += line
+        if line.startswith("Ctrl-C"):
+            break
+    port = re.search(r"http://127\.0\.0\.1:(\d+)/", said)
+    passwords = re.findall(r"^  (\w+) +password (\S+)", said, re.MULTILINE)
+    assert port, said
+    assert passwords, said
+    return Site(int(port[1]), dict(passwords))

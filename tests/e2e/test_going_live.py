@@ -1,0 +1,151 @@
+"""docs/going_live.md works as shown: the settings, the logging, the page for monitoring."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.cache import caches as used_caches
+from django.core.checks import run_checks
+from django.test import RequestFactory, override_settings
+
+import django_quota
+from django_quota import counter, peek
+from django_quota.testing import RedisServer
+from tests.support.stores import caches
+
+PAGE = (Path(django_quota.__file__).parent.parent / "docs" / "going_live.md").read_text()
+BLOCKS = re.findall(r"(?:<!-- run: (\w+) -->\n)?```python\n(.*?)```", PAGE, re.DOTALL)
+NOWHERE = RedisServer("redis://127.0.0.1:1/0", 0, Path())
+"""No server listens there."""
+
+SITE = """
+import sys
+
+import django
+from django.conf import settings
+from django.core import mail
+from django.http import HttpResponse
+from django.test import Client
+from django.urls import path
+from django_quota import StoreUnavailable, quota
+
+names = {}
+exec(sys.stdin.read(), names)
+settings.configure(
+    SECRET_KEY="secret",
+    ALLOWED_HOSTS=["testserver"],
+    ROOT_URLCONF="__main__",
+    ADMINS=[("Ann", "ann@example.org")],
+    EMAIL_BACKEND="django.core.mail.backends.locmem.EmailBackend",
+    LOGGING=names["LOGGING"],
+    MIDDLEWARE=["django_quota.middleware.QuotaMiddleware"],
+    CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}},
+)
+django.setup()
+mail.outbox = []
+
+
+@quota("5/d", on_unavailable="deny")
+def sms(request):
+    return HttpResponse("sent")
+
+
+def stock(request):
+    raise StoreUnavailable("gone")
+
+
+def broken(request):
+    raise ValueError("a defect")
+
+
+urlpatterns = [path("sms", sms), path("stock", stock), path("broken", broken)]
+client = Client(raise_request_exception=False)
+print([client.get(f"/{name}").status_code for name in ("sms", "sms", "stock", "sms", "stock", "broken")])
+for message in mail.outbox:
+    print(message.subject)
+"""
+
+
+def shown(text: str) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    exec(text, names)
+    return names
+
+
+def block(name: str) -> str:
+    """Return the block of this name, or the one that defines this function."""
+    (text,) = [text for run_as, text in BLOCKS if name == run_as or f"def {name}(" in text]
+    return str(text)
+
+
+def test_the_settings_pass_the_checks() -> None:
+    names = shown(block("settings"))
+    with override_settings(QUOTA=names["QUOTA"], CACHES=names["CACHES"]):
+        assert run_checks(tags=["django_quota"]) == []
+
+
+def test_clearing_another_cache_alias_keeps_the_limits(redis_server: RedisServer, raw: Any, settings: Any) -> None:
+    of_redis, of_site = caches(redis_server)["default"], shown(block("settings"))["CACHES"]["default"]
+    settings.CACHES = {"default": of_site, "quota": of_redis}
+    settings.QUOTA = {"CACHE": "quota"}
+    counter("credits").set("user:7", 100)
+    used_caches["default"].clear()
+    assert counter("credits").get("user:7") == 100
+    used_caches["quota"].clear()
+    assert counter("credits").get("user:7") == 0
+    assert not [key for key in raw.scan_iter() if b"credits" in key]
+
+
+def test_every_log_line_that_it_names_is_in_the_code() -> None:
+    sources = [path.read_text() for path in Path(django_quota.__file__).parent.rglob("*.py")]
+    lines = re.findall(r'\| (?:ERROR|WARNING|INFO) "([^"]+)"', PAGE)
+    assert len(lines) > 5
+    for line in lines:
+        fixed = re.split(r"\d|: \.\.\.", line)[0].removeprefix("Cannot ")  # what it cannot do is a name of its own
+        assert any(fixed in source.replace("%.1f", "") for source in sources), line
+
+
+def test_an_outage_is_mailed_once_and_not_for_each_denied_request() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SITE], input=block("logging"), capture_output=True, text=True, check=True
+    )
+    answers, *mails = done.stdout.splitlines()
+    assert answers == "[503, 503, 503, 503, 503, 500]"
+    assert len(mails) == 2
+    assert "The quota store is unavailable" in mails[0]
+    assert mails[1].endswith("Internal Server Error: /broken")
+    assert "Service Unavailable" not in done.stderr
+    assert done.stderr.count("The quota store is unavailable") == 1
+
+
+class TestMonitoringPage:
+    def answer(self) -> int:
+        return int(shown(block("limits_hold"))["limits_hold"](RequestFactory().get("/")).status_code)
+
+    @pytest.mark.usefixtures("redis_cache")
+    def test_it_answers_200_while_redis_decides(self) -> None:
+        assert self.answer() == 200
+
+    def test_it_answers_503_without_redis(self, settings: Any) -> None:
+        settings.CACHES = caches(NOWHERE)
+        assert self.answer() == 503
+
+    @pytest.mark.usefixtures("redis_cache")
+    def test_it_answers_503_if_redis_is_read_only(self, raw: Any) -> None:
+        assert self.answer() == 200
+        raw.replicaof("127.0.0.1", 1)
+        try:
+            assert not peek("1000/m", "global", name="limits-hold").degraded
+            assert self.answer() == 503
+        finally:
+            raw.replicaof("NO", "ONE")
+
+
+def test_the_view_with_a_counter_answers_503_without_redis(settings: Any) -> None:
+    settings.CACHES = caches(NOWHERE)
+    assert shown(block("buy"))["buy"](RequestFactory().get("/")).status_code == 503

@@ -1,0 +1,52 @@
+"""Every admin page in a browser: accessible, readable in light and dark, and as wide as a desktop or a phone.
+
+The fixture `browser` fails a test when the console has an error or a violation of `default-src 'self'`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.accessibility import accessibility_errors, low_contrast, overflow
+from tests.e2e.browser import Browser
+from tests.e2e.chromium import DESK, PHONE, set_color_scheme, set_screen
+from tests.e2e.sites import PAGES
+
+pytestmark = pytest.mark.thorough("browser")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_accessible_and_fits_its_screen(browser: Browser, name: str) -> None:
+    browser.sign_in("admin")
+    browser.open_page(name)
+    assert browser.run("return performance.getEntriesByType('navigation')[0].responseStatus") == 200
+    # Of a user's page, only the links are ours.
+    assert accessibility_errors(browser, ".object-tools" if name == "user" else "#content") == []
+    for screen in (DESK, PHONE):
+        set_screen(browser.chrome, screen)
+        assert overflow(browser, screen) == []
+
+
+@pytest.fixture(params=["light", "dark"])
+def scheme(request: pytest.FixtureRequest, browser: Browser) -> Iterator[str]:
+    set_color_scheme(browser.chrome, request.param)
+    yield request.param
+    set_color_scheme(browser.chrome, "light")
+
+
+@pytest.mark.parametrize("name", ["subject", "usage", "overview", "override", "overrides", "counters"])
+def test_contrast_is_high_enough_in_light_and_dark(browser: Browser, scheme: str, name: str) -> None:
+    browser.sign_in("admin")
+    browser.open_page(name)
+    shade = browser.run("return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).map(Number)")
+    assert min(shade) > 200 if scheme == "light" else max(shade) < 60
+    browser.run("for (const details of document.querySelectorAll('details')) details.open = true")
+    assert low_contrast(browser) == []
+
+
+@pytest.mark.parametrize("path", ["/", "/refused/"])
+def test_contrast_is_high_enough_on_the_pages_of_the_site(browser: Browser, scheme: str, path: str) -> None:
+    browser.open(path)
+    assert low_contrast(browser) == []

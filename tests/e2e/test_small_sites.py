@@ -1,0 +1,106 @@
+"""Sites without an app or a database: limits and the 429 page work, and commands name what is missing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import redis
+
+from django_quota.testing import RedisServer
+from tests.support.stores import caches
+
+SITE = """
+import json, sys
+from django.conf import settings
+from django.core.handlers.wsgi import WSGIHandler
+from django.http import HttpResponse
+from django.template import engines
+from django.test import RequestFactory
+from django.urls import path
+
+given = json.loads(sys.argv[1])
+settings.configure(
+    SECRET_KEY="x", ALLOWED_HOSTS=["*"], ROOT_URLCONF=__name__, INSTALLED_APPS=given["apps"],
+    MIDDLEWARE=["django_quota.middleware.QuotaMiddleware"],
+    TEMPLATES=[{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True}],
+    QUOTA={"STORE": given["store"], "EVENTS": 0}, CACHES=given["caches"], DATABASES=given["databases"],
+)
+import django
+django.setup()
+from django.core.checks import run_checks
+from django.core.management import CommandError, call_command
+from django_quota import quota
+
+def front_page(request):
+    return HttpResponse(engines["django"].from_string("welcome").render({}, request))
+
+urlpatterns = [path("", quota("1/m", key="ip")(front_page))]
+found = {"findings": [finding.id for finding in run_checks() if "timeout" not in finding.msg.lower()], "replies": []}
+for _ in range(2):
+    environ = RequestFactory(headers={"Accept": "text/html"})._base_environ()
+    start = lambda status, headers: found["replies"].append([status[:3], dict(headers)["Content-Type"]])
+    body = b"".join(WSGIHandler()(environ, start)).decode()
+found["body"] = body
+found["commands"] = {}
+for words in given["commands"]:
+    try:
+        call_command(*words.split())
+        found["commands"][words] = ""
+    except CommandError as error:
+        found["commands"][words] = str(error)
+print("\\n" + json.dumps(found))
+"""
+
+WITHOUT_ADMIN = ["auth", "contenttypes", "messages", "sessions"]
+WITHOUT_SESSIONS = ["auth", "contenttypes"]
+LOCAL_CACHE = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+HTML = "text/html; charset=utf-8"
+
+
+def run_site(apps: list[str], **given: Any) -> dict[str, Any]:
+    """Run a site with these apps of Django, and return its output."""
+    apps = [*(f"django.contrib.{app}" for app in apps), "django_quota"]
+    given = {"apps": apps, "store": "memory", "caches": LOCAL_CACHE, "databases": {}, "commands": [], **given}
+    arguments = [sys.executable, "-W", "error", "-c", SITE, json.dumps(given)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("apps", [WITHOUT_ADMIN, WITHOUT_SESSIONS], ids=["no admin", "no sessions and messages"])
+def test_a_site_without_the_admin_renders_templates_and_the_429_page(apps: list[str]) -> None:
+    found = run_site(apps)
+    assert found["findings"] == []
+    assert found["replies"] == [["200", HTML], ["429", HTML]]
+    assert "Too many requests" in found["body"]
+
+
+def test_a_site_without_users_limits_and_shows_the_429_page() -> None:
+    found = run_site([])
+    assert found["replies"] == [["200", HTML], ["429", HTML]]
+    assert {finding.partition(".")[0] for finding in found["findings"]} == {"fields"}  # Django asks for the user model
+
+
+COMMANDS = ["quota_status user:1", "quota_reset user:1", "quota_rollup", "quota_sweep", "quota_sync"]
+COMMANDS += ["quota_override list"]
+SQLITE = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+
+
+@pytest.mark.parametrize(
+    ("databases", "words"),
+    [(SQLITE, "`manage.py migrate` makes the tables"), ({}, "settings.DATABASES is improperly configured")],
+    ids=["never migrated", "no database"],
+)
+def test_commands_name_the_missing_tables_and_limits_still_work(
+    databases: dict[str, Any], words: str, redis_server: RedisServer, raw: redis.Redis
+) -> None:
+    found = run_site(WITHOUT_ADMIN, store="redis", caches=caches(redis_server), databases=databases, commands=COMMANDS)
+    assert found["replies"] == [["200", HTML], ["429", HTML]]
+    failed = {command: error for command, error in found["commands"].items() if error}
+    assert sorted(failed) == ["quota_override list", "quota_sync"]
+    assert all(words in error for error in failed.values())

@@ -1,0 +1,157 @@
+"""The translations: whole, of the same placeholders as their sources, compiled, and in the package."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import polib
+import pytest
+from django.conf import settings
+from django.utils import translation
+
+from tests.support.catalogs import CATALOGS, LANGUAGES, ROOT, Message, in_code, in_template, messages, update
+
+_NAMED = re.compile(r"%\((\w+)\)[sd]|%[sd]")
+_TAGS = re.compile(r"</?\w+>")
+
+
+@pytest.fixture(params=CATALOGS, ids=LANGUAGES)
+def path(request: pytest.FixtureRequest) -> Path:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def catalog(path: Path) -> polib.POFile:
+    return polib.pofile(str(path))
+
+
+def placeholders(text: str) -> list[str]:
+    return sorted(match[0] for match in _NAMED.finditer(text.replace("%%", "")))
+
+
+def translations(entry: polib.POEntry | polib.MOEntry) -> list[str]:
+    return list(entry.msgstr_plural.values()) if entry.msgid_plural else [entry.msgstr]
+
+
+def test_german_french_and_spanish_are_there() -> None:
+    assert {"de", "fr", "es"} <= set(LANGUAGES)
+    assert set(LANGUAGES) <= dict(settings.LANGUAGES).keys()
+
+
+def test_every_text_of_the_package_is_translated_and_nothing_else(catalog: polib.POFile) -> None:
+    done = {
+        Message(entry.msgid, entry.msgid_plural, entry.msgctxt)
+        for entry in catalog
+        if all(translations(entry)) and "fuzzy" not in entry.flags and not entry.obsolete
+    }
+    wanted = set(messages())
+    assert sorted(message.text for message in wanted - done) == [], "run `make messages`, and translate what is new"
+    assert sorted(message.text for message in done - wanted) == [], "run `make messages`: it takes out what is gone"
+
+
+def test_a_translation_has_the_placeholders_and_the_tags_of_its_source(catalog: polib.POFile) -> None:
+    for entry in catalog:
+        for number, text in enumerate(translations(entry)):
+            source = entry.msgid_plural if number else entry.msgid
+            assert placeholders(text) == placeholders(source), text
+            assert sorted(_TAGS.findall(text)) == sorted(_TAGS.findall(source)), text
+
+
+def test_a_translation_begins_and_ends_as_its_source_does(catalog: polib.POFile) -> None:
+    for entry in catalog:
+        for text in translations(entry):
+            assert text == text.strip() or entry.msgid != entry.msgid.strip(), text
+            for end in (".", ":"):
+                assert text.rstrip("»\u00a0 ").endswith(end) == entry.msgid.endswith(end), text
+
+
+def test_it_has_as_many_plural_forms_as_its_language(catalog: polib.POFile) -> None:
+    header = re.fullmatch(r"nplurals=(\d); plural=\((.+)\);", catalog.metadata["Plural-Forms"])
+    assert header is not None
+    assert header[2] in ("n != 1", "n > 1")
+    for entry in catalog:
+        if entry.msgid_plural:
+            assert sorted(entry.msgstr_plural) == list(range(int(header[1]))), entry.msgid
+
+
+def test_what_is_compiled_is_what_is_written(path: Path, catalog: polib.POFile) -> None:
+    compiled = polib.mofile(str(path.with_suffix(".mo")))
+    assert {(entry.msgctxt, entry.msgid, *translations(entry)) for entry in compiled} == {
+        (entry.msgctxt, entry.msgid, *translations(entry)) for entry in catalog.translated_entries()
+    }
+
+
+def test_running_it_again_changes_nothing(path: Path, tmp_path: Path) -> None:
+    there = tmp_path / path.parts[-3] / "LC_MESSAGES" / path.name
+    there.parent.mkdir(parents=True)
+    shutil.copy(path, there)
+    assert update(there) == []
+    assert there.read_text() == path.read_text()
+
+
+def test_no_translation_is_left_in_english(catalog: polib.POFile) -> None:
+    same = [entry.msgid for entry in catalog if entry.msgstr == entry.msgid and len(entry.msgid.split()) > 3]
+    assert same == []
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("number", [0, 1, 2, 5, 1_000_000])
+def test_django_finds_each_plural(language: str, number: int) -> None:
+    with translation.override(language):
+        text = translation.ngettext("%(n)d minute", "%(n)d minutes", number) % {"n": number}
+    singular = number in ((0, 1) if language == "fr" else (1,))
+    words = {"de": ("Minute", "Minuten"), "fr": ("minute", "minutes"), "es": ("minuto", "minutos")}
+    assert text == f"{number} {words[language][0 if singular else 1]}"
+
+
+def test_messages_of_code_are_found_by_what_the_functions_are_called() -> None:
+    source = (
+        "from django.utils.translation import gettext_lazy as _, ngettext, pgettext as p\n"
+        "_('one'); ngettext('%d a', '%d as', n); p('when', 'may'); other('no'); x._('no')\n"
+        "class A:\n    b = _(\n        'over '\n        'lines'\n    )\n"
+    )
+    assert list(in_code(source)) == [
+        Message("one"), Message("%d a", "%d as"), Message("may", context="when"), Message("over lines"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", ["_(f'a {b}')", "_(name)", "_('a' + b)"])
+def test_a_message_that_cannot_be_found_is_an_error(call: str) -> None:
+    with pytest.raises(ValueError, match="plain text"):
+        list(in_code(f"from django.utils.translation import gettext as _\n{call}\n"))
+
+
+def test_messages_of_templates_are_found_as_django_reads_them() -> None:
+    source = (
+        """{% translate "It's" %} {% translate 'a "b"' as x %} {{ _("inside")|upper }}"""
+        "{% blocktranslate trimmed with a=b.c %}\n  {{ a }} of\n  100%{% endblocktranslate %}"
+        "{% blocktranslate count n=n %}{{ n }} a{% plural %}{{ n }} as{% endblocktranslate %}"
+        '{% translate "May" context "month" %}{% comment %}{% translate "never" %}{% endcomment %}'
+    )
+    assert list(in_template(source)) == [
+        Message("It's"), Message('a "b"'), Message("inside"), Message("%(a)s of 100%%"),
+        Message("%(n)s a", "%(n)s as"), Message("May", context="month"),
+    ]  # fmt: skip
+
+
+def test_no_page_of_the_package_has_words_that_are_not_marked() -> None:
+    """What stands bare between tags in a template is nothing but names, numbers and signs."""
+    bare: dict[str, list[str]] = {}
+    for page in sorted((ROOT / "templates").rglob("*.html")):
+        text = re.sub(
+            r"(?s)\{% (comment|blocktranslate)\b.*?\{% end\1 %\}|<(style|code)\b.*?</\2>", " ", page.read_text()
+        )
+        text = re.sub(r"(?s)\{% block bodyclass %\}.*?\{% endblock %\}|&\w+;", " ", text)
+        text = re.sub(r"(?s)\{[%{#].*?[%}#]\}", " ", text)  # tags first: an attribute may hold a > of theirs
+        words = re.findall(r"[A-Za-z]{3,}", " ".join(re.findall(r">([^<>]*)<", text)))
+        if words:
+            bare[page.name] = words
+    assert bare == {}
+
+
+def test_the_package_holds_what_is_no_python() -> None:
+    """The wheel takes the whole folder: see `[tool.hatch.build.targets.wheel]`."""
+    kinds = {path.suffix for path in ROOT.rglob("*.*")}
+    assert {".mo", ".po", ".html", ".lua", ".py"} <= kinds

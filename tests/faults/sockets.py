@@ -1,0 +1,137 @@
+"""Servers that are no Redis, and a proxy that cuts connections at any byte."""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+ADDRESS = ("127.0.0.1", 0)
+
+
+def cut(connection: socket.socket) -> None:
+    """Break a connection with a reset, and not with an end."""
+    with suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+class SocketServer:
+    """Takes connections on a port of its own, each in a thread; `serve` has it until it returns."""
+
+    def __init__(self, serve: Callable[[socket.socket], None]) -> None:
+        self._serve = serve
+        self._listener = socket.create_server(ADDRESS)
+        self.port: int = self._listener.getsockname()[1]
+        self._open: set[socket.socket] = set()
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._open.add(connection)
+            thread = threading.Thread(target=self._guarded, args=(connection,))
+            self._threads.append(thread)
+            thread.start()
+
+    def _guarded(self, connection: socket.socket) -> None:
+        with suppress(OSError, ValueError):  # the other side, or `close`, has ended it
+            self._serve(connection)
+        self._open.discard(connection)
+        connection.close()
+
+    def close(self) -> None:
+        """Take no more, and end those that there are."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._threads[0].join()
+        for connection in list(self._open):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads[1:]:
+            thread.join()
+
+
+@contextmanager
+def saying(words: bytes, *, first: bool = False) -> Iterator[int]:
+    """Answer whatever comes with these words; yields the port. `first`: as soon as somebody is there, too."""
+
+    def serve(connection: socket.socket) -> None:
+        if first:
+            connection.sendall(words)
+        while connection.recv(65_536):
+            connection.sendall(words)
+
+    listener = SocketServer(serve)
+    try:
+        yield listener.port
+    finally:
+        listener.close()
+
+
+class ConnectionFault(NamedTuple):
+    """What happens to a connection after a number of bytes in one direction."""
+
+    after: int
+    how: str
+    """`"end"`, `"reset"`, `"stall"`, or `"garbage"` in the place of what would follow."""
+    of_request: bool = False
+
+
+GARBAGE = b"\xff\xfe\r\n$-7\r\n*x\r\n"
+
+
+class Proxy:
+    """Stands before a Redis, and hands on byte by byte; the next connection meets a fault, where there is one."""
+
+    def __init__(self, port: int) -> None:
+        self._behind = port
+        self.fault: ConnectionFault | None = None
+        self.replied = self.asked = 0
+        """Bytes that went over the last connection without a fault."""
+        self._listener = SocketServer(self._serve)
+        self.port = self._listener.port
+
+    def _serve(self, client: socket.socket) -> None:
+        fault, self.fault = self.fault, None
+        with socket.create_connection(("127.0.0.1", self._behind)) as server:
+            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            seen = {client: 0, server: 0}
+            while True:
+                for source in select.select([client, server], [], [])[0]:
+                    data = source.recv(65_536)
+                    if not data:
+                        return
+                    if fault is not None and fault.of_request is (source is client):
+                        data = data[: fault.after - seen[source]]
+                    seen[source] += len(data)
+                    if fault is None:  # before it is sent: who has it may look at once
+                        self.asked, self.replied = seen[client], seen[server]
+                    (server if source is client else client).sendall(data)
+                    if fault is None:
+                        continue
+                    if fault.of_request is (source is client) and seen[source] >= fault.after:
+                        self._do(fault, client)
+                        return
+
+    def _do(self, fault: ConnectionFault, client: socket.socket) -> None:
+        if fault.how == "reset":
+            cut(client)
+        elif fault.how == "garbage":
+            client.sendall(GARBAGE)  # and then the end: what waits for more would wait for its time-out
+        elif fault.how == "stall":
+            while client.recv(65_536):
+                pass
+
+    def close(self) -> None:
+        self._listener.close()

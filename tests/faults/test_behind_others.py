@@ -1,0 +1,169 @@
+"""What is between us and Redis: a proxy without a server, sentinels, a parent process, a small pool."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from django_quota import check
+from django_quota.services.outages import SETTLE_TIME, Outages
+from django_quota.services.registry import get_limiter
+from django_quota.stores.redis.breaker import FAILURES, Breaker
+from django_quota.testing import RedisServer, running_redis
+from tests.api.test_outages import FULL, Clock, Mute, ask, both, clock, heard, mute, with_clock
+from tests.faults.sockets import SocketServer
+from tests.faults.test_interrupted import forks, in_child
+from tests.stores.test_sentinel import behind, sentinel_port
+from tests.support.stores import PATIENT, caches, current_store
+
+__all__ = ["clock", "mute", "sentinel_port"]
+
+
+class NothingBehind:
+    """Takes connections and closes them at once, or after the first words; counts them."""
+
+    def __init__(self, *, hears: bool) -> None:
+        self.met = 0
+        self._hears = hears
+
+    def serve(self, connection: socket.socket) -> None:
+        self.met += 1
+        if self._hears:
+            connection.recv(1)
+
+
+@pytest.fixture(params=[False, True], ids=["at once", "after the first words"])
+def nothing_behind(request: pytest.FixtureRequest, settings: Any) -> Iterator[NothingBehind]:
+    proxy = NothingBehind(hears=request.param)
+    listener = SocketServer(proxy.serve)
+    settings.CACHES = caches(RedisServer(f"redis://127.0.0.1:{listener.port}/0", 0, Path()))
+    yield proxy
+    listener.close()
+
+
+@both
+def test_the_breaker_opens_for_a_proxy_without_a_server(kind: str, nothing_behind: NothingBehind, clock: Clock) -> None:
+    store = with_clock(clock)
+    assert all(decision.degraded for decision in ask(kind, 30))
+    assert store.breaker.is_open
+    met = nothing_behind.met
+    clock.now += 1
+    assert all(decision.degraded for decision in ask(kind, 10))
+    assert store.breaker.is_open  # the one that asked has not closed it
+    assert nothing_behind.met <= met + 2
+
+
+@both
+def test_a_cut_idle_connection_does_not_count_as_a_failure(kind: str, redis_cache: RedisServer, clock: Clock) -> None:
+    store = with_clock(clock)
+    for _ in range(FAILURES):
+        store.breaker.failed()
+    clock.now += 1
+    assert not ask(kind)[0].degraded
+    store._note(redis.ConnectionError("Connection closed by server."), 0)
+    assert not store.breaker.is_open
+    for _ in range(FAILURES):
+        store.breaker.failed()
+    store._note(redis.ConnectionError("Connection closed by server."), 0)
+    assert store.breaker.is_open
+
+
+def test_threads_waiting_for_a_connection_stop_when_the_breaker_opens(mute: Mute, settings: Any) -> None:
+    options = settings.CACHES["default"]["OPTIONS"]
+    pool = {**options.get("CONNECTION_POOL_KWARGS", {}), "max_connections": 1}
+    settings.CACHES = {
+        "default": {**settings.CACHES["default"], "OPTIONS": {**options, "CONNECTION_POOL_KWARGS": pool}}
+    }
+    store: Any = current_store()
+    store.breaker = Breaker(clock=lambda: 1_000.0)
+    for _ in range(FAILURES - 1):
+        store.breaker.failed()
+    found: list[bool] = []
+    threads = [threading.Thread(target=lambda: found.append(check("9/m", "user:1").degraded)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 8
+    assert mute.met == 1
+
+
+def test_a_check_of_cost_0_does_not_end_an_outage_of_writes(redis_server: RedisServer, settings: Any) -> None:
+    clock = Clock()
+    with running_redis(redis_server.program) as server, redis.Redis.from_url(server.url) as client, heard() as told:
+        settings.CACHES = caches(server)
+        assert check("9/m", "ip:192.0.2.1")
+        get_limiter().outages = Outages(clock)
+        client.execute_command(*FULL)
+        for number in range(5):
+            assert check("9/m", f"ip:192.0.2.{number + 2}").degraded
+            clock.now += 2 * SETTLE_TIME
+            assert not check("9/m", "ip:192.0.2.1", 0).degraded
+    assert [what for what, _ in told] == ["lost"]
+
+
+@forks
+def test_a_forked_worker_keeps_its_connections_behind_sentinel(sentinel_port: int, settings: Any) -> None:
+    settings.CACHES = {"default": behind(sentinel_port, **PATIENT)}
+    assert not check("99/m", "user:1").degraded
+    with redis.Redis(port=sentinel_port) as sentinel:
+        (_, primary) = sentinel.sentinel_get_master_addr_by_name("quotas")
+
+    def work() -> bool:
+        with redis.Redis(port=int(primary)) as client:
+            check("99/m", "user:1")
+            before = client.info("stats")["total_connections_received"]
+            for _ in range(20):
+                check("99/m", "user:1")
+            return bool(client.info("stats")["total_connections_received"] == before)
+
+    assert in_child(work) == 1
+
+
+@forks
+@pytest.mark.parametrize("what", ["table", "moves"])
+def test_a_forked_worker_does_not_wait_for_locks_of_its_parent(what: str) -> None:
+    from django_quota.stores.cluster.attempts import Moves
+    from django_quota.stores.cluster.slots import Address, SlotTable
+
+    here = Address("127.0.0.1", 1)
+    table, moves = SlotTable([here]), Moves(lambda: 1_000.0)
+    held: Any = {"table": table, "moves": moves}[what]
+
+    def work() -> bool:
+        table.learn([], here)
+        return moves.deadline(1) > 0
+
+    with held._lock:
+        assert in_child(work) == 1
+
+
+def test_plain_commands_skip_a_sentinel_that_hangs(sentinel_port: int, settings: Any) -> None:
+    from tests.stores.test_sentinel import times_called
+    from tests.support.commands import wait_until
+
+    with socket.socket() as hung:
+        hung.bind(("127.0.0.1", 0))
+        hung.listen(64)
+        settings.CACHES = {
+            "default": behind(hung.getsockname()[1], sentinel_port, SOCKET_TIMEOUT=0.5, SOCKET_CONNECT_TIMEOUT=0.5)
+        }
+        tries: list[bool] = []
+
+        def answers() -> bool:
+            store: Any = current_store()
+            try:
+                with store.commands() as client:
+                    tries.append(bool(client.ping()))
+            except Exception:  # noqa: BLE001 — a busy machine may need some more
+                tries.append(False)
+            return tries[-1]
+
+        wait_until(answers)
+        assert 0 < times_called(hung) <= len(tries)

@@ -1,0 +1,243 @@
+"""Commands end with status 1 and an error if Redis is gone, lacks a permission, or dies midway."""
+
+from __future__ import annotations
+
+import io
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_quota import check
+from django_quota.management import commands
+from django_quota.management.console import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, QuotaCommand
+from django_quota.testing import server_programs
+from tests.faults.faults import FAULTS, USER, FaultyServer, fault_named, faulty_server
+from tests.faults.harness import caches_at
+from tests.support.commands import managing, wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "sweep": ("quota_sweep",),
+    "rollup": ("quota_rollup",),
+    "sync": ("quota_sync",),
+    "status": ("quota_status", "user:7"),
+    "reset": ("quota_reset", "user:7"),
+    "override": ("quota_override", "set", "user:7", "5/m"),
+    "events": ("quota_events",),
+    "dead letters": ("quota_events", "--dead"),
+    "drain": ("quota_events", "--drain", "--since", "beginning", "--exec", "true"),
+}
+WATCHERS: dict[str, tuple[str, ...]] = {
+    "follow": ("quota_events", "--follow"),
+    "exec": ("quota_events", "--since", "beginning", "--exec", "true"),
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
+    with faulty_server(server_programs()[0], tmp_path_factory.mktemp("server")) as made:
+        yield made
+
+
+@pytest.fixture
+def used(server: FaultyServer, settings: Any) -> FaultyServer:
+    """A server where something was counted and refused."""
+    server.client.flushall()
+    settings.CACHES = caches_at(server.url)
+    for _ in range(3):
+        check("1/m", "user:7", name="login")
+    return server
+
+
+def said(*words: str) -> str:
+    """Run a command that fails, and return what it printed and its error."""
+    told = io.StringIO()
+    with pytest.raises(CommandError) as caught:
+        call_command(*words, stdout=io.StringIO(), stderr=told)
+    assert caught.value.returncode == 1
+    return f"{told.getvalue()}{caught.value}"
+
+
+CONNECTING = ("refused", "max-clients", "wrong-password")
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS.keys())
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.name in CONNECTING])
+def test_without_redis_a_command_ends_with_an_error(words: tuple[str, ...], fault: Any, used: FaultyServer) -> None:
+    with fault.inject(used):
+        told = said(*words)
+        assert "unavailable" in told or "Redis did not take it" in told
+
+
+PLAIN = {
+    "sweep": "scan", "rollup": "scan", "sync": "scan", "status": "evalsha", "reset": "evalsha",
+    "override": "evalsha", "events": "xrevrange", "dead letters": "xrevrange", "drain": "xreadgroup",
+}  # fmt: skip
+"""A Redis command that each needs."""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_missing_permission_is_named(name: str, used: FaultyServer) -> None:
+    used.client.execute_command("ACL", "SETUSER", USER, f"-{PLAIN[name]}")
+    try:
+        told = said(*COMMANDS[name])
+        if name == "override":  # saved, and published by quota_sync, which says why it could not be
+            assert "Redis did not take it" in told
+        else:
+            assert f"'{PLAIN[name]}" in told
+            assert "permission" in told
+    finally:
+        used.permit()
+
+
+@pytest.mark.parametrize("command", ["xreadgroup", "xgroup", "xack", "xclaim", "xpending", "xinfo"])
+def test_a_consumer_without_a_permission_ends(command: str, used: FaultyServer) -> None:
+    used.client.execute_command("ACL", "SETUSER", USER, f"-{command}")
+    try:
+        told = said("quota_events", "--since", "beginning", "--exec", "true")
+        assert "permission" in told or "can't run this command" in told  # Redis up to 7.0, of what a script calls
+    finally:
+        used.permit()
+
+
+def test_a_follower_without_a_permission_ends(used: FaultyServer) -> None:
+    used.client.execute_command("ACL", "SETUSER", USER, "-xread")
+    try:
+        assert "permission" in said("quota_events", "--follow")
+    finally:
+        used.permit()
+
+
+@pytest.mark.thorough("processes")
+@pytest.mark.parametrize("words", WATCHERS.values(), ids=WATCHERS.keys())
+def test_a_watcher_waits_for_redis_and_ends_if_its_password_changes(
+    words: tuple[str, ...], used: FaultyServer, tmp_path: Path
+) -> None:
+    stderr = tmp_path / "said"
+    with managing(tmp_path, caches_at(used.url)) as manage:
+        process = manage.start(*words, stderr=stderr)
+        wait_until(lambda: any(client["cmd"].startswith("xread") for client in used.client.client_list()))
+        with fault_named("refused").inject(used):
+            wait_until(lambda: "Connection refused. Trying again until it answers" in stderr.read_text())
+        wait_until(lambda: "answers again" in stderr.read_text())
+        waits = [line for line in stderr.read_text().splitlines() if "Trying again" in line]
+        assert len(waits) == len(set(waits))
+        with fault_named("wrong-password").inject(used):
+            assert process.wait(60) == 1
+    assert "CommandError: The quota store is unavailable: AuthenticationError" in stderr.read_text()
+    assert "Traceback" not in stderr.read_text()
+
+
+@pytest.mark.thorough("processes")
+@pytest.mark.parametrize(
+    ("name", "unbuffered"),
+    [*((name, "") for name in COMMANDS), ("status", "1"), ("events", "1"), ("help", ""), ("help", "1")],
+)
+def test_a_command_ends_quietly_if_its_reader_has_left(
+    name: str, unbuffered: str, used: FaultyServer, tmp_path: Path
+) -> None:
+    words = COMMANDS.get(name, ("quota_status", "--help"))
+    database = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "database")}
+    stderr = tmp_path / "said"
+    with managing(tmp_path, caches_at(used.url), {"default": database}) as manage:
+        if words[0] in ("quota_override", "quota_rollup", "quota_sync"):
+            assert manage.start("migrate", "--verbosity", "0").wait(60) == 0
+        manage.environment["PYTHONUNBUFFERED"] = unbuffered
+        process = manage.start(*words, stderr=stderr)
+        assert process.stdout is not None
+        process.stdout.close()
+        prints = words[0] != "quota_events" or ("--exec" not in words and "--dead" not in words)
+        status = process.wait(60)
+        if words[-1] != "--help":  # of which Python itself may have thrown the rest away
+            assert status == (EXIT_BROKEN_PIPE if prints else 0)
+    assert "Traceback" not in stderr.read_text()
+    assert "Exception" not in stderr.read_text()
+    assert "BrokenPipe" not in stderr.read_text()
+
+
+def test_every_command_is_a_quota_command() -> None:
+    for module in iter_modules(commands.__path__):
+        assert issubclass(import_module(f"{commands.__name__}.{module.name}").Command, QuotaCommand)
+
+
+@pytest.mark.thorough("processes")
+def test_other_errors_are_printed_though_nobody_reads_stdout(used: FaultyServer, tmp_path: Path) -> None:
+    stderr = tmp_path / "said"
+    with managing(tmp_path, caches_at("redis://127.0.0.1:1/0")) as manage:
+        process = manage.start("quota_status", "user:7", stderr=stderr)
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(60) == 1
+    assert "CommandError: The quota store is unavailable" in stderr.read_text()
+    with managing(tmp_path, caches_at(used.url)) as manage, Path("/dev/full").open("w") as full:
+        process = manage.start("quota_status", "user:7", stdout=full, stderr=stderr)
+        assert process.wait(60) not in (0, EXIT_BROKEN_PIPE)
+    assert "No space left on device" in stderr.read_text()
+
+
+@pytest.mark.parametrize(("word", "status"), [("--nonsense", 2), ("user:7", 1), ("--help", 0)])
+def test_a_command_started_with_stdout_closed_ends_as_usual(word: str, status: int, tmp_path: Path) -> None:
+    without_stdout = ("sh", "-c", 'exec "$@" >&-', "sh")
+    with managing(tmp_path, caches_at("redis://127.0.0.1:1/0")) as manage:
+        command = (*without_stdout, sys.executable, "-m", "django", "quota_status", word)
+        ended = subprocess.run(command, env=manage.environment, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == status
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_broken_pipe_of_call_command_is_raised() -> None:
+    class Broken(io.StringIO):
+        def write(self, words: str) -> int:
+            raise BrokenPipeError(words)
+
+    with pytest.raises(BrokenPipeError):
+        call_command("quota_override", "list", stdout=Broken())
+
+
+@pytest.mark.thorough("processes")
+@pytest.mark.parametrize("words", WATCHERS.values(), ids=WATCHERS.keys())
+def test_a_watcher_started_without_redis_waits_for_it(
+    words: tuple[str, ...], used: FaultyServer, tmp_path: Path
+) -> None:
+    stderr = tmp_path / "said"
+    with managing(tmp_path, caches_at(used.url)) as manage:
+        with fault_named("refused").inject(used):
+            process = manage.start(*words, stderr=stderr)
+            wait_until(lambda: "Trying again until it answers" in stderr.read_text())
+        wait_until(lambda: "answers again" in stderr.read_text())
+        check("1/m", "user:late", name="late", cost=2)
+        if words[1] == "--follow":
+            assert process.stdout is not None
+            while "late" not in process.stdout.readline():
+                pass
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    lines = [line for line in stderr.read_text().splitlines() if "Trying again" in line]
+    assert len(lines) == len(set(lines))
+
+
+@pytest.mark.parametrize("words", WATCHERS.values(), ids=WATCHERS.keys())
+def test_a_watcher_with_a_wrong_password_ends(words: tuple[str, ...], used: FaultyServer) -> None:
+    with fault_named("wrong-password").inject(used):
+        assert "AuthenticationError" in said(*words)
+
+
+def test_a_second_signal_ends_a_command_without_a_traceback() -> None:
+    class Impatient(QuotaCommand):
+        requires_system_checks = ()
+
+        def handle(self, *_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        Impatient().run_from_argv(["manage.py", "impatient"])
+    assert ended.value.code == EXIT_INTERRUPTED

@@ -1,0 +1,291 @@
+"""Calls that end before their reply comes: cancelled, interrupted, or in a forked process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import redis
+
+from django_quota import StoreUnavailable, acheck, check
+from django_quota.services.registry import get_limiter
+from django_quota.stores.redis.breaker import FAILURES, Breaker
+from django_quota.testing import RedisServer
+from tests.faults.calls import CALLS, call_problem
+from tests.faults.harness import Clock, assert_own_answers, caches_at, use_site_rules
+from tests.faults.sockets import SocketServer
+from tests.support.commands import PATIENCE
+from tests.support.stores import caches, redis_store
+
+
+class Steps:
+    """Awaits a coroutine, and cancels the running task at one of its awaits."""
+
+    def __init__(self, work: Any, at: int) -> None:
+        self._work = work
+        self._left = at
+        self.was_cut = False
+
+    async def run(self) -> Any:
+        return await self
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        steps = self._work.__await__()
+        sent: BaseException | None = None
+        while True:
+            try:
+                waits_for = next(steps) if sent is None else steps.throw(sent)
+            except StopIteration as done:
+                return done.value
+            if self._left == 0:
+                self.was_cut = True
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+            self._left -= 1
+            sent = None
+            try:
+                yield waits_for
+            except BaseException as error:  # noqa: BLE001 — it is the coroutine's
+                sent = error
+
+
+ASYNC = [call for call in CALLS if call.name in {
+    "check sliding allow", "check sliding deny", "peek", "reset", "reserve", "counter.incr", "slot", "waiting slot",
+    "once", "@quota allow", "@concurrency deny", "middleware local", "holders",
+}]  # fmt: skip
+
+
+@pytest.mark.parametrize("connection", ["kept", "new"])
+@pytest.mark.parametrize("call", ASYNC, ids=lambda call: call.name)
+def test_a_task_cancelled_at_any_await_leaves_no_reply(
+    call: Any,
+    connection: str,
+    redis_server: RedisServer,
+    raw: redis.Redis,
+    settings: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings.CACHES = caches(redis_server, max_connections=2)
+    use_site_rules(settings)
+    check("9/m", "user:1")
+    redis_store().breaker = Breaker(failures=1)
+
+    answers: list[str] = []
+
+    async def run() -> list[bool]:
+        ended = []
+        for step in range(200):
+            if connection == "new":
+                client = await redis_store()._async_clients.get()
+                await client.client.connection_pool.disconnect()
+            steps = Steps(call.asynchronous(None), step)
+            answer: Any = (await asyncio.gather(asyncio.ensure_future(steps.run()), return_exceptions=True))[0]
+            if not steps.was_cut:
+                assert call_problem(call, answer) == ""
+                break
+            ended.append(isinstance(answer, asyncio.CancelledError))
+            answers.append(repr(answer)[:300])
+            limits = [(await acheck(f"{n}/m", f"user:{n}")).limit for n in (1_000 + step, 2_000 + step)]
+            assert limits == [1_000 + step, 2_000 + step]
+        return ended
+
+    ended = asyncio.run(run())
+    assert len(ended) >= (3 if connection == "new" else 1)
+    assert all(ended), answers
+    assert not redis_store().breaker.is_open
+    assert "unavailable" not in caplog.text
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_interrupted_probe_passes_to_the_next_caller(mode: str, settings: Any) -> None:
+    """A task is cancelled, a thread is interrupted as by Ctrl-C."""
+    asked = threading.Event()
+
+    def greets_and_hangs(socket: Any) -> None:
+        while data := socket.recv(65_536):
+            if b"EVALSHA" in data:
+                asked.set()
+            else:
+                socket.sendall(b"%1\r\n$5\r\nproto\r\n:3\r\n" if b"HELLO" in data else b"+OK\r\n" * data.count(b"*"))
+
+    clock, listener = Clock(), SocketServer(greets_and_hangs)
+    settings.CACHES = caches_at(f"redis://127.0.0.1:{listener.port}/0", 30)
+    breaker = redis_store().breaker = Breaker(clock=clock)
+    try:
+        for _ in range(FAILURES):
+            breaker.failed()
+        clock.now += 1
+        if mode == "sync":
+            with interrupted(asked), pytest.raises(KeyboardInterrupt):
+                check("9/m", "user:1")
+        else:
+            asyncio.run(_cancelled(asked))
+        assert breaker.is_open
+        assert not breaker.is_refusing()  # the probe is free, and it was no failure
+        assert breaker.acquire()
+    finally:
+        listener.close()
+
+
+def test_a_task_cancelled_while_it_connects_propagates_it(settings: Any) -> None:
+    """Up to Python 3.11 nobody is told of it, and the greeting runs into its time-out: long enough to be cancelled."""
+    asked = threading.Event()
+
+    def mute(socket: Any) -> None:
+        while socket.recv(65_536):
+            asked.set()
+
+    listener = SocketServer(mute)
+    settings.CACHES = caches_at(f"redis://127.0.0.1:{listener.port}/0", 3)
+    try:
+        asyncio.run(_cancelled(asked))
+    finally:
+        listener.close()
+
+
+async def _cancelled(when: threading.Event) -> None:
+    task = asyncio.ensure_future(acheck("9/m", "user:1"))
+    assert await asyncio.to_thread(when.wait, PATIENCE)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@contextmanager
+def interrupted(when: threading.Event) -> Iterator[None]:
+    """Interrupt the main thread as Ctrl-C does, once it waits for a reply."""
+    me = threading.get_ident()
+
+    def interrupt() -> None:
+        if when.wait(PATIENCE):
+            signal.pthread_kill(me, signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupted_thread_leaves_no_reply(redis_server: RedisServer, raw: redis.Redis, settings: Any) -> None:
+    settings.CACHES = caches(redis_server)
+    use_site_rules(settings)
+    check("9/m", "user:1")
+    ours = redis_store()
+    connections: Any = ours._connections
+    for where in ("send_packed_command", "read_response"):
+        connection = connections.take()
+
+        def interrupt(*_: Any, of: Any = connection, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+        real, given = getattr(connection, where), connection
+        setattr(given, where, interrupt)
+        connections.release(connection)
+        with pytest.raises(KeyboardInterrupt):
+            check("5/m", "user:2")
+        setattr(given, where, real)
+        assert given not in connections._idle
+        assert connections._open == len(connections)
+        assert_own_answers("sync")
+    assert not ours.breaker.is_open
+
+
+# --- forks ------------------------------------------------------------------------------------------------------------
+
+forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
+def in_child(work: Any) -> int:
+    """Fork, do something in the child, and return its exit status; 99 where it raised."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # where it waits for what is not in it
+        status = 99
+        try:
+            status = int(work())
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def sockets_of(connections: Any) -> set[str]:
+    return {str(connection._sock.getsockname()) + str(connection._sock.fileno()) for connection in connections._idle}
+
+
+@forks
+def test_forked_workers_open_their_own_connections(redis_server: RedisServer, raw: redis.Redis, settings: Any) -> None:
+    settings.CACHES = caches(redis_server)
+    for _ in range(3):
+        check("9000/m", "user:1")
+    before = len(raw.client_list())
+
+    def work() -> bool:
+        wrong = 0
+        for number in range(200):
+            limit = 1_000 + os.getpid() % 1_000 + number
+            wrong += check(f"{limit}/m", f"user:{os.getpid()}").limit != limit
+        return wrong == 0 and len(raw.client_list()) > before
+
+    children = []
+    for _ in range(3):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            os._exit(0 if work() else 1)
+        children.append(child)
+    wrong = [n for n in range(500) if check(f"{n + 10}/m", "user:parent").limit != n + 10]
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 3
+    assert wrong == []
+
+
+@forks
+def test_a_forked_worker_never_uses_a_connection_of_its_parent(
+    redis_server: RedisServer, raw: redis.Redis, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.CACHES = caches(redis_server)
+    check("9/m", "user:1")
+    connections: Any = redis_store()._connections
+    (parents,) = connections._idle
+    real, seen = os.getpid, list[bool]()
+
+    def pid() -> int:
+        seen.append(parents in connections._idle)  # what another thread would find, that finds the number right
+        return real()
+
+    monkeypatch.setattr(os, "getpid", pid)
+    connections._start()
+    assert seen == [False]
+    parents.disconnect()
+
+
+@forks
+@pytest.mark.parametrize("held", ["outages", "breaker", "connections"])
+def test_a_forked_worker_does_not_wait_for_a_thread_of_its_parent(
+    held: str, redis_server: RedisServer, raw: redis.Redis, settings: Any
+) -> None:
+    settings.CACHES = caches(redis_server)
+    check("9/m", "user:1")
+    limiter: Any = get_limiter()
+    lock = {
+        "outages": limiter.outages._lock, "breaker": limiter.store.breaker._lock,
+        "connections": limiter.store._connections._changed,
+    }[held]  # fmt: skip
+
+    def work() -> bool:
+        limiter.store.breaker.failed()
+        limiter.outages.failed(StoreUnavailable("x"), [])
+        return not check("9/m", "user:1").degraded
+
+    with lock:
+        assert in_child(work) == 1

@@ -1,0 +1,61 @@
+"""Each fault of a real Redis with each public call: only our errors, and everything works afterwards."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.faults.calls import CALLS, MODES
+from tests.faults.faults import FAULTS, PASSWORD, Fault, FaultyServer
+from tests.faults.harness import Clock, assert_recovers, broken_promises, caches_at, prepared, use_site_rules
+
+READS = {
+    "peek", "reset", "settle", "cancel", "counter.get", "counter.series", "counter.take", "counter.unique_count",
+    "holders",
+}  # fmt: skip
+"""What needs to write nothing in these tests: a server that refuses writes alone answers it, and rightly."""
+
+FREES = {"counter.pop", "refund", "release what was held before", "settle what was held before"}
+"""What a full server does, too, since it takes memory from nobody."""
+
+ANSWERED = {
+    "read-only": READS - {"reset"},
+    "cannot-save": READS - {"reset"},
+    "no-replicas": READS - {"reset"},
+    "full": READS | FREES,
+}
+
+
+SLOW = ("hung", "loading")
+"""Faults under which each call waits."""
+
+CASES = [
+    pytest.param(
+        fault, mode, id=f"{fault.name}-{mode}", marks=[pytest.mark.thorough("variants")] if is_repeated else []
+    )
+    for fault in FAULTS
+    for mode in MODES
+    for is_repeated in [fault.name in SLOW and mode == "async"]
+]
+
+
+@pytest.mark.parametrize(("fault", "mode"), CASES)
+def test_each_call_keeps_its_promise_during_a_fault_and_recovers(
+    fault: Fault, mode: str, server: FaultyServer, settings: Any, request: pytest.FixtureRequest
+) -> None:
+    if not fault.applies_to(server):
+        pytest.skip(f"{request.node.callspec.id}: this version cannot be brought into the state, see faults.py")
+    server.client.flushall()
+    settings.CACHES = caches_at(server.anonymous_url if fault.is_anonymous else server.url, fault.timeout)
+    use_site_rules(settings)
+    clock = Clock()
+    states = [prepared(call) for call in CALLS]
+    with fault.inject(server):
+        found = broken_promises(mode, states, clock)
+    said = found.pop("said")
+    answered = ANSWERED.get(fault.name, set())
+    assert {name: wrong for name, (wrong, ill) in found.items() if ill or name not in answered} == {}
+    assert all(re.search(fault.words, words) and PASSWORD not in words for words in said), said
+    assert_recovers(mode, clock)

@@ -1,0 +1,148 @@
+"""A Redis that refuses writes still reads: refused, blocked and exempt subjects stay so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import redis
+
+from django_quota import Decision, check, peek, refund, reserve
+from django_quota.core.algorithms import ALGORITHMS
+from django_quota.core.rules import Rule
+from django_quota.engine.plans import Plan
+from django_quota.services.outages import SETTLE_TIME, Outages
+from django_quota.services.registry import get_limiter
+from django_quota.testing import RedisServer, freeze
+from tests.faults.faults import FAULTS, Fault, FaultyServer, fault_named
+from tests.faults.harness import caches_at
+from tests.support.published import publish
+from tests.support.steps import SECOND, START
+from tests.support.stores import caches, current_store
+
+TAKES_NO_WRITES = [fault for fault in FAULTS if fault.name in ("read-only", "cannot-save", "full", "no-replicas")]
+
+USER = "user:7"
+BAN = {"after": "2/m", "for": ["10m"]}
+
+
+class Later:
+    """A clock that the test moves on."""
+
+    now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(params=TAKES_NO_WRITES, ids=lambda fault: fault.name)
+def fault(request: pytest.FixtureRequest, server: FaultyServer, settings: Any) -> Fault:
+    server.client.flushall()
+    settings.CACHES = caches_at(server.url)
+    chosen: Fault = request.param
+    return chosen
+
+
+def until_refused(rate: str = "2/day", why: str = "", cost: int = 1, **options: Any) -> Callable[[], Decision]:
+    """Ask until a rule refuses for this reason; return what asks it once more."""
+
+    def ask() -> Decision:
+        return check(rate, USER, cost, name="login", **options)
+
+    for _ in range(20):
+        decision = ask()
+        if not decision and decision.binding is not None and decision.binding.why == why:
+            return ask
+    raise AssertionError(decision)
+
+
+def blocked() -> Callable[[], Decision]:
+    current_store().run(publish(USER, "login", "b 0 0 "))
+    return until_refused(why="blocked")
+
+
+def over_its_limit_with_holds_that_are_due() -> Callable[[], Decision]:
+    """What they held comes back, and is not enough."""
+    check("9/h", USER, 8, name="login")
+    reserve("9/h", USER, 1, ttl=3, name="login")
+    return until_refused("9/h", cost=2)
+
+
+REFUSED: dict[str, Callable[[], Callable[[], Decision]]] = {
+    **{name: partial(until_refused, algorithm=name) for name in ALGORITHMS},
+    "refusals counted": partial(until_refused, count_refused=True),
+    "the next refusal bans": partial(until_refused, ban={"after": "9/m", "for": ["10m"]}),
+    "refused by a rule that does not block": partial(until_refused, block=False),
+    "banned": partial(until_refused, ban=BAN, why="banned"),
+    "blocked": blocked,
+    "holds that are due": over_its_limit_with_holds_that_are_due,
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refused_subject_stays_refused(case: str, fault: Fault, server: FaultyServer) -> None:
+    """Each refusal is one to be counted, and to be told of again."""
+    with freeze(START):
+        ask = REFUSED[case]()
+    with freeze(START + 5 * SECOND), fault.inject(server):
+        decision = ask()
+    with freeze(START + 6 * SECOND):
+        before = ask()
+    assert (decision.allowed, decision.degraded) == (False, False)
+    assert (decision.remaining, decision.limit) == (before.remaining, before.limit)
+
+
+@pytest.mark.parametrize("on_unavailable", ["allow", "deny"])
+def test_an_exempt_subject_stays_exempt_and_ends_no_outage(
+    on_unavailable: Any, fault: Fault, server: FaultyServer
+) -> None:
+    """Nothing was written, so the server may still take no writes; nor was it by what a shadow refuses."""
+    store = current_store()
+    store.run(publish(USER, "login", "x 0 0 "))
+    outages = get_limiter().outages = Outages(later := Later())
+    with fault.inject(server):
+        assert check("9/m", "ip:192.0.2.1").degraded
+        assert outages.is_on
+        later.now += SETTLE_TIME
+        decision = check("0/m", USER, name="login", on_unavailable=on_unavailable, ban=BAN)
+        assert (decision.allowed, decision.degraded) == (True, False)
+        shadow = check("0/m", "ip:192.0.2.1", shadow=True, on_unavailable=on_unavailable)
+        assert (shadow.allowed, shadow.degraded) == (True, False)
+        refund("9/m", "ip:192.0.2.1")
+        assert outages.is_on
+    later.now += SETTLE_TIME
+    assert check("9/m", "ip:192.0.2.1").allowed
+    assert not outages.is_on
+
+
+@pytest.mark.parametrize("algorithm", ["fixed_window", "token_bucket", "sliding_window"])
+def test_a_full_redis_refunds_a_reservation_once(algorithm: Any, server: FaultyServer, settings: Any) -> None:
+    """Of two rules: what is given back of the one takes memory, of the other it frees some. Then a script may write."""
+    server.client.flushall()
+    settings.CACHES = caches_at(server.url)
+    rules = [Rule.make(name, "10/h", algorithm=algorithm) for name in ("used", "held")]
+    plan = Plan("quota")
+    with freeze(START):
+        check(rules[0], "ip:192.0.2.1", 3)
+        for rule in rules:
+            reserve(rule, "ip:192.0.2.1", 5, ttl=3)
+            plan.add(rule, "ip:192.0.2.1", 1)
+    with freeze(START + 5 * SECOND), fault_named("full").inject(server):
+        decision = get_limiter().decide(plan, "check")
+    assert (decision.degraded, [outcome.remaining for outcome in decision.outcomes]) == (False, [6, 9])
+    with freeze(START + 5 * SECOND):
+        assert [peek(rule, "ip:192.0.2.1").remaining for rule in rules] == [6, 9]
+
+
+def test_another_error_behind_a_refusal_is_not_hidden(
+    redis_server: RedisServer, raw: redis.Redis, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.CACHES = caches(redis_server)
+    ask = until_refused()
+    (day,) = raw.scan_iter(match="*:day:*")
+    raw.delete(day)
+    raw.set(day, "somebody else's")
+    assert ask().degraded
+    assert "WRONGTYPE" in caplog.text

@@ -1,0 +1,174 @@
+"""Servers that are no Redis, and connections that break at any byte."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from django_quota import Decision, acheck, check
+from django_quota.stores.redis.breaker import Breaker
+from django_quota.testing import server_programs
+from tests.faults.calls import CALLS, MODES, do
+from tests.faults.faults import PASSWORD, USER, FaultyServer, faulty_server
+from tests.faults.harness import (
+    Clock,
+    assert_own_answers,
+    assert_recovers,
+    broken_promises,
+    caches_at,
+    use_site_rules,
+)
+from tests.faults.sockets import ConnectionFault, Proxy, saying
+from tests.support.stores import redis_store
+
+ALONE = [call for call in CALLS if "before" not in call.name]
+"""Those that need nothing from when Redis was well."""
+
+WORDS = {
+    "http": b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n",
+    "ssh": b"SSH-2.0-OpenSSH_9.2\r\n",
+    "no-number": b":abc\r\n",
+    "no-length": b"$abc\r\nxx\r\n",
+    "negative-length": b"$-7\r\nxx\r\n",
+    "no-fraction": b",abc\r\n",
+    "no-place": b"-MOVED nonsense\r\n",
+    "nested": b"*1\r\n" * 3_000,
+    "no-key": b"%1\r\n*0\r\n:1\r\n",
+    "no-push": b">0\r\n",
+    "long-line": b"x" * 200_000,
+    "endless": b"$999999999999\r\nabc",
+    "no-error": b"-\r\n",
+    "zeros": b"\0" * 100,
+    "no-line": b"\r\n",
+}
+
+
+@pytest.mark.parametrize("decoded", [False, True], ids=["bytes", "decoded"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS.keys())
+def test_a_server_that_is_not_redis_counts_as_unavailable(
+    words: bytes, mode: str, decoded: bool, settings: Any
+) -> None:
+    with saying(words) as port:
+        settings.CACHES = caches_at(f"redis://{USER}:{PASSWORD}@127.0.0.1:{port}/0", 0.05, decode_responses=decoded)
+        use_site_rules(settings)
+        calls = [call for call in ALONE if call.name in ("check sliding deny", "counter.incr", "slot", "once")]
+        found = broken_promises(mode, [None] * len(calls), Clock(), calls)
+        said = found.pop("said")
+    assert found == {}
+    assert all(PASSWORD not in text and len(text) < 600 and text.isprintable() for text in said)
+
+
+@pytest.mark.parametrize("words", [b"+OK\r\n", b"$-1\r\n", b"*0\r\n", b":1\r\n"])
+def test_a_decision_whose_reply_cannot_be_read_is_degraded(words: bytes, settings: Any) -> None:
+    with saying(words) as port:
+        settings.CACHES = caches_at(f"redis://127.0.0.1:{port}/0", 0.5)
+        for decision in (check("10/m", "user:1"), asyncio.run(acheck("10/m", "user:1"))):
+            assert decision.allowed
+            assert decision.degraded
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_call_reports_an_http_server_as_unavailable(mode: str, settings: Any) -> None:
+    with saying(WORDS["http"]) as port:
+        settings.CACHES = caches_at(f"redis://127.0.0.1:{port}/0")
+        use_site_rules(settings)
+        found = broken_promises(mode, [None] * len(ALONE), Clock(), ALONE)
+        spoken = r"does not speak the protocol of Redis, but (HTTP/1\.1|perhaps HTTP)"  # the latter with hiredis
+        assert any(re.search(spoken, text) for text in found.pop("said"))
+    assert found == {}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
+    with faulty_server(server_programs()[0], tmp_path_factory.mktemp("server")) as made:
+        yield made
+
+
+@pytest.fixture
+def proxy(server: FaultyServer, settings: Any) -> Iterator[Proxy]:
+    made = Proxy(server.port)
+    settings.CACHES = caches_at(f"redis://{USER}:{PASSWORD}@127.0.0.1:{made.port}/0")
+    yield made
+    made.close()
+
+
+def asked(mode: str, number: int, times: int = 2) -> list[Decision]:
+    if mode == "sync":
+        return [check(f"{number}/m", f"user:{number}") for _ in range(times)]
+
+    async def ask() -> list[Decision]:
+        return [await acheck(f"{number}/m", f"user:{number}") for _ in range(times)]
+
+    return asyncio.run(ask())
+
+
+def after(proxy: Proxy, mode: str, fault: ConnectionFault, number: int) -> list[bool]:
+    """Ask twice over a new connection that meets a fault; return whether each was decided without Redis."""
+    redis_store().close()
+    redis_store().breaker = Breaker()
+    proxy.fault = fault
+    decisions = asked(mode, number)
+    assert all(one.degraded or (one.limit, one.subject) == (number, f"user:{number}") for one in decisions)
+    return [one.degraded for one in decisions]
+
+
+@pytest.mark.thorough("search")
+@pytest.mark.parametrize("how", ["end", "reset", "garbage"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_reply_cut_off_at_any_byte_fails_only_that_call(mode: str, how: str, proxy: Proxy) -> None:
+    asked(mode, 1_000)
+    redis_store().close()
+    asked(mode, 1_000, times=1)
+    whole = proxy.replied
+    assert whole > 100
+    told = {n: after(proxy, mode, ConnectionFault(n, how), 1_000 + n) for n in range(whole)}
+    undone = [n for n, degraded in told.items() if degraded[1]]
+    assert undone == []
+    if how != "garbage":  # within a text of the greeting it is not to be told from one
+        assert [n for n, degraded in told.items() if not degraded[0] and n < whole - 100] == []
+    assert_own_answers(mode)
+
+
+@pytest.mark.parametrize("how", ["end", "reset", "stall"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_request_cut_off_fails_only_that_call(mode: str, how: str, proxy: Proxy, settings: Any) -> None:
+    if how == "stall":
+        settings.CACHES = caches_at(f"redis://{USER}:{PASSWORD}@127.0.0.1:{proxy.port}/0", 0.2)
+    for number in range(0, 320, 31 if how != "stall" else 155):
+        first, second = after(proxy, mode, ConnectionFault(number, how, of_request=True), 1_000 + number)
+        assert first
+        if how != "stall":  # on a busy machine the next call may run into its time-out, too
+            assert not second
+    assert_own_answers(mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_call_survives_a_reply_cut_off(mode: str, proxy: Proxy, settings: Any) -> None:
+    use_site_rules(settings)
+    clock = Clock()
+    assert_recovers(mode, clock)
+    for call in CALLS:
+        state = call.before()
+        redis_store().close()
+        redis_store().breaker = Breaker(clock=clock)
+        proxy.fault = ConnectionFault(proxy.replied - 1, "reset")
+        assert PASSWORD not in repr(do(call, mode, state))
+    proxy.fault = None
+    assert_recovers(mode, clock)
+
+
+def test_a_connection_with_a_failed_handshake_is_not_used(settings: Any) -> None:
+    async def ask() -> list[bool]:
+        await acheck("9/m", "user:1")
+        client = await redis_store()._async_clients.get()
+        pool: Any = client.client.connection_pool
+        return [connection.is_connected for connection in pool._available_connections]
+
+    with saying(b":1\r\n") as port:
+        settings.CACHES = caches_at(f"redis://{USER}:{PASSWORD}@127.0.0.1:{port}/0")
+        assert not any(asyncio.run(ask()))

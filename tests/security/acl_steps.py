@@ -1,0 +1,312 @@
+"""Everything that web processes, the admin and the commands do in Redis, in steps.
+
+No step needs what another one has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import date
+from functools import partial
+from typing import Any
+
+import redis
+from django.core.management import call_command
+
+from django_quota import QuotaError, acheck, check, counter, once, peek, refund, reserve, reset, slot
+from django_quota.core.clock import SECOND
+from django_quota.core.keys import key_of, subject_base, system_key
+from django_quota.engine.counter_operations import Set
+from django_quota.engine.lease_operations import Acquire, Release, SlotKeys, make_token
+from django_quota.engine.metrics_operation import FIELDS, SUBJECTS, AddMetrics, MetricsKeys
+from django_quota.engine.transfer_operations import LEASE, MARGIN, OVERDUE, PendingTransfer, Send, Source
+from django_quota.models import QuotaOverride
+from django_quota.services import health, override_sync, overrides
+from django_quota.services.broadcast import broadcaster_of
+from django_quota.services.counters import resume_overdue
+from django_quota.services.event_stream import BEGINNING, EventGroup, EventStream
+from django_quota.services.flusher import flusher
+from django_quota.services.usage import usage
+from django_quota.testing import freeze
+from tests.admin.operators import superuser
+from tests.support.commands import wait_until
+from tests.support.steps import START
+from tests.support.stores import current_store, redis_store
+
+WHO = "user:7"
+"""Days are counted of users."""
+
+ADMIN = "/admin/django_quota"
+
+
+def prepared(client: redis.Redis) -> None:
+    """Lay down what steps look for: an override, a ban, leases, days, events, and a set with expired entries."""
+    client.flushall()
+    with freeze(START):
+        _limits()
+    check("1/m", WHO, name="login", ban={"after": "1/m", "for": ["10m"]})
+    for _ in range(3):
+        check("1/m", WHO, name="login", ban={"after": "1/m", "for": ["10m"]})
+    slot("export", 2, lease=30, subject=WHO).acquire()
+    client.persist(f"quota:1:{{{WHO}}}:r:7/m:sw.60s")
+
+
+# --- web processes ----------------------------------------------------------------------------------------------------
+
+
+def _limits() -> None:
+    for algorithm in ("sliding_window", "fixed_window", "calendar", "token_bucket", "leaky_bucket"):
+        for _ in range(4):
+            check("2/m", WHO, name=algorithm, algorithm=algorithm)
+        peek("2/m", WHO, name=algorithm, algorithm=algorithm)
+
+
+def limits() -> None:
+    for later in (0, 30, 90, 7_200):
+        with freeze(START + later * SECOND):
+            _limits()
+            check("10/s; 500/h", WHO, name="several", cost=3)
+            check("1000/m", WHO, name="slices", cost=2)
+            for value in "abcdef":
+                check("4/m", WHO, name="devices", distinct=True, value=value)
+            for _ in range(4):
+                check("2/m", WHO, name="counts", count_refused=True)
+                check("2/m", WHO, name="banning", ban={"after": "1/m", "for": ["1m", "1h"]})
+
+
+def limits_async() -> None:
+    async def ask() -> None:
+        for _ in range(3):
+            await acheck("7/m", WHO)
+
+    asyncio.run(ask())
+
+
+def a_round_of_the_flusher() -> None:
+    check("7/m", WHO)
+    flusher.flush()
+
+
+def refunds_and_resets() -> None:
+    for algorithm in ("sliding_window", "fixed_window", "calendar", "token_bucket"):
+        for _ in range(3):
+            check("9/m", WHO, name=algorithm, algorithm=algorithm, cost=2)
+        refund("9/m", WHO, name=algorithm, algorithm=algorithm, cost=3)
+        reset("9/m", WHO, name=algorithm, algorithm=algorithm)
+
+
+def reservations() -> None:
+    for actual in (10, 90):
+        with reserve("500/h", WHO, 50, ttl=60, name="tokens") as hold:
+            hold.settle(actual)
+    with suppress(ZeroDivisionError), reserve("500/h", WHO, 50, ttl=60, name="tokens"):
+        _ = 1 / 0
+
+
+def counters() -> None:
+    stock = counter("stock")
+    for amount in (5, -2, 7):
+        stock.incr(WHO, amount)
+    stock.incr("user:8", 3)
+    stock.get(WHO)
+    stock.series(WHO, date(2026, 1, 1), date(2026, 3, 1))
+    stock.take(WHO, 2)
+    stock.transfer(WHO, "user:8", 1)
+    stock.set(WHO, 9)
+    stock.pop(WHO)
+    for visitor in "abab":
+        stock.unique(WHO, visitor)
+    stock.unique_count(WHO)
+    with suppress(QuotaError):
+        stock.take(WHO, 10**6)
+
+
+def transfers_between_slots() -> None:
+    source = Source(*(key_of(subject_base("quota", WHO), kind, "sent") for kind in "cm"))
+    destination = [key_of(subject_base("quota", "user:8"), kind, "sent") for kind in "cn"]
+    store = current_store()
+    for number in range(2):
+        store.run(Set([source.total], 5, SECOND), START)
+        store.run(Send(source, PendingTransfer(f"id{number}", 5, SECOND, destination[0], destination[1])), START)
+        later = START + OVERDUE + number * (LEASE + MARGIN)
+        assert list(resume_overdue(partial(store.run, now=later), source.outbox)) == [True]
+
+
+def slots() -> None:
+    taken = slot("work", 1, lease=30, subject=WHO).acquire()
+    with suppress(QuotaError):
+        slot("work", 1, lease=30, wait=0.05, subject=WHO).acquire()
+    taken.renew()
+    slot("work", 1, subject=WHO).holders()
+
+    waiters = current_store().wait_queue
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(slot("work", 1, lease=30, wait=5, subject=WHO).acquire)
+        wait_until(lambda: (thread := waiters._thread) is not None and bool(thread._channel or thread._is_logged))
+        taken.release()
+        waiting.result().release()
+
+
+def waiters_that_died() -> None:
+    base = subject_base("quota", WHO)
+    keys = SlotKeys(*(key_of(base, kind, "left") for kind in "lqa"))
+    store = current_store()
+    tokens = [make_token(f"process{number}", 1, 1, 60 * SECOND) for number in range(3)]
+    for token, later, ttl in zip(tokens, (0, 0, 2), (0, SECOND, SECOND), strict=True):
+        store.run(Acquire(keys, token, ttl), START + later * SECOND)
+    store.run(Release(keys, tokens[0]), START + 2 * SECOND)
+
+
+def metrics() -> None:
+    names = ("tally:1", "tally:2", "refused:1", "slots", "told:1")
+    keys = MetricsKeys(*(system_key("quota", name) for name in names))
+    rules = {f"rule-{number}:a": 1 for number in range(FIELDS)}
+    subjects = {f"ip:{number}": 1 for number in range(2 * SUBJECTS)}
+    slots = {"user:7 export 2": SECOND}
+    for number, counts in enumerate((rules, {"one-more:a": 1}), 1):
+        current_store().run(AddMetrics(keys, number, counts, subjects, slots))
+
+
+def seen_before() -> None:
+    once("event", "1", ttl=60)
+    once("event", "1", ttl=60)
+
+
+def own_usage() -> None:
+    check("7/m", WHO)
+    usage(WHO)
+
+
+def overrides_that_were_lost() -> None:
+    override, _ = QuotaOverride.objects.get_or_create(subject=WHO, rule="*", mode="blocked")
+    store = redis_store()
+    for server, markers in overrides._markers(store, "quota").items():
+        with store.commands(server) as client:
+            for marker in markers:
+                client.delete(marker)
+    override_sync.catch_up("default")
+    assert overrides.is_marked(store, "quota")
+    override.delete()
+
+
+WEB: tuple[Callable[[], None], ...] = (
+    limits,
+    limits_async,
+    refunds_and_resets,
+    reservations,
+    counters,
+    transfers_between_slots,
+    slots,
+    waiters_that_died,
+    metrics,
+    a_round_of_the_flusher,
+    seen_before,
+    own_usage,
+    overrides_that_were_lost,
+)
+
+
+# --- the admin and the commands ---------------------------------------------------------------------------------------
+
+
+def _manage(*words: str, **options: Any) -> None:
+    with suppress(SystemExit):
+        call_command(*words, stdout=io.StringIO(), stderr=io.StringIO(), **options)
+
+
+def sweeping() -> None:
+    _manage("quota_sweep")
+    _manage("quota_sweep", dry_run=True)
+
+
+def rolling_up() -> None:
+    _manage("quota_rollup")
+
+
+def overriding() -> None:
+    _manage("quota_override", "set", WHO, "100/m", rule="login")
+    _manage("quota_sync")
+    _manage("quota_override", "clear", WHO, rule="login")
+
+
+def overriding_many() -> None:
+    for number in range(3):
+        QuotaOverride.objects.update_or_create(subject=f"user:{number}", rule="*", defaults={"mode": "exempt"})
+    _manage("quota_sync")
+    QuotaOverride.objects.all().delete()
+
+
+def status() -> None:
+    _manage("quota_status", WHO, all=True)
+    _manage("quota_reset", WHO, dry_run=True)
+    _manage("quota_reset", WHO)
+
+
+def events() -> None:
+    _manage("quota_events", last=5)
+    _manage("quota_events", dead=True)
+
+
+def following_events() -> None:
+    EventStream(redis_store(), "quota").after(BEGINNING)
+
+
+def handling_events() -> None:
+    given: dict[str, Any] = {"drain": True, "backoff": 0.0, "retries": 0, "since": "beginning"}
+    _manage("quota_events", exec=["true"], group="good", consumer="a", **given)
+    _manage("quota_events", exec=["false"], group="bad", consumer="a", **given)
+
+
+def taking_events_over() -> None:
+    stream = EventStream(redis_store(), "quota")
+    one, other = (EventGroup(stream, "team", name, 0.001) for name in ("a", "b"))
+    one.begin(BEGINNING)
+    taken = one.take(1)
+    EventGroup(stream, "team", "c", 60.0).take(1)  # takes nothing over, so it reads a new one, however slow we are
+    if taken is not None:
+        one.keep(taken.id)
+        other.take(1)
+        other.take(1)
+        other.acknowledge(taken.id)
+
+
+def watching_events() -> None:
+    async def watch() -> None:
+        news = broadcaster_of(redis_store(), "quota").follow(BEGINNING, 0.05)
+        await anext(news)
+        await anext(news)
+        await news.aclose()
+
+    asyncio.run(watch())
+
+
+def admin_pages() -> None:
+    health._estimates.clear()
+    client = superuser(f"root-{id(object())}")
+    QuotaOverride.objects.get_or_create(subject=WHO, rule="login", mode="exempt")
+    for page in ("overview/", "subject/", "quotaoverride/", "dailycounter/", "overview/events/"):
+        client.get(f"{ADMIN}/{page}")
+    client.get(f"{ADMIN}/subject/", {"subject": WHO})
+    for act in ("lift", "reset", "block"):
+        client.post(f"{ADMIN}/subject/action/{act}/", {"subject": WHO, "on": '["login"]', "confirmed": "yes"})
+
+
+OFFICE: tuple[Callable[[], None], ...] = (
+    *WEB,
+    sweeping,
+    rolling_up,
+    overriding,
+    overriding_many,
+    status,
+    events,
+    following_events,
+    taking_events_over,
+    watching_events,
+    admin_pages,
+    handling_events,
+)
+"""Who serves the admin serves requests too. The last waits for as long as something is denied."""

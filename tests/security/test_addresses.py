@@ -1,0 +1,298 @@
+"""Nobody chooses their own address, whatever headers they send: wherever it is learned, and under real servers."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.handlers.asgi import ASGIRequest
+from django.http import HttpResponse
+from django.test import override_settings
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from django_quota import QuotaError, Rule, check, concurrency, quota
+from django_quota.core.flow import run_sync
+from django_quota.services import addresses as of_addresses
+from django_quota.services.activity import activity
+from django_quota.services.addresses import client_ip
+from django_quota.services.event_stream import EventStream
+from django_quota.services.request_decisions import request_plan
+from django_quota.services.subjects import named_subject
+from tests.support.calls import always, get, run
+from tests.support.inputs import inputs
+from tests.support.stores import redis_store
+
+ROOT = Path(__file__).resolve().parents[2]
+PROXIES = ["10.0.0.0/8", "2001:db8::/32"]
+MANY = inputs(1_000)
+
+PEER = "198.51.100.7"
+VICTIM = "203.0.113.9"
+FORGED = [
+    VICTIM,
+    f"{VICTIM}, 10.0.0.1",
+    f"10.0.0.1, {VICTIM}",
+    f"::ffff:{VICTIM}",
+    f"[::ffff:{VICTIM}]:443",
+    f"{VICTIM}:8080",
+    f" \t{VICTIM}\t ",
+    f'"{VICTIM}"',
+    f"for={VICTIM}",
+    "fe80::1%eth0",
+    "[2001:4860::1%25lo]:1",
+    f",,{VICTIM},,",
+    f"{VICTIM},",
+    "unix",
+    "unknown",
+    "localhost",
+    "127.0.0.1",
+    "::1",
+    "0.0.0.0",
+    "\xa0\xff\xe9",
+    "\u0662\u0660\u0663.\u0660.\u0661\u0661\u0663.\u0669",
+    "203.0.113.009",
+    "3405803785",
+    "0xcb007109",
+    ", ".join([VICTIM] * 10_000),
+    ", ".join(["10.0.0.1"] * 10_000),
+    "," * 10_000,
+    "1" * 100_000,
+]
+CLAIMS = [
+    "HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED", "HTTP_X_REAL_IP", "HTTP_CLIENT_IP", "HTTP_TRUE_CLIENT_IP",
+    "HTTP_CF_CONNECTING_IP", "HTTP_X_CLUSTER_CLIENT_IP", "HTTP_X_CLIENT_IP", "HTTP_VIA", "HTTP_REMOTE_ADDR",
+]  # fmt: skip
+"""Headers by which software names a client's address. Only the first is ever read, and of a trusted proxy alone."""
+
+
+class TestHeaders:
+    @pytest.mark.parametrize("claim", CLAIMS)
+    @pytest.mark.parametrize("proxies", [[], PROXIES], ids=["no proxy", "proxies"])
+    def test_none_is_believed_of_who_is_no_proxy(self, claim: str, proxies: list[str]) -> None:
+        with override_settings(QUOTA={"TRUSTED_PROXIES": proxies}):
+            assert {client_ip(get(REMOTE_ADDR=PEER, **{claim: forged})) for forged in FORGED} == {PEER}
+
+    @pytest.mark.parametrize("claim", CLAIMS[1:])
+    def test_of_a_proxy_only_x_forwarded_for_is(self, claim: str) -> None:
+        with override_settings(QUOTA={"TRUSTED_PROXIES": PROXIES}):
+            for forged in FORGED:
+                request = get(REMOTE_ADDR="10.0.0.1", HTTP_X_FORWARDED_FOR=PEER, **{claim: forged})
+                assert client_ip(request) == PEER
+                assert client_ip(get(REMOTE_ADDR="10.0.0.1", **{claim: forged})) == "10.0.0.1"
+
+    @pytest.mark.parametrize("proxy", ["10.0.0.1", "::ffff:10.0.0.1", "2001:db8::7", "2001:DB8:0::7%eth0"])
+    @pytest.mark.parametrize("seen", [PEER, f"::ffff:{PEER}", f"{PEER}:4711", f"[::ffff:{PEER}]:4711", f" {PEER}\t"])
+    def test_what_the_proxy_appended_counts_and_nothing_left_of_it(self, proxy: str, seen: str) -> None:
+        with override_settings(QUOTA={"TRUSTED_PROXIES": PROXIES}):
+            for forged in FORGED:
+                assert client_ip(get(REMOTE_ADDR=proxy, HTTP_X_FORWARDED_FOR=f"{forged},{seen}")) == PEER
+
+    def test_several_headers_are_one_list_as_asgi_delivers_them(self) -> None:
+        headers = [(b"x-forwarded-for", forged.encode("utf-8")) for forged in (VICTIM, "10.0.0.9")]
+        headers += [(b"x-forwarded-for", PEER.encode()), (b"x_forwarded_for", VICTIM.encode())]
+        scope: dict[str, Any] = {
+            "type": "http", "method": "GET", "path": "/", "query_string": b"", "client": ("10.0.0.1", 5),
+            "headers": headers[:3],
+        }  # fmt: skip
+        with override_settings(QUOTA={"TRUSTED_PROXIES": PROXIES}):
+            assert client_ip(ASGIRequest(scope, io.BytesIO())) == PEER
+            scope["client"] = (VICTIM.replace("9", "8"), 5)
+            scope["headers"] = headers
+            assert client_ip(ASGIRequest(scope, io.BytesIO())) == VICTIM.replace("9", "8")
+
+    @MANY
+    @given(
+        st.lists(st.ip_addresses().map(str) | st.text(max_size=30) | st.sampled_from(FORGED[:20]), max_size=8),
+        st.ip_addresses(),
+        st.sampled_from([",", ", ", " , ", ",\t", ",,"]),
+        st.sampled_from(["{}", " {}", "{}\t", "[{}]", "[{}]:65535"]),
+    )
+    def test_in_any_spelling_the_last_stranger_is_the_client(
+        self, hops: list[str], client: Any, comma: str, spelling: str
+    ) -> None:
+        assume(not any(client in network for network in map(ip_network, PROXIES)))
+        assume(getattr(client, "ipv4_mapped", None) is None)
+        forged = comma.join([*hops, spelling.format(client)])
+        with override_settings(QUOTA={"TRUSTED_PROXIES": PROXIES, "IPV6_PREFIX": 128}):
+            assert client_ip(get(REMOTE_ADDR="10.0.0.1", HTTP_X_FORWARDED_FOR=forged)) == str(client)
+
+    @MANY
+    @given(st.ip_addresses(v=4), st.integers(1, 128))
+    def test_an_ipv4_address_in_an_ipv6_one_is_the_same_client(self, client: Any, prefix: int) -> None:
+        with override_settings(QUOTA={"IPV6_PREFIX": prefix}):
+            spellings = (
+                str(client),
+                f"::ffff:{client}",
+                f"::FFFF:{client}%eth0",
+                ip_address(f"::ffff:{client}").exploded,
+            )
+            assert {client_ip(get(REMOTE_ADDR=spelt)) for spelt in spellings} == {str(client)}
+
+    def test_headers_of_a_flood_do_not_fill_the_memory(self) -> None:
+        with override_settings(QUOTA={"TRUSTED_PROXIES": PROXIES}):
+            client_ip(get(REMOTE_ADDR="10.0.0.1", HTTP_X_FORWARDED_FOR=PEER))
+            tracemalloc.start()
+            before, _ = tracemalloc.get_traced_memory()
+            for number in range(500):
+                forged = f"{number}:" + "f" * 8_000
+                assert client_ip(get(REMOTE_ADDR="10.0.0.1", HTTP_X_FORWARDED_FOR=forged)) == "10.0.0.1"
+                with pytest.raises(QuotaError):
+                    named_subject(f"ip:{forged}")
+            grown = tracemalloc.get_traced_memory()[0] - before
+            tracemalloc.stop()
+        assert grown < 200_000  # of 4 MB that were sent
+        for cached in (of_addresses.canonical, of_addresses._is_in, of_addresses._canonical_part):
+            assert cached.cache_info().currsize <= cached.cache_info().maxsize  # type: ignore[operator]
+
+
+def forging(**meta: Any) -> Any:
+    """Return a request of `PEER` that claims in every way to be the victim."""
+    return get(REMOTE_ADDR=PEER, **{**dict.fromkeys(CLAIMS, VICTIM), **meta})
+
+
+@pytest.mark.usefixtures("one_redis")
+class TestPlaces:
+    """Every place that learns an address."""
+
+    @pytest.mark.parametrize("key", ["ip", "user", "user_or_ip", "header:X-None", ("ip", "path"), always(None)])
+    def test_the_subject(self, key: Any) -> None:
+        assert f"ip:{PEER}" in run_sync(request_plan([Rule.make("r", "5/m", key=key)], forging())).subjects[0]
+
+    def test_an_exemption(self) -> None:
+        rule = Rule.make("r", "1/m", exempt=[f"{VICTIM}/32"])
+        assert len(run_sync(request_plan([rule], forging())).rules) == 1
+        assert not run_sync(request_plan([rule], get(REMOTE_ADDR=VICTIM))).rules
+
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_a_refusal_an_event_and_who_was_refused(self, is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+
+        def view(request: Any) -> HttpResponse:
+            return HttpResponse()
+
+        async def view_async(request: Any) -> HttpResponse:
+            return HttpResponse()
+
+        limited = quota("1/m", key="ip", name="r")(view_async if is_async else view)
+        assert [run(limited, forging()).status_code for _ in range(3)] == [200, 429, 429]
+        assert run(limited, get(REMOTE_ADDR=VICTIM)).status_code == 200
+        told = EventStream(redis_store(), "quota").last(9, lambda event: True)
+        assert {event.subject for event in told} == {f"ip:{PEER}"}
+        assert [each.subject for each in activity().refused] == [f"ip:{PEER}"]
+
+    def test_a_slot(self) -> None:
+        entered: list[int] = []
+
+        @concurrency(1, key="ip", name="s")
+        def view(request: Any) -> HttpResponse:
+            entered.append(view(request.inner).status_code if request.inner else 200)
+            return HttpResponse()
+
+        outer, inner = forging(), forging(HTTP_X_FORWARDED_FOR="192.0.2.200")
+        outer.inner, inner.inner = inner, None
+        view(outer)
+        assert entered == [429]
+
+    def test_a_tier_and_a_check_by_hand(self) -> None:
+        request = forging()
+        check("1/m", request, name="by-hand")
+        assert check("1/m", request, name="by-hand").subject == f"ip:{PEER}"
+        assert check("1/m", f"ip:{VICTIM}", name="by-hand").allowed
+
+
+# --- real servers -----------------------------------------------------------------------------------------------------
+
+SITE = """
+import os, socket, sys
+from django.conf import settings
+APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django_quota"]
+settings.configure(
+    SECRET_KEY="x", ALLOWED_HOSTS=["*"], ROOT_URLCONF=__name__, INSTALLED_APPS=APPS, DATABASES={},
+    QUOTA={"STORE": "memory", "TRUSTED_PROXIES": os.environ["PROXIES"].split()},
+)
+import django
+django.setup()
+from django.http import HttpResponse
+from django.urls import path
+from django_quota import quota
+
+@quota("1000/m", key="ip", name="r")
+def who(request):
+    return HttpResponse(request.quota.subject)
+
+urlpatterns = [path("", who)]
+if __name__ == "__main__":
+    from example_project import server
+    from django.core.asgi import get_asgi_application
+    from django.core.wsgi import get_wsgi_application
+    settings.ROOT_URLCONF = sys.modules[__name__]
+    import types
+    for kind, make in (("asgi", get_asgi_application), ("wsgi", get_wsgi_application)):
+        module = types.ModuleType(f"example_project.{kind}")
+        module.application = make()
+        sys.modules[module.__name__] = module
+    server.main(int(sys.argv[1]), sys.argv[2])
+"""
+
+
+@contextmanager
+def served(folder: Path, kind: str, proxies: str) -> Iterator[Callable[[bytes], bytes]]:
+    """Run a site under a real server; yield what sends it raw header lines and returns the subject that it saw."""
+    (folder / "site.py").write_text(SITE)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        address = listener.getsockname()
+        process = subprocess.Popen(
+            [sys.executable, str(folder / "site.py"), str(listener.fileno()), kind],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PROXIES": proxies, "DJANGO_SETTINGS_MODULE": ""},
+            pass_fds=[listener.fileno()],
+        )
+
+    def ask(headers: bytes) -> bytes:
+        with socket.create_connection(address, timeout=60) as connection:
+            connection.sendall(b"GET / HTTP/1.0\r\nHost: a\r\n" + headers + b"\r\n")
+            reply = b""
+            while part := connection.recv(65_536):
+                reply += part
+        assert reply.startswith(b"HTTP/1."), reply
+        return reply.split(b"\r\n\r\n", 1)[1].strip() if b" 200 " in reply.split(b"\r\n")[0] else reply.split()[1]
+
+    try:
+        yield ask
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+LINES = [
+    b"X-Forwarded-For: 203.0.113.9\r\n",
+    b"X-Forwarded-For: 203.0.113.9\r\nX-Forwarded-For: 203.0.113.8\r\n",
+    b"x-forwarded-for:203.0.113.9\r\nX_Forwarded_For: 203.0.113.9\r\n",
+    b"X_FORWARDED_FOR: 203.0.113.9\r\nX-Real-IP: 203.0.113.9\r\nForwarded: for=203.0.113.9\r\n",
+    b"X-Forwarded-For: \xff\xfe, \xc3\xa9, 203.0.113.9\r\nRemote-Addr: 203.0.113.9\r\nREMOTE_ADDR: 203.0.113.9\r\n",
+]
+
+
+@pytest.mark.parametrize("kind", ["asgi", "wsgi"])
+def test_under_a_real_server_a_stranger_stays_who_they_are(kind: str, tmp_path: Path) -> None:
+    with served(tmp_path, kind, "10.0.0.0/8") as ask:
+        assert {ask(lines) for lines in [b"", *LINES]} == {b"ip:127.0.0.1"}
+
+
+@pytest.mark.parametrize("kind", ["asgi", "wsgi"])
+def test_under_a_real_server_behind_a_proxy_the_last_that_it_saw_counts(kind: str, tmp_path: Path) -> None:
+    with served(tmp_path, kind, "127.0.0.0/8") as ask:
+        assert {ask(lines + b"X-Forwarded-For: 198.51.100.7\r\n") for lines in [b"", *LINES]} == {b"ip:198.51.100.7"}
+        assert ask(b"X_Forwarded_For: 203.0.113.9\r\n") == b"ip:127.0.0.1"

@@ -1,0 +1,300 @@
+"""A flood of new subjects: the memory of a process stays bounded, and nobody is admitted beyond a limit for it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import logging
+import pkgutil
+import sys
+from collections import Counter
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.http import HttpResponse
+from hypothesis import given
+from hypothesis import strategies as st
+
+import django_quota
+from django_quota import QuotaError, acheck, check, concurrency, counter, once, peek, quota, reserve, slot
+from django_quota.core.rules import Rule
+from django_quota.engine.decide import Decide
+from django_quota.engine.operations import DictStates
+from django_quota.exceptions import StoreFull
+from django_quota.services.registry import get_limiter
+from django_quota.stores import memory
+from django_quota.stores.memory import MemoryStore
+from django_quota.testing import freeze
+from tests.support.calls import get, run
+from tests.support.inputs import inputs
+from tests.support.steps import ALGORITHMS, SECOND, START, hits_of
+from tests.support.stores import current_store
+
+ROOT = Path(django_quota.__file__).parent
+CAP = 1_000
+SHARE = CAP * 4 // 5
+"""What one rule may have of them."""
+NOWHERE = {
+    "default": {
+        "BACKEND": "django_redis.cache.RedisCache",
+        "LOCATION": "unix:///nowhere/redis.sock",
+        "OPTIONS": {"SOCKET_TIMEOUT": 0.1, "SOCKET_CONNECT_TIMEOUT": 0.1},
+    }
+}
+
+
+@pytest.fixture(params=["memory", "local"])
+def full(request: pytest.FixtureRequest, settings: Any) -> MemoryStore:
+    """A memory store that may hold a thousand keys: the store of the settings, or the fallback while Redis is away."""
+    settings.QUOTA = {"MEMORY_KEYS": CAP, "ON_UNAVAILABLE": "local"}
+    if request.param == "local":
+        settings.CACHES = NOWHERE
+        return get_limiter().local
+    settings.QUOTA = {**settings.QUOTA, "STORE": "memory"}
+    store = current_store()
+    assert isinstance(store, MemoryStore)
+    return store
+
+
+class TestFull:
+    def test_who_is_known_goes_on_and_who_is_new_is_refused(self, full: MemoryStore) -> None:
+        with freeze(START):
+            assert [check("3/m", "ip:192.0.2.1").allowed for _ in range(2)] == [True, True]
+            admitted = sum(check("3/m", f"header.x:{number}").allowed for number in range(3 * CAP))
+            assert admitted == SHARE - 1
+            assert len(full) == SHARE
+            assert [check("3/m", "ip:192.0.2.1").allowed for _ in range(3)] == [True, False, False]
+            late = check("3/m", "ip:192.0.2.2")
+        assert (late.allowed, late.degraded, late.subject) == (False, True, "ip:192.0.2.2")
+
+    def test_nobody_is_forgotten_for_somebody_new(self, full: MemoryStore) -> None:
+        admitted: Counter[str] = Counter()
+        with freeze(START):
+            for turn in range(4):
+                for number in range(turn * 300, CAP + turn * 300):
+                    admitted[f"a:{number}"] += check("2/m", f"a:{number}").allowed
+        assert max(admitted.values()) == 2
+        assert len(full) == SHARE
+
+    def test_when_some_have_expired_there_is_room_again(self, full: MemoryStore) -> None:
+        with freeze(START):
+            for number in range(CAP + 5):
+                check("1/m", f"a:{number}")
+        with freeze(START + 61 * SECOND):
+            assert check("1/m", "a:new").allowed
+            assert not check("1/m", "a:new").allowed
+        assert len(full) < 10
+
+    def test_it_is_told_once(self, full: MemoryStore, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.ERROR)
+        for later in (0, 300):
+            with freeze(START + later * SECOND):
+                for number in range(CAP + 50):
+                    check("1/m", f"a:{number}")
+        said = [record.getMessage() for record in caplog.records if "MEMORY_KEYS" in record.getMessage()]
+        assert len(said) == 2
+        assert "800 of the 1000 keys" in said[0]
+        assert "'1/m' may have no more" in said[0]
+
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_a_view_answers_503_and_a_view_that_looks_for_itself_is_told(
+        self, full: MemoryStore, is_async: bool
+    ) -> None:
+        def view(request: Any) -> HttpResponse:
+            return HttpResponse(str(request.quota.allowed))
+
+        async def view_async(request: Any) -> HttpResponse:
+            return HttpResponse(str(request.quota.allowed))
+
+        kind = view_async if is_async else view
+        fill()
+        reply: Any = run(quota("5/m", key="ip", name="r")(kind), get(REMOTE_ADDR="192.0.2.7"))
+        assert (reply.status_code, "Retry-After" in reply) == (503, True)
+        reply = run(quota("5/m", key="ip", name="s", block=False)(kind), get(REMOTE_ADDR="192.0.2.7"))
+        assert (reply.status_code, reply.content) == (200, b"False")
+        reply = run(quota("5/m", key="ip", name="t", shadow=True)(kind), get(REMOTE_ADDR="192.0.2.7"))
+        assert reply.status_code == 200
+        reply = run(concurrency(5, key="ip", name="u")(kind), get(REMOTE_ADDR="192.0.2.7"))
+        assert reply.status_code == 503
+
+    def test_the_async_check_refuses_too_and_a_peek_still_looks(self, full: MemoryStore) -> None:
+        fill()
+        assert not asyncio.run(acheck("5/m", "a:new")).allowed
+        assert peek("5/m", "a:new").allowed
+        assert len(full) == CAP
+
+
+class TestShares:
+    """A flood of new subjects under one rule refuses nobody under another one."""
+
+    def test_who_is_new_under_another_rule_is_let_in(self, full: MemoryStore) -> None:
+        with freeze(START):
+            for number in range(3 * CAP):
+                check("9/h", f"header.x:{number}", name="api")
+            others = [check("1/m", f"ip:192.0.2.{number}", name="login") for number in range(100)]
+            assert all(decision.allowed and decision.binding for decision in others)
+            assert not check("1/m", "ip:192.0.2.1", name="login").allowed
+            assert len(full) <= CAP
+
+    @pytest.mark.parametrize("floods", [2, 5])
+    def test_several_floods_at_once_leave_room_too(self, floods: int, full: MemoryStore) -> None:
+        with freeze(START):
+            for number in range(3 * CAP):
+                check("9/h", f"header.x:{number}", name=f"api-{number % floods}")
+            held = Counter(key.rpartition("}:r:")[2].partition(":")[0] for shard in full._shards for key in shard.kept)
+            assert max(held.values()) - min(held.values()) <= 1
+            assert all(check("1/m", f"ip:192.0.2.{number}", name="login").allowed for number in range(30))
+
+    def test_what_is_kept_beside_the_counts_belongs_to_the_rule_that_is_flooded(self, full: MemoryStore) -> None:
+        """Bans, which last longer than the counts, and the days of users."""
+        options: dict[str, Any] = {"name": "api", "ban": {"after": "1/m", "for": ["1h"]}}
+        for minute in range(10):
+            with freeze(START + 60 * minute * SECOND):
+                for number in range(300):
+                    for _ in range(3):
+                        check("1/m", f"user:{minute}-{number}", **options)
+        with freeze(START + 600 * SECOND):
+            others = [check("1/m", f"user:b{number}", name="login") for number in range(60)]
+        assert all(decision.allowed for decision in others)
+        assert len(full) <= CAP
+
+    def test_what_expires_is_given_back(self, full: MemoryStore) -> None:
+        with freeze(START):
+            for number in range(CAP):
+                check("9/m", f"a:{number}", name="api")
+            assert not check("9/m", "a:new", name="api").allowed
+        with freeze(START + 61 * SECOND):
+            assert sum(check("9/m", f"b:{number}", name="api").allowed for number in range(CAP)) == SHARE
+            full.sweep(START + 200 * SECOND)
+        assert [len(shard.owners) + len(shard.held) for shard in full._shards] == [0] * len(full._shards)
+
+
+def fill() -> None:
+    """Fill the store with rules that have one key each."""
+    for number in range(CAP):
+        check("5/h", f"fill:{number}", name=f"fill-{number}")
+
+
+def test_what_has_no_answer_that_would_do_raises(settings: Any) -> None:
+    settings.QUOTA = {"MEMORY_KEYS": CAP, "STORE": "memory"}
+    counter("c").incr("user:known")
+    held = slot("s", 1, subject="a").acquire()
+    fill()
+    ways: list[Callable[[], Any]] = [
+        lambda: counter("c").incr("user:new"),
+        lambda: once("event", "new"),
+        lambda: slot("s", 1, subject="b").acquire(),
+    ]
+    for way in ways:
+        with pytest.raises(StoreFull):
+            way()
+    with pytest.raises(QuotaError), reserve("9/m", "a:new", 2, ttl=60):
+        pass
+    assert counter("c").incr("user:known") == 2
+    held.release()
+    assert slot("s", 1, subject="b").acquire().token
+
+
+@pytest.mark.parametrize("wrong", [0, 999, True, "1000", 10**9, 5.5, None])
+def test_a_number_of_keys_that_would_not_do_is_refused(wrong: Any, settings: Any) -> None:
+    settings.QUOTA = {"MEMORY_KEYS": wrong, "STORE": "memory"}
+    with pytest.raises(QuotaError, match="MEMORY_KEYS"):
+        check("1/m", "a:1")
+
+
+HITS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 3), st.integers(0, 40)), min_size=1, max_size=60)
+
+
+class TestLaws:
+    @inputs(300)
+    @given(HITS, st.sampled_from(ALGORITHMS), st.integers(1, 8))
+    def test_a_store_that_is_full_admits_no_more_than_one_that_is_not(
+        self, hits: list[tuple[int, int, int]], algorithm: str, most: int
+    ) -> None:
+        rule, now = Rule.make("r", "4/m", algorithm=algorithm), START
+        small, large = MemoryStore(max_keys=most), MemoryStore()
+        for who, cost, later in hits:
+            now += later * SECOND
+            step = Decide(hits_of(rule, subject=f"a:{who}", cost=cost, now=now), "check")
+            try:
+                reply = small.run(step, now)
+            except StoreFull:
+                assert len(small) >= most * 4 // 5
+                continue
+            assert reply == large.run(step, now)  # who is let in is counted in both, and the same
+            assert len(small) <= most
+        small.close()
+        large.close()
+
+    @inputs(300)
+    @given(HITS, st.sampled_from(ALGORITHMS))
+    def test_a_draft_that_is_kept_is_what_would_have_been_done_at_once(
+        self, hits: list[tuple[int, int, int]], algorithm: str
+    ) -> None:
+        rule, now = Rule.make("r", "4/m", algorithm=algorithm, ban={"after": "2/m", "for": ["1m"]}), START
+        drafted, plain = memory._Shard(), DictStates()
+        for who, cost, later in hits:
+            now += later * SECOND
+            step = Decide(hits_of(rule, subject=f"a:{who}", cost=cost, now=now), "check")
+            draft = memory._Draft(dict.fromkeys(step.keys, drafted))
+            before = len(drafted.kept)
+            assert step.run(draft, now) == step.run(plain, now)
+            grows = draft.growth()
+            draft.commit()
+            assert drafted.kept == plain.kept
+            assert len(drafted.kept) - before == grows
+
+
+# --- everything else that a client could make grow --------------------------------------------------------------------
+
+
+def test_every_cache_of_calls_has_a_bound() -> None:
+    for module in pkgutil.walk_packages(django_quota.__path__, "django_quota."):
+        if "migrations" not in module.name and "__main__" not in module.name:
+            import_module(module.name)
+    found = [each for each in gc.get_objects() if isinstance(each, functools._lru_cache_wrapper)]
+    ours = {each.__qualname__: each for each in found if str(each.__module__).startswith("django_quota")}
+    assert len(ours) >= 15
+    for name, cached in ours.items():
+        assert 0 < (cached.cache_parameters()["maxsize"] or 0) <= 8192, name
+
+
+FIRST, FURTHER = 18_000, 4_000
+"""The first fill all of our caches, which hold 8,192 things at most; what grows for good shows in the further ones."""
+
+
+def flooding(numbers: range) -> None:
+    """Come as many clients, each with an address, a key and a path of its own."""
+    rules = [
+        Rule.make("flooded", "1/m", key=("header:X-Api-Key", "path")),
+        Rule.make("by-ip", "500/m", "900/h", key="ip", ban={"after": "1/m", "for": ["1h"]}),
+    ]
+    for number in numbers:
+        address = f"2001:db8:{number >> 16:x}:{number & 0xFFFF:x}::1"
+        request = get(REMOTE_ADDR="10.0.0.1", HTTP_X_API_KEY=f"key-{number}", HTTP_X_FORWARDED_FOR=address)
+        request.path = f"/{number}"
+        check(rules[number % 2], request)
+
+
+@pytest.mark.thorough("flood")
+@pytest.mark.parametrize("place", ["redis", "memory", "redis is gone"])
+def test_a_further_flood_takes_no_more_memory_than_the_first(
+    place: str, one_redis: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.QUOTA = {"TRUSTED_PROXIES": ["10.0.0.0/8"], "MEMORY_KEYS": CAP, "ON_UNAVAILABLE": "local"}
+    if place == "memory":
+        settings.QUOTA = {**settings.QUOTA, "STORE": "memory"}
+    elif place != "redis":
+        settings.CACHES = NOWHERE
+    with freeze(MemoryStore.now() + 3_600 * SECOND):  # nothing expires meanwhile, however long it takes
+        flooding(range(FIRST))
+        gc.collect()
+        before = sys.getallocatedblocks()  # not bytes: a full cache makes room by growing and shrinking its table
+        flooding(range(FIRST, FIRST + FURTHER))
+        gc.collect()
+        grown = sys.getallocatedblocks() - before
+    assert grown < FURTHER // 4, f"{grown:,} blocks for {FURTHER:,} clients"

@@ -1,0 +1,277 @@
+"""What strangers send and operators mistype: a right answer or a clear error, never a traceback nor a shared bucket."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import unicodedata
+from collections.abc import Callable
+from io import StringIO
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, RequestFactory, override_settings
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from django_quota import QuotaError, Rule, check, peek, quota, reset
+from django_quota.conf import KNOWN_SETTINGS
+from django_quota.core.flow import run_sync
+from django_quota.core.keys import key_of, read, subject_base
+from django_quota.services.addresses import client_ip
+from django_quota.services.request_decisions import request_plan
+from django_quota.services.subjects import subject_flow
+from tests.support.calls import get, run
+from tests.support.inputs import inputs
+
+MANY = inputs(1_000)
+SOME = inputs(100)
+
+ANYTHING = st.text(max_size=40) | st.binary(max_size=20).map(lambda data: data.decode("latin-1"))
+ADDRESSES = st.ip_addresses().map(str)
+HOPS = st.lists(
+    ADDRESSES | ANYTHING | st.sampled_from(["", "unknown", "10.0.0.9", "[::1]:80", "1.2.3.4:5", "127.1"]), max_size=5
+)
+DIGEST = re.compile("[0-9a-f]{32}")
+PROXIES = ["10.0.0.0/8", "2001:db8::/32"]
+
+
+def is_proxy(peer: str) -> bool:
+    """Say whether an address, or the IPv4 address in it, is one of `PROXIES`."""
+    address = ip_address(peer)
+    return any((getattr(address, "ipv4_mapped", None) or address) in ip_network(proxies) for proxies in PROXIES)
+
+
+def header(text: str) -> str:
+    """Return what a server makes of a header: one line of Latin-1."""
+    return text.encode("utf-8", "surrogatepass").decode("latin-1").replace("\r", " ").replace("\n", " ")
+
+
+class TestForwardedFor:
+    @MANY
+    @example(["0.0.0.0"], "::ffff:a00:0")
+    @given(HOPS, ADDRESSES)
+    def test_a_peer_that_is_no_proxy_counts_by_its_own_address(self, hops: list[str], peer: str) -> None:
+        assume(not is_proxy(peer))
+        with override_settings(QUOTA={"TRUSTED_PROXIES": PROXIES}):
+            plain = client_ip(get(REMOTE_ADDR=peer))
+            assert client_ip(get(REMOTE_ADDR=peer, HTTP_X_FORWARDED_FOR=header(",".join(hops)))) == plain
+
+    @MANY
+    @given(HOPS, ADDRESSES)
+    def test_what_a_client_writes_left_of_what_the_proxy_saw_changes_nothing(
+        self, hops: list[str], client: str
+    ) -> None:
+        assume(not is_proxy(client))
+        forged = header(",".join([*hops, client]))
+        with override_settings(QUOTA={"TRUSTED_PROXIES": PROXIES}):
+            seen = client_ip(get(REMOTE_ADDR="10.0.0.1", HTTP_X_FORWARDED_FOR=forged))
+            assert seen == client_ip(get(REMOTE_ADDR=client))
+
+
+class TestSecrets:
+    @MANY
+    @given(st.sampled_from(["header:X-Api-Key", "cookie:k", "get:k", "post:k"]), ANYTHING, ANYTHING)
+    def test_different_values_are_different_subjects_and_none_is_in_the_clear(
+        self, key: str, one: str, other: str
+    ) -> None:
+        if key.startswith(("get", "post")):  # spellings that a form takes for one are one
+            one, other = (unicodedata.normalize("NFKC", value.strip()).casefold() for value in (one, other))
+            assume(one == unicodedata.normalize("NFKC", one.strip()).casefold())
+            assume(other == unicodedata.normalize("NFKC", other.strip()).casefold())
+        assume(one != other)
+        subjects = [run_sync(subject_flow(key, self.bringing(key, value))) for value in (one, other)]
+        assert subjects[0] != subjects[1]
+        named = key.lower().replace(":", ".")
+        for value, subject in zip((one, other), subjects, strict=True):
+            name, _, rest = subject.partition(":")
+            assert (name, rest) == ("ip", "127.0.0.1") if value == "" else name == named and DIGEST.fullmatch(rest)
+            assert value != rest
+
+    def bringing(self, key: str, value: str) -> HttpRequest:
+        kind = key.partition(":")[0]
+        request = RequestFactory().get("/")
+        if kind == "header":
+            request.META["HTTP_X_API_KEY"] = value
+        elif kind == "cookie":
+            request.COOKIES["k"] = value
+        else:
+            data = getattr(request, kind.upper()).copy()
+            data["k"] = value
+            setattr(request, kind.upper(), data)
+        return request
+
+
+class TestSubjects:
+    @MANY
+    @given(st.text(max_size=300), st.text(max_size=300), st.text(max_size=60), st.text(max_size=60))
+    def test_two_subjects_or_rules_never_share_a_key(self, one: str, other: str, rule: str, another: str) -> None:
+        assume((one, rule) != (other, another))
+        keys = {key_of(subject_base("quota", subject), "b", name) for subject, name in ((one, rule), (other, another))}
+        assert len(keys) == 2
+        for key in keys:
+            assert key.isprintable()
+            assert key.count("{") == key.count("}") == 1
+            assert read("quota", key) is not None
+
+    @SOME
+    @given(st.text(min_size=1, max_size=200))
+    def test_any_subject_is_limited_by_itself(self, subject: str) -> None:
+        with override_settings(QUOTA={"STORE": "memory"}):
+            try:
+                reset("2/m", subject)
+                decisions = [check("2/m", subject).allowed for _ in range(3)]
+            except QuotaError:  # "ip:" with what is no address
+                assert "ip:" in subject
+                return
+            assert decisions == [True, True, False]
+            assert check("2/m", "user:somebody-else", cost=0)
+
+
+FIELDS = [
+    "key", "cost", "algorithm", "burst", "precision", "tz", "methods", "ban", "warn_at", "match", "exclude", "exempt",
+    "tier", "distinct", "on_unavailable", "daily", "rate", "nmae",
+]  # fmt: skip
+OPTIONS = st.dictionaries(
+    st.sampled_from(FIELDS),
+    ANYTHING
+    | st.integers(-5, 10**13)
+    | st.none()
+    | st.booleans()
+    | st.floats()
+    | st.lists(ANYTHING, max_size=2)
+    | st.dictionaries(ANYTHING, ANYTHING, max_size=2),
+    max_size=3,
+)
+
+
+class TestRulesAndRates:
+    @MANY
+    @given(ANYTHING | st.integers() | st.none() | st.floats() | st.lists(ANYTHING, max_size=3), OPTIONS)
+    def test_a_rule_is_made_or_refused_with_words(self, rate: Any, options: dict[str, Any]) -> None:
+        by_setting = {"rate": rate, **options}
+        ways: list[Callable[[], Rule]] = [
+            lambda: Rule.make("r", rate, **options),
+            lambda: Rule.from_setting("r", by_setting),
+        ]
+        for make in ways:
+            said = "it is a rule"
+            try:
+                make()
+            except QuotaError as error:
+                said = str(error)
+            assert len(said) > 10
+
+    @inputs(150)
+    @given(
+        st.dictionaries(
+            st.sampled_from(KNOWN_SETTINGS), ANYTHING | st.integers() | st.none() | st.booleans(), max_size=4
+        )
+    )
+    def test_a_request_under_odd_settings_is_answered_or_says_what_is_wrong(self, given_: dict[str, Any]) -> None:
+        request = get()
+        with override_settings(QUOTA={**given_, "STORE": "memory"}):
+            said = "the request is answered, and there is no error"
+            try:
+                assert run_sync(request_plan([Rule.make("r", "1/m")], request)) is not None
+                assert peek("1/m", request).allowed
+            except QuotaError as error:
+                said = str(error)
+            assert len(said) > 20
+
+
+class TestRequests:
+    @inputs(150)
+    @given(st.text(max_size=60), ANYTHING, ANYTHING, st.sampled_from(["GET", "POST", "OPTIONS", "PURGE", "X"]))
+    def test_any_path_host_and_accept_is_answered_by_the_middleware(
+        self, path: str, accept: str, host: str, method: str
+    ) -> None:
+        rules = {"a": {"rate": "0/m", "match": ["/", "api:*", "host:*.example.com", "re:^/a+b"], "key": "path"}}
+        with override_settings(QUOTA={"STORE": "memory", "RULES": rules}, ALLOWED_HOSTS=["*"]):
+            client = Client(raise_request_exception=False)
+            meta: dict[str, Any] = {
+                "HTTP_ACCEPT": header(accept),
+                "HTTP_HOST": header(host),
+                "REMOTE_ADDR": "192.0.2.1",
+            }
+            reply = client.generic(method, "/" + path.encode("utf-8", "surrogatepass").decode("latin-1"), **meta)
+        assert reply.status_code in (400, 429)
+
+    @SOME
+    @given(st.text(min_size=1, max_size=80), st.sampled_from(["*/*", "text/html", "text/plain", "application/json"]))
+    def test_a_rule_of_any_name_breaks_no_header_and_no_page(self, name: str, accept: str) -> None:
+        def view(request: HttpRequest) -> HttpResponse:
+            raise AssertionError
+
+        with override_settings(QUOTA={"STORE": "memory", "LEGACY_HEADERS": True}):
+            reply: Any = run(quota("0/m", name=name)(view), get(HTTP_ACCEPT=accept))
+        assert reply.status_code == 429
+        assert all("\n" not in value and "\r" not in value for value in reply.headers.values())
+        reply.headers["RateLimit"].encode("ascii")
+
+    def test_a_flood_of_new_subjects_leaves_this_process_as_it_is(self) -> None:
+        from django_quota.engine import plans
+        from django_quota.services import subjects, workers
+
+        with override_settings(QUOTA={"STORE": "memory"}):
+            for number in range(3_000):
+                check("1/m", f"header.x:{number}")
+        for cached in (subjects._compile, plans._field, workers._part_of):
+            info = cached.cache_info()
+            assert info.maxsize is not None
+            assert info.currsize <= info.maxsize
+
+
+WORDS = st.lists(
+    ANYTHING
+    | st.sampled_from(
+        ["user:1", "ip:1.2.3.4", "--json", "--rule", "--dry-run", "10/m", "exempt", "blocked", "set", "list", "clear",
+         "--for",
+         "1d", "--reason", "--limit", "search", "*", "--yes", "--count", "--since", "-1", "--kind", "--budget-ms", "0"]
+    ),
+    max_size=5,
+)  # fmt: skip
+
+
+@pytest.mark.usefixtures("database")
+@pytest.mark.parametrize(
+    "command", ["quota_status", "quota_reset", "quota_override", "quota_rollup", "quota_sync", "quota_sweep"]
+)
+def test_whatever_words_a_command_gets_it_does_its_work_or_says_what_is_wrong(
+    command: str, redis_server: Any, settings: Any
+) -> None:
+    from tests.support.stores import caches
+
+    settings.CACHES = caches(redis_server)
+
+    @SOME
+    @given(WORDS)
+    def try_them(words: list[str]) -> None:
+        if any(word.startswith(("--ev", "--fo", "--set", "--py", "--tr", "-h", "--h")) for word in words):
+            return
+        said: object = 0
+        try:
+            call_command(command, *words, stdout=StringIO(), stderr=StringIO())
+        except CommandError as error:
+            said = str(error)
+        except SystemExit as ended:
+            said = ended.code
+        assert said or said in (0, 1, 2)
+
+    try_them()
+
+
+def test_an_async_view_answers_a_header_of_ten_thousand_characters() -> None:
+    @quota("1/m", key="header:X-Api-Key")
+    async def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    async def ask() -> list[int]:
+        request = get(HTTP_X_API_KEY="x" * 10_000)
+        return [(await view(request)).status_code for _ in range(2)]
+
+    with override_settings(QUOTA={"STORE": "memory"}):
+        assert asyncio.run(ask()) == [200, 429]

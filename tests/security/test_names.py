@@ -1,0 +1,315 @@
+"""Names of any bytes: none breaks out of a page, a line of a terminal or a log, JSON, CSV, or a program's arguments."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+import logging
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, RequestFactory
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from django_quota import CounterError, Decision, QuotaError, QuotaExceeded, check, counter, quota, reserve, slot
+from django_quota.core.flow import run_sync
+from django_quota.core.keys import escape
+from django_quota.exceptions import LeaseLost, RuleError, StoreUnavailable
+from django_quota.management.console import printable
+from django_quota.models import DailyCounter, QuotaOverride
+from django_quota.services.event_stream import EventGroup, EventStream
+from django_quota.services.registry import get_limiter
+from django_quota.services.subjects import named_subject, subject_flow
+from tests.admin.operators import superuser
+from tests.security.pages import ROOT, addresses, seen
+from tests.support.calls import always, get, run
+from tests.support.inputs import inputs
+from tests.support.selection import thorough
+from tests.support.stores import redis_store
+
+MARKUP = "\"'><xss onxss=1 style=xss>&lt;xss&gt;{{xss}}{% xss %}</script></textarea></title><xss>"
+HOSTILE = [
+    MARKUP,
+    "javascript:xss()",
+    "a\nERROR django_quota forged line",
+    "a\r\nX-Forged: 1\r\n\r\n",
+    "\x1b[2J\x1b]0;title\x07\x9b31m",
+    "a\u202egnp.exe\u2066\u200b\ufeff",
+    "line\u2028separator\u2029\x85\x0b\x0c",
+    "\ud800\udfff half",
+    "\x00null",
+    "=cmd|'/c calc'!A1",
+    "+1",
+    "@SUM(1)",
+    "-rf",
+    "$(touch pwned) `touch pwned` ; touch pwned | touch pwned",
+    "é" * 400,
+    "~" + "0" * 64,
+    "{}}{quota:1:{!}:events",
+    "%0a%1b%2525",
+    "../../../etc/passwd",
+    "*?[a-z]\\",
+    " ",
+    "\u0430dmin",
+    "🎈",
+]
+SUBJECTS = [f"{kind}:{name}" for name in HOSTILE for kind in ("user", "path")]
+NAMES_OF_RULES = [name.encode(errors="replace").decode() for name in HOSTILE]
+"""Halves of characters are no names of rules."""
+QUOTA = {"RULES": {"login": "5/m"}}
+
+NEVER_RAW = {chr(sign) for sign in (*range(32), *range(127, 160), 0x2028, 0x2029, 0x202E, 0x2066, 0x200B, 0xFEFF)}
+
+
+def is_one_line(text: str) -> bool:
+    """Say whether a line of a log or a terminal is what it looks like."""
+    return not NEVER_RAW & set(text) and not any("\ud800" <= sign <= "\udfff" for sign in text)
+
+
+@pytest.fixture
+def played(one_redis: Any, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that may be named is named by an enemy, and shown somewhere."""
+    settings.QUOTA = QUOTA
+    User.objects.create_user("1", first_name=MARKUP, last_name=MARKUP, email="xss@example.org")
+    for number, subject in reversed(list(enumerate(SUBJECTS))):
+        for _ in range(3):
+            check("1/m", subject, name=f"rule {NAMES_OF_RULES[number // 2]}", ban={"after": "1/m", "for": ["1h"]})
+            check("login", subject)
+        reserve("500/h", subject, 5, ttl=600, name="tokens").__enter__()
+        slot(f"slot {MARKUP}", 1, subject=subject, lease=600).acquire()
+        row = QuotaOverride(subject=named_subject(subject), rule="login", rate="5/m", reason=MARKUP + subject)
+        row.reason = row.reason.encode(errors="replace").decode().replace("\0", "")
+        row.save()
+        rule = HOSTILE[number // 2].encode(errors="replace").decode().replace("\0", "")
+        DailyCounter.objects.create(subject=named_subject(subject), rule=rule, day="2026-11-21", allowed=1)
+    metrics = get_limiter().metrics
+    assert metrics is not None
+    metrics.flush()
+
+
+@pytest.fixture
+def root() -> Any:
+    return superuser(MARKUP)
+
+
+@pytest.mark.usefixtures("played")
+@pytest.mark.django_db(transaction=True)
+class TestPages:
+    def test_nothing_breaks_out_of_any_page(self, root: Any) -> None:
+        pages = addresses()
+        known: set[str] = set()
+        for address in pages:
+            for subject in ("", *SUBJECTS):
+                if subject and not ("/subject/" in address or "/usage/" in address):
+                    continue
+                name = subject.encode("utf-8", "surrogatepass")
+                asked = {"subject": name, "who": name, "on": json.dumps([MARKUP])} if subject else {"sizes": "1"}
+                reply = root.get(address, asked)
+                assert reply.status_code < 500, (address, subject)
+                if reply.streaming or not reply.content:
+                    reply.close()
+                    continue
+                found = seen(reply)
+                known |= found.names
+                assert not {each for each in found.names if "xss" in each or each.startswith("on")}, (address, subject)
+                assert not {each for each in found.links if each.strip().lower().startswith("javascript")}, address
+                assert b"{{xss" not in reply.content or b"&lt;xss" in reply.content or b"u003Cxss" in reply.content
+        assert {"table", "form", "input", "a"} <= known
+
+    def test_they_are_shown_at_all(self, root: Any) -> None:
+        page = root.get(f"{ROOT}django_quota/overview/").content.decode()
+        assert "&lt;xss onxss" in page
+        assert "&lt;xss onxss" in root.get(f"{ROOT}django_quota/quotaoverride/").content.decode()
+        assert "&lt;xss onxss" in root.get(f"{ROOT}django_quota/dailycounter/").content.decode()
+
+    @pytest.mark.thorough("search")
+    def test_a_lookup_that_is_posted_and_an_error_are_escaped_too(self, root: Any) -> None:
+        for page in ("subject/", "dailycounter/usage/"):
+            for name in HOSTILE:
+                for field in ("find", "who"):
+                    given = {field: name.encode("utf-8", "surrogatepass")}
+                    reply = root.post(f"{ROOT}django_quota/{page}", given, follow=True)
+                    assert reply.status_code < 500
+                    assert not {each for each in seen(reply).names if "xss" in each}
+
+    def test_a_cell_of_the_csv_is_no_formula(self, root: Any) -> None:
+        for page in ("dailycounter/export/", "dailycounter/usage/csv/?subject=path:%3D1"):
+            lines = b"".join(root.get(f"{ROOT}django_quota/{page}").streaming_content).decode()
+            rows = list(csv.reader(io.StringIO(lines)))
+            assert not [cell for row in rows for cell in row if cell.startswith(("=", "+", "-", "@", "\t", "\r"))]
+            assert {len(row) for row in rows} == {len(rows[0])}
+            assert "usage" in page or any(cell.startswith("'=") for row in rows for cell in row)
+
+    def test_an_event_of_the_live_stream_stays_one_message(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("django_quota.admin.live.STREAM_LIFETIME", 0.0)
+        user = User.objects.create_superuser("watcher")
+
+        async def watch() -> list[bytes]:
+            client = AsyncClient()
+            await client.aforce_login(user)
+            reply: Any = await client.get(f"{ROOT}django_quota/overview/stream/?after=0-0")
+            return [part async for part in reply.streaming_content]
+
+        messages = asyncio.run(watch())
+        assert b"&lt;xss" in messages[-1]
+        for part in messages:
+            lines = part.decode().split("\n")
+            assert all(line.startswith(("retry: ", "id: ", "data: ", ":")) or not line for line in lines)
+            data = next((line.removeprefix("data: ") for line in lines if line.startswith("data: ")), '{"html": "a"}')
+            reply = HttpResponse(data, content_type="application/json")
+            assert not {each for each in seen(reply).names if "xss" in each}
+
+
+@pytest.mark.usefixtures("played")
+@pytest.mark.django_db(transaction=True)
+class TestLines:
+    @pytest.mark.parametrize(
+        "words",
+        [["quota_events", "--last", "900"], ["quota_override", "list"], ["quota_sweep"], ["quota_sync"],
+         ["quota_rollup"], ["quota_reset"], ["quota_status"], ["quota_status", "--all"],
+         ["quota_override", "clear", "--rule", "login"]],
+        ids=" ".join,
+    )  # fmt: skip
+    @pytest.mark.parametrize("is_json", [False, thorough("variants", True)])
+    def test_what_a_command_says_is_printable_and_its_json_is_json(self, words: list[str], is_json: bool) -> None:
+        takes_subject = words[0] in ("quota_reset", "quota_status") or "clear" in words
+        for subject in SUBJECTS if takes_subject else [""]:
+            said, errors = io.StringIO(), io.StringIO()
+            given = [*words[:2], *([subject] if subject else []), *words[2:]] if "clear" in words else [*words]
+            given += [subject] if subject and "clear" not in words else []
+            try:
+                call_command(*given, *(["--json"] if is_json else []), stdout=said, stderr=errors)
+            except CommandError as error:
+                errors.write(str(error))
+            except SystemExit:
+                pass
+            for line in (said.getvalue() + errors.getvalue()).split("\n"):
+                assert is_one_line(line), (given, ascii(line))
+                assert "forged line" not in line[:12]
+            if is_json and said.getvalue().strip():
+                assert said.getvalue().isascii()
+                for line in said.getvalue().splitlines():
+                    json.loads(line)
+
+    def test_a_program_gets_each_name_as_one_argument_and_no_shell_sees_it(self, tmp_path: Path) -> None:
+        program = tmp_path / "program.py"
+        program.write_text(
+            "import json, os, sys\n"
+            "given = [sys.argv[1:], os.environ['QUOTA_EVENT_SUBJECT'], os.environ.get('QUOTA_EVENT_RULE')]\n"
+            f"open({str(tmp_path / 'told')!r}, 'a').write(json.dumps(given) + '\\n')\n"
+        )
+        words = [sys.executable, str(program), "{subject}", "--rule={rule}", "{value}", "a {subject} b"]
+        here = set(Path().iterdir())
+        call_command(
+            "quota_events", exec=words, drain=True, since="beginning", retries=0, backoff=0.0, kind=["banned"],
+            stdout=io.StringIO(), stderr=io.StringIO(),
+        )  # fmt: skip
+        told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+        subjects = {named_subject(subject) for subject in SUBJECTS}
+        for (subject, rule, value, around), in_environment, named in told:
+            assert subject == in_environment
+            assert subject in subjects
+            assert (rule, around) == (f"--rule={named}", f"a {subject} b")
+            assert not value.startswith(("-", "@"))
+        events = EventStream(redis_store(), "quota")
+        dead = EventGroup(events, "quota_events", "", 0).dead.last(900, lambda event: True)
+        banned = events.last(900, lambda event: event.kind == "banned")
+        assert {each[1] for each in told} | {each.subject for each in dead} == {each.subject for each in banned}
+        assert len(told) >= 30
+        assert all(
+            "\0" in f"{each.rule}"
+            or not each.rule
+            or not each.subject
+            or {f"{each.value}"[0], each.rule[0]} & set("-@")
+            for each in dead
+        )
+        assert set(Path().iterdir()) == here
+        assert not list(tmp_path.glob("pwned*"))
+
+
+def test_no_line_of_the_log_is_forged(one_redis: Any, settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    settings.QUOTA = {"RULES": {"tiered": {"rate": {"anonymous": "9/m", "authenticated": "9/m"}, "tier": tier_of}}}
+    for name, rule in zip(HOSTILE, NAMES_OF_RULES, strict=True):
+        for subject in (f"path:{name}", f"user:{name}"):
+            for _ in range(2):
+                check("1/m", subject, name=rule, shadow=True)
+            with suppress(QuotaError), slot(rule, 1, subject=subject, lease=30):
+                pass
+        request = get(HTTP_X_TIER=name.encode("utf-8", "surrogatepass").decode("latin-1"))
+        check("tiered", request)
+    logged = [record.getMessage() for record in caplog.records if record.name.startswith("django_quota")]
+    assert len(logged) >= 2 * len(HOSTILE)
+    assert not [ascii(line) for line in logged if not is_one_line(line)]
+
+
+def tier_of(request: HttpRequest) -> str:
+    return str(request.headers.get("X-Tier"))
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
+def test_no_error_of_ours_holds_a_raw_name(one_redis: Any, name: str) -> None:
+    errors: list[QuotaError] = [StoreUnavailable(f"it said {name}")]
+    subject = named_subject(f"path:{name}")
+    one_redis.lpush(f"quota:1:{{{escape(subject)}}}:c:a", "no number")
+    with pytest.raises(CounterError) as caught:
+        counter("a").incr(f"path:{name}")
+    errors += [caught.value, LeaseLost(name, subject), CounterError(name, subject, "x")]
+    for _ in range(2):
+        decision = check("1/m", f"path:{name}", name=name.encode(errors="replace").decode())
+    errors.append(QuotaExceeded(decision))
+    assert isinstance(decision, Decision)
+    assert not [ascii(error) for error in errors if not is_one_line(str(error))]
+
+
+@pytest.mark.parametrize("accept", ["*/*", "text/html", "application/json", "text/plain"])
+@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
+def test_a_refusal_shows_no_raw_name(one_redis: Any, name: str, accept: str) -> None:
+    @quota("0/m", name=name.encode(errors="replace").decode(), key=always(name))
+    def view(request: HttpRequest) -> HttpResponse:
+        raise AssertionError
+
+    reply: Any = run(view, get(HTTP_ACCEPT=accept))
+    assert reply.status_code == 429
+    assert all(is_one_line(value) for value in reply.headers.values())
+    reply.headers["RateLimit"].encode("ascii")
+    if "html" in reply["Content-Type"]:
+        assert not {each for each in seen(reply).names if "xss" in each}
+
+
+NAMES = st.text(st.characters(), max_size=80) | st.sampled_from(HOSTILE)
+
+
+class TestSubjects:
+    @inputs(1_000)
+    @given(NAMES, NAMES)
+    def test_what_a_function_returns_is_one_line_and_nobody_elses(self, one: str, other: str) -> None:
+        request = RequestFactory().get("/", REMOTE_ADDR="192.0.2.1")
+        subjects = [run_sync(subject_flow(always(name), request)) for name in (one, other)]
+        assert (subjects[0] == subjects[1]) == (one == other)
+        for subject in subjects:
+            assert is_one_line(subject)
+            subject.encode()
+
+    @inputs(1_000)
+    @example("+ip:")
+    @given(NAMES)
+    def test_a_subject_that_is_given_is_one_line_and_stays_what_it_is(self, name: str) -> None:
+        try:
+            subject = named_subject(f"a:{name}")
+        except RuleError:
+            assert "+ip:" in name, "a part that is to be an address, and is none, is all that is refused"
+            return
+        assert is_one_line(subject)
+        assert named_subject(subject) == subject
+        assert subject == f"a:{name}" or subject.count("%") > name.count("%")
+        assert is_one_line(printable(name))

@@ -1,0 +1,375 @@
+"""Secrets are put everywhere, and then searched for everywhere: Redis, logs, signals, errors, pages, commands.
+
+What a client sends in a header, a cookie or a field, what is told apart by value, the keys of the digests, and the
+password of Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import pprint
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import redis.sentinel
+from django.core.management import CommandError, call_command
+from django.http import HttpRequest, HttpResponse, QueryDict
+from django.test import RequestFactory, override_settings
+from django.views.debug import ExceptionReporter
+from django_redis.pool import ConnectionFactory
+
+from django_quota import QuotaError, acheck, aonce, areset, check, counter, once, peek, quota, slot
+from django_quota.core.errors import without_secrets
+from django_quota.exceptions import StoreUnavailable
+from django_quota.services.flusher import flusher
+from django_quota.services.subjects import digest
+from django_quota.signals import banned, near_limit, refused, store_back, store_lost
+from django_quota.stores.redis.connections import async_client
+from django_quota.stores.redis.errors import translate_error, translated
+from django_quota.testing import RedisServer, server_programs
+from django_quota.web.checks import check_settings
+from tests.admin.operators import superuser
+from tests.security.pages import ROOT, addresses
+from tests.support.calls import get, run
+from tests.support.stores import CLUSTER_CLIENT, caches, forget_forms
+
+MARK = "5ENTINEL"
+HEADER, COOKIE, FIELD, VALUE, ONCE, VISITOR, PASSWORD = (
+    f"{MARK}-{kind}" for kind in ("header", "cookie", "field", "value", "once", "visitor", "password")
+)
+KEYS: dict[str, Any] = {"SECRET_KEY": f"{MARK}-secret-key", "QUOTA": {"DIGEST_KEY": f"{MARK}-digest-key"}}
+
+
+@pytest.fixture
+def raw(started: Callable[[Path], RedisServer], settings: Any) -> Iterator[redis.Redis]:
+    """Django's default cache on an emptied Redis that asks for a password; yields a client of it that may do all."""
+    forget_forms()
+    server = started(server_programs()[0])
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+        client.execute_command("ACL", "SETUSER", "keeper", "reset", "on", f">{PASSWORD}", "~*", "&*", "+@all")
+        url = f"{server.url}?username=keeper&password={PASSWORD}"
+        settings.CACHES = caches(RedisServer(url, server.pid, server.program))
+        for name, value in KEYS.items():
+            setattr(settings, name, value)
+        yield client
+        client.execute_command("ACL", "DELUSER", "keeper")
+
+
+def everything(client: Any) -> str:
+    """Return everything in a Redis: keys, fields, values, members."""
+    read: dict[bytes, Callable[[Any], Any]] = {
+        b"string": client.get, b"hash": client.hgetall, b"list": lambda key: client.lrange(key, 0, -1),
+        b"set": client.smembers, b"zset": lambda key: client.zrange(key, 0, -1, withscores=True),
+        b"stream": client.xrange,
+    }  # fmt: skip
+    found = {key: read[client.type(key)](key) for key in client.scan_iter()}
+    assert len(found) > 10
+    return repr(found)
+
+
+def view(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+async def view_async(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+def carrying() -> Any:
+    request = RequestFactory().post("/", {"phone": FIELD}, REMOTE_ADDR="192.0.2.1", HTTP_X_API_KEY=HEADER)
+    request.COOKIES["device"] = COOKIE
+    setattr(request, "GET", QueryDict(f"token={FIELD}"))  # noqa: B010 — its type says that it is never set
+    return request
+
+
+BANNING: dict[str, Any] = {"ban": {"after": "1/m", "for": ["1h"]}, "warn_at": 0.5}
+
+
+def play() -> None:
+    """Do everything that takes a secret in."""
+    for kind in (view, view_async):
+        for key in ("header:X-Api-Key", "cookie:device", "post:phone", "get:token", ("header:X-Api-Key", "ip")):
+            limited = quota("2/m", key=key, name=f"{kind.__name__} by {key}", **BANNING)(kind)
+            assert [run(limited, carrying()).status_code for _ in range(4)] == [200, 200, 429, 429]
+            run(quota("1/m", key=key, name="shadow", shadow=True)(kind), carrying())
+        for distinct in ("header:X-Api-Key", "post:phone"):
+            run(quota("1/m", key="ip", name="devices", distinct=distinct)(kind), carrying())
+    for value in (VALUE, VALUE.encode()):
+        check("2/m", "user:1", name="values", distinct=True, value=value)
+        peek("2/m", "user:1", name="values", distinct=True, value=value)
+    once("event", ONCE)
+    once("event", ONCE.encode())
+    asyncio.run(aonce("event", ONCE + "2"))
+    asyncio.run(acheck("2/m", "user:1", name="values", distinct=True, value=VALUE))
+    counter("visitors").unique("user:1", VISITOR)
+    with slot("export", 1, subject=f"post.phone:{digest(FIELD.casefold())}"):
+        pass
+
+
+@pytest.fixture
+def heard() -> Iterator[list[Any]]:
+    """All that our signals say."""
+    found: list[Any] = []
+
+    def hear(**said: Any) -> None:
+        found.append({name: value for name, value in said.items() if name != "signal"})
+
+    signals = (refused, banned, near_limit, store_lost, store_back)
+    for signal in signals:
+        signal.connect(hear)
+    yield found
+    for signal in signals:
+        signal.disconnect(hear)
+
+
+def test_nothing_of_what_clients_send_is_in_redis_logs_or_signals(
+    raw: Any, heard: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    play()
+    flusher.flush()
+    kept = everything(raw)
+    assert "header.x-api-key:" in kept
+    assert "post.phone:" in kept
+    assert MARK not in kept
+    assert len(heard) > 10
+    assert MARK not in repr(heard)
+    assert MARK not in caplog.text
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nor_on_any_page_nor_in_what_a_command_says(raw: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    play()
+    root, said = superuser(), io.StringIO()
+    secret = f"post.phone:{digest(FIELD.casefold())}"
+    for address in addresses():
+        for asked in ({"sizes": "1"}, {"subject": secret}):
+            reply = root.get(address, asked)
+            if not reply.streaming:
+                assert MARK.encode() not in reply.content, address
+            reply.close()
+    found = root.post(f"{ROOT}django_quota/subject/", {"find": f"post:phone={FIELD}"})
+    assert (found.status_code, MARK in found["Location"], digest(FIELD.casefold()) in found["Location"]) == (
+        302,
+        False,
+        True,
+    )
+    for words in (
+        ["quota_status", secret], ["quota_status", secret, "--json"], ["quota_events"], ["quota_events", "--json"],
+        ["quota_override", "set", secret, "9/m"], ["quota_override", "list"], ["quota_sync"], ["quota_sweep"],
+        ["quota_rollup"], ["quota_reset", secret], ["check"],
+    ):  # fmt: skip
+        call_command(*words, stdout=said, stderr=said)
+    assert secret in said.getvalue()
+    assert MARK not in said.getvalue()
+    assert MARK not in caplog.text.replace(f"post:phone={FIELD}", "")
+    assert MARK not in everything(raw)
+
+
+# --- the password of Redis --------------------------------------------------------------------------------------------
+
+
+def frames_of(error: BaseException | None) -> Iterator[str]:
+    """Return what a report shows of an error and its causes: the locals of each frame."""
+    while error is not None:
+        trace = error.__traceback__
+        while trace is not None:
+            if "tests" not in trace.tb_frame.f_code.co_filename:
+                yield trace.tb_frame.f_code.co_qualname + pprint.pformat(trace.tb_frame.f_locals)
+            trace = trace.tb_next
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def refused_by(client: Any) -> Iterator[str]:
+    """Break a Redis in several ways, one after the other, while it knows the user or not."""
+    yield "well"
+    client.execute_command("ACL", "SETUSER", "keeper", "resetpass", ">another")
+    client.execute_command("CLIENT", "KILL", "USER", "keeper", "SKIPME", "yes")
+    yield "WRONGPASS"
+    client.execute_command("ACL", "SETUSER", "keeper", "resetpass", f">{PASSWORD}", "-@all", "+auth", "+hello")
+    yield "NOPERM"
+    client.execute_command("ACL", "SETUSER", "keeper", "off")
+    client.execute_command("CLIENT", "KILL", "USER", "keeper", "SKIPME", "yes")
+    yield "off"
+
+
+WAYS: list[Callable[[], Any]] = [
+    lambda: counter("a").incr("user:1"),
+    lambda: once("event", ONCE),
+    lambda: asyncio.run(aonce("event", ONCE)),
+    lambda: asyncio.run(areset("1/m", "user:1")),
+    lambda: check("1/m", "user:1"),
+    lambda: slot("a", 1).acquire().release(),
+    lambda: asyncio.run(slot("b", 1).aacquire()),
+    lambda: call_command("quota_status", "user:1", "--json", stdout=io.StringIO(), stderr=io.StringIO()),
+]
+
+
+def _telling(self: Any) -> str:
+    return f"<ConnectionPool({self.connection_kwargs})>"
+
+
+def test_the_password_is_in_no_error_report_log_or_signal(
+    raw: Any, heard: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setattr("redis.asyncio.ConnectionPool.__repr__", _telling)  # as redis-py 6 and 7 have it
+    failures = 0
+    for how in refused_by(raw):
+        for pool in ConnectionFactory._pools.values():
+            pool.disconnect()
+        for way in WAYS:
+            with override_settings(QUOTA={**KEYS["QUOTA"], "CACHE": "default"}):  # closes what was open
+                try:
+                    way()
+                except (QuotaError, CommandError) as error:
+                    failures += 1
+                    shown = [str(error), repr(error), *frames_of(error)]
+                    report = ExceptionReporter(get(), type(error), error, error.__traceback__).get_traceback_html()
+                    assert not [each for each in shown if PASSWORD in each], how
+                    assert f"{MARK}-secret" not in "".join(shown), how
+                    assert PASSWORD not in report.partition('id="settings-info"')[0]  # Django's own shows CACHES there
+    assert failures >= 20
+    assert any("reason" in said for said in heard)
+    assert MARK not in repr(heard)
+    assert MARK not in caplog.text
+
+
+def test_an_async_client_shows_no_password(raw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redis.asyncio.ConnectionPool.__repr__", _telling)
+
+    async def shown() -> str:
+        client = async_client("default")
+        assert PASSWORD in repr(client.client)
+        text = repr(client)
+        await client.aclose()
+        return text
+
+    assert PASSWORD not in asyncio.run(shown())
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        f"https://user:{PASSWORD}@example.org/0",
+        f"redis+x://:{PASSWORD}@example.org:6379/0",
+        f"example.org:6379?password={PASSWORD}",
+        f"memcached://a:{PASSWORD}@b@example.org",
+        [f"http://:{PASSWORD}@one", f"http://:{PASSWORD}@two"],
+    ],
+)
+@pytest.mark.parametrize("client", ["django_redis.client.DefaultClient", CLUSTER_CLIENT])
+def test_no_check_message_shows_the_password(location: Any, client: str) -> None:
+    alias = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": {"CLIENT_CLASS": client}}
+    with override_settings(CACHES={"default": alias}, QUOTA={}):
+        found = check_settings()
+        assert "django_quota.E004" in [each.id for each in found]
+        assert PASSWORD not in repr(found)
+        ways: list[Callable[[], Any]] = [lambda: once("a", "b"), lambda: asyncio.run(aonce("a", "b"))]
+        for ask in ways:
+            with pytest.raises(QuotaError) as caught:
+                ask()
+            assert PASSWORD not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "location", [f"redis://:{PASSWORD}@/3", f"redis://:{PASSWORD}@h/3", f"redis://h/3?password={PASSWORD}"]
+)
+def test_no_problem_of_a_cluster_shows_the_password(location: str) -> None:
+    options = {"CLIENT_CLASS": CLUSTER_CLIENT}
+    alias = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": options}
+    with override_settings(CACHES={"default": alias}, QUOTA={}):
+        found = [each for each in check_settings() if each.id == "django_quota.E004"]
+        assert len(found) == 1
+        assert PASSWORD not in repr(found)
+
+
+failed: Any = redis.exceptions.ResponseError  # redis-py leaves it untyped
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        f"unknown command `AUTH`, with args beginning with: `{PASSWORD}`, ",
+        f"unknown command 'HELLO', with args beginning with: '3' 'AUTH' 'default' '{PASSWORD}' ",
+        f"Error connecting to redis://user:{PASSWORD}@10.0.0.5:6379/0.",
+        f"cannot parse redis://h/0?username={PASSWORD}&password={PASSWORD}",
+    ],
+)
+def test_what_a_server_repeats_of_a_password_is_left_out(reply: str) -> None:
+    error: Any = translate_error(failed(reply))
+    assert isinstance(error, StoreUnavailable)
+    assert PASSWORD not in error.reason + str(error) + repr(error)
+    assert without_secrets(error.reason) == error.reason
+    assert error.reason.startswith("ResponseError: ")
+
+
+@pytest.mark.parametrize("sign", ["&", "'", '"', " ", ")", ">", "\n", "@", "="])
+@pytest.mark.parametrize("kind", ["client", "asyncio.client"])
+def test_an_error_that_shows_a_client_is_passed_on_without_its_password(sign: str, kind: str) -> None:
+    password = f"abc{sign}{PASSWORD}{sign}{PASSWORD}"
+    pool = f"<redis.connection.ConnectionPool(<redis.connection.Connection(host=h,port=1,password={password},db=0)>)>"
+    text = f"No master found for 'quotas' : <redis.{kind}.Redis({pool})> - ConnectionError({password!r})"
+    for error in (redis.sentinel.MasterNotFoundError(text), redis.exceptions.ConnectionError(text)):
+        with pytest.raises(QuotaError) as caught, translated():
+            raise error
+        shown = [str(caught.value), *traceback.format_exception(caught.value), *frames_of(caught.value)]
+        assert not [each for each in shown if PASSWORD in each]
+        assert "No master found for 'quotas'" in str(caught.value)
+
+
+def test_what_a_server_that_is_no_redis_repeats_is_left_out() -> None:
+    error: Any = redis.exceptions.InvalidResponse(f"Protocol Error: b'AUTH {PASSWORD}'")
+    with pytest.raises(QuotaError, match="does not speak the protocol of Redis") as caught, translated():
+        raise error
+    assert PASSWORD not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("given", [PASSWORD.encode(), [PASSWORD], 5])
+def test_a_digest_key_of_the_wrong_type_is_not_shown(given: Any) -> None:
+    with override_settings(QUOTA={"DIGEST_KEY": given, "STORE": "memory"}):
+        said = repr(check_settings())
+        assert "DIGEST_KEY" in said
+        with pytest.raises(QuotaError) as caught:
+            check("1/m", get(HTTP_X_API_KEY="x"), key="header:X-Api-Key")
+        assert PASSWORD not in said + str(caught.value)
+
+
+class Token:
+    """A value of no type that can be counted; its text is a secret."""
+
+    def __repr__(self) -> str:
+        return VALUE
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: check("1/m", "user:1", value=VALUE),
+        lambda: check("1/m", "user:1", distinct=True, value=Token()),
+        lambda: once("event", Token()),  # type: ignore[arg-type]
+    ],
+)
+def test_a_value_that_is_wrong_is_not_repeated_in_the_error(wrong: Callable[[], Any]) -> None:
+    with override_settings(QUOTA={"STORE": "memory"}), pytest.raises(QuotaError) as caught:
+        wrong()
+    assert VALUE not in str(caught.value)
+
+
+def test_another_secret_key_makes_others_of_all_who_are_known_by_a_digest(raw: Any, settings: Any) -> None:
+    settings.QUOTA = {}
+    request = carrying()
+    options: dict[str, Any] = {"key": "header:X-Api-Key", "name": "rotated"}
+    assert [check("1/m", request, **options).allowed for _ in range(2)] == [True, False]
+    settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "another", [KEYS["SECRET_KEY"]]
+    assert check("1/m", request, **options).allowed
+    settings.QUOTA = {"DIGEST_KEY": KEYS["SECRET_KEY"]}
+    assert not check("1/m", request, **options).allowed

@@ -1,0 +1,64 @@
+"""How the tests call a view: with a request of a known address, sync or async."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from inspect import isawaitable
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, HttpResponseBase
+from django.test import RequestFactory
+
+from django_quota import Decision
+from django_quota.core.flow import run_async, run_sync
+from django_quota.engine.codec import Mode
+from django_quota.engine.plans import Plan
+from django_quota.services.api import decision_flow
+from tests.support.stores import current_store
+
+
+def get(method: str = "get", **meta: Any) -> Any:
+    return getattr(RequestFactory(), method)("/", **{"REMOTE_ADDR": "192.0.2.1", **meta})
+
+
+def always(value: object) -> Callable[[HttpRequest], Any]:
+    """Return a key function that returns this value for every request."""
+
+    def key(request: HttpRequest) -> object:
+        return value
+
+    return key
+
+
+def run(view: Callable[..., Any], request: Any = None) -> HttpResponseBase:
+    """Call a view, sync or async."""
+
+    async def wait() -> HttpResponseBase:
+        answer = view(get() if request is None else request)
+        return await answer if isawaitable(answer) else answer  # type: ignore[no-any-return]
+
+    return asyncio.run(wait())
+
+
+def calls_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Note every operation of the store from now on."""
+    calls: list[int] = []
+    store = current_store()
+    real = store.run
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(1)
+        return real(*arguments)
+
+    monkeypatch.setattr(store, "run", counted)
+    return calls
+
+
+def decide_plan(plan: Plan, mode: Mode) -> Decision:
+    return run_sync(decision_flow(plan, mode))
+
+
+async def adecide_plan(plan: Plan, mode: Mode) -> Decision:
+    return await run_async(decision_flow(plan, mode))

@@ -1,0 +1,151 @@
+"""The catalogs of translations: find the messages of the package, carry them into the .po files, compile them.
+
+`make messages` does so for every language and says what is left to translate. It needs no gettext programs. A new
+language: make its folder `django_quota/locale/<language>/LC_MESSAGES` with an empty `django.po` that has a
+`Plural-Forms` header, and run it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import polib
+from django.contrib import admin
+from django.utils.translation.template import templatize
+
+import django_quota
+
+ROOT = Path(django_quota.__file__).parent
+CATALOGS = sorted(ROOT.glob("locale/*/LC_MESSAGES/django.po"))
+
+LANGUAGES = tuple(path.parts[-3] for path in CATALOGS)
+
+FUNCTIONS = ("gettext", "gettext_noop", "ngettext", "pgettext", "npgettext")
+_STRING = r"""[ub]?(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+_CALL = re.compile(rf"\b(_|n?p?gettext)\(\s*({_STRING}(?:\s*,\s*{_STRING})*)")
+
+
+LEFT_OUT_BY_DJANGO = {"Click here to select the objects across all pages", "Go", "Run the selected action"}
+"""What its admin translates up to 6.0 only: from 6.1 on nobody would, so that these are ours under every version."""
+
+
+class Message(NamedTuple):
+    """One text that people see, as the code has it."""
+
+    text: str
+    plural: str = ""
+    context: str | None = None
+
+
+@cache
+def messages() -> dict[Message, list[str]]:
+    """Return all messages of the package, each with the files that it is in."""
+    found: dict[Message, list[str]] = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        _note(found, path, in_code(path.read_text(), str(path)))
+    for path in sorted((ROOT / "templates").rglob("*.*")):
+        _note(found, path, in_template(path.read_text()))
+    theirs = _of_django()
+    return {
+        message: files
+        for message, files in found.items()
+        if not (message.text in theirs and all("/admin/" in name for name in files))
+    }
+
+
+def _of_django() -> set[str]:
+    """Return what Django's admin translates itself into all of our languages, and so needs none of ours there."""
+    root = Path(admin.__file__).parent
+    catalogs = [polib.mofile(str(root / f"locale/{language}/LC_MESSAGES/django.mo")) for language in LANGUAGES]
+    every = set.intersection(*({entry.msgid for entry in catalog if not entry.msgctxt} for catalog in catalogs))
+    return every - LEFT_OUT_BY_DJANGO
+
+
+def _note(found: dict[Message, list[str]], path: Path, texts: Iterator[Message]) -> None:
+    for message in texts:
+        files = found.setdefault(message, [])
+        name = str(path.relative_to(ROOT.parent))
+        if name not in files:
+            files.append(name)
+
+
+def in_code(source: str, name: str = "<code>") -> Iterator[Message]:
+    """Yield the messages of a Python module. Raises `ValueError` where one is not written as a plain text."""
+    tree = ast.parse(source)
+    called = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "django.utils.translation":
+            for alias in node.names:
+                function = alias.name.removesuffix("_lazy")
+                if function in FUNCTIONS:
+                    called[alias.asname or alias.name] = function
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in called:
+            function = called[node.func.id]
+            texts = [each.value for each in node.args[: _texts(function)] if isinstance(each, ast.Constant)]
+            if len(texts) != _texts(function) or not all(isinstance(text, str) for text in texts):
+                raise ValueError(f"{name}:{node.lineno}: a message must be a plain text, to be found and translated.")
+            yield _message(function, [str(text) for text in texts])
+
+
+def in_template(source: str) -> Iterator[Message]:
+    """Yield the messages of a template."""
+    for function, texts in _CALL.findall(templatize(source)):
+        given = [ast.literal_eval(text) for text in re.findall(_STRING, texts)]
+        named = "gettext" if function == "_" else function
+        yield _message(named, given[: _texts(named)])
+
+
+def _texts(function: str) -> int:
+    """Return how many texts a function takes."""
+    return {"ngettext": 2, "pgettext": 2, "npgettext": 3}.get(function, 1)
+
+
+def _message(function: str, texts: list[str]) -> Message:
+    context = texts.pop(0) if "pget" in function else None
+    return Message(texts[0], texts[1] if len(texts) > 1 else "", context)
+
+
+def update(path: Path) -> list[str]:
+    """Carry the messages into a catalog and compile it; return those that are not translated yet."""
+    old = polib.pofile(str(path))
+    known: dict[tuple[str, str | None], polib.POEntry] = {(entry.msgid, entry.msgctxt): entry for entry in old}
+    catalog = polib.POFile(wrapwidth=120)
+    catalog.metadata = {
+        "Project-Id-Version": "django_quota",
+        "Language": path.parts[-3],
+        "MIME-Version": "1.0",
+        "Content-Type": "text/plain; charset=UTF-8",
+        "Content-Transfer-Encoding": "8bit",
+        "Plural-Forms": old.metadata["Plural-Forms"],
+    }
+    for message, files in sorted(messages().items(), key=lambda each: (each[1], each[0].text)):
+        catalog.append(_entry(message, files, known.get((message.text, message.context))))
+    catalog.save(str(path))
+    catalog.save_as_mofile(str(path.with_suffix(".mo")))
+    return [entry.msgid for entry in catalog.untranslated_entries()]
+
+
+def _entry(message: Message, files: list[str], before: polib.POEntry | None) -> polib.POEntry:
+    entry = polib.POEntry(msgid=message.text, msgctxt=message.context, occurrences=[(name, "") for name in files])
+    if "%(" in message.text:
+        entry.flags = ["python-format"]
+    if message.plural:
+        entry.msgid_plural = message.plural
+        entry.msgstr_plural = dict(before.msgstr_plural) if before and before.msgstr_plural else {0: "", 1: ""}
+    elif before:
+        entry.msgstr = before.msgstr
+    return entry
+
+
+if __name__ == "__main__":
+    missing = {path.parts[-3]: update(path) for path in CATALOGS}
+    for language, texts in missing.items():
+        print(f"{language}: {len(texts)} left to translate", *(f"  {text!r}" for text in texts), sep="\n")
+    sys.exit(any(missing.values()))

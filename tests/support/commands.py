@@ -1,0 +1,89 @@
+"""Commands of `manage.py` in processes of their own, with the settings of the tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import django_quota
+
+ROOT = Path(django_quota.__file__).parent.parent
+
+PATIENCE = 60.0
+"""Seconds to wait for a condition before the test fails."""
+
+
+def wait_until(holds: Callable[[], Any]) -> None:
+    """Wait for a condition, and fail if it never holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline, "the condition never held"
+        threading.Event().wait(0.005)
+
+
+class Manage:
+    """Starts commands in processes of their own, and kills them when the test ends."""
+
+    def __init__(self, folder: Path, caches: Mapping[str, Any], databases: Mapping[str, Any] | None = None) -> None:
+        module = folder / "settings_of_a_process.py"
+        tables = "" if databases is None else f"DATABASES = {databases!r}\n"
+        module.write_text(f"from tests.support.settings import *\nCACHES = {caches!r}\n{tables}")
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
+            "DJANGO_SETTINGS_MODULE": module.stem,
+        }
+        self._folder = folder
+        self._started: list[subprocess.Popen[str]] = []
+        self._said: list[Path] = []
+
+    def start(self, *words: str, stderr: Path | None = None, stdout: Any = subprocess.PIPE) -> subprocess.Popen[str]:
+        """Start a command. Its stdout is a pipe unless you give another, its stderr is a file."""
+        said = stderr or self._folder / f"stderr-{len(self._started)}"
+        with said.open("w") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-W", "error", "-m", "django", *words],
+                env=self.environment,
+                cwd=ROOT,
+                stdout=stdout,
+                stderr=errors,
+                text=True,
+            )
+        self._started.append(process)
+        self._said.append(said)
+        return process
+
+    def stop(self, process: subprocess.Popen[str], number: signal.Signals) -> str:
+        """Send a signal, read stdout until the process ends with status 0, and return what was read."""
+        process.send_signal(number)
+        said, _ = process.communicate()
+        assert process.returncode == 0
+        return said
+
+    def end(self) -> None:
+        """Kill what still runs, and print all stderr, which pytest shows if the test failed."""
+        for process in self._started:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        for words in filter(None, (said.read_text() for said in self._said)):
+            print(words)
+
+
+@contextmanager
+def managing(folder: Path, caches: Mapping[str, Any], databases: Mapping[str, Any] | None = None) -> Iterator[Manage]:
+    """Yield what starts commands, and kill them when the block ends."""
+    manage = Manage(folder, caches, databases)
+    try:
+        yield manage
+    finally:
+        manage.end()

@@ -1,0 +1,56 @@
+"""Real processes for tests: started by a fork, and never left over."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.support.commands import PATIENCE
+
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+threads_ran = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
+def started(work: Callable[[], object]) -> int:
+    """Start a process that does its work and ends, with status 0 where it went well; return its id."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return child
+
+
+def ended(children: list[int]) -> list[int]:
+    """Wait until all of these processes have ended; return their statuses."""
+    statuses = []
+    while children:
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(children[-1], 0)[1]))
+        children.pop()
+    return statuses
+
+
+def heard(pipe: int, most: int = 1) -> bytes:
+    """Read what a process tells by a pipe; fail where none tells anything, as when all have ended."""
+    assert select.select([pipe], [], [], PATIENCE)[0], "no process has told anything"
+    return os.read(pipe, most)
+
+
+@contextmanager
+def processes() -> Iterator[list[int]]:
+    """Collect the ids of processes; whatever happens, none of them is left over."""
+    children: list[int] = []
+    try:
+        yield children
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+        ended(children)

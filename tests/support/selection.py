@@ -1,0 +1,87 @@
+"""Which tests `make test` leaves to `make test-all` (`pytest --all`), and why.
+
+Mark a test, a class, a file (`pytestmark`) or a parameter with `pytest.mark.thorough(reason)` where `make test` covers
+the same code without it, or where it takes seconds. A test that needs such a parameter in `make test` too, as those
+of the stores need decoded replies, is marked `pytest.mark.always(reason)`. What was left out is counted in the last
+lines of each run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+REASONS = {
+    "redis version": "the same on another version of Redis",
+    "decoded": "the same with decode_responses",
+    "postgresql": "the same on PostgreSQL",
+    "topology": "Clusters and Sentinels of their own: seconds to form, to fail over, to time out",
+    "processes": "processes that run, wait or are killed for seconds",
+    "search": "long searches for a counterexample",
+    "variants": "more methods, zones, languages, formats of a case that is tried",
+    "scale": "many rows, keys or callers",
+    "flood": "floods of subjects",
+    "acl": "each permission of each Redis user, one at a time",
+    "chaos": "workers on a Redis that fails (make chaos)",
+    "browser": "the pages in Chromium",
+    "example": "the example project in processes",
+}
+"""Each reason to leave a test out, and what the summary says of it."""
+
+
+def thorough(reason: str, *values: Any) -> Any:
+    """Return a parameter that is left to `make test-all`."""
+    return pytest.param(*values, marks=pytest.mark.thorough(reason))
+
+
+def add_option(parser: pytest.Parser) -> None:
+    """Declare `--all`."""
+    parser.addoption("--all", action="store_true", help="run the thorough tests too, and all generated inputs")
+
+
+def left_out_for(item: pytest.Item) -> str | None:
+    """Return the reason to leave a test out; None where it runs each time."""
+    always = {reason for mark in item.iter_markers("always") for reason in mark.args}
+    reasons = [reason for mark in item.iter_markers("thorough") for reason in mark.args]
+    unknown = {*reasons, *always} - set(REASONS)
+    if unknown:
+        raise pytest.UsageError(f"{item.nodeid}: no reason {unknown}; tests/support/selection.py lists them")
+    return next((reason for reason in reasons if reason not in always), None)
+
+
+class Selection:
+    """Leaves the thorough tests out, and says how many."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        for marker in ("thorough", "always"):
+            config.addinivalue_line("markers", f"{marker}(*reasons): see tests/support/selection.py")
+        self._all: bool = config.getoption("all")
+        self._left: Counter[str] = Counter()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        reasons = [left_out_for(item) for item in items]
+        if self._all:
+            return
+        self._left.update(filter(None, reasons))
+        config.hook.pytest_deselected(items=[item for item, reason in zip(items, reasons, strict=True) if reason])
+        items[:] = [item for item, reason in zip(items, reasons, strict=True) if not reason]
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workeroutput"):  # a process of pytest-xdist
+            session.config.workeroutput["left_out"] = dict(self._left)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take the counts of one process: each collects all tests."""
+        self._left = Counter(getattr(node, "workeroutput", {}).get("left_out")) or self._left
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if not self._left:
+            return
+        terminalreporter.section(f"{self._left.total()} tests are left to `make test-all` (pytest --all)")
+        for reason, number in self._left.most_common():
+            terminalreporter.line(f"{number:6}  {REASONS[reason]}")
+        terminalreporter.line("        and most of the generated inputs")

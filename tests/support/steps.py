@@ -1,0 +1,90 @@
+"""Building blocks for tests of algorithms and stores: steps, and replies with names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from django_quota.core.rules import Rule
+from django_quota.engine.codec import PER_LIMIT, RETRY_WITH, Mode
+from django_quota.engine.decide import Decide
+from django_quota.engine.hits import CompiledLimit, Hit
+from django_quota.engine.operations import DictStates, Operation
+from django_quota.engine.plans import Plan
+from django_quota.stores.base import Store
+
+SECOND = 1_000_000
+"""In microseconds, the unit of all times."""
+
+START = 1_763_700_000 * SECOND
+"""A moment to begin at: 2025-11-21 04:40 UTC."""
+
+ALGORITHMS = ("sliding_window", "fixed_window", "calendar", "token_bucket", "leaky_bucket")
+
+
+class Answer(NamedTuple):
+    """One limit's part of a reply."""
+
+    allowed: bool
+    remaining: int
+    retry_after: int
+    reset: int
+    more: int
+
+
+SUBJECT = "ip:203.0.113.9"
+
+
+def hits_of(*rules: Rule, subject: str = SUBJECT, cost: int = 1, now: int = START, value: str = "") -> list[Hit]:
+    """Return the hits of a plan of these rules."""
+    plan = Plan("quota")
+    for rule in rules:
+        plan.add(rule, subject, cost, value)
+    return list(plan.operation(now, "check").hits)
+
+
+def limits_of(*rules: Rule, subject: str = SUBJECT) -> list[CompiledLimit]:
+    """Return the limits of a plan of these rules."""
+    return [limit for hit in hits_of(*rules, subject=subject) for limit in hit.limits]
+
+
+def decided(store: Store, hits: Sequence[Hit], mode: Mode, now: int | None) -> list[int]:
+    """Decide hits on a store; return its reply."""
+    return store.run(Decide(hits, mode), now)  # type: ignore[no-any-return]
+
+
+async def adecided(store: Store, hits: Sequence[Hit], mode: Mode, now: int | None) -> list[int]:
+    """Decide hits on a store without blocking; return its reply."""
+    return await store.arun(Decide(hits, mode), now)  # type: ignore[no-any-return]
+
+
+def driven(
+    run: Callable[[Operation, int], Any], plan: Plan, mode: Mode, now: int, guess: int | None = None
+) -> list[Any]:
+    """Ask a store until the plan has the form that it wants, as the limiter does; return its last reply."""
+    reply = run(plan.operation(now if guess is None else guess, mode), now)
+    while reply[1] == RETRY_WITH:
+        plan.revise(reply)
+        reply = run(plan.operation(reply[0], mode), now)
+    return reply  # type: ignore[no-any-return]
+
+
+def answers(reply: Sequence[Any]) -> list[Answer]:
+    """Return a reply's part for each limit; there must be no notes behind them."""
+    assert len(reply) % PER_LIMIT == 2
+    return [Answer(bool(reply[i]), *reply[i + 1 : i + PER_LIMIT]) for i in range(2, len(reply), PER_LIMIT)]
+
+
+class Spec:
+    """One rule under the executable specification, with a clock that the test moves."""
+
+    def __init__(self, rate: str, algorithm: str = "sliding_window", **options: Any) -> None:
+        self.rule = Rule.make("rule", rate, algorithm=algorithm, **options)
+        self.states = DictStates()
+        self.now = START
+        self.value = "a" if self.rule.distinct else ""
+
+    def run(self, mode: Mode = "check", cost: int = 1) -> Answer:
+        """Decide one hit at `now`."""
+        hits = hits_of(self.rule, cost=cost, now=self.now, value=self.value)
+        return answers(Decide(hits, mode).run(self.states, self.now))[0]

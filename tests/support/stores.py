@@ -1,0 +1,87 @@
+"""The stores of the tests: programs to run, the settings that lead to them, and what a process remembers of them.
+
+Tests reach into the package's own modules by this module, so that a rename is one change.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_quota.engine import plans
+from django_quota.services.registry import get_limiter
+from django_quota.stores.redis.store import RedisStore
+from django_quota.testing import RedisServer, server_programs
+from tests.support.clusters import Cluster, can_cluster
+
+CLIENT = "django_redis.client.DefaultClient"
+CLUSTER_CLIENT = "django_quota.stores.cluster.ClusterClient"
+
+
+PATIENT = {"SOCKET_TIMEOUT": 60, "SOCKET_CONNECT_TIMEOUT": 60}
+"""A busy machine stops a process for longer than a site would wait: that must not look like a Redis that is gone."""
+
+
+def caches(server: RedisServer, **pool_options: Any) -> dict[str, Any]:
+    """Return CACHES with a default alias on this server."""
+    return {
+        "default": {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": server.url,
+            "OPTIONS": {"CLIENT_CLASS": CLIENT, **PATIENT, "CONNECTION_POOL_KWARGS": pool_options},
+        }
+    }
+
+
+def version_of(program: Path) -> str:
+    words = subprocess.run([str(program), "--version"], capture_output=True, text=True, check=True).stdout
+    return words.partition("v=")[2].partition(" ")[0]
+
+
+def programs() -> list[Any]:
+    """Return the parameters of a fixture that runs each Redis version: only the first one is in `make test`."""
+    repeats = pytest.mark.thorough("redis version")
+    return [pytest.param(each, marks=[repeats] if number else []) for number, each in enumerate(server_programs())]
+
+
+def named(program: Path | str) -> str:
+    return program if isinstance(program, str) else f"redis-{version_of(program)}"
+
+
+def cluster_program() -> Path:
+    """Return the first program that can be a server of a Cluster; the test is skipped where there is none."""
+    for program in server_programs():
+        if can_cluster(program):
+            return program
+    pytest.skip("No redis-server on this machine was built with Cluster")
+
+
+def cluster_caches(cluster: Cluster, **pool_options: Any) -> dict[str, Any]:
+    """Return CACHES with a default alias on this cluster."""
+    return {
+        "default": {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": cluster.location,
+            "OPTIONS": {"CLIENT_CLASS": CLUSTER_CLIENT, **PATIENT, "CONNECTION_POOL_KWARGS": pool_options},
+        }
+    }
+
+
+def current_store() -> Any:
+    """Return the store of the settings."""
+    return get_limiter().store
+
+
+def redis_store() -> RedisStore:
+    """Return the store of the settings, which is one of Redis."""
+    store = get_limiter().store
+    assert isinstance(store, RedisStore)
+    return store
+
+
+def forget_forms() -> None:
+    """Forget which form of a plan each subject asked for, as a process that has just started."""
+    plans._known.clear()

@@ -1,0 +1,117 @@
+"""The views that tests reach by URL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+
+from django_quota import (
+    StoreUnavailable,
+    acheck,
+    aonce,
+    areset,
+    check,
+    counter,
+    once,
+    quota,
+    reset,
+    slot,
+)
+
+if TYPE_CHECKING:
+    from django_quota.web.responses import QuotaRequest
+
+
+def by_hand(request: HttpRequest) -> HttpResponse:
+    """Raise QuotaExceeded by hand, in a view that no decorator stands on."""
+    check("2/m", request, name="by-hand").raise_if_refused()
+    return HttpResponse("ok")
+
+
+async def by_hand_async(request: HttpRequest) -> HttpResponse:
+    (await acheck("2/m", request, name="by-hand-async")).raise_if_refused()
+    return HttpResponse("ok")
+
+
+@quota("3/m", key="ip", name="limited")
+def limited(request: QuotaRequest) -> HttpResponse:
+    return HttpResponse(str(request.quota.remaining))
+
+
+@quota("3/m", key="ip", name="limited-async")
+async def limited_async(request: QuotaRequest) -> HttpResponse:
+    return HttpResponse(str(request.quota.remaining))
+
+
+@quota("9/m", key="user", name="whoami-async")
+async def whoami_async(request: QuotaRequest) -> HttpResponse:
+    return HttpResponse(request.quota.subject)
+
+
+def asks(request: HttpRequest) -> HttpResponse:
+    """Ask the store what it has no answer for while it is gone."""
+    match request.GET["what"]:
+        case "counter":
+            counter("hits").incr("user:1")
+        case "once":
+            once("event", "1")
+        case "slot":
+            with slot("export", 3):
+                pass
+        case "reset":
+            reset("9/m", "user:1")
+        case "by-hand":
+            raise StoreUnavailable("an amount is on the way")
+    return HttpResponse("ok")
+
+
+async def asks_async(request: HttpRequest) -> HttpResponse:
+    match request.GET["what"]:
+        case "counter":
+            await counter("hits").aincr("user:1")
+        case "once":
+            await aonce("event", "1")
+        case "slot":
+            async with slot("export", 3):
+                pass
+        case "reset":
+            await areset("9/m", "user:1")
+        case "by-hand":
+            raise StoreUnavailable("an amount is on the way")
+    return HttpResponse("ok")
+
+
+@quota("3/m", key="ip", on_unavailable="deny")
+def denies(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+def free(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+@quota("9/m", name="writes")
+def writes(request: HttpRequest) -> HttpResponse:
+    """Write a row, then run into a limit."""
+    User.objects.create(username="written")
+    check("0/m", request).raise_if_refused()
+    return HttpResponse("ok")
+
+
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("writes/", writes),
+    path("by-hand/", by_hand),
+    path("by-hand-async/", by_hand_async),
+    path("limited/", limited),
+    path("limited-async/", limited_async),
+    path("whoami-async/", whoami_async),
+    path("free/", free),
+    path("asks/", asks),
+    path("asks-async/", asks_async),
+    path("denies/", denies),
+]
