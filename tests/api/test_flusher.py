@@ -108,17 +108,20 @@ def test_a_process_that_can_have_no_more_threads_tries_again_later(
     wait_until(lambda: job.rounds)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_ended_by_an_error_is_replaced(flusher: Flusher, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("a filter of the log has failed")
 
+    ends: SimpleQueue[threading.ExceptHookArgs] = SimpleQueue()
+    monkeypatch.setattr(threading, "excepthook", ends.put)  # the last that a thread calls
     flusher.add(job := Counting())
     job.fails = True
     with monkeypatch.context() as patched:
         patched.setattr(logger, "warning", fail)
         flusher.wake()
-        wait_until(lambda: job.rounds and flusher._thread is None)
+        end = ends.get(timeout=PATIENCE)
+    assert str(end.exc_value) == "a filter of the log has failed"
+    assert job.rounds == 1
     flusher.wake()
     wait_until(lambda: job.rounds > 1)
 
