@@ -15,9 +15,9 @@ from django_quota.engine.subject_operations import LiftBans, Reset, RuleState
 from django_quota.services.inspection import (
     NamedRule,
     batches,
-    read_contents,
     peek_plan,
     plan_for,
+    read_contents,
     rules_named,
     scan_keys,
 )

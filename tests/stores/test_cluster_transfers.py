@@ -333,9 +333,8 @@ class TestMany:
         assert not on_the_way(cluster)
         assert min(ttls(cluster)) > 0
         assert len({cluster.owner(total_of(name)).port for name in ACCOUNTS}) == 3
-        print(
-            f"{movers.moved} moved, {movers.refused} refused, {movers.failed} failed, {report.transfers_finished} finished"
-        )
+        finished = report.transfers_finished
+        print(f"{movers.moved} moved, {movers.refused} refused, {movers.failed} failed, {finished} finished")
 
     def test_several_sweeps_at_once_carry_each_on_once(self, cluster: Cluster, faults: Faults) -> None:
         filled()
