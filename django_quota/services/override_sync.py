@@ -182,7 +182,7 @@ class OverrideWatch:
             self._thread = threading.Thread(target=self._run, args=(lock,), name="django-quota-overrides", daemon=True)
             self._thread.start()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Publish what is missing in Redis, unless another process does or has just checked.
 
         A problem is logged once, and the next check tries again. Raises `StoreUnavailable` if Redis does not say
@@ -190,7 +190,7 @@ class OverrideWatch:
         """
         lock = self._lock()
         if lock is not None and lock.acquire():
-            self._look(lock)
+            self._check(lock)
 
     def join(self) -> None:
         """Wait until the thread has finished its check."""
@@ -209,13 +209,13 @@ class OverrideWatch:
 
     def _run(self, lock: SyncLock) -> None:
         try:
-            self._look(lock)
+            self._check(lock)
         except Exception:
             logger.exception("The check that Redis holds the overrides failed.")
         finally:
             connections.close_all()
 
-    def _look(self, lock: SyncLock) -> None:
+    def _check(self, lock: SyncLock) -> None:
         problem: Exception | None = None
         for _ in range(ATTEMPTS):
             try:
