@@ -78,7 +78,7 @@ class Limiter:
             guesses, trips = 0, 0
             while guesses < MAX_GUESSES and trips < MAX_TRIPS:
                 reply = yield IOCall(store.run, store.arun, plan.operation(guess, mode), now)
-                decision = plan.read(reply)
+                decision = plan.read(reply, is_last=mode == "check")
                 if decision is not None:
                     if is_check and not decision.allowed:
                         refusals.remember(plan, decision, reply[0], changes)
@@ -119,7 +119,7 @@ class Limiter:
     def _confirmation_flow(self, plan: Plan, decision: Decision) -> Flow[None]:
         """Count a tentative plan, which stands now, for the day and in the metrics."""
         if self.metrics is not None and plan.decided_at is not None:
-            self.metrics.count(plan.decided_at, plan.hits, decision)
+            self.metrics.count(plan.decided_at, plan, decision)
         operation = plan.day_record()
         if operation is None:
             return
@@ -165,8 +165,8 @@ class Limiter:
         # A tentative plan that is allowed counts once it stands.
         counts = mode == "check" or isinstance(mode, Reserve) or (mode == "tentative" and decision.enforced)
         if self.metrics is not None and counts:
-            self.metrics.count(reply[0], plan.hits, decision)
-        if mode in ("check", "tentative"):
+            self.metrics.count(reply[0], plan, decision)
+        if plan.has_groups and mode in ("check", "tentative"):
             for outcome in decision.outcomes:
                 if outcome.shadow and not outcome.allowed:
                     logger.info("Shadow rule %r would have refused %r.", outcome.rule, outcome.subject)
