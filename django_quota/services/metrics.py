@@ -156,6 +156,15 @@ class DecisionMetrics:
             if kind == REFUSED:
                 bucket.add_refused(escape(hit.subject), 1)
 
+    def count_refusals(self, now: int, name: str, subject: str, number: int) -> None:
+        """Count refusals of a subject by one rule (its name as fields of hashes have it) at `now` (microseconds)."""
+        with self._lock:
+            if not self._begins <= now < self._ends:
+                self._open(now)
+            self._buckets[-1].row(name)[REFUSED] += number
+            self._buckets[-1].add_refused(escape(subject), number)
+        flusher.wake()
+
     def count_slot(self, subject: str, name: str, limit: int, span: int) -> None:
         """Note that somebody asked for a slot; `span`: how long its leases last, in microseconds."""
         now = frozen_now() or time.time_ns() // 1_000
