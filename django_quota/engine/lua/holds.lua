@@ -60,9 +60,6 @@ function sliding_window.foresee(limit)
 end
 
 function sliding_window.restore_all(limit, parts)
-  local still_counts = false
-  for _, part in ipairs(parts) do still_counts = still_counts or part.stop > now end
-  if not still_counts then return end
   local entries = sliding_without(limit, parts)
   local added, kept, removed, total = {}, {}, {}, limit.total
   for _, entry in ipairs(entries) do
@@ -99,7 +96,12 @@ local function still_used(limit, part)
 end
 
 local function restore_to(limit, parts)
-  if limit.algorithm.restore_all then return limit.algorithm.restore_all(limit, parts) end
+  if limit.algorithm.restore_all then
+    for _, part in ipairs(parts) do
+      if part.stop > now then return limit.algorithm.restore_all(limit, parts) end
+    end
+    return
+  end
   for _, part in ipairs(parts) do
     local amount = still_used(limit, part)
     if amount > 0 and limit.algorithm.restore then
