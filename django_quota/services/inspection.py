@@ -99,6 +99,8 @@ class LimitStatus:
     """The tier that the limit belongs to, where the rule has rates by tier."""
     instead: str = ""
     """The `on_unavailable` that decides the next hit while the store takes no changes; otherwise empty."""
+    is_burst_unknown: bool = False
+    """Whether only a call knows the burst: the figures are those without one."""
 
     @classmethod
     def of(cls, outcome: Outcome, source: str, tier: str = "") -> LimitStatus:
@@ -390,11 +392,8 @@ class _Question:
     name: str
     rules: Sequence[Rule]
     tier: str = ""
-
-    @property
-    def is_guess(self) -> bool:
-        """Whether the name may mean several rules, so that only used limits count."""
-        return len(self.rules) > 1
+    is_rate: bool = False
+    """Whether only the name is known, which is a rate: it may mean several rules, and a call may give a burst."""
 
 
 def _read_limits(snapshot: SubjectSnapshot, rules: Mapping[str, NamedRule]) -> None:
@@ -405,7 +404,7 @@ def _read_limits(snapshot: SubjectSnapshot, rules: Mapping[str, NamedRule]) -> N
         if isinstance(given, str):
             snapshot.unread[name] = given
         elif isinstance(given, list):
-            plain.append(_Question(name, given))
+            plain.append(_Question(name, given, is_rate=True))
         elif given.tiers:
             tiers = possible_tiers(given, snapshot.subject).items()
             by_tier.append(
@@ -440,12 +439,14 @@ def _peek_at(snapshot: SubjectSnapshot, questions: Sequence[_Question]) -> Itera
     for outcome, step in zip(peek_plan(plan), plan.limits, strict=True):
         question = asked[outcome.rule]
         limit = LimitStatus.of(outcome, step.key, question.tier)
-        if limit.used or not question.is_guess:
+        if limit.used or len(question.rules) == 1:
             rule = question.rules[0]
             is_counted = limit.retry_after == 0 and limit.why != "exempt" and not rule.shadow
             if snapshot.refuses and is_counted:
                 without = rule.on_unavailable or current().without_store(is_full=is_full(snapshot.refuses))
                 limit = replace(limit, instead=without)
+            if question.is_rate and "burst" in outcome.of.algorithm.takes:
+                limit = replace(limit, is_burst_unknown=True)
             yield limit
 
 
