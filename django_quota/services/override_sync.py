@@ -321,10 +321,14 @@ def publish(subjects: Collection[str], using: str) -> None:
 
     Raises `StoreUnavailable` if Redis does not answer.
     """
-    store, prefix = get_limiter().store, current().prefix
+    limiter, prefix = get_limiter(), current().prefix
     wanted = _overrides_of(subjects, using)
     while wanted:
-        run_all(store, [publication(status_key(prefix, name), rules) for name, rules in wanted.items()], frozen_now())
+        operations = [publication(status_key(prefix, name), rules) for name, rules in wanted.items()]
+        try:
+            run_all(limiter.store, operations, frozen_now())
+        finally:
+            limiter.refusals.forget(wanted)
         found = _overrides_of(wanted, using)
         wanted = {subject: found[subject] for subject, rules in wanted.items() if found[subject] != rules}
 
@@ -529,6 +533,8 @@ def _withdraw(store: RedisStore, prefix: str, using: str, keys: Collection[str])
     publish(orphans, using)
     gone = digested - (_digested_keys(prefix, using).keys() if digested else set())
     run_all(store, [publication(key, {}) for key in gone], frozen_now())
+    if gone:
+        get_limiter().refusals.forget()
     back = _digested_keys(prefix, using) if gone else {}  # saved while they were withdrawn
     publish([back[key] for key in gone if key in back], using)
     return len(orphans) + len(gone)

@@ -55,8 +55,12 @@ def reset_subject(
     else:
         rules = places
         operations = iter([Reset(list(places.values()), _log())] if places else [])
-    run = get_limiter().reporting_store.run
-    dropped = 0 if dry_run else sum(int(run(operation, frozen_now())) for operation in operations)
+    limiter = get_limiter()
+    run = limiter.reporting_store.run
+    try:
+        dropped = 0 if dry_run else sum(int(run(operation, frozen_now())) for operation in operations)
+    finally:
+        limiter.refusals.forget([subject])
     return ResetReport(list(rules), dropped)
 
 
@@ -68,7 +72,11 @@ def lift_bans(subject: str, fields: Collection[str] | None = None) -> int:
     if fields is None:
         fields = [ban.field for ban in read_contents(subject).bans()]
     operation = LiftBans(status_key(current().prefix, subject), list(fields), _log())
-    return int(get_limiter().reporting_store.run(operation, frozen_now()))
+    limiter = get_limiter()
+    try:
+        return int(limiter.reporting_store.run(operation, frozen_now()))
+    finally:
+        limiter.refusals.forget([subject])
 
 
 def _log() -> EventLog | None:
