@@ -44,7 +44,7 @@ from django_quota.services.inspection import (
     recent_refusals,
 )
 from django_quota.services.lookup import user_of
-from django_quota.services.override_sync import is_pending
+from django_quota.services.override_sync import are_pending
 from django_quota.services.overrides import ALL_RULES
 
 MAX_ROWS = 100
@@ -178,7 +178,7 @@ def build_page(subject: str, who: Any) -> SubjectPage:
         subject,
         user_of(subject),
         rows,
-        is_pending(subject, overrides_of(subject).db),
+        are_pending([subject], overrides_of(subject).db),
         allowed(_FOR_RULES, ALL_RULES),
         log_entries(subject, [row.row.pk for row in rows]),
     )

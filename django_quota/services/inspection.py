@@ -445,7 +445,7 @@ def _peek_at(snapshot: SubjectSnapshot, questions: Sequence[_Question]) -> Itera
             if snapshot.refuses and is_counted:
                 without = rule.on_unavailable or current().without_store(is_full=is_full(snapshot.refuses))
                 limit = replace(limit, instead=without)
-            if question.is_rate and "burst" in outcome.of.algorithm.takes:
+            if question.is_rate and "burst" in ALGORITHMS[outcome.of.algorithm.name].takes:
                 limit = replace(limit, is_burst_unknown=True)
             yield limit
 
