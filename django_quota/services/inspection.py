@@ -32,7 +32,6 @@ from django_quota.engine.subject_operations import InspectSubject
 from django_quota.services.event_stream import PAGE, Event, EventStream
 from django_quota.services.health import is_full, refused_change
 from django_quota.services.known_rules import known_rules, known_slots
-from django_quota.services.limiter import MAX_GUESSES
 from django_quota.services.overrides import ALL_RULES, Override, status_key
 from django_quota.services.registry import get_limiter
 from django_quota.services.usage import Count, usage
@@ -586,16 +585,11 @@ def _peek_ignoring_overrides(subject: str, rules: Sequence[Rule], now: int) -> I
         hit.holds = keys.key_of(base, "h", rule.name)
         hits.append(hit)
     for batch in batches(hits):
-        yield from _peek_hits(batch, now)
+        yield from _peek_hits(batch)
 
 
-def _peek_hits(hits: Sequence[Hit], now: int) -> Sequence[Outcome]:
-    store = get_limiter().store
-    for _ in range(MAX_GUESSES):
-        for hit in hits:
-            hit.limits = [limit.at(now) for limit in hit.limits]
-        reply = Reply.decode(store.run(Decide(hits, "peek"), frozen_now()), hits)
-        if reply.verdict != RETRY_WITH:
-            return outcomes_of(reply, hits)
-        now = reply.now
-    raise StoreUnavailable("its answers take longer than the periods of a calendar limit last")
+def _peek_hits(hits: Sequence[Hit]) -> Sequence[Outcome]:
+    reply = Reply.decode(get_limiter().store.run(Decide(hits, "peek"), frozen_now()), hits)
+    if reply.verdict == RETRY_WITH:
+        raise StoreUnavailable("a period of a calendar limit has ended meanwhile. Try again")
+    return outcomes_of(reply, hits)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from django_quota.core.clock import SECOND
-from django_quota.core.keys import field, key_of, named, subject_base, system_key
+from django_quota.core.keys import field, key_of, subject_base, system_key
 from django_quota.engine.operations import Operation, text
 from django_quota.engine.override_operations import FIELD, CompletePublication, PublishOverrides, RaiseGeneration
 from django_quota.stores.base import Store
@@ -80,18 +80,6 @@ def field_of(rule: str) -> str:
 def publication(key: str, overrides: Mapping[str, Override]) -> PublishOverrides:
     """Return the operation that makes the overrides under a `status_key` these, by rule, and no others."""
     return PublishOverrides(key, {field_of(rule): override.encoded for rule, override in overrides.items()})
-
-
-def published(store: RedisStore, prefix: str, subject: str) -> dict[str | None, Override]:
-    """Return the overrides of a subject in Redis, by rule; None stands for a rule of which only a digest is known."""
-    (fields,) = store.of_each(("HGETALL",), [status_key(prefix, subject)])
-    found = {text(name): text(value) for name, value in fields.items()}
-    return {_rule_of(name): Override.read(value) for name, value in found.items() if name.startswith(FIELD)}
-
-
-def _rule_of(name: str) -> str | None:
-    part = name.removeprefix(FIELD)
-    return ALL_RULES if part == ALL_RULES else named(part)
 
 
 def run_all(store: Store, operations: Sequence[Operation], now: int | None) -> list[Any]:

@@ -121,11 +121,6 @@ def usage(subject: Any) -> dict[date, dict[str, Count]]:
     return {day.day: day.counts for day in counted_days(subject)}
 
 
-async def ausage(subject: Any) -> dict[date, dict[str, Count]]:
-    """Return the counts of a subject in Redis; see `usage`."""
-    return {day.day: day.counts for day in await acounted_days(subject)}
-
-
 def counted_days(subject: Any) -> list[DayUsage]:
     """Return the days of `usage` with their incarnations, oldest first.
 
@@ -133,12 +128,6 @@ def counted_days(subject: Any) -> list[DayUsage]:
     """
     asked = _days_of(subject)
     return _counted(asked, get_limiter().reporting_store.run(ReadDays(list(asked)), frozen_now()))
-
-
-async def acounted_days(subject: Any) -> list[DayUsage]:
-    """Return the days of a subject; see `counted_days`."""
-    asked = _days_of(subject)
-    return _counted(asked, await get_limiter().reporting_store.arun(ReadDays(list(asked)), frozen_now()))
 
 
 def today() -> date:

@@ -339,7 +339,7 @@ class TestTheWay:
 
 
 ASKING = """
-import multiprocessing, os, sys, threading
+import os, sys, threading
 import django
 django.setup()
 from django_quota import check
@@ -355,11 +355,6 @@ if "hangs" in sys.argv:
 def ask():
     for _ in range(7):
         check("90/m", "ip:203.0.113.9", name="a")
-if "multiprocessing" in sys.argv:
-    child = multiprocessing.get_context("fork").Process(target=ask)
-    child.start()
-    child.join()
-    sys.exit(child.exitcode)
 ask()
 if "killed" in sys.argv:
     metrics.flush()
@@ -371,13 +366,6 @@ if "killed" in sys.argv:
 class TestTheEndOfAProcess:
     def test_the_last_counts_are_sent(self, redis_server: RedisServer, raw: redis.Redis, tmp_path: Path) -> None:
         assert self.run(redis_server, tmp_path) == 0
-        assert self.sent(raw) == 7
-
-    @forks
-    def test_those_of_a_child_of_multiprocessing_too(
-        self, redis_server: RedisServer, raw: redis.Redis, tmp_path: Path
-    ) -> None:
-        assert self.run(redis_server, tmp_path, "multiprocessing") == 0
         assert self.sent(raw) == 7
 
     @pytest.mark.thorough("processes")

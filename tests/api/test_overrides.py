@@ -29,13 +29,14 @@ from django_quota.exceptions import StoreUnavailable
 from django_quota.models import OverrideOutbox, Overview, QuotaOverride, Subject
 from django_quota.services import override_sync, overrides
 from django_quota.services.flusher import INTERVAL, flusher
-from django_quota.services.overrides import Override, marker_key, publication, published, status_key
+from django_quota.services.overrides import Override, marker_key, publication, status_key
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer, freeze
 from tests.support.commands import wait_until
 from tests.support.databases import default_database, sqlite_database
 from tests.support.inputs import inputs
+from tests.support.published import published
 from tests.support.steps import SECOND, START
 from tests.support.stores import current_store
 
@@ -58,7 +59,7 @@ def held(subject: str = "user:1") -> dict[str | None, Override]:
     """Return what Redis holds for a subject."""
     store = current_store()
     assert isinstance(store, RedisStore)
-    return published(store, PREFIX, subject)
+    return published(store, subject)
 
 
 def microseconds(moment: datetime) -> int:

@@ -37,7 +37,7 @@ from tests.core.test_scatter import STEPS, in_order, plan_of
 from tests.support.calls import adecide_plan, decide_plan
 from tests.support.clusters import Cluster, running_cluster
 from tests.support.inputs import inputs
-from tests.support.published import publish
+from tests.support.published import publish, published
 from tests.support.steps import SECOND, START, driven
 from tests.support.stores import cluster_caches, cluster_program, current_store, forget_forms
 
@@ -467,7 +467,7 @@ class TestOverrides:
             key for batch in find_hashes(store, "quota:1:*:s", 10) for key in overrides.with_overrides(store, batch)
         ]
         assert set(found) == {key_of(subject) for subject in SUBJECTS}
-        assert all(overrides.published(store, "quota", subject) for subject in SUBJECTS[:9])
+        assert all(published(store, subject) for subject in SUBJECTS[:9])
 
 
 @pytest.mark.parametrize("number", range(3))
