@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from django_quota.core.days import day_of
-from django_quota.core.decisions import Decision, Outcome
+from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError
 from django_quota.core.keys import BAN_EVENTS, field, key_of, state_key, subject_base, system_key
 from django_quota.core.rules import Rule, name_conflict
@@ -29,6 +29,7 @@ from django_quota.engine.codec import (
     allows_all,
     emitted,
     outcomes_of,
+    outcomes_of_allowed,
 )
 from django_quota.engine.compensate import compensated, compensation
 from django_quota.engine.decide import Decide
@@ -52,46 +53,29 @@ class Plan:
     `events`: how many events the log keeps; 0: no events. `zone` returns the time zone in which days are counted.
     """
 
-    __slots__ = (
-        "_base",
-        "_decoded",
-        "_groups",
-        "_hits",
-        "_is_user",
-        "_log",
-        "_prefix",
-        "_raw",
-        "_remembers",
-        "_subject",
-        "_zone",
-        "costs",
-        "hits",
-        "rules",
-        "subjects",
-        "timeless",
-    )
+    timeless = True
+    """Whether the plan is the same at any time: it has no calendar limit, and counts no day."""
+    _groups = 0
+    _remembers = True
+    """Whether rate overrides that the process remembers replace rates."""
+    _subject = ""
+    """The subject that was added last."""
+    _base = ""
+    """What its keys begin with."""
+    _is_user = False
+    _raw: Sequence[Any] | None = None
+    """A reply that is not decoded yet, to a plan that all limits allowed."""
+    _decoded: Reply | None = None
 
     def __init__(self, prefix: str, events: int = 0, zone: Callable[[], str] = lambda: "UTC") -> None:
         self._prefix = prefix
         self._zone = zone
         self._log = event_log_of(prefix, events) if events else None
-        self._raw: Sequence[Any] | None = None
-        """A reply that is not decoded yet, to a plan that all limits allowed."""
-        self._decoded: Reply | None = None
-        self._groups = 0
         self._hits: dict[tuple[str, str], Hit] = {}
-        self._remembers = True
-        self._subject: str | None = None
-        """The subject that was added last."""
-        self._base = ""
-        """What its keys begin with."""
-        self._is_user = False
         self.hits: list[Hit] = []
         self.rules: list[Rule] = []
         self.subjects: list[str] = []
         self.costs: list[int] = []
-        self.timeless = True
-        """Whether the plan is the same at any time: it has no calendar limit, and counts no day."""
 
     def add(self, rule: Rule, subject: str, cost: int, value: str = "") -> None:
         """Add all limits of a rule for a subject; `cost` is what the hit takes of each, `value` a digest to count.
@@ -287,7 +271,7 @@ class Plan:
         """
         if is_last and not self.has_groups and allows_all(raw, self.hits):
             self._raw = raw
-            return Decision.allowing(partial(_outcomes, raw, self.hits))
+            return Decision.allowing(partial(outcomes_of_allowed, raw, self.hits))
         reply = Reply.decode(raw, self.hits)
         if reply.verdict == RETRY_WITH:
             return None
@@ -321,10 +305,6 @@ class Plan:
             if rule in rules:
                 plan.add(changed(rule), subject, cost, values[subject, rule.name])
         return plan
-
-
-def _outcomes(raw: Sequence[Any], hits: Sequence[Hit]) -> tuple[Outcome, ...]:
-    return outcomes_of(Reply.decode(raw, hits), hits)
 
 
 _NO_DAY = DayKey("", 0, 0)
