@@ -537,11 +537,12 @@ def test_no_answer_differs_from_the_store_for_longer_than_said(memory_store: Non
                     refusal.ends = refusal.begins + int(min(refusal.rule.cache_refusals or 0, waits(refusal)) * SECOND)
                 elsewhere[rule.name] = now
             else:
-                true = peek(rule, SUBJECT, amount)
-                answer = check(rule, SUBJECT, amount)
-                if answer.allowed != true.allowed or answer.retry_after != pytest.approx(true.retry_after):
-                    assert not answer.allowed
-                    assert now < elsewhere[rule.name] + rule.cache_refusals * SECOND
+                for _ in range(3):
+                    true = peek(rule, SUBJECT, amount)
+                    answer = check(rule, SUBJECT, amount)
+                    if answer.allowed != true.allowed or answer.retry_after != pytest.approx(true.retry_after):
+                        assert not answer.allowed
+                        assert now < elsewhere[rule.name] + (rule.cache_refusals or 0) * SECOND
 
 
 def waits(refusal: refusals.Refusal) -> float:
