@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -41,13 +39,22 @@ from django_quota.core.errors import (
     StoreRefusesWrites,
     StoreUnavailable,
 )
-from django_quota.core.keys import read
+from django_quota.core.keys import pattern, read
 from django_quota.core.rates import parse_rates
 from django_quota.models import OverrideGeneration, OverrideOutbox, QuotaOverride, overrides_changed
 from django_quota.services import overrides
 from django_quota.services.flusher import flusher
-from django_quota.services.overrides import Marking, Override, SyncLock, holders, publication, run_all, status_key
+from django_quota.services.overrides import (
+    Marking,
+    Override,
+    SyncLock,
+    publication,
+    run_all,
+    status_key,
+    with_overrides,
+)
 from django_quota.services.registry import get_limiter
+from django_quota.services.scanning import find_hashes
 from django_quota.stores.cluster.walking import Walk
 from django_quota.stores.redis.store import RedisStore
 
@@ -64,12 +71,6 @@ MAX_LOSSES = 3
 
 ATTEMPTS = 2
 """How often one check tries to reach Redis."""
-
-QUIET_AFTER_FAILURE = 10.0
-"""Seconds without a check after two failures in a row."""
-
-QUIET_WITHOUT_TABLES = 60.0
-"""Seconds for which a process does not check after it has found no tables."""
 
 NO_DATABASE = "unknown"
 """The vendor of a database that `DATABASES` does not name, as Django calls it."""
@@ -156,15 +157,16 @@ class OverrideWatch:
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._quiet_until = 0.0
-        """When this process may check again, by `time.monotonic`."""
         self._has_tables = False
         self._has_missed_tables = False
         self._is_failing = False
         """Whether the last check failed, which is logged once."""
 
     def flush(self) -> None:
-        """Start a check in a thread of its own unless it is too early, because a check may take long."""
+        """Start a check in a thread of its own, because it may take long.
+
+        A problem is logged once, and the next check tries again.
+        """
         if self._thread is not None and self._thread.is_alive():
             flusher.wake()
             return
@@ -182,26 +184,16 @@ class OverrideWatch:
             self._thread = threading.Thread(target=self._run, args=(lock,), name="django-quota-overrides", daemon=True)
             self._thread.start()
 
-    def check(self) -> None:
-        """Publish what is missing in Redis, unless another process does or has just checked.
-
-        A problem is logged once, and the next check tries again. Raises `StoreUnavailable` if Redis does not say
-        whether another process checks.
-        """
-        lock = self._lock()
-        if lock is not None and lock.acquire():
-            self._check(lock)
-
     def join(self) -> None:
         """Wait until the thread has finished its check."""
         if self._thread is not None:
             self._thread.join()
 
     def _lock(self) -> SyncLock | None:
-        """Return the lock of a check; None if it is too early for one."""
+        """Return the lock of a check; None if there is nothing to check."""
         settings = current()
         store = get_limiter().store
-        if not settings.enabled or not isinstance(store, RedisStore) or time.monotonic() < self._quiet_until:
+        if not settings.enabled or not isinstance(store, RedisStore):
             return None
         if _is_in_memory(write_database()):
             return None
@@ -210,8 +202,6 @@ class OverrideWatch:
     def _run(self, lock: SyncLock) -> None:
         try:
             self._check(lock)
-        except Exception:
-            logger.exception("The check that Redis holds the overrides failed.")
         finally:
             connections.close_all()
 
@@ -222,8 +212,6 @@ class OverrideWatch:
                 database = write_database()
                 if self._are_migrated(database):
                     catch_up(database, lambda _: lock.extend())
-                else:
-                    self._quiet_until = time.monotonic() + QUIET_WITHOUT_TABLES
             except StoreUnavailable as error:  # a failover may have cut this connection: try the next one
                 problem = error
             except (QuotaError, DatabaseError) as error:
@@ -232,10 +220,7 @@ class OverrideWatch:
             else:
                 self._is_failing = False
                 return
-        if self._is_failing:  # more connections of the pool may be cut
-            with suppress(StoreUnavailable):
-                lock.hold(QUIET_AFTER_FAILURE)
-        elif not isinstance(problem, StoreRefusesWrites):  # which is reported elsewhere
+        if not self._is_failing and not isinstance(problem, StoreRefusesWrites):  # which is reported elsewhere
             self._is_failing = True
             logger.error(
                 "Overrides may be missing in Redis, and cannot be published: %s. The next check tries again.",
@@ -386,11 +371,6 @@ def has_tables(using: str) -> bool:
         return False
 
 
-def is_pending(subject: str, using: str) -> bool:
-    """Return whether saved overrides of a subject are not published yet."""
-    return are_pending([subject], using)
-
-
 def are_pending(subjects: Collection[str], using: str) -> bool:
     """Return whether saved overrides of any of these subjects are not published yet."""
     names = sorted(subjects)
@@ -518,9 +498,9 @@ def _withdraw_orphans(store: RedisStore, prefix: str, using: str, walk: Walk, ma
     """Withdraw overrides without a row; return of how many subjects."""
     withdrawn = 0
     with walk.past():
-        for keys in holders(store, prefix, BATCH_SIZE):
+        for keys in find_hashes(store, f"{pattern(prefix)}}}:s", BATCH_SIZE):
             with walk.past():
-                if found := _withdraw(store, prefix, using, keys):
+                if found := _withdraw(store, prefix, using, with_overrides(store, keys)):
                     marking.count(keys[0])
                     withdrawn += found
             report(0)
