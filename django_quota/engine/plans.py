@@ -52,46 +52,29 @@ class Plan:
     `events`: how many events the log keeps; 0: no events. `zone` returns the time zone in which days are counted.
     """
 
-    __slots__ = (
-        "_base",
-        "_decoded",
-        "_groups",
-        "_hits",
-        "_is_user",
-        "_log",
-        "_prefix",
-        "_raw",
-        "_remembers",
-        "_subject",
-        "_zone",
-        "costs",
-        "hits",
-        "rules",
-        "subjects",
-        "timeless",
-    )
+    timeless = True
+    """Whether the plan is the same at any time: it has no calendar limit, and counts no day."""
+    _groups = 0
+    _remembers = True
+    """Whether rate overrides that the process remembers replace rates."""
+    _subject = ""
+    """The subject that was added last."""
+    _base = ""
+    """What its keys begin with."""
+    _is_user = False
+    _raw: Sequence[Any] | None = None
+    """A reply that is not decoded yet, to a plan that all limits allowed."""
+    _decoded: Reply | None = None
 
     def __init__(self, prefix: str, events: int = 0, zone: Callable[[], str] = lambda: "UTC") -> None:
         self._prefix = prefix
         self._zone = zone
         self._log = event_log_of(prefix, events) if events else None
-        self._raw: Sequence[Any] | None = None
-        """A reply that is not decoded yet, to a plan that all limits allowed."""
-        self._decoded: Reply | None = None
-        self._groups = 0
         self._hits: dict[tuple[str, str], Hit] = {}
-        self._remembers = True
-        self._subject: str | None = None
-        """The subject that was added last."""
-        self._base = ""
-        """What its keys begin with."""
-        self._is_user = False
         self.hits: list[Hit] = []
         self.rules: list[Rule] = []
         self.subjects: list[str] = []
         self.costs: list[int] = []
-        self.timeless = True
-        """Whether the plan is the same at any time: it has no calendar limit, and counts no day."""
 
     def add(self, rule: Rule, subject: str, cost: int, value: str = "") -> None:
         """Add all limits of a rule for a subject; `cost` is what the hit takes of each, `value` a digest to count.
