@@ -15,7 +15,7 @@ from django_quota.stores.cluster.routing import NotSentError
 from django_quota.stores.cluster.slots import Address
 from django_quota.stores.redis.blocking import BlockingConnections
 from django_quota.stores.redis.breaker import Breaker, probing
-from django_quota.stores.redis.connections import AsyncClients, SyncConnections, async_client, plain_client
+from django_quota.stores.redis.connections import ConnectionsByLoop, SyncConnections, async_connections, plain_client
 from django_quota.stores.redis.errors import AllInUseError, GarbledError, is_passthrough, is_silence
 
 
@@ -25,10 +25,10 @@ class Node:
     def __init__(self, alias: str, address: Address) -> None:
         self.address = address
         self._alias = alias
-        pool_of, make = partial(node_pool, at=address), partial(async_client, at=address)
+        pool_of, make = partial(node_pool, at=address), partial(async_connections, at=address)
         self.connections = SyncConnections(alias, pool_of)
-        self.clients = AsyncClients(alias, make)
-        self.blocking = BlockingConnections(SyncConnections(alias, pool_of), AsyncClients(alias, make))
+        self.async_connections = ConnectionsByLoop(alias, make)
+        self.blocking = BlockingConnections(SyncConnections(alias, pool_of), ConnectionsByLoop(alias, make))
         self.breaker = Breaker()
         self._client: Redis | None = None
 

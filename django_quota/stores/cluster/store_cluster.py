@@ -23,13 +23,12 @@ from django_quota.stores.cluster.client import is_cluster, remap_of, seeds
 from django_quota.stores.cluster.cluster_errors import translated, translated_around_caller
 from django_quota.stores.cluster.node_keys import SYSTEM_SLOT, SYSTEM_TAG, NodeKeys, node_keys
 from django_quota.stores.cluster.nodes import AllBreakers, Node, Nodes
-from django_quota.stores.cluster.routing import Command, NotSentError, RoundTrip, Route, Router, Sleep, SlotCommand
+from django_quota.stores.cluster.routing import Command, RoundTrip, Route, Router, Sleep, SlotCommand
 from django_quota.stores.cluster.slots import SlotTable, pairs, slot_of
 from django_quota.stores.redis.blocking import WakeUpChannel
 from django_quota.stores.redis.breaker import CLOSED
 from django_quota.stores.redis.config_checks import alias_problem
-from django_quota.stores.redis.connections import Cancellation, pack_command, read_reply
-from django_quota.stores.redis.errors import AllInUseError
+from django_quota.stores.redis.connections import pack_command
 from django_quota.stores.redis.store import RedisStore, Server, command_of
 from django_quota.stores.wait_queue import WaitQueue
 
@@ -131,7 +130,7 @@ class ClusterStore(RedisStore):
     async def arun_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
         """Run operations of one slot each; see `run_all`."""
         replies = []
-        with Cancellation(), translated():
+        with translated():
             for route in self._routes(operations, now):
                 replies += await run_async(route, self._astep)
         return replies
@@ -144,33 +143,20 @@ class ClusterStore(RedisStore):
 
     async def _atrip(self, node: Node, commands: Sequence[Command]) -> list[Any]:
         """Send commands to one server and read their replies: one round trip, never repeated."""
-        client = await node.clients.get()
-        pool: Any = client.client.connection_pool
-        packed = b"".join(map(pack_command, commands))
+        connections, packed = await node.async_connections.get(), b"".join(map(pack_command, commands))
+        probe = node.acquire()
         try:
-            await client.enter()
-        except AllInUseError as error:
-            raise NotSentError(f"{node.address}: {error}") from error
+            connection = await connections.take(is_refusing=node.breaker.is_refusing if probe == CLOSED else None)
+        except BaseException as error:
+            node.not_sent(error, probe)
+            raise
         try:
-            probe = node.acquire()
-            try:
-                connection = await client.take()
-            except BaseException as error:
-                node.not_sent(error, probe)
-                raise
-            try:
-                await connection.send_packed_command((packed,))
-                replies = [await _aread(connection) for _ in commands]
-            except BaseException as error:
-                await connection.disconnect(nowait=True)  # a reply may still be under way
-                node.lost(error, probe)
-                raise
-            else:
-                node.breaker.succeeded()
-            finally:
-                await pool.release(connection)
-        finally:
-            client.slots.release()
+            replies = await connections.exchange(connection, packed, len(commands))
+        except BaseException as error:
+            node.lost(error, probe)
+            raise
+        connections.release(connection)
+        node.breaker.succeeded()
         return replies
 
     # --- waiting ------------------------------------------------------------------------------------------------------
@@ -255,14 +241,6 @@ def _read(connection: Any) -> Any:
     """Read a reply. An error reply is returned, because the other replies must still be read."""
     try:
         return connection.read_response()
-    except ResponseError as error:
-        return error
-
-
-async def _aread(connection: Any) -> Any:
-    """Read a reply from an async connection; see `_read`."""
-    try:
-        return await read_reply(connection)
     except ResponseError as error:
         return error
 
