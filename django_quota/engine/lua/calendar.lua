@@ -9,5 +9,4 @@ return {
   outside = function(limit) return now < limit.a or now >= limit.c end,
   peek = window.peek,
   consume = function(limit, over) return window.consume_until(limit, now < limit.b and limit.b or limit.c, over) end,
-  refund = window.refund,
 }

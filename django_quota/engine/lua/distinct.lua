@@ -39,8 +39,4 @@ return {
     expire(limit.key, limit.expiry - now)
     return math.max(0, limit.capacity - limit.live), 0, limit.expiry - now, more_after(limit)
   end,
-
-  refund = function(limit)
-    if limit.cost > 0 and limit.value then redis.call('ZREM', limit.key, limit.value) end
-  end,
 }

@@ -29,6 +29,7 @@ end
 
 return {
   read = read,
+  write = write,
   consume_until = consume_until,
 
   peek = function(limit)
@@ -42,10 +43,4 @@ return {
   end,
 
   consume = function(limit, over) return consume_until(limit, now + limit.a, over) end,
-
-  refund = function(limit)
-    read(limit)
-    limit.count = limit.count - limit.cost
-    if limit.count > 0 then write(limit) else redis.call('DEL', limit.key) end
-  end,
 }

@@ -23,7 +23,7 @@ local function later_of(one, other) return one > 0 and other > 0 and math.max(on
 -- Refuses until a ban or a block ends (0: never), and then for as long as the limit itself has no room.
 local function shut_out(limit, stop)
   local function later(own) return stop > 0 and own ~= NEVER and math.max(stop - now, own) or NEVER end
-  limit.allowed, limit.retry_after = false, later(limit.allowed and 0 or limit.retry_after)
+  limit.refused, limit.retry_after = true, later(limit.refused and limit.retry_after or 0)
   limit.more = later(limit.remaining > 0 and 0 or limit.more)
 end
 
