@@ -18,6 +18,7 @@ from redis.exceptions import ResponseError
 from django_quota.core.errors import ConfigurationError
 from django_quota.core.flow import run_async, run_sync
 from django_quota.engine.operations import Operation
+from django_quota.engine.resp import pack_command
 from django_quota.engine.scatter import scatter
 from django_quota.stores.cluster.client import is_cluster, remap_of, seeds
 from django_quota.stores.cluster.cluster_errors import translated, translated_around_caller
@@ -28,8 +29,7 @@ from django_quota.stores.cluster.slots import SlotTable, pairs, slot_of
 from django_quota.stores.redis.blocking import WakeUpChannel
 from django_quota.stores.redis.breaker import CLOSED
 from django_quota.stores.redis.config_checks import alias_problem
-from django_quota.stores.redis.connections import pack_command
-from django_quota.stores.redis.store import RedisStore, Server, command_of
+from django_quota.stores.redis.store import RedisStore, Server
 from django_quota.stores.wait_queue import WaitQueue
 
 BATCH_SIZE = 200
@@ -90,7 +90,7 @@ class ClusterStore(RedisStore):
 
     def _routes(self, operations: Sequence[Operation], now: int | None) -> Iterator[Route]:
         """Yield the routes of operations, `BATCH_SIZE` at a time."""
-        asked = [SlotCommand(slot_of(each.keys[0]), command_of(each, now), each.script) for each in operations]
+        asked = [SlotCommand(slot_of(each.keys[0]), each.command(now), each.script) for each in operations]
         for first in range(0, len(asked), BATCH_SIZE):
             yield self._router.reach_all(asked[first : first + BATCH_SIZE])
 
