@@ -17,18 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from redis.exceptions import (
-    AskError,
-    ClusterDownError,
-    MasterDownError,
-    MovedError,
-    NoScriptError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-    TryAgainError,
-)
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, ResponseError
 
 from django_quota.core.flow import Flow, IOCall
 from django_quota.engine.operations import Script
@@ -290,15 +280,9 @@ class Router:
                 node.close()
 
 
-_CODES = {
-    MovedError: "MOVED", AskError: "ASK", TryAgainError: "TRYAGAIN", ClusterDownError: "CLUSTERDOWN",
-    MasterDownError: "MASTERDOWN", NoScriptError: "NOSCRIPT", ReadOnlyError: "READONLY",
-}  # fmt: skip
-
-
 def _code_of(error: Exception) -> str:
-    """Return the first word of an error reply. redis-py removes it from the errors that have a class of their own."""
+    """Return the first word of an error reply, such as MOVED. redis-py has classes for some, and removes the word."""
     words = str(error)
-    if type(error) is ResponseError and "READONLY" in words:  # Redis 6 wraps the error of a script
-        return "READONLY"
-    return _CODES.get(type(error)) or words.partition(" ")[0]
+    if type(error) is not ResponseError:
+        return type(error).__name__.removesuffix("Error").upper()
+    return "READONLY" if "READONLY" in words else words.partition(" ")[0]  # Redis 6 wraps the error of a script
