@@ -46,7 +46,7 @@ lint: $(VENV)/.installed-bench ## Run ruff (format and lint) and mypy strict
 	@$(BIN)/mypy
 
 bench: $(VENV)/.installed-bench ## Measure a check beside bare EVALSHA and six other limiters
-	@$(BIN)/python -m tests.benchmarks.bench $(ARGS)
+	@$(BIN)/python -m tests.benchmarks $(ARGS)
 
 chaos: $(VENV)/.installed-dev ## Kill, hang, empty and fill a Redis while workers use it; print the results
 	@$(BIN)/python -m tests.chaos $(ARGS)

@@ -20,7 +20,15 @@ from django.utils.module_loading import import_string
 
 from django_quota.core.algorithms.calendar import is_zone
 from django_quota.core.errors import ConfigurationError, RateError, RuleError, did_you_mean
-from django_quota.core.rules import Ban, OnUnavailable, Rule, dotted_path, is_lambda
+from django_quota.core.rules import (
+    MAX_CACHE_REFUSALS,
+    Ban,
+    OnUnavailable,
+    Rule,
+    dotted_path,
+    is_lambda,
+    is_refusal_span,
+)
 
 T = TypeVar("T")
 
@@ -184,6 +192,15 @@ class QuotaSettings:
         return most
 
     @cached_property
+    def cache_refusals(self) -> float:
+        """`CACHE_REFUSALS`: the default of a rule's `cache_refusals`, in seconds; `0` turns it off."""
+        seconds = self._given.get("CACHE_REFUSALS", 0)
+        if not is_refusal_span(seconds):
+            problem = f'QUOTA["CACHE_REFUSALS"] is {seconds!r}, not a number of seconds from 0 to {MAX_CACHE_REFUSALS}.'
+            raise ConfigurationError(problem, "Use, for example, 1.0, or 0 for never.")
+        return float(seconds)
+
+    @cached_property
     def digest_key(self) -> str | bytes:
         """`DIGEST_KEY`: the key of the digests that replace secret values; by default SECRET_KEY."""
         given = self._given.get("DIGEST_KEY", "")
@@ -213,8 +230,8 @@ class QuotaSettings:
 
 
 KNOWN_SETTINGS = (
-    "CACHE", "DIGEST_KEY", "ENABLED", "EVENTS", "HEADERS", "IPV6_PREFIX", "LEGACY_HEADERS", "MEMORY_KEYS",
-    "ON_UNAVAILABLE", "PREFIX", "RESPONSE", "RULES", "STORE", "TEMPLATE", "TIME_ZONE", "TRUSTED_PROXIES",
+    "CACHE", "CACHE_REFUSALS", "DIGEST_KEY", "ENABLED", "EVENTS", "HEADERS", "IPV6_PREFIX", "LEGACY_HEADERS",
+    "MEMORY_KEYS", "ON_UNAVAILABLE", "PREFIX", "RESPONSE", "RULES", "STORE", "TEMPLATE", "TIME_ZONE", "TRUSTED_PROXIES",
 )  # fmt: skip
 """The names in `settings.QUOTA`. Each is read by the property of `QuotaSettings` of the same name in lower case."""
 

@@ -19,7 +19,7 @@ from django_quota.core.errors import QuotaError, RuleError
 from django_quota.models import QuotaOverride
 from django_quota.services.inspection import LimitStatus, OverridePreview, RuleChange, preview_override
 from django_quota.services.known_rules import known_rules
-from django_quota.services.lookup import parse_subject_input, parse_user_key, rule_hint, subject_hint
+from django_quota.services.lookup import parse_rule_input, parse_subject_input, parse_user_key, rule_hint, subject_hint
 from django_quota.services.override_sync import as_published
 from django_quota.services.overrides import ALL_RULES
 from django_quota.services.subjects import user_subject
@@ -90,8 +90,10 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's class
         return super().is_valid() and "_preview" not in self.data
 
     def clean(self) -> dict[str, Any]:
-        """Set the subject: of the user, or as the text is understood."""
+        """Set the rule as the text is understood, and the subject: of the user, or as the text is understood."""
         cleaned = super().clean() or self.cleaned_data
+        if "rule" in cleaned:
+            cleaned["rule"] = parse_rule_input(cleaned["rule"])
         user, subject = cleaned.get("user"), cleaned.get("subject")
         if subject:
             subject = self._parse_subject(subject)

@@ -152,7 +152,7 @@ _KINDS = {
     "h": gettext_lazy("reservations"),
     "day": gettext_lazy("checks of a day"),
     "c": gettext_lazy("counters"),
-    "m": gettext_lazy("transfers on the way"),
+    "m": gettext_lazy("unfinished transfers"),
     "n": gettext_lazy("transfers received"),
     "u": gettext_lazy("different values"),
     "l": gettext_lazy("leases"),

@@ -118,7 +118,7 @@ class Action:
         raise NotImplementedError
 
 
-class Reset(Action):
+class ResetUsage(Action):
     """Forget what was counted, and lift bans."""
 
     name = "reset"
@@ -161,7 +161,7 @@ class LiftBan(Action):
         """End them."""
         lifted = lift_bans(target.subject, None if target.rule == ALL_RULES else [target.rule])
         if not lifted:
-            return _("There was no ban from %s.") % self._words(target)
+            return _("No ban from %s was in force.") % self._words(target)
         return ngettext("%d ban was lifted.", "%d bans were lifted.", lifted) % lifted
 
     def _words(self, target: ActionTarget) -> str:
@@ -240,7 +240,7 @@ class Raise(OverrideAction):
         words = {"subject": target.subject, "rule": target.words}
         return _(
             "For %(subject)s, the rate below replaces the rates of %(rule)s from the next request on, for the time "
-            "that you choose. What is used stays used."
+            "that you choose. What was used before still counts."
         ) % words  # fmt: skip
 
     def done(self, row: QuotaOverride) -> str:
@@ -313,7 +313,7 @@ class Clear(Action):
 
 
 ACTIONS: dict[str, Action] = {
-    action.name: action for action in (Raise(), Exempt(), Block(), Reset(), LiftBan(), Clear())
+    action.name: action for action in (Raise(), Exempt(), Block(), ResetUsage(), LiftBan(), Clear())
 }
 """All actions by name, in the order of their buttons."""
 

@@ -5,8 +5,9 @@ The times here are seconds as floats, as HTTP and people read them; the store co
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from django_quota.core.algorithms import Limit
 from django_quota.core.algorithms.concurrency import AtOnce, Concurrency
@@ -96,6 +97,34 @@ class Decision:
     """Whether the request is refused with 429, or with 503 if degraded; `block=False` and `shadow=True` are not."""
     late: bool = False
     """Whether `settle()` came after the ttl of the reservation, and so charged the real cost now."""
+    _read: Callable[[], tuple[Outcome, ...]] | None = field(default=None, init=False, repr=False, compare=False)
+    """Returns the outcomes of a decision made by `allowing`, until somebody looks at them."""
+
+    @classmethod
+    def allowing(cls, read: Callable[[], tuple[Outcome, ...]]) -> Decision:
+        """Make the decision of a hit that all its limits allow. It reads their outcomes when somebody looks at them.
+
+        Most callers never look, and making the outcomes takes as long as deciding.
+        """
+        made, fill = object.__new__(cls), object.__setattr__
+        fill(made, "_read", read)
+        fill(made, "allowed", True)
+        fill(made, "degraded", False)
+        fill(made, "enforced", False)
+        fill(made, "late", False)
+        return made
+
+    if not TYPE_CHECKING:  # a checker would take any name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Read the outcomes: Python calls this for attributes that are not set yet."""
+            read = object.__getattribute__(self, "_read")
+            if read is not None:
+                found = Decision.of(read())
+                for unread in ("rule", "subject", "cost", "outcomes", "binding"):
+                    object.__setattr__(self, unread, getattr(found, unread))
+                object.__setattr__(self, "_read", None)
+            return object.__getattribute__(self, name)
 
     @classmethod
     def of(cls, outcomes: tuple[Outcome, ...], *, degraded: bool = False, late: bool = False) -> Decision:

@@ -42,6 +42,9 @@ MAX_BAN_DURATIONS = 16
 
 MIN_WARN_AT = 0.001
 
+MAX_CACHE_REFUSALS = 60
+"""Seconds for which a process remembers a refusal at most."""
+
 MAX_ARGUMENT = 80
 """A rule's name shows longer arguments by their type alone."""
 
@@ -78,6 +81,7 @@ class _Options(TypedDict, total=False):
     warn_at: float | None
     daily: bool | None
     distinct: Any
+    cache_refusals: float | None
 
 
 class RuleOptions(_Options, total=False):
@@ -282,6 +286,11 @@ class Rule:
     """Limit the different values of this key instead of hits: `"header:X-Device"`, a function of the request.
 
     True takes the value from `check(..., value=)`.
+    """
+    cache_refusals: float | None = None
+    """Seconds, 0 to 60, for which a process repeats a refusal without asking Redis; 0 for never.
+
+    None takes `QUOTA["CACHE_REFUSALS"]`. Rules with `ban`, `count_refused` or `distinct` ask Redis all the same.
     """
     limits: tuple[Limit, ...] = field(init=False, repr=False, compare=False)
     dynamic: bool = field(init=False, repr=False, compare=False)
@@ -528,9 +537,20 @@ def _check_behaviour(rule: Rule) -> None:
     if rule.daily not in (None, True, False):
         raise RuleError(f"daily={rule.daily!r} is not True, False or None.")
     _check_warn_at(rule.warn_at)
+    if rule.cache_refusals is not None and not is_refusal_span(rule.cache_refusals):
+        raise RuleError(
+            f"cache_refusals={rule.cache_refusals!r} is not a number of seconds from 0 to {MAX_CACHE_REFUSALS}.",
+            "Use, for example, 1.0, or 0 for never.",
+        )
     _check_tiers(rule)
     if rule.distinct is not None:
         _check_distinct(rule)
+
+
+def is_refusal_span(value: object) -> bool:
+    """Say whether a value is a number of seconds for `cache_refusals`."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and 0 <= cast("float", value) <= MAX_CACHE_REFUSALS
 
 
 def _check_warn_at(share: object) -> None:

@@ -226,6 +226,14 @@ class Reply:
         return any(flag == Flag.SETTLED_LATE for _, flag, _ in self.flags)
 
 
+def allows_all(reply: Sequence[Any], hits: Sequence[Hit]) -> bool:
+    """Say whether a reply allows a plan without groups, and has no flags."""
+    numbers = HEADER
+    for hit in hits:
+        numbers += PER_LIMIT * len(hit.limits)
+    return isinstance(reply, list) and len(reply) == numbers and reply[1] == ALLOWED
+
+
 _WHY: dict[int, Why] = {Flag.EXEMPT: "exempt", Flag.BLOCKED: "blocked", Flag.BANNED: "banned"}
 
 

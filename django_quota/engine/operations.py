@@ -128,5 +128,5 @@ class RedisOperation(Operation):
 
 
 def text(value: str | bytes) -> str:
-    """Return a text of a reply, which may still be bytes."""
-    return value.decode() if isinstance(value, bytes) else value
+    """Return a text of a reply, which may still be bytes. Another program may have written bytes that are not UTF-8."""
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value

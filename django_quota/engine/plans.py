@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from django_quota.core.days import day_of
-from django_quota.core.decisions import Decision
+from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.errors import RuleError
 from django_quota.core.keys import BAN_EVENTS, field, key_of, state_key, subject_base, system_key
 from django_quota.core.rules import Rule, name_conflict
@@ -26,6 +26,7 @@ from django_quota.engine.codec import (
     HoldId,
     Mode,
     Reply,
+    allows_all,
     emitted,
     outcomes_of,
 )
@@ -51,43 +52,29 @@ class Plan:
     `events`: how many events the log keeps; 0: no events. `zone` returns the time zone in which days are counted.
     """
 
-    __slots__ = (
-        "_base",
-        "_groups",
-        "_hits",
-        "_is_user",
-        "_log",
-        "_prefix",
-        "_remembers",
-        "_reply",
-        "_subject",
-        "_zone",
-        "costs",
-        "hits",
-        "rules",
-        "subjects",
-        "timeless",
-    )
+    timeless = True
+    """Whether the plan is the same at any time: it has no calendar limit, and counts no day."""
+    _groups = 0
+    _remembers = True
+    """Whether rate overrides that the process remembers replace rates."""
+    _subject = ""
+    """The subject that was added last."""
+    _base = ""
+    """What its keys begin with."""
+    _is_user = False
+    _raw: Sequence[Any] | None = None
+    """A reply that is not decoded yet, to a plan that all limits allowed."""
+    _decoded: Reply | None = None
 
     def __init__(self, prefix: str, events: int = 0, zone: Callable[[], str] = lambda: "UTC") -> None:
         self._prefix = prefix
         self._zone = zone
         self._log = event_log_of(prefix, events) if events else None
-        self._reply: Reply | None = None
-        self._groups = 0
         self._hits: dict[tuple[str, str], Hit] = {}
-        self._remembers = True
-        self._subject: str | None = None
-        """The subject that was added last."""
-        self._base = ""
-        """What its keys begin with."""
-        self._is_user = False
         self.hits: list[Hit] = []
         self.rules: list[Rule] = []
         self.subjects: list[str] = []
         self.costs: list[int] = []
-        self.timeless = True
-        """Whether the plan is the same at any time: it has no calendar limit, and counts no day."""
 
     def add(self, rule: Rule, subject: str, cost: int, value: str = "") -> None:
         """Add all limits of a rule for a subject; `cost` is what the hit takes of each, `value` a digest to count.
@@ -205,6 +192,18 @@ class Plan:
         return day_record(self.hits, self._reply) if self._reply else None
 
     @property
+    def has_groups(self) -> bool:
+        """Whether a rule decides for itself: a shadow, or one that does not block."""
+        return self._groups > 0
+
+    @property
+    def _reply(self) -> Reply | None:
+        """The last reply."""
+        if self._decoded is None and self._raw is not None:
+            self._decoded = Reply.decode(self._raw, self.hits)
+        return self._decoded
+
+    @property
     def has_consumed(self) -> bool:
         """Whether the last reply, to a mode that consumes, consumed any hit."""
         reply = self._reply
@@ -215,7 +214,8 @@ class Plan:
 
     def emitted(self) -> Iterator[tuple[EventKind, Hit]]:
         """Yield the events that the last reply reports, each with its hit."""
-        return emitted(self._reply, self.hits) if self._reply and self._reply.flags else iter(())
+        reply = self._decoded  # a reply that is not decoded has no flags
+        return emitted(reply, self.hits) if reply is not None and reply.flags else iter(())
 
     def reset_operation(self) -> Reset:
         """Return the operation that drops all that it counted, and lifts bans."""
@@ -263,12 +263,18 @@ class Plan:
             if (rule.name, subject) == (hit.rule.name, hit.subject):
                 yield rule
 
-    def read(self, raw: Sequence[Any], *, degraded: bool = False) -> Decision | None:
-        """Return the decision that a store's reply says; None if it asks for the plan in another form."""
+    def read(self, raw: Sequence[Any], *, degraded: bool = False, is_last: bool = False) -> Decision | None:
+        """Return the decision that a store's reply says; None if it asks for the plan in another form.
+
+        `is_last`: whether the plan is not used again, so that the decision may read its outcomes later.
+        """
+        if is_last and not self.has_groups and allows_all(raw, self.hits):
+            self._raw = raw
+            return Decision.allowing(partial(_outcomes, raw, self.hits))
         reply = Reply.decode(raw, self.hits)
         if reply.verdict == RETRY_WITH:
             return None
-        self._reply = reply
+        self._decoded = reply
         return Decision.of(outcomes_of(reply, self.hits), degraded=degraded, late=reply.is_late)
 
     def unlimited(self, *, degraded: bool = False) -> Decision:
@@ -298,6 +304,10 @@ class Plan:
             if rule in rules:
                 plan.add(changed(rule), subject, cost, values[subject, rule.name])
         return plan
+
+
+def _outcomes(raw: Sequence[Any], hits: Sequence[Hit]) -> tuple[Outcome, ...]:
+    return outcomes_of(Reply.decode(raw, hits), hits)
 
 
 _NO_DAY = DayKey("", 0, 0)

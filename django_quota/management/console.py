@@ -113,6 +113,11 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number and what it counts: `1 key`, `1,000 keys`."""
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
 @contextmanager
 def stopping() -> Iterator[threading.Event]:
     """Yield an event that SIGINT or SIGTERM sets, so that a command can finish its step; a second signal ends it."""

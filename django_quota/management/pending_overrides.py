@@ -8,7 +8,7 @@ from django.db import DatabaseError
 
 from django_quota.conf import current
 from django_quota.core.errors import QuotaError
-from django_quota.management.console import explain
+from django_quota.management.console import counted, explain
 from django_quota.services.override_sync import (
     CaughtUp,
     catch_up,
@@ -36,9 +36,10 @@ class PendingReport(NamedTuple):
     @property
     def lines(self) -> list[str]:
         """What to tell about the published ones."""
-        lines = [f"Published {self.published:,} changes of overrides that had waited."] if self.published else []
+        changes = counted(self.published, "change")
+        lines = [f"Published {changes} of overrides that had waited."] if self.published else []
         if self.republished:
-            lines.append(f"Redis had lost overrides: published those of {self.republished:,} subjects again.")
+            lines.append(f"Redis had lost overrides: published those of {counted(self.republished, 'subject')} again.")
         return lines
 
     def as_json(self) -> dict[str, int | None]:

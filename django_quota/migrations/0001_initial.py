@@ -81,7 +81,7 @@ class Migration(migrations.Migration):
                     "rule",
                     models.CharField(
                         default="*",
-                        help_text="The name of the rule; * for all. One for a rule itself goes before one for all.",
+                        help_text="The name of the rule; * for all. An override for one rule goes before one for all.",
                         max_length=200,
                         verbose_name="rule",
                     ),

@@ -144,8 +144,12 @@ def _reset_flow(rule_or_rate: RuleOrRate, subject: Subject, options: Mapping[str
     if not plan or not current().enabled:
         return False
     yield from decision_flow(plan, "peek")  # adds the limits of an override to the plan
-    store = get_limiter().reporting_store
-    deleted = yield IOCall(store.run, store.arun, plan.reset_operation())
+    limiter = get_limiter()
+    store = limiter.reporting_store
+    try:
+        deleted = yield IOCall(store.run, store.arun, plan.reset_operation())
+    finally:
+        limiter.refusals.forget(plan.subjects)
     return bool(deleted > 0)
 
 

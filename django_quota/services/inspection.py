@@ -196,13 +196,13 @@ def load_snapshot(subject: str, names: Collection[str] | None = None, *, scan: b
         rules = _chosen(names, rules)
     holds = _by_key(subject, "h", rules) | ({} if found is None else found.holds)
     leases = _by_key(subject, "l", _possible_slots(subject)) if found is None else found.leases
-    contents = _look(subject, holds | leases)
+    contents = _read_contents(subject, holds | leases)
     days = usage(subject)
     if names is None and found is None:
         more = contents.rules.union(*days.values()) - rules.keys()
         rules |= {name: rules_named(name) for name in sorted(more)[:MAX_NAMED]}
         if further := {key: name for key, name in _by_key(subject, "h", rules).items() if key not in holds}:
-            contents.held |= _look(subject, further).held
+            contents.held |= _read_contents(subject, further).held
             holds |= further
     snapshot = _snapshot_of(subject, contents, rules)
     if names is not None:
@@ -329,12 +329,12 @@ class Contents:
                     yield BanStatus(names.get(part, keys.named(part) or part), part, (ends - self.now) / SECOND, level)
 
 
-def look_at(subject: str) -> Contents:
+def read_contents(subject: str) -> Contents:
     """Read a subject's hash. Raises `StoreUnavailable`."""
-    return _look(subject, {})
+    return _read_contents(subject, {})
 
 
-def _look(subject: str, sets: Mapping[str, str]) -> Contents:
+def _read_contents(subject: str, sets: Mapping[str, str]) -> Contents:
     """Read a subject's hash and these sorted sets, given as names by key."""
     operation = InspectSubject(status_key(current().prefix, subject), list(sets))
     now, flat, *lists = get_limiter().reporting_store.run(operation, frozen_now())
@@ -504,7 +504,7 @@ def preview_override(subject: str, rule: str, override: Override) -> OverridePre
     Raises `RuleError` for a text that cannot be a subject, `StoreUnavailable`.
     """
     rules = _rules_for(rule)
-    snapshot = _snapshot_of(subject, look_at(subject), rules)
+    snapshot = _snapshot_of(subject, read_contents(subject), rules)
     _read_limits(snapshot, rules)
     preview = OverridePreview(snapshot.now, [], is_unknown=not rules, unread=snapshot.unread)
     changed: dict[str, Rule] = {}

@@ -19,6 +19,7 @@ from django_quota.engine.codec import Mode, Reserve, Settle, consumes
 from django_quota.engine.plans import Plan
 from django_quota.services.metrics import DecisionMetrics
 from django_quota.services.outages import OutageReportingStore, Outages
+from django_quota.services.refusals import Refusals
 from django_quota.services.workers import Workers, part_of
 from django_quota.signals import Announcement, asend, banned, near_limit, refused, send
 from django_quota.stores.base import Store
@@ -49,6 +50,8 @@ class Limiter:
         """Counts the decisions; None if nobody needs the figures."""
         self.local = MemoryStore(max_keys=current().memory_keys)
         """Decides for rules with `on_unavailable="local"`."""
+        self.refusals = Refusals(store, metrics)
+        """The refusals that this process repeats by itself."""
         self.outages = Outages(all_nodes_healthy=lambda: self.store.all_nodes_healthy)
         self.reporting_store = OutageReportingStore(self)
         """The store for services that raise `StoreUnavailable`."""
@@ -63,6 +66,11 @@ class Limiter:
         """Decide a plan in one call to the store."""
         if not plan:
             return plan.unlimited()
+        refusals = self.refusals
+        is_check = mode in ("check", "tentative")
+        if is_check and refusals.table and (known := refusals.answer(plan)) is not None:
+            return known
+        changes = refusals.changes
         now = frozen_now()
         guess = self._guess(plan, now)
         store = self.store
@@ -70,8 +78,10 @@ class Limiter:
             guesses, trips = 0, 0
             while guesses < MAX_GUESSES and trips < MAX_TRIPS:
                 reply = yield IOCall(store.run, store.arun, plan.operation(guess, mode), now)
-                decision = plan.read(reply)
+                decision = plan.read(reply, is_last=mode == "check")
                 if decision is not None:
+                    if is_check and not decision.allowed:
+                        refusals.remember(plan, decision, reply[0], changes)
                     announcements = self._note_answer(plan, reply, decision, mode)
                     if announcements:
                         yield IOCall(send, asend, announcements, Limiter)
@@ -84,6 +94,9 @@ class Limiter:
         except StoreUnavailable as error:
             yield IOCall(send, asend, self.outages.failed(error, plan.subjects), Limiter)
             return self._decide_without_store(plan, mode, error)
+        finally:
+            if mode == "refund" or isinstance(mode, Settle):  # there may be room again
+                refusals.forget(plan.subjects)
 
     def two_step_flow(self, first: Plan, make_second: Callable[[], Flow[Plan]]) -> Flow[Decision]:
         """Decide two plans of one request, as if they were one. The second is made only if the first allows.
@@ -106,7 +119,7 @@ class Limiter:
     def _confirmation_flow(self, plan: Plan, decision: Decision) -> Flow[None]:
         """Count a tentative plan, which stands now, for the day and in the metrics."""
         if self.metrics is not None and plan.decided_at is not None:
-            self.metrics.count(plan.decided_at, plan.hits, decision)
+            self.metrics.count(plan.decided_at, plan, decision)
         operation = plan.day_record()
         if operation is None:
             return
@@ -126,6 +139,8 @@ class Limiter:
         except StoreUnavailable as error:
             logger.warning("A refused request stays counted under some of its limits: %s", error)
             return decision
+        finally:
+            self.refusals.forget(plan.subjects)
 
     def note_failure(self, error: StoreUnavailable) -> None:
         """Report an outage because of an error that left a view."""
@@ -150,8 +165,8 @@ class Limiter:
         # A tentative plan that is allowed counts once it stands.
         counts = mode == "check" or isinstance(mode, Reserve) or (mode == "tentative" and decision.enforced)
         if self.metrics is not None and counts:
-            self.metrics.count(reply[0], plan.hits, decision)
-        if mode in ("check", "tentative"):
+            self.metrics.count(reply[0], plan, decision)
+        if plan.has_groups and mode in ("check", "tentative"):
             for outcome in decision.outcomes:
                 if outcome.shadow and not outcome.allowed:
                     logger.info("Shadow rule %r would have refused %r.", outcome.rule, outcome.subject)

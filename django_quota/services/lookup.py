@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -21,7 +22,7 @@ from django.http import HttpRequest, QueryDict
 from django.http.request import HttpHeaders
 from django.utils.translation import gettext as _
 
-from django_quota.conf import current
+from django_quota.conf import current, rule_of
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import run_sync
 from django_quota.core.rules import dotted_path, is_valid_name
@@ -80,6 +81,14 @@ def parse_subject_input(text: str) -> str:
 def parse_search_input(text: str) -> str:
     """Return the subject to search for. It differs from `parse_subject_input` for networks, which stay as typed."""
     return named_subject(text) if network_hint(text) else parse_subject_input(text)
+
+
+def parse_rule_input(text: str) -> str:
+    """Return the name of the rule that a typed text means. A rate has one name: `10 per minute` is `10/m`."""
+    if text not in known_rules():
+        with suppress(RuleError):
+            return rule_of(text, {}).name
+    return text
 
 
 def _parse_part(part: str) -> str:
@@ -201,12 +210,12 @@ def subject_hint(subject: str, *, with_users: bool = True) -> str:
         if with_users and not users:
             return _(
                 "No user is called “%(subject)s”, and no request has such a subject. Use, for example, user:<key>, "
-                "ip:<address> or global. Only a call that uses this name reaches it."
+                "ip:<address> or global. It works only where your code passes this subject itself."
             ) % words  # fmt: skip
     if is_bare(subject) or _is_misspelt(subject):
         return _(
-            "No request has the subject “%(subject)s”. Use, for example, user:<key>, ip:<address> or global. Only a "
-            "call that uses this name reaches it."
+            "No request has the subject “%(subject)s”. Use, for example, user:<key>, ip:<address> or global. It works "
+            "only where your code passes this subject itself."
         ) % words  # fmt: skip
     return _value_hint(subject) or (_user_hint(subject) if with_users else "")
 

@@ -22,6 +22,7 @@ from django_quota.core.forks import register_fork_aware
 from django_quota.core.keys import escape, field, system_key
 from django_quota.engine.hits import Hit
 from django_quota.engine.metrics_operation import OTHER, AddMetrics, MetricsKeys
+from django_quota.engine.plans import Plan
 from django_quota.services.flusher import flusher
 from django_quota.stores.base import Store
 
@@ -121,18 +122,16 @@ class DecisionMetrics:
         """Start empty in a forked process: what was counted before is its parent's to send."""
         self.clear()
 
-    def count(self, now: int, hits: Sequence[Hit], decision: Decision) -> None:
-        """Count the decision that the store made about these hits at `now` (microseconds)."""
+    def count(self, now: int, plan: Plan, decision: Decision) -> None:
+        """Count the decision that the store made about a plan at `now` (microseconds)."""
         with self._lock:
             if not self._begins <= now < self._ends:
                 self._open(now)
-            for outcome in decision.outcomes:
-                if not outcome.allowed:
-                    self._count_refused(hits, decision)
-                    break
+            if not decision.allowed or (plan.has_groups and decision.would_refuse):
+                self._count_refused(plan.hits, decision)
             else:
                 bucket = self._buckets[-1]
-                for hit in hits:
+                for hit in plan.hits:
                     if hit.cost:
                         row = bucket.counts.get(hit.field)
                         if row is None:
@@ -156,6 +155,15 @@ class DecisionMetrics:
             bucket.row(hit.field)[kind] += 1
             if kind == REFUSED:
                 bucket.add_refused(escape(hit.subject), 1)
+
+    def count_refusals(self, now: int, name: str, subject: str, number: int) -> None:
+        """Count refusals of a subject by one rule (its name as fields of hashes have it) at `now` (microseconds)."""
+        with self._lock:
+            if not self._begins <= now < self._ends:
+                self._open(now)
+            self._buckets[-1].row(name)[REFUSED] += number
+            self._buckets[-1].add_refused(escape(subject), number)
+        flusher.wake()
 
     def count_slot(self, subject: str, name: str, limit: int, span: int) -> None:
         """Note that somebody asked for a slot; `span`: how long its leases last, in microseconds."""

@@ -182,7 +182,7 @@ class OverrideWatch:
             self._thread = threading.Thread(target=self._run, args=(lock,), name="django-quota-overrides", daemon=True)
             self._thread.start()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Publish what is missing in Redis, unless another process does or has just checked.
 
         A problem is logged once, and the next check tries again. Raises `StoreUnavailable` if Redis does not say
@@ -190,7 +190,7 @@ class OverrideWatch:
         """
         lock = self._lock()
         if lock is not None and lock.acquire():
-            self._look(lock)
+            self._check(lock)
 
     def join(self) -> None:
         """Wait until the thread has finished its check."""
@@ -209,13 +209,13 @@ class OverrideWatch:
 
     def _run(self, lock: SyncLock) -> None:
         try:
-            self._look(lock)
+            self._check(lock)
         except Exception:
             logger.exception("The check that Redis holds the overrides failed.")
         finally:
             connections.close_all()
 
-    def _look(self, lock: SyncLock) -> None:
+    def _check(self, lock: SyncLock) -> None:
         problem: Exception | None = None
         for _ in range(ATTEMPTS):
             try:
@@ -321,10 +321,14 @@ def publish(subjects: Collection[str], using: str) -> None:
 
     Raises `StoreUnavailable` if Redis does not answer.
     """
-    store, prefix = get_limiter().store, current().prefix
+    limiter, prefix = get_limiter(), current().prefix
     wanted = _overrides_of(subjects, using)
     while wanted:
-        run_all(store, [publication(status_key(prefix, name), rules) for name, rules in wanted.items()], frozen_now())
+        operations = [publication(status_key(prefix, name), rules) for name, rules in wanted.items()]
+        try:
+            run_all(limiter.store, operations, frozen_now())
+        finally:
+            limiter.refusals.forget(wanted)
         found = _overrides_of(wanted, using)
         wanted = {subject: found[subject] for subject, rules in wanted.items() if found[subject] != rules}
 
@@ -529,6 +533,8 @@ def _withdraw(store: RedisStore, prefix: str, using: str, keys: Collection[str])
     publish(orphans, using)
     gone = digested - (_digested_keys(prefix, using).keys() if digested else set())
     run_all(store, [publication(key, {}) for key in gone], frozen_now())
+    if gone:
+        get_limiter().refusals.forget()
     back = _digested_keys(prefix, using) if gone else {}  # saved while they were withdrawn
     publish([back[key] for key in gone if key in back], using)
     return len(orphans) + len(gone)

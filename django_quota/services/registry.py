@@ -44,6 +44,7 @@ def clear_memory() -> None:
     """Forget what this process counts in its own memory. Redis keeps what it has."""
     for limiter in _limiters.values():
         limiter.local.clear()
+        limiter.refusals.forget()
         if isinstance(limiter.store, MemoryStore):
             limiter.store.clear()
             if limiter.metrics is not None:
@@ -53,7 +54,7 @@ def clear_memory() -> None:
 
 def _retire(limiter: Limiter) -> None:
     ongoing.discard(limiter.outages)
-    flusher.remove(limiter.metrics, limiter.workers)
+    flusher.remove(limiter.metrics, limiter.refusals, limiter.workers)
     limiter.store.close()
     limiter.local.close()
 

@@ -15,9 +15,9 @@ from django_quota.engine.subject_operations import LiftBans, Reset, RuleState
 from django_quota.services.inspection import (
     NamedRule,
     batches,
-    look_at,
     peek_plan,
     plan_for,
+    read_contents,
     rules_named,
     scan_keys,
 )
@@ -55,8 +55,12 @@ def reset_subject(
     else:
         rules = places
         operations = iter([Reset(list(places.values()), _log())] if places else [])
-    run = get_limiter().reporting_store.run
-    dropped = 0 if dry_run else sum(int(run(operation, frozen_now())) for operation in operations)
+    limiter = get_limiter()
+    run = limiter.reporting_store.run
+    try:
+        dropped = 0 if dry_run else sum(int(run(operation, frozen_now())) for operation in operations)
+    finally:
+        limiter.refusals.forget([subject])
     return ResetReport(list(rules), dropped)
 
 
@@ -66,9 +70,13 @@ def lift_bans(subject: str, fields: Collection[str] | None = None) -> int:
     What was counted stays. The next ban is a first one again. Raises `StoreUnavailable`.
     """
     if fields is None:
-        fields = [ban.field for ban in look_at(subject).bans()]
+        fields = [ban.field for ban in read_contents(subject).bans()]
     operation = LiftBans(status_key(current().prefix, subject), list(fields), _log())
-    return int(get_limiter().reporting_store.run(operation, frozen_now()))
+    limiter = get_limiter()
+    try:
+        return int(limiter.reporting_store.run(operation, frozen_now()))
+    finally:
+        limiter.refusals.forget([subject])
 
 
 def _log() -> EventLog | None:
@@ -86,7 +94,7 @@ def _scan_places(subject: str, names: Collection[str] | None) -> dict[str, RuleS
         kind, _, rest = read.what.partition(":")
         if kind in ("r", "b", "h"):  # states, counts of refusals towards a ban, and holds
             states.setdefault(rest.partition(":")[0], []).append(key)
-    for field in look_at(subject).fields:
+    for field in read_contents(subject).fields:
         if field.startswith("b:"):
             states.setdefault(field.removeprefix("b:"), [])
     wanted = states.keys() if names is None else {keys.field(name) for name in names}
@@ -101,7 +109,7 @@ def _scan_places(subject: str, names: Collection[str] | None) -> dict[str, RuleS
 def _choose_rules(subject: str, names: Collection[str] | None) -> dict[str, NamedRule]:
     known = known_rules()
     if names is None:
-        names = known.keys() | look_at(subject).rules | set().union(*usage(subject).values())
+        names = known.keys() | read_contents(subject).rules | set().union(*usage(subject).values())
     return {name: known.get(name) or rules_named(name) for name in names}
 
 

@@ -329,11 +329,20 @@ def user_subject(user: Any) -> str:
 
 def named_subject(subject: str) -> str:
     """Return a subject from a text, with addresses as `ip_subject` writes them."""
-    if subject.startswith("ip:") or "+ip:" in subject:
-        prefix = current().ipv6_prefix
-        return _UNPRINTABLE.sub(_percent, "+".join(canonical_part(part, prefix) for part in subject.split("+")))
+    prefix = current().ipv6_prefix
+    return _named(subject, prefix) if len(subject) <= MAX_REMEMBERED else _named.__wrapped__(subject, prefix)
+
+
+MAX_REMEMBERED = 200
+"""Characters: longer subjects must not fill the cache."""
+
+
+@lru_cache(maxsize=8192)
+def _named(subject: str, ipv6_prefix: int) -> str:
     if not subject:
         raise RuleError("An empty text is not a subject. Use, for example, 'ip:203.0.113.9', 'user:42' or 'global'.")
+    if subject.startswith("ip:") or "+ip:" in subject:
+        subject = "+".join(canonical_part(part, ipv6_prefix) for part in subject.split("+"))
     return _UNPRINTABLE.sub(_percent, subject)
 
 

@@ -122,10 +122,10 @@ class Report:
     """Keys that got a TTL because they had none, by kind."""
     missed: int = 0
     """Servers of a Cluster, or batches of keys, that did not answer. The next sweep looks at them."""
-    carried: int = 0
-    """Amounts in transfer that were received or returned."""
-    on_the_way: int = 0
-    """Amounts that are still in transfer. The next sweep tries again."""
+    transfers_finished: int = 0
+    """Interrupted transfers that were finished: the amount was received or returned."""
+    transfers_pending: int = 0
+    """Transfers that are still interrupted. The next sweep tries again."""
     resumed: bool = False
     """Whether it continued a sweep that was stopped."""
     complete: bool = False
@@ -273,8 +273,8 @@ class Sweeper:
                 return self._store.run(operation, frozen_now())
 
         for ended in resume_overdue(run, outbox, dry_run=self._dry_run):
-            self._report.carried += ended
-            self._report.on_the_way += not ended
+            self._report.transfers_finished += ended
+            self._report.transfers_pending += not ended
             if self._stop.is_set():
                 return
 

@@ -76,7 +76,7 @@ def test_more_checks_are_never_a_lighter_shade(values: list[int], other: int) ->
     assert all((shade_of(value, bounds) == 0) == (value == 0) for value in values)
 
 
-def test_a_day_that_stands_out_has_the_darkest_shade() -> None:
+def test_an_exceptional_day_has_the_darkest_shade() -> None:
     bounds = shade_bounds([1, 2, 3, 4, 5, 6, 7, 100])
     assert [shade_of(value, bounds) for value in (0, 1, 3, 5, 7, 100)] == [0, 1, 2, 3, 4, 4]
     assert shade_of(9, shade_bounds([5, 5, 5])) == SHADES

@@ -317,7 +317,7 @@ class TestHealth:
             (None, None, None, False, False),
         ],
     )
-    def test_memory_and_policy_tell_risks(self, used: int, most: int, policy: str, evicts: bool, full: bool) -> None:
+    def test_memory_and_policy_show_risks(self, used: int, most: int, policy: str, evicts: bool, full: bool) -> None:
         found = Health(0.1, used=used, most=most, policy=policy)
         assert (found.may_evict, found.is_nearly_full) == (evicts, full)
 

@@ -188,7 +188,7 @@ class Verbs:
             assert do(VIEWS, "take", "user:1", 2) is True
             assert do(VIEWS, "get", "user:1") == 0
 
-    def test_take_and_transfer_tell_neighbours_of_2_63_apart(self, do: Do) -> None:
+    def test_take_and_transfer_are_exact_next_to_2_63(self, do: Do) -> None:
         """As doubles they would be one number."""
         do(VIEWS, "set", "user:1", MAX_INT64 - 1)
         assert do(VIEWS, "take", "user:1", MAX_INT64) is False
@@ -489,7 +489,7 @@ def refuses(do: Do, raw: redis.Redis, key: str, verb: str, *arguments: Any) -> N
 
 @REDIS
 @pytest.mark.parametrize("value", NO_TOTALS, ids=repr)
-def test_a_total_that_is_none_is_told_by_each_verb(do: Do, raw: redis.Redis, value: Any) -> None:
+def test_a_wrong_total_is_an_error_of_each_verb(do: Do, raw: redis.Redis, value: Any) -> None:
     put(raw, TOTAL, value)
     put(raw, OTHER, b"50")
     for verb, *arguments in (
@@ -508,9 +508,7 @@ def test_a_total_that_is_none_is_told_by_each_verb(do: Do, raw: redis.Redis, val
 @REDIS
 @pytest.mark.parametrize("value", [b"abc", b"12", ["a list"], {"21": "x"}, {"21": "1.5"}, {"21": b"\xff"}], ids=repr)
 @pytest.mark.parametrize("total", [None, b"5"])
-def test_days_that_are_none_are_told_and_the_total_stays(
-    do: Do, raw: redis.Redis, value: Any, total: bytes | None
-) -> None:
+def test_wrong_days_are_an_error_and_the_total_stays(do: Do, raw: redis.Redis, value: Any, total: bytes | None) -> None:
     put(raw, MONTH, value)
     if total is not None:
         put(raw, TOTAL, total)
@@ -524,7 +522,7 @@ def test_days_that_are_none_are_told_and_the_total_stays(
     "value", [b"abc", b"12", b"", ["a list"], {"a": "b"}, b"HYLL", b"HYLL\x01" + bytes(10) + b"\x80\xff\x00"], ids=repr
 )
 @pytest.mark.parametrize("known", [False, True])
-def test_values_that_are_none_are_told_and_the_others_stay(do: Do, raw: redis.Redis, value: Any, known: bool) -> None:
+def test_wrong_values_are_an_error_and_the_others_stay(do: Do, raw: redis.Redis, value: Any, known: bool) -> None:
     for key, other, day in ((VALUES, DATE, []), (DATE, VALUES, [TODAY])):
         raw.flushall()
         if known:

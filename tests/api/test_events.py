@@ -131,7 +131,7 @@ def test_what_is_too_long_is_not_known() -> None:
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_what_the_decision_script_tells_is_read(settings: Any) -> None:
+def test_events_of_the_decision_script_are_read(settings: Any) -> None:
     rule = {"rate": "4/m", "warn_at": 0.5, "ban": {"after": "2/m", "for": ["10m"]}}
     settings.QUOTA = {"RULES": {"log:in\n": rule}}
     with freeze(START):
@@ -357,9 +357,7 @@ def test_an_event_of_no_single_address_is_skipped_where_the_program_takes_one(
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_whole_ipv6_addresses_are_single_where_the_site_tells_them_apart(
-    raw: redis.Redis, tmp_path: Path, settings: Any
-) -> None:
+def test_whole_ipv6_addresses_are_single_with_the_prefix_128(raw: redis.Redis, tmp_path: Path, settings: Any) -> None:
     settings.QUOTA = {"IPV6_PREFIX": 128}
     tell(raw, "ip:2001:db8::1")
     tell(raw, "ip:2001:db8::/64")
@@ -510,7 +508,7 @@ def _is_gone(pid: int) -> bool:
 
 @pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize(("since", "expected"), [("now", []), ("beginning", ["1", "2", "3"])])
-def test_a_new_group_begins_where_it_is_told(raw: redis.Redis, tmp_path: Path, since: str, expected: list[str]) -> None:
+def test_a_new_group_begins_where_since_says(raw: redis.Redis, tmp_path: Path, since: str, expected: list[str]) -> None:
     for number in (1, 2, 3):
         at(raw, START + number * SECOND, f"ip:{number}")
     consume(*recorder(tmp_path / "ran", "{value}"), since=since)
@@ -786,7 +784,7 @@ class TestBansInAFloodOfRefusals:
         assert (decision.allowed, decision.degraded) == (False, False)
         assert raw.xlen(BANNED_STREAM) == 2
 
-    def test_what_a_cluster_tells_afterwards_is_kept_as_well(self, raw: redis.Redis, stream: EventStream) -> None:
+    def test_events_that_a_cluster_writes_afterwards_are_kept_too(self, raw: redis.Redis, stream: EventStream) -> None:
         news = [EventRecord("refused", "r", "ip:192.0.2.1"), EventRecord("banned", "r", "ip:192.0.2.1", 5, 1, 1)]
         stream.store.run(AppendEvents(event_log_of("quota", 10), news))
         assert raw.xrange(BANNED_STREAM) == cast("Any", raw.xrange(STREAM))[1:]

@@ -355,14 +355,14 @@ class TestRenewingInTheBackground:
         asyncio.run(hold())
         assert renewed_often == [20.0]
 
-    def test_a_lease_that_is_lost_meanwhile_is_told_at_the_end(self) -> None:
+    def test_a_lease_that_was_lost_raises_when_the_block_ends(self) -> None:
         lease = lock("export", lease=0.3, renew=True).acquire()
         forget("export")
         wait_until(the_thread_has_ended)
         with pytest.raises(LeaseLost):
             lease.release()
 
-    def test_a_lease_that_a_task_loses_meanwhile_is_told_at_the_end(self) -> None:
+    def test_a_lease_that_a_task_lost_raises_when_the_block_ends(self) -> None:
         async def lose() -> None:
             async with lock("export", lease=0.3, renew=True):
                 forget("export")
@@ -639,7 +639,7 @@ class TestWaiting:
         assert next(failures, None) is None
         lease.release()
 
-    def test_whom_the_store_does_not_answer_to_the_end_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_store_that_never_answers_raises_after_the_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(*asked: Any) -> Any:
             raise StoreUnavailable("it is gone")
 
@@ -820,7 +820,7 @@ class TestOnRedis:
             lease.renew(300)
             assert int(raw.pttl("quota:1:{user:7}:l:export")) > 290_000
 
-    def test_what_lies_there_goes_with_the_lease(self, raw: redis.Redis) -> None:
+    def test_the_keys_of_a_slot_expire_with_the_lease(self, raw: redis.Redis) -> None:
         with slot("export", 2, lease=20, subject="user:7"):
             assert raw.keys() == [b"quota:1:{user:7}:l:export"]
             assert 0 < int(raw.pttl("quota:1:{user:7}:l:export")) <= 20_001
@@ -915,7 +915,7 @@ class TestOnRedis:
         settings.CACHES = caches(redis_server, protocol=protocol)
         wakes_up_from_elsewhere(lambda: bool(listening(raw)))
 
-    def test_one_of_an_earlier_version_that_waits_does_no_harm(self, raw: redis.Redis) -> None:
+    def test_a_waiting_caller_of_an_earlier_version_is_ignored(self, raw: redis.Redis) -> None:
         held = lock("line").acquire()
         raw.rpush("quota:1:{global}:q:line", "0123456789abcdef")
         raw.zadd("quota:1:{global}:a:line", {"0123456789abcdef": 10**18})

@@ -77,7 +77,7 @@ class TestWhatIsCounted:
         check("10/m", SUBJECT, 0, name="a")
         assert counts() == {"a": (1, 1, 0)}
 
-    def test_what_a_shadow_rule_would_refuse_is_told_apart(self) -> None:
+    def test_refusals_of_a_shadow_rule_are_counted_apart(self) -> None:
         for _ in range(3):
             check("1/m", SUBJECT, name="a", shadow=True)
         found = activity()
@@ -295,7 +295,7 @@ class TestTheWay:
         assert all(client.pttl(key) > 0 for key in keys)
 
     @pytest.mark.usefixtures("the_flusher_runs")
-    def test_what_an_idle_process_has_counted_goes_by_itself(self, raw: redis.Redis) -> None:
+    def test_an_idle_process_sends_its_counts_by_itself(self, raw: redis.Redis) -> None:
         check("9/m", SUBJECT, name="a")
         wait_until(lambda: self.day(raw) == {"a:a": 1})
         check("9/m", SUBJECT, name="a")

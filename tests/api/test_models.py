@@ -59,7 +59,7 @@ def test_each_mode_can_be_written() -> None:
 
 
 @pytest.mark.parametrize("rate", ["ten a minute", "10/fortnight", "10/m 5", "-1/m", "10/m;"])
-def test_a_wrong_rate_is_told_in_the_parsers_words(rate: str) -> None:
+def test_a_wrong_rate_has_the_error_of_the_parser(rate: str) -> None:
     (said,) = problems(mode="rate", rate=rate)["rate"]
     assert repr(rate)[:8] in said
     assert "is not a rate" in said
@@ -96,7 +96,7 @@ def test_a_subject_has_one_spelling() -> None:
     assert "subject" in problems(subject="")
 
 
-def test_what_stands_in_a_list_says_whom_and_what() -> None:
+def test_the_text_of_an_override_says_whom_and_what() -> None:
     assert str(override(mode="rate", rate="9/m")) == "user:1, search: 9/m"
     assert str(override(rule="*")) == "user:1, all rules: blocked"
 
@@ -199,7 +199,7 @@ class TestTheDatabase:
     ("subject", "pk"),
     [("user:42", "42"), ("user:a%2Bb", "a+b"), ("user:1+path:/x", None), ("ip:203.0.113.9", None), ("global", None)],
 )
-def test_a_counter_row_tells_its_user(subject: str, pk: str | None) -> None:
+def test_a_counter_row_knows_its_user(subject: str, pk: str | None) -> None:
     assert DailyCounter(subject=subject).user_pk == pk
 
 

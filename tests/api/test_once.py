@@ -73,7 +73,7 @@ COUNTER = iter(range(10**9))
 
 @pytest.mark.usefixtures("redis_cache")
 class TestInRedis:
-    def test_no_secret_lies_there_and_memory_is_bounded(self, raw: redis.Redis) -> None:
+    def test_redis_holds_no_secret_and_memory_is_bounded(self, raw: redis.Redis) -> None:
         secret = "4111 1111 1111 1111 " * 1_000
         assert once("card", secret, ttl=60)
         keys: Any = raw.keys()

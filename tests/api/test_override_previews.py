@@ -35,7 +35,7 @@ def lines(of: list[Any]) -> list[tuple[str, int, int, float | None, str]]:
     return [(limit.rate, limit.used, limit.remaining, limit.retry_after, limit.why) for limit in of]
 
 
-def test_a_new_rate_is_shown_beside_the_limits_of_now() -> None:
+def test_a_new_rate_is_shown_with_the_current_limits() -> None:
     with freeze(START):
         check("search", SUBJECT, 10)
         (change,) = preview_override(SUBJECT, "search", Override("rate", rates="100/m")).changes

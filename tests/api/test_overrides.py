@@ -361,12 +361,12 @@ class TestRedisAway:
         assert row.pk
         assert "not published: The quota store is unavailable: it is away. They wait in the database" in caplog.text
         assert OverrideOutbox.objects.get().subject == "user:1"
-        override_sync.watch.look()
+        override_sync.watch.check()
         assert held() == {}
         away(False)
         next_look(raw)
         with caplog.at_level("INFO", "django_quota"):
-            override_sync.watch.look()
+            override_sync.watch.check()
         assert held() == {"search": BLOCKED}
         assert not OverrideOutbox.objects.exists()
         assert "had waited in the database, and are published now: 1 of them" in caplog.text
@@ -482,7 +482,7 @@ class TestSync:
         assert overrides.PUBLICATION_TTL < raw.ttl(marker_key(PREFIX)) <= overrides.MARKER_TTL
         assert all(raw.ttl(key) > 0 for key in raw.scan_iter())
 
-    def test_what_no_row_stands_for_is_withdrawn_and_nothing_else(self, raw: redis.Redis) -> None:
+    def test_only_overrides_without_a_row_are_withdrawn(self, raw: redis.Redis) -> None:
         blocked("user:1")
         blocked(LONG)
         run = current_store().run
@@ -554,7 +554,7 @@ class TestSync:
             synced()
         assert not raw.exists(marker_key(PREFIX))
 
-    def test_it_is_told_how_far_it_is(self) -> None:
+    def test_it_reports_its_progress(self) -> None:
         for n in range(3):
             blocked(f"user:{n}", mode="exempt" if n else "blocked")
         reported: list[int] = []
@@ -603,7 +603,7 @@ class TestLost:
     def test_all_that_was_lost_comes_back(self, raw: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
         blocked()
         raw.flushall()
-        override_sync.watch.look()
+        override_sync.watch.check()
         assert held() == {"search": BLOCKED}
         assert "those of 1 subjects are published again" in caplog.text
         assert {key.decode() for key in raw.scan_iter("*overrides*")} == {
@@ -616,7 +616,7 @@ class TestLost:
         synced()
         self.lose_the_last(raw, blocked)
         assert held() == {}
-        override_sync.watch.look()
+        override_sync.watch.check()
         assert held() == {"search": BLOCKED}
 
     def test_an_exemption_that_was_withdrawn_and_is_there_again_is_withdrawn_again(self, raw: redis.Redis) -> None:
@@ -624,7 +624,7 @@ class TestLost:
         synced()
         self.lose_the_last(raw, row.delete)
         assert held() == {"search": Override("exempt")}
-        override_sync.watch.look()
+        override_sync.watch.check()
         assert held() == {}
 
     def test_what_is_saved_after_a_loss_does_not_hide_it(self, raw: redis.Redis) -> None:
@@ -634,10 +634,10 @@ class TestLost:
             blocked(name)
         assert held() == {}
         assert held("user:3") == {"search": BLOCKED}
-        override_sync.watch.look()
+        override_sync.watch.check()
         assert held() == {"search": BLOCKED}
 
-    def test_what_sql_has_changed_and_a_sync_has_told_comes_back_too(self, raw: redis.Redis) -> None:
+    def test_a_change_by_sql_that_was_synced_is_published_again(self, raw: redis.Redis) -> None:
         synced()
 
         def by_sql() -> None:
@@ -648,14 +648,14 @@ class TestLost:
         with patch.object(override_sync, "publish_pending"):
             self.lose_the_last(raw, by_sql)
         assert held() == {}
-        override_sync.watch.look()
+        override_sync.watch.check()
         assert held() == {"search": BLOCKED}
 
     @pytest.mark.parametrize("command", ["quota_sweep", "quota_rollup"])
     def test_the_commands_that_cron_runs_notice_a_loss(self, raw: redis.Redis, command: str) -> None:
         synced()
         self.lose_the_last(raw, blocked)
-        assert "Redis had lost overrides: published those of 1 subjects again." in commanded(command)
+        assert "Redis had lost overrides: published those of 1 subject again." in commanded(command)
         assert held() == {"search": BLOCKED}
         assert json.loads(commanded(command, "--json"))["republished"] == 0
 
@@ -663,14 +663,14 @@ class TestLost:
         synced()
         blocked()
         monkeypatch.setattr(override_sync, "_publish_all", None)
-        override_sync.watch.look()
+        override_sync.watch.check()
         assert held() == {"search": BLOCKED}
 
     def test_one_process_looks_and_the_others_leave_it_to_that_one(self, raw: redis.Redis) -> None:
         blocked()
         raw.flushall()
         assert overrides.SyncLock(RedisStore("default"), PREFIX).acquire()
-        override_sync.watch.look()
+        override_sync.watch.check()
         assert held() == {}
 
     def test_a_turn_is_kept_while_all_is_published(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -689,7 +689,7 @@ class TestLost:
             publish(subjects, using)
 
         monkeypatch.setattr(override_sync, "publish", late)
-        override_sync.watch.look()
+        override_sync.watch.check()
         assert len(left) == 3
         assert min(left) > 10_000
 
@@ -707,45 +707,45 @@ class TestLost:
         raw.flushall()
         with monkeypatch.context() as patched:
             patched.setattr(override_sync, "count_pending", fail)
-            override_sync.watch.look()
+            override_sync.watch.check()
             assert 0 < raw.pttl(overrides.lock_key(PREFIX)) <= overrides.LOCK_TTL * 1_000
             for _ in range(2):
                 next_look(raw)
-                override_sync.watch.look()
+                override_sync.watch.check()
                 assert overrides.LOCK_TTL * 1_000 < raw.pttl(overrides.lock_key(PREFIX)) <= 10_000
             next_look(raw)
         assert caplog.text.count("cannot be published: it is slow. The next check tries again.") == 1
-        override_sync.watch.look()
+        override_sync.watch.check()
         assert held() == {"search": BLOCKED}
 
     def test_where_limiting_is_off_it_waits_on(self, raw: redis.Redis, settings: Any) -> None:
         blocked()
         raw.flushall()
         settings.QUOTA = {"ENABLED": False}
-        override_sync.watch.look()
+        override_sync.watch.check()
         assert held() == {}
 
-    def test_a_site_without_the_tables_is_told_once(
+    def test_missing_tables_are_logged_once(
         self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(type(connection.introspection), "table_names", lambda *_, **__: [])
         for _ in range(2):
-            override_sync.watch.look()
+            override_sync.watch.check()
         assert caplog.text.count("Run `migrate` to create them") == 1
         assert not raw.exists(marker_key(PREFIX))
 
-    def test_a_site_without_a_database_is_told_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_site_without_a_database_logs_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
         with default_database({"ENGINE": "django.db.backends.dummy"}):
-            override_sync.watch.look()
+            override_sync.watch.check()
         assert caplog.text == ""
 
     def test_a_database_in_memory_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         looked: list[int] = []
-        monkeypatch.setattr(override_sync.watch, "_look", looked.append)
+        monkeypatch.setattr(override_sync.watch, "_check", looked.append)
         with default_database({"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}):
-            override_sync.watch.look()
+            override_sync.watch.check()
         assert looked == []
-        override_sync.watch.look()
+        override_sync.watch.check()
         assert len(looked) == 1
 
 
@@ -805,7 +805,7 @@ def test_a_replica_is_not_asked(settings: Any) -> None:
 
 
 @pytest.mark.usefixtures("memory_store", "database")
-def test_the_memory_store_is_told_too() -> None:
+def test_the_memory_store_gets_overrides_too() -> None:
     row = blocked()
     store = current_store()
     assert isinstance(store, MemoryStore)
@@ -877,7 +877,7 @@ class TestTheCommand:
             (("set", "user:1"), "RATE|exempt|blocked"),
         ],
     )
-    def test_what_is_wrong_is_named_with_what_would_do(self, words: tuple[str, ...], told: str) -> None:
+    def test_wrong_words_are_named_with_what_to_write_instead(self, words: tuple[str, ...], told: str) -> None:
         with pytest.raises(CommandError) as caught:
             said(*words)
         assert told in str(caught.value)
@@ -909,7 +909,7 @@ class TestTheCommand:
             said("set", network, "blocked")
         assert not QuotaOverride.objects.exists()
 
-    def test_a_network_of_ipv6_that_no_request_goes_by_is_saved_with_a_note(self) -> None:
+    def test_an_ipv6_network_of_another_size_is_saved_with_a_note(self) -> None:
         assert "it is a network. Use one address" in said("set", "2001:db8::/32", "blocked")
         assert "network" not in said("set", "2001:db8::/64", "blocked")
 

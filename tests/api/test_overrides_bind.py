@@ -138,7 +138,7 @@ def test_where_the_process_that_publishes_all_again_is_killed_another_one_does(
 ) -> None:
     block()
     raw.flushall()
-    killed(manage, "publish", "override_sync.watch.look()")
+    killed(manage, "publish", "override_sync.watch.check()")
     assert raw.exists(overrides.lock_key("quota"))
     assert not serving.admits_after_three_seconds()
 
@@ -247,7 +247,7 @@ class TestAPartOfItsMemory:
             exemption.delete()
         assert not serving.admits()
 
-    def test_a_redis_that_is_restarted_from_an_older_snapshot_is_told_what_it_lacks(
+    def test_a_redis_restarted_from_an_older_snapshot_gets_what_it_lacks(
         self, what: str, serving: Serving, machine: Machine
     ) -> None:
         server = machine.server()
@@ -258,7 +258,7 @@ class TestAPartOfItsMemory:
         assert not serving.admits_after_three_seconds()
 
     @pytest.mark.thorough("topology")
-    def test_a_replica_that_takes_over_and_lacked_the_last_change_is_told(
+    def test_a_replica_that_takes_over_gets_the_last_change(
         self, what: str, serving: Serving, machine: Machine
     ) -> None:
         primary, replica = machine.server(), machine.server()

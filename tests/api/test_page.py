@@ -128,7 +128,7 @@ def test_each_limit_that_refuses_says_what_it_has_left_and_others_do_not_show() 
     assert "secret-name" not in page.text
 
 
-def test_a_request_above_the_limit_is_told_that_waiting_does_not_help() -> None:
+def test_the_page_says_that_waiting_does_not_help() -> None:
     with freeze(NOW):
         page = Page(refusal(get(), check("5/m", "global", cost=6)))
     assert "larger than that" in page.text

@@ -196,7 +196,7 @@ class TestBuckets:
             assert foreseen is not None
             assert foreseen < 60  # the first two to return stand behind the last: nobody knows that they did
 
-    def test_a_hold_behind_which_another_stands_keeps_its_place_in_a_leaky_bucket(self) -> None:
+    def test_a_hold_with_a_later_one_keeps_its_place_in_a_leaky_bucket(self) -> None:
         with freeze(START):
             holds = [reserve("60/m", SUBJECT, 10, **self.leaky) for _ in range(3)]
             assert [hold.decision.delay for hold in holds] == [0, 10, 20]
@@ -357,7 +357,7 @@ def test_reserving_and_settling_is_one_call_each(monkeypatch: pytest.MonkeyPatch
         assert hold.settle(700).remaining == 850  # a second time it changes nothing, and says how the limit stands
 
 
-def test_holds_beside_each_other_are_told_apart() -> None:
+def test_each_hold_is_settled_by_itself() -> None:
     with freeze(START):
         holds = [reserve("1000/h", SUBJECT, 100) for _ in range(10)]
         for number, hold in enumerate(holds):

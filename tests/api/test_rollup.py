@@ -102,7 +102,7 @@ def test_an_old_memory_that_came_back_mints_nothing() -> None:
     assert row.allowed == 14
 
 
-def test_a_redis_without_memory_whose_clock_is_behind_is_carried_all_the_same() -> None:
+def test_counts_of_a_new_redis_with_a_slow_clock_are_copied() -> None:
     row = DailyCounter()
     settle(row, 9 * HOUR, Count(100, 0))
     assert settle(row, 9 * HOUR - 2 * SECOND, Count(100, 3)) == Count(100, 3)
@@ -117,7 +117,7 @@ def test_a_redis_without_memory_whose_clock_is_behind_is_carried_all_the_same() 
 class TestCarrying:
     """What Redis has counted stands in the rows."""
 
-    def test_counts_are_carried_and_added_to(self, raw: redis.Redis) -> None:
+    def test_counts_are_copied_and_added_to(self, raw: redis.Redis) -> None:
         count(raw, "user:1", {"search": (3, 1), "login": (0, 2)}, TODAY)
         assert rolled() == RollupResult(days=1, rows=2, allowed=3, refused=3)
         count(raw, "user:1", {"search": (2, 0)}, TODAY)
@@ -147,7 +147,7 @@ class TestCarrying:
         rolled()
         assert rows() == {RowKey("user:1", TODAY, "search"): Count(7, 3)}
 
-    def test_names_that_no_row_could_hold_are_told_apart_all_the_same(self, raw: redis.Redis) -> None:
+    def test_names_that_no_row_could_hold_stay_different(self, raw: redis.Redis) -> None:
         subjects = ["user:" + "x" * 300, "user:" + "x" * 301, "key.f:\ud800", "~", "\u2603", "a\0b"]
         for subject in subjects:
             count(raw, subject, {"r" * 300: (1, 0), "\0": (2, 0), "plain:name": (3, 0)}, TODAY)
@@ -306,7 +306,7 @@ class TestDropping:
         assert raw.exists(count(raw, "user:1", {"search": (1, 0)}, now))
         assert len(keys()) == 4 - dropped
 
-    def test_what_is_counted_before_it_is_dropped_is_carried_by_the_next(
+    def test_counts_made_before_the_drop_are_copied_by_the_next(
         self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         count(raw, "user:1", {"search": (1, 0)}, OLD)
@@ -322,7 +322,7 @@ class TestDropping:
         assert rolled() == RollupResult(days=1, rows=1, allowed=1, dropped=1)
         assert rows() == {RowKey("user:1", OLD, "search"): Count(2, 0)}
 
-    def test_what_was_not_carried_is_not_dropped(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_was_not_copied_is_not_dropped(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
         key = count(raw, "user:1", {"search": (1, 0)}, OLD)
         monkeypatch.setattr(rollup, "copy_counts", lambda *_: RollupResult())
         assert rolled().dropped == 0
@@ -428,7 +428,7 @@ def test_killed_at_random_points_totals_are_exact(manage: Manage, raw: redis.Red
 
 @pytest.mark.thorough("processes")
 @only_one_redis
-def test_three_at_once_are_exact_and_end_cleanly_when_they_are_told_to(manage: Manage, raw: redis.Redis) -> None:
+def test_three_at_once_are_exact_and_end_cleanly_at_a_signal(manage: Manage, raw: redis.Redis) -> None:
     traffic = Traffic(raw)
     running = [manage.start("quota_rollup", "--json", "--batch", "7", "--every", "0.001") for _ in range(3)]
     for each in running:

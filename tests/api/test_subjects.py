@@ -146,7 +146,7 @@ class TestSecrets:
         assert subject("header:X-Api-Key", request(HTTP_X_API_KEY=SECRET)).startswith("header.x-api-key:")
 
     @pytest.mark.parametrize(("key", "make"), KEYS)
-    def test_no_secret_lies_in_redis(
+    def test_redis_holds_no_secret(
         self, key: str, make: Callable[[str], HttpRequest], redis_cache: object, raw: redis.Redis
     ) -> None:
         assert check("10/m", make(SECRET), key=key).subject != IP
@@ -287,7 +287,7 @@ class TestFunctions:
         ("..a", "cannot be imported"),
     ],
 )  # fmt: skip
-def test_what_is_no_key_is_refused_with_what_would_do(key: object, text: str) -> None:
+def test_a_wrong_key_is_refused_with_what_to_write_instead(key: object, text: str) -> None:
     with pytest.raises(RuleError, match=text):
         compile_key(key)
 

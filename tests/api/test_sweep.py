@@ -135,7 +135,7 @@ def test_no_live_entry_goes_and_no_more_than_allowed(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_has_its_treatment_and_stands_in_the_table(kind: str) -> None:
+def test_every_kind_has_its_treatment_and_is_in_the_table(kind: str) -> None:
     target = target_of("quota", key_of(BASE, kind, "x"))
     assert target == SweepTarget(key_of(BASE, kind, "x"), kind)
     assert target.lifetime > 0
@@ -155,7 +155,7 @@ def test_what_is_not_ours_is_left_alone(key: str) -> None:
     assert target_of("quota", key) is None
 
 
-def test_one_rules_keys_are_told_from_anothers() -> None:
+def test_keys_of_one_rule_are_not_those_of_another() -> None:
     def is_of(rule: str, key: str) -> bool:
         return target_of("quota", key, rule) is not None
 
@@ -339,7 +339,7 @@ class StopAfter(threading.Event):
 
 @one_server
 @given(st.integers(0, 60))
-def test_a_sweep_that_is_stopped_anywhere_is_gone_on_with(store: RedisStore, raw: redis.Redis, times: int) -> None:
+def test_a_stopped_sweep_is_resumed(store: RedisStore, raw: redis.Redis, times: int) -> None:
     raw.flushall()
     fill(raw, 400)
     first = swept(store, stop=StopAfter(times))
@@ -379,7 +379,7 @@ def test_a_place_of_another_server_or_another_rule_is_not_taken_up(
 
 
 @pytest.mark.thorough("processes")
-def test_a_killed_sweep_is_gone_on_with_by_the_next(manage: Manage, raw: redis.Redis) -> None:
+def test_a_killed_sweep_is_resumed_by_the_next(manage: Manage, raw: redis.Redis) -> None:
     fill(raw, 6_000)
     process = manage.start("quota_sweep", "--budget-ms", "30")
     wait_until(lambda: raw.exists(POSITION))
@@ -409,7 +409,7 @@ def test_a_signal_ends_it_after_the_piece_at_hand(manage: Manage, raw: redis.Red
 
 
 @pytest.mark.thorough("processes")
-def test_it_sweeps_again_and_again_until_it_is_told_to_stop(manage: Manage, raw: redis.Redis) -> None:
+def test_it_sweeps_again_and_again_until_a_signal(manage: Manage, raw: redis.Redis) -> None:
     process = manage.start("quota_sweep", "--every", "0.01", "--json")
     for _ in range(3):
         fill(raw, 5)
@@ -477,11 +477,11 @@ def test_the_command_says_what_it_did(raw: redis.Redis) -> None:
     put(raw, key_of(BASE, "b", "a"), expired(5), ttl=None)
     raw.set(key_of(BASE, "once", "x"), "1")
     dry = said("--dry-run")
-    assert "Looked at 3 keys, 2 of them sorted sets" in dry
+    assert "Looked at 3 keys, 2 sorted sets to sweep among them." in dry
     assert "Would remove 1,505 expired entries from 2 sets." in dry
     assert "Would give a TTL to 2 keys that had none, by kind: b 1, once 1." in dry
     real = said()
-    assert "Removed 1,505 expired entries from 2 sets, 1 of which are gone; " in real
+    assert "Removed 1,505 expired entries from 2 sets (1 now gone); " in real
     assert "KB came free" in real
     assert "Gave a TTL to 2 keys that had none, by kind: b 1, once 1." in real
     report = json.loads(said("--json", "--rule", "a"))

@@ -311,14 +311,14 @@ def test_a_transfer_resumed_by_two_is_all_or_nothing_under_any_two_faults(skew: 
     assert len(search.seen) > 10_000
 
 
-def test_two_of_a_giver_who_has_enough_for_one_never_make_it_owe() -> None:
+def test_two_transfers_never_make_a_source_negative() -> None:
     search = Search([*TWO, carrier("a")], {"a": 5, "b": 0, "c": 0}, {"x": 3, "y": 4}, faults=1).all()
     assert search.fates == {("received", "refused"), ("refused", "received")}
     assert len(search.seen) > 10_000
 
 
 @pytest.mark.thorough("search")
-def test_two_of_a_giver_who_has_enough_for_both_and_two_carriers() -> None:
+def test_two_transfers_of_a_source_and_two_sweeps() -> None:
     search = Search([*TWO, *CARRIERS], {"a": 7, "b": 0, "c": 0}, {"x": 3, "y": 4}).all()
     assert search.fates == {("received", "received")}
     assert len(search.seen) > 10_000
@@ -423,7 +423,7 @@ class Apart:
         return self.places[subject].get(key(kind, subject)) or {}
 
 
-def test_a_transfer_is_four_calls_and_one_where_the_giver_has_less() -> None:
+def test_a_transfer_is_four_calls_and_a_refused_one_is_one() -> None:
     world = Apart(a=5, b=1)
     world.asked.clear()
     assert world.transfer("x", "a", "b", 4) == [DONE]
@@ -460,7 +460,7 @@ def test_a_close_that_fails_leaves_the_transfer_done(
     assert "remembered for longer than needed" in caplog.text
 
 
-def test_the_next_transfer_carries_on_three_that_are_overdue_and_the_sweep_the_rest() -> None:
+def test_the_next_transfer_resumes_three_overdue_ones_and_the_sweep_the_rest() -> None:
     world = Apart(a=50)
     world.stopped(*((f"x{number}", "a", "b", 1) for number in range(5)))
     world.now += OVERDUE - 1
@@ -473,7 +473,7 @@ def test_the_next_transfer_carries_on_three_that_are_overdue_and_the_sweep_the_r
     assert (world.total("b"), world.resume_overdue("a"), world.total("b")) == (3, [True, True], 5)
 
 
-def test_one_that_cannot_be_carried_on_stands_in_nobodys_way() -> None:
+def test_a_transfer_that_cannot_be_resumed_blocks_no_other() -> None:
     world = Apart(a=70)
     world.stopped(*((f"x{number}", "a", "bcd"[number % 3], 1) for number in range(3 * BATCH_SIZE)))
     world.now += OVERDUE
@@ -492,7 +492,7 @@ def test_one_that_cannot_be_carried_on_stands_in_nobodys_way() -> None:
 
 @pytest.mark.parametrize("is_full", [False, True])
 @pytest.mark.parametrize("by", ["the sweep", "the next transfer"])
-def test_a_note_is_settled_as_it_lies_there_however_it_is_spaced(by: str, is_full: bool) -> None:
+def test_a_note_is_settled_however_it_is_spaced(by: str, is_full: bool) -> None:
     world = Apart(a=5, b=MAX_INT64 if is_full else 0, c=0)
     words = json.dumps(note_of("x", 3), indent=1)
     world.places["a"].put(key("m", "a"), {words: world.now + PENDING_TTL - OVERDUE}, 2**60)
@@ -520,7 +520,7 @@ def test_the_sweep_leaves_a_note_that_stays_though_it_was_settled(
     assert world.total("b") == 2 * BATCH_SIZE
 
 
-def test_a_taker_whose_clock_is_far_ahead_gets_nothing_until_it_agrees() -> None:
+def test_a_destination_with_a_fast_clock_gets_nothing_until_it_agrees() -> None:
     world = Apart(a=5)
     world.skews["b"] = LEASE
     with pytest.raises(StoreUnavailable, match="do the clocks of the servers agree"):
@@ -552,7 +552,7 @@ def test_what_can_neither_be_received_nor_given_back_stays_on_the_way_until_it_c
     assert (world.total("a"), world.total("b")) == (5, MAX_INT64)
 
 
-def test_what_nobody_carried_on_for_400_days_is_carried_on_no_more() -> None:
+def test_a_transfer_is_not_resumed_after_400_days() -> None:
     world = Apart(a=5)
     world.stopped(("x", "a", "b", 3))
     world.now += PENDING_TTL - 1
@@ -617,7 +617,7 @@ def test_what_redis_cannot_give_back_stays_noted_until_it_can(raw: redis.Redis, 
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_what_a_cluster_had_on_the_way_is_carried_on_where_it_became_one_server(raw: redis.Redis) -> None:
+def test_transfers_of_a_cluster_are_resumed_after_it_became_one_server(raw: redis.Redis) -> None:
     store: Any = current_store()
     for subject, total in (("a", 9), ("b", 1), ("c", MAX_INT64)):
         counter("coins").set(subject, total)
@@ -626,7 +626,7 @@ def test_what_a_cluster_had_on_the_way_is_carried_on_where_it_became_one_server(
         assert store.run(Send(source_of("a"), note_of(f"id{number}", number + 1, destination)), began)[0] == DONE
     with freeze(began + OVERDUE):
         report = Sweeper(store, "quota").sweep(threading.Event(), lambda count: None)
-    assert (report.carried, report.on_the_way) == (3, 0)
+    assert (report.transfers_finished, report.transfers_pending) == (3, 0)
     assert [counter("coins").get(subject) for subject in "abc"] == [6, 4, MAX_INT64]
     assert {text(name) for name in raw.scan_iter()} == {key("c", name) for name in "abc"} | {
         key("n", "b"),

@@ -67,6 +67,14 @@ def test_a_plain_name_is_its_own(name: str) -> None:
     assert row_part(name) == escape(name)
 
 
+def test_a_field_that_another_program_wrote_is_no_error(redis_cache: object, raw: redis.Redis) -> None:
+    with freeze(START):
+        check("1/h", "user:1")
+        (day,) = counted_days("user:1")
+        raw.hset(day.key, b"\xff:a", b"\xff")
+        assert usage.usage("user:1")[TODAY] == {"1/h": Count(1, 0), "\\xff": Count()}
+
+
 # --- one subject ------------------------------------------------------------------------------------------------------
 
 

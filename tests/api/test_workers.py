@@ -42,7 +42,7 @@ class TestAlive:
         assert self.run("a", START + TTL - 1) == 2
         assert self.run("a", START + TTL) == 1
 
-    def test_the_key_goes_by_itself(self, settings: Any) -> None:
+    def test_the_key_expires_by_itself(self, settings: Any) -> None:
         if settings.QUOTA.get("STORE") == "memory":
             return
         self.run("a", 0)

@@ -1,8 +1,4 @@
-"""The measuring itself: what one way to make a check costs the client and Redis.
-
-Nothing here knows any limiter. A way to make a check is a `Work`; a line of the table is a `Row`; what one
-limiter does outside the table (racing, filling, its clock) is a `Contender`.
-"""
+"""The measuring itself: what one way to make a check costs the client and Redis. Nothing here knows any limiter."""
 
 from __future__ import annotations
 
@@ -14,26 +10,18 @@ import random
 import statistics
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import redis
-from django.db import connection
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
 
 SUBJECTS = 40
 """Subjects that take turns within a batch: no limiter gains from asking for the same subject again and again."""
 
-EACH = 25
+EACH = 10
 """Checks that each subject of a batch makes."""
-
-BATCH = SUBJECTS * EACH
-
-COUNTED = 20
-"""Checks over which round trips, queries and commands are counted."""
 
 MICRO = 1e6
 
@@ -41,8 +29,13 @@ _addresses = itertools.count(int(ipaddress.ip_address("10.100.100.100")))
 
 
 def fresh_ip() -> str:
-    """Return an address that no row has used yet."""
+    """Return an address that has not been used yet."""
     return str(ipaddress.ip_address(next(_addresses)))
+
+
+def fresh_ips() -> list[str]:
+    """Return the subjects of a batch."""
+    return [fresh_ip() for _ in range(SUBJECTS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +56,13 @@ class Work:
 
     def run(self, ips: Sequence[str], count: int) -> None:
         """Make `count` checks for each address, in turn, untimed, and verify the answers."""
+        if self.before is not None:
+            for ip in ips:
+                self.before(ip)
         self.verify(self.answers(self.inputs(ips, count)))
 
     def inputs(self, ips: Sequence[str], count: int) -> list[Any]:
         """Make the inputs of `count` checks for each address, in turn."""
-        for ip in ips if self.before else ():
-            self.before(ip)  # type: ignore[misc]
         return [self.make_input(ip) for _ in range(count) for ip in ips]
 
     def answers(self, inputs: Sequence[Any]) -> list[Any]:
@@ -89,75 +83,56 @@ async def _awaited(call: Callable[[Any], Any], inputs: Sequence[Any]) -> list[An
     return [await call(given) for given in inputs]
 
 
-_loops: list[asyncio.AbstractEventLoop] = []
-
-
+@cache
 def _loop() -> asyncio.AbstractEventLoop:
     """Return the one event loop of all rows: a site's loop runs all the time, too."""
-    if not _loops:
-        _loops.append(asyncio.new_event_loop())
-    return _loops[0]
+    return asyncio.new_event_loop()
 
 
-class Batch(NamedTuple):
-    """What one batch took, in microseconds a check."""
+class Figures(NamedTuple):
+    """What a check took: microseconds, and round trips."""
 
     cpu: float
+    """CPU time of the client process, all of its threads."""
     wall: float
+    redis: float
+    """Time in Redis, by its own `commandstats`: the commands that arrive, with all that a script does."""
+    trips: float
 
 
 @dataclass(slots=True)
 class Row:
-    """A line of the table, and what was measured of it (in microseconds a check)."""
+    """A line of the table, and what was measured of it."""
 
+    id: str
     package: str
     label: str
-    rates: tuple[str, ...]
-    build: Callable[[tuple[str, ...]], Work]
-    fills: bool = False
-    """Whether to measure the memory of a filled 100/m limit made this way."""
-    cpu: float = 0.0
-    """CPU time of the client process, all of its threads."""
-    wall: float = 0.0
-    redis_cpu: float = 0.0
-    """CPU time in Redis, by its own `commandstats`."""
-    trips: float = 0.0
-    queries: float = 0.0
-    memory: int | None = None
-    batches: list[Batch] = field(default_factory=list, repr=False)
+    work: Work
+    fill: Callable[[str], object] | None = None
+    """Fills a limit of 1000/m for an address, so that the memory of a subject can be measured."""
+    bytes: int | None = None
+    arriving: dict[str, float] = field(default_factory=dict)
+    batches: list[Figures] = field(default_factory=list)
 
-    def figures(self) -> dict[str, Any]:
-        """Return what was measured, as JSON takes it."""
-        names = ("package", "label", "rates", "cpu", "wall", "redis_cpu", "trips", "queries", "memory")
-        return {name: getattr(self, name) for name in names}
+    @property
+    def figures(self) -> Figures:
+        """The medians of all batches."""
+        return Figures(*map(statistics.median, zip(*self.batches, strict=True)))
 
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """One limiter, for what is measured outside the table.
-
-    `check(rate)` returns a function that takes an address and says whether it was admitted. `at(seconds)` puts
-    its clock to a moment within the block. `fill(rate, ip)` makes as many hits as the rate admits, in the way
-    that leaves the most behind in Redis; where that is one by one, `fills_up_to` keeps the run short.
-    `clock_windows`: its windows start by the clock, so a race must be held inside one.
-    """
-
-    package: str
-    check: Callable[[str], Callable[[str], bool]]
-    at: Callable[[float], AbstractContextManager[object]]
-    fill: Callable[[str, str], None]
-    fills_up_to: int = 1000
-    clock_windows: bool = False
+    def as_json(self) -> dict[str, Any]:
+        """Return what was measured."""
+        told = {"id": self.id, "package": self.package, "label": self.label, "bytes": self.bytes}
+        return told | self.figures._asdict()
 
 
 class Server:
-    """What the Redis server itself says about the traffic, its CPU time and the memory."""
+    """What the Redis server itself says about the traffic, its time and the memory."""
 
     def __init__(self, url: str) -> None:
         self.client: Any = redis.Redis.from_url(url)  # redis-py leaves MONITOR untyped
-        self.client.ping()  # so that connecting is never counted
 
     def __enter__(self) -> Server:
+        self.client.ping()  # so that connecting is never counted
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -168,119 +143,77 @@ class Server:
         """Return the version of the server."""
         return str(self.client.info("server")["redis_version"])
 
-    def reads(self) -> int:
-        """Return how often the server has read from a socket, this question included.
+    def arriving(self, work: Work) -> dict[str, float]:
+        """Return how many of each command arrive for a check.
 
-        This is how round trips are counted: what a client sends before it waits (one command, or a whole
-        pipeline) arrives in one read while it is smaller than the 16 KB that the server reads at once; commands
-        that a script calls inside the server never arrive at all. It takes no client's word: whoever talks to
-        this server is counted, also from another thread.
+        `commandstats` counts what a script calls twice: within the script and by itself. MONITOR tells them apart.
         """
-        return int(self.client.info("stats")["total_reads_processed"])
-
-    def microseconds_a_call(self) -> dict[str, float]:
-        """Return what a call of each command has taken since the figures were reset."""
-        stats = self.client.info("commandstats")
-        return {name.removeprefix("cmdstat_"): float(told["usec_per_call"]) for name, told in stats.items()}
+        ips = fresh_ips()
+        work.run(ips, 1)
+        inputs = work.inputs(ips, 1)
+        arrived: Counter[str] = Counter()
+        with self.client.monitor() as monitor:
+            work.answers(inputs)
+            self.client.echo("the end")
+            for heard in monitor.listen():
+                name = str(heard["command"]).partition(" ")[0].lower()
+                if name == "echo":
+                    break
+                arrived[name] += heard["client_type"] != "lua"
+        return {name: number / len(inputs) for name, number in arrived.items() if number}
 
     def total_bytes(self) -> int:
         """Return MEMORY USAGE of every key, summed, all elements counted."""
         keys = list(self.client.scan_iter(count=1000))
         return sum(int(self.client.memory_usage(key, samples=0) or 0) for key in keys)
 
-    def empty(self) -> None:
-        """Drop every key."""
+    def bytes_a_subject(self, fill: Callable[[str], object]) -> int:
+        """Return the memory that one more filled subject takes: keys that all subjects share are left out."""
         self.client.flushall()
+        fill(fresh_ip())
+        one = self.total_bytes()
+        fill(fresh_ip())
+        return self.total_bytes() - one
 
 
-def time_rows(rows: Sequence[Row], laps: int) -> Iterator[int]:
-    """Time every row in laps, a batch each, and yield the number of each finished lap.
+def time_rows(rows: Sequence[Row], server: Server, laps: int, each: int = EACH) -> Iterator[None]:
+    """Time every row in laps, a batch each, and yield after each lap.
 
     Each lap takes the rows in another order: a machine that changes its speed changes it for all rows alike.
     """
-    works = [(row, row.build(row.rates)) for row in rows]
-    for _, work in works:  # scripts get loaded, caches filled, connections opened
-        work.run([fresh_ip() for _ in range(SUBJECTS)], 2)
+    for row in rows:  # scripts get loaded, caches filled, connections opened
+        row.arriving = server.arriving(row.work)
+    order = list(rows)
+    shuffle = random.Random(1).shuffle
     gc.collect()
     gc.freeze()
-    shuffle = random.Random(1).shuffle
-    for lap in range(laps):
-        shuffle(works)
-        for row, work in works:
-            row.batches.append(_time_batch(work))
-        yield lap + 1
+    for _ in range(laps):
+        shuffle(order)
+        for row in order:
+            row.batches.append(time_batch(row.work, server, row.arriving, each=each))
+        yield
     gc.unfreeze()
-    for row in rows:
-        row.cpu = statistics.median(batch.cpu for batch in row.batches)
-        row.wall = statistics.median(batch.wall for batch in row.batches)
 
 
-def _time_batch(work: Work) -> Batch:
-    inputs = work.inputs([fresh_ip() for _ in range(SUBJECTS)], EACH)
+def time_batch(
+    work: Work, server: Server, arriving: dict[str, float], ips: Sequence[str] = (), each: int = EACH
+) -> Figures:
+    """Time one batch of checks: of these subjects, or of fresh ones, from the second check of each on."""
+    if not ips:
+        ips = fresh_ips()
+        work.run(ips, 1)
+    inputs = work.inputs(ips, each)
+    server.client.config_resetstat()
     wall, cpu = time.perf_counter(), time.process_time()
     answers = work.answers(inputs)
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    told = server.client.info("all")
     work.verify(answers)
-    return Batch(cpu / BATCH * MICRO, wall / BATCH * MICRO)
-
-
-def count_trips(row: Row, server: Server) -> None:
-    """Count the round trips and SQL queries of a check, from a subject's second check on."""
-    work = row.build(row.rates)
-    queries = 0
-
-    def count(execute: Any, *args: Any) -> Any:
-        nonlocal queries
-        queries += 1
-        return execute(*args)
-
-    ip = fresh_ip()
-    work.run([ip], 1)
-    inputs = [work.make_input(ip) for _ in range(COUNTED)]
-    with connection.execute_wrapper(count):
-        before = server.reads()
-        answers = work.answers(inputs)
-        # The second question is a read as well: it is no check's.
-        reads = server.reads() - before - 1
-    work.verify(answers)
-    row.trips, row.queries = reads / COUNTED, queries / COUNTED
-
-
-def measure_redis_cpu(row: Row, server: Server) -> None:
-    """Measure the CPU time that a check takes in Redis: the commands that it sends, at what each takes on average.
-
-    `commandstats` counts what a script calls once with the script and once by itself. MONITOR tells them apart: so
-    only what arrives from the client is added up.
-    """
-    work = row.build(row.rates)
-    ips = [fresh_ip() for _ in range(SUBJECTS)]
-    work.run(ips, 1)
-    inputs = [work.make_input(ip) for ip in ips[:COUNTED]]
-    arrived: Counter[str] = Counter()
-    with server.client.monitor() as monitor:
-        answers = work.answers(inputs)
-        server.client.echo("the end")
-        for heard in monitor.listen():
-            name = str(heard["command"]).partition(" ")[0].lower()
-            if name == "echo":
-                break
-            arrived[name] += heard["client_type"] != "lua"
-    work.verify(answers)
-    inputs = [work.make_input(ip) for _ in range(EACH - 1) for ip in ips]
-    server.client.config_resetstat()
-    answers = work.answers(inputs)
-    took = server.microseconds_a_call()
-    work.verify(answers)
-    row.redis_cpu = sum(took[name] * number for name, number in arrived.items() if name in took) / COUNTED
-
-
-def bytes_a_subject(fill: Callable[[str], object], server: Server) -> int:
-    """Return the memory that one more filled subject takes.
-
-    The second subject minus the first: keys that all subjects share are charged only by what they grow.
-    """
-    server.empty()
-    fill(fresh_ip())
-    one = server.total_bytes()
-    fill(fresh_ip())
-    return server.total_bytes() - one
+    took = {name: told.get(f"cmdstat_{name}", {"usec_per_call": 0.0})["usec_per_call"] for name in arriving}
+    return Figures(
+        cpu=cpu / len(inputs) * MICRO,
+        wall=wall / len(inputs) * MICRO,
+        redis=sum(float(took[name]) * number for name, number in arriving.items()),
+        # What a client sends before it waits arrives in one read. The question itself is a read, too.
+        trips=(told["total_reads_processed"] - 1) / len(inputs),
+    )

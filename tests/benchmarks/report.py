@@ -1,230 +1,261 @@
-"""What the bench prints: the tables, and the same figures as JSON."""
+"""What the bench prints, and writes into docs/: tables, goals, pictures. All of it comes from the figures as JSON."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import django
 import redis
+from rich.console import Console
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from pathlib import Path
+import django_quota
+from tests.benchmarks.facts import EACH, EDGE, RACE, THREADS
+from tests.benchmarks.measure import Figures
+from tests.benchmarks.pictures import Chart
 
-    from rich.console import Console
+DOCS = Path(django_quota.__file__).parent.parent / "docs"
+PAGE = DOCS / "benchmarks.md"
+BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
+NONE = "—"
 
-NOT_MEASURED = "—"
-
-RACE_RATE, THREADS, EACH = "50/m", 16, 400
-EDGE_RATE = "10/m"
-MEMORY_RATES = ("10/m", "100/m", "1000/m", "100000/m")
-REFUSED_HITS = 900
-
-
-def hits_of(rate: str) -> int:
-    """Return how many hits the rate admits."""
-    return int(rate.partition("/")[0])
+Found = Mapping[str, Any]
+"""All that was measured, as `--json` writes it."""
 
 
-@dataclass(slots=True)
-class Facts:
-    """What one limiter did outside the table of checks."""
-
-    package: str
-    clock_held: bool = False
-    race: int = 0
-    worst_window: int = 0
-    memory: list[int] = field(default_factory=list)
-    memory_after_refusals: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the figures as JSON takes them."""
-        return asdict(self)
+def machine() -> str:
+    """Say what it runs on."""
+    return (
+        f"{platform.python_implementation()} {platform.python_version()}, Django {django.__version__}, "
+        f"redis-py {redis.__version__}, {os.cpu_count()} cores"
+    )
 
 
-@dataclass(slots=True)
+# --- the goals --------------------------------------------------------------------------------------------------------
+
+
 class Run:
-    """What was measured on one Redis with one parser, in one process."""
+    """The rows of one Redis and parser, by id, and what was measured once."""
 
-    server: str
-    parser: str
-    rows: list[dict[str, Any]]
-    facts: list[dict[str, Any]]
+    def __init__(self, run: Found, found: Found) -> None:
+        self.name = f"Redis {run['redis']}, {run['parser']}"
+        self.rows: list[Found] = run["rows"]
+        self.by_id = {row["id"]: Figures(**{name: row[name] for name in Figures._fields}) for row in self.rows}
+        self.found = found
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the figures as JSON takes them."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, given: Mapping[str, Any]) -> Run:
-        """Read the figures again."""
-        return cls(**given)
-
-    def row(self, package: str, label: str) -> dict[str, Any]:
-        """Return the row of a package with this label, at its first rate."""
-        return next(row for row in self.rows if row["package"].startswith(package) and row["label"] == label)
+    def __getitem__(self, row: str) -> Figures:
+        return self.by_id[row]
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A ratio that is to be at most so much."""
+    """A ratio and the most that it may be. It raises `KeyError` where a row of it was not measured."""
 
     words: str
-    figure: str
     most: float
-    over: tuple[str, str]
-    of: tuple[str, str]
-    less: tuple[str, str] | None = None
-    """What is taken off `of` first: the bare view, say."""
+    ratio: Callable[[Run], float]
 
-    def ratio(self, run: Run) -> float:
-        """Return what was reached in a run."""
-        value: float = run.row(*self.of)[self.figure]
-        if self.less is not None:
-            value -= run.row(*self.less)[self.figure]
-        over: float = run.row(*self.over)[self.figure]
-        return value / over
-
-
-_CHECK, _THREE = ("django_quota", "check()"), ("django_quota", "check(), three limits in one call")
-_LIMITS, _LIMITS_THREE = ("limits", "MovingWindow.hit()"), ("limits", "three hit()")
-_BARE_VIEW = ("Django", "bare view, no limit")
 
 GOALS = (
-    Goal("check() over limits' moving window: client CPU", "cpu", 1.0, _LIMITS, _CHECK),
-    Goal("the same: wall", "wall", 1.0, _LIMITS, _CHECK),
-    Goal("the same: CPU in Redis", "redis_cpu", 2.0, _LIMITS, _CHECK),
-    Goal("three limits in one call over three hits of limits: client CPU", "cpu", 0.6, _LIMITS_THREE, _THREE),
-    Goal("the same: wall", "wall", 0.6, _LIMITS_THREE, _THREE),
-    Goal("the same: CPU in Redis", "redis_cpu", 1.2, _LIMITS_THREE, _THREE),
-    Goal(
-        "(view under one limit - bare view) over check(): client CPU", "cpu", 1.3, _CHECK,
-        ("django_quota", "@quota view"), _BARE_VIEW,
-    ),
-    Goal(
-        "(view under three limits and middleware - bare view) over check() of three: client CPU", "cpu", 1.5, _THREE,
-        ("django_quota", "view, three @quota + QuotaMiddleware"), _BARE_VIEW,
-    ),
-    Goal("acheck() over check(): client CPU", "cpu", 1.5, _CHECK, ("django_quota", "acheck()")),
+    Goal("`check()` over limits' moving window: client CPU", 1.0, lambda run: run["check"].cpu / run["limits"].cpu),
+    Goal("the same: wall", 1.0, lambda run: run["check"].wall / run["limits"].wall),
+    Goal("the same: CPU in Redis", 2.0, lambda run: run["check"].redis / run["limits"].redis),
+    Goal("three limits in one call over three hits of limits: client CPU", 0.6,
+         lambda run: run["check3"].cpu / run["limits3"].cpu),
+    Goal("the same: wall", 0.6, lambda run: run["check3"].wall / run["limits3"].wall),
+    Goal("the same: CPU in Redis", 1.2, lambda run: run["check3"].redis / run["limits3"].redis),
+    Goal("(view under one limit - bare view) over `check()`: client CPU", 1.3,
+         lambda run: (run["view"].cpu - run["bare view"].cpu) / run["check"].cpu),
+    Goal("(three limits, middleware and decorators on one view - bare view) over `check()` of three: client CPU", 1.5,
+         lambda run: (run["view3"].cpu - run["bare view"].cpu) / run["check3"].cpu),
+    Goal("`acheck()` over `check()`, in a running loop: client CPU", 1.5,
+         lambda run: run["acheck"].cpu / run["check"].cpu),
+    Goal("a refused request in a flood, refusals cached, over an allowed one: client CPU", 0.3,
+         lambda run: run["flooded view"].cpu / run["view"].cpu),
+    Goal("the same: trips to Redis", 0.05, lambda run: run["flooded view"].trips),
+    Goal("a limited view while Redis is gone, over the bare view, through Django's handler: client CPU", 1.1,
+         lambda run: float(run.found["view_without_redis"]["ratio"])),
+    Goal("`import django_quota` and `django.setup()` with it, over without: CPU", 1.3,
+         lambda run: run.found["start"]["with"] / run.found["start"]["without"]),
 )  # fmt: skip
 
 
-@dataclass(slots=True)
-class Report:
-    """All that was measured."""
+def reached(goal: Goal, run: Run) -> str:
+    """Return the ratio, and whether that is the goal."""
+    try:
+        ratio = goal.ratio(run)
+    except KeyError:
+        return NONE
+    return f"{ratio:.2f} {'yes' if ratio <= goal.most else 'no'}"
 
-    laps: int
-    runs: list[Run] = field(default_factory=list)
+
+# --- the tables -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """A table: printed, or as Markdown. The first `texts` columns are words."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str
+    texts: int = 1
 
     def show(self, console: Console) -> None:
-        """Print the tables."""
-        console.print(f"\n[bold]{self.machine()}[/bold], Redis over TCP on this machine")
-        for run in self.runs:
-            console.print(_checks_table(run))
-        console.print(
-            f"Median of {self.laps} interleaved batches of 1,000 checks: 40 fresh subjects in turn, 25 checks each. "
-            "CPU: all threads of the client. In Redis: by `commandstats`, the commands that arrive. A view's own cost "
-            "is in its row. Trips: what reached the server, from a subject's second check on. Bytes: MEMORY USAGE of "
-            "all that one more subject takes once 100 hits under 100/m have filled it.",
-            style="dim",
-        )
-        console.print(self._goals_table())
-        for run in self.runs[:1]:
-            if run.facts:
-                console.print(_facts_table(run.facts))
-                console.print(_facts_words(run.facts), style="dim")
+        """Print it."""
+        table = Table(title=self.title, title_justify="left", title_style="bold")
+        for number, column in enumerate(self.columns):
+            table.add_column(column, justify="left" if number < self.texts else "right", overflow="fold")
+        before = None
+        for row in self.rows:
+            if self.texts > 1 and before not in {None, row[0]}:
+                table.add_section()
+            table.add_row("" if self.texts > 1 and row[0] == before else row[0], *map(_coloured, row[1:]))
+            before = row[0]
+        console.print(table)
+        console.print(self.note, style="dim")
 
-    def machine(self) -> str:
-        """Say what it ran on."""
-        return (
-            f"{platform.python_implementation()} {platform.python_version()}, Django {django.__version__}, "
-            f"redis-py {redis.__version__}, {os.cpu_count()} CPUs"
-        )
-
-    def _goals_table(self) -> Table:
-        table = Table(title="Ratios", title_justify="left")
-        table.add_column("")
-        table.add_column("goal", justify="right")
-        for run in self.runs:
-            table.add_column(f"Redis {run.server}\n{run.parser}", justify="right")
-        for goal in GOALS:
-            reached = [goal.ratio(run) for run in self.runs]
-            table.add_row(
-                goal.words, f"{goal.most:.1f}", *(_judged(f"{ratio:.2f}", ratio <= goal.most) for ratio in reached)
-            )
-        return table
-
-    def save(self, path: Path) -> None:
-        """Write the same figures as JSON."""
-        figures = {"machine": self.machine(), "laps": self.laps, "runs": [run.as_json() for run in self.runs]}
-        path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    def markdown(self) -> str:
+        """Return it as the docs have it."""
+        lines = [
+            f"### {self.title}\n\n| " + " | ".join(self.columns) + " |",
+            "|" + "---|" * self.texts + "---:|" * (len(self.columns) - self.texts),
+            *("| " + " | ".join(row) + " |" for row in self.rows),
+        ]
+        return "\n".join(lines) + f"\n\n{self.note}"
 
 
-def _checks_table(run: Run) -> Table:
-    table = Table(title=f"A check: Redis {run.server}, replies read by {run.parser}", title_justify="left")
-    for column in ("", "", "rate"):
-        table.add_column(column, overflow="fold")
-    for column in ("CPU µs", "÷ bare", "wall µs", "in Redis µs", "trips", "SQL", "bytes"):
-        table.add_column(column, justify="right")
-    before = None
-    for row in run.rows:
-        if before is not None and row["package"] != before:
-            table.add_section()
-        table.add_row("" if row["package"] == before else row["package"], *_cells(row, run.rows[0]))
-        before = row["package"]
-    return table
+def _coloured(cell: str) -> str:
+    colour = {"yes": "green", "no": "red"}.get(cell.rpartition(" ")[2])
+    return f"[{colour}]{cell}[/{colour}]" if colour else cell
 
 
-def _cells(row: Mapping[str, Any], bare: Mapping[str, Any]) -> list[str]:
-    return [
-        row["label"],
-        " ".join(row["rates"]) or NOT_MEASURED,
-        f"{row['cpu']:.1f}",
-        f"{row['cpu'] / bare['cpu']:.2f}",
-        f"{row['wall']:.1f}",
-        f"{row['redis_cpu']:.1f}",
-        f"{row['trips']:.2f}".rstrip("0").rstrip("."),
-        f"{row['queries']:.2f}".rstrip("0").rstrip("."),
-        NOT_MEASURED if row["memory"] is None else f"{row['memory']:,}",
-    ]
+def sheets(found: Found) -> Iterator[Sheet]:
+    """Return all tables of what was measured."""
+    runs = [Run(run, found) for run in found["runs"]]
+    yield _goals(runs)
+    for run in runs:
+        yield _checks(run)
+    if found.get("facts"):
+        yield _facts(found["facts"])
+    if found.get("a_second"):
+        yield _a_second(found["a_second"])
 
 
-def _facts_table(all_facts: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="Who is right", title_justify="left")
-    table.add_column("")
-    table.add_column(f"race\n(right: {hits_of(RACE_RATE)})", justify="right")
-    table.add_column(f"worst window\n(right: {hits_of(EDGE_RATE)})", justify="right")
-    for rate in MEMORY_RATES:
-        table.add_column(f"bytes\n{rate}", justify="right")
-    table.add_column(f"100/m and\n{REFUSED_HITS} refused", justify="right")
-    for facts in all_facts:
-        memory = [f"{size:,}" for size in facts["memory"]]
-        memory += [NOT_MEASURED] * (len(MEMORY_RATES) - len(memory))
-        table.add_row(
-            facts["package"],
-            _judged(str(facts["race"]), facts["race"] == hits_of(RACE_RATE)),
-            _judged(str(facts["worst_window"]), facts["worst_window"] == hits_of(EDGE_RATE)),
-            *memory,
-            f"{facts['memory_after_refusals']:,}",
-        )
-    return table
-
-
-def _facts_words(all_facts: Sequence[Mapping[str, Any]]) -> str:
-    held = ", ".join(facts["package"] for facts in all_facts if facts["clock_held"]) or "none"
-    return (
-        f"Race: {THREADS} threads x {EACH} requests of one subject under {RACE_RATE}, the clock held for {held} so "
-        f"that no edge of its windows falls into it. Worst window: the most admitted within 60 s under {EDGE_RATE}, "
-        "clocks moved by hand. Bytes a subject: filled under each rate; the last column after 100 hits and "
-        f"{REFUSED_HITS} more under 100/m. {NOT_MEASURED}: not measured."
+def _goals(runs: Sequence[Run]) -> Sheet:
+    rows = [[goal.words, f"{goal.most:g}", *(reached(goal, run) for run in runs)] for goal in GOALS]
+    without = "" if any("flooded view" in run.by_id for run in runs) else (
+        " No row with cached refusals: this version's rules do not know `cache_refusals`."
+    )  # fmt: skip
+    once = f" What needs no Redis is measured once. {NONE}: not measured.{without}"
+    return Sheet(
+        "Goals", ["ratio", "at most", *(run.name for run in runs)], rows, "Ratios of medians of one run." + once
     )
 
 
-def _judged(words: str, is_right: bool) -> str:
-    colour = "green" if is_right else "red"
-    return f"[{colour}]{words}[/{colour}]"
+def _checks(run: Run) -> Sheet:
+    rows, base = [], run["limits"]
+    for row in run.rows:
+        took, size = run[row["id"]], row["bytes"]
+        cells = [row["package"], row["label"]]
+        for one, of_base in zip(took[:3], base[:3], strict=True):
+            cells += [f"{one:.1f}", f"{one / of_base:.2f}"]
+        rows.append([*cells, f"{took.trips:.2f}".rstrip("0").rstrip("."), NONE if size is None else f"{size:,}"])
+    return Sheet(
+        f"A check: {run.name}",
+        ["", "", "client CPU µs", "÷ limits", "wall µs", "÷ limits", "in Redis µs", "÷ limits", "trips", "bytes"],
+        rows,
+        "÷ limits: over limits' moving window. Bytes: what one more subject takes once 1000/m is full.",
+        texts=2,
+    )
+
+
+def _facts(facts: Sequence[Found]) -> Sheet:
+    rows = [
+        [each["package"], f"{each['race']}", NONE if each["worst"] is None else f"{each['worst']}"] for each in facts
+    ]
+    return Sheet(
+        "Who is right",
+        ["", f"{THREADS * EACH:,} racing for {RACE}", f"most in a window of {EDGE}/m"],
+        rows,
+        f"{THREADS} threads with {EACH} requests each of one subject under {RACE}/m. Most in a window: within any "
+        f"60 s, the clock moved by hand. {NONE}: its clock is that of Redis.",
+    )
+
+
+def _a_second(points: Sequence[Found]) -> Sheet:
+    rows = []
+    for point in points:
+        ours, limits = point["ours"], point["limits"]
+        name = f"{point['x']} calling" if point["x"] else "2 sending without a pause"
+        rows.append([name, *(
+            cell for figure in ("a_second", "a_core")
+            for cell in (f"{ours[figure]:,.0f}", f"{limits[figure]:,.0f}", f"{ours[figure] / limits[figure]:.2f}")
+        )])  # fmt: skip
+    return Sheet(
+        "Checks a second on one Redis, by processes",
+        ["processes", "django_quota", "limits", "ratio", "django_quota, a core of Redis", "limits", "ratio"],
+        rows,
+        "On few cores the processes that call use what Redis would need. So the right half says what Redis would serve "
+        "with a core of its own, by the CPU time that it took. The last row sends, a batch at a time, what checks have "
+        "sent.",
+    )
+
+
+# --- into the docs ----------------------------------------------------------------------------------------------------
+
+
+def write_page(found: Found) -> None:
+    """Write the tables between the markers of docs/benchmarks.md."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"{PAGE.name} lacks the markers {BEGIN} and {END}.")
+    tables = "\n\n".join(sheet.markdown() for sheet in sheets(found))
+    PAGE.write_text(f"{before}{BEGIN}\n\nMeasured on {found['machine']}.\n\n{tables}\n\n{END}{after}", encoding="utf-8")
+
+
+def write_pictures(growth: Mapping[str, Sequence[Found]], folder: Path) -> None:
+    """Write a picture of each growth."""
+    for name, chart in charts(growth):
+        (folder / f"{name}.svg").write_text(chart.svg(), encoding="utf-8")
+
+
+def charts(growth: Mapping[str, Sequence[Found]]) -> Iterator[tuple[str, Chart]]:
+    """Return the pictures by name."""
+
+    def line(points: Sequence[Found], who: str, figure: str) -> list[float]:
+        return [point[who][figure] for point in points]
+
+    rules, limits, subjects = growth["rules"], growth["limits"], growth["subjects"]
+    yield "cost_by_rules", Chart(
+        "A request through the middleware does not grow with the rules of the site",
+        "rules in the settings, one of which fits", "microseconds a request", [f"{point['x']:,}" for point in rules],
+        {"wall time": line(rules, "ours", "wall"), "CPU time of the client": line(rules, "ours", "cpu")},
+    )  # fmt: skip
+    yield "cost_by_limits", Chart(
+        "One call for all limits, and a hit for each",
+        "limits that are checked", "microseconds", [f"{point['x']:,}" for point in limits],
+        {
+            "check(), client CPU": line(limits, "ours", "cpu"),
+            "limits, client CPU": line(limits, "limits", "cpu"),
+            "check(), in Redis": line(limits, "ours", "redis"),
+            "limits, in Redis": line(limits, "limits", "redis"),
+        },
+    )  # fmt: skip
+    yield "cost_by_subjects", Chart(
+        "A check among many subjects",
+        "subjects in Redis", "microseconds a check", [f"{point['x']:,}" for point in subjects],
+        {
+            "check(), client CPU": line(subjects, "ours", "cpu"),
+            "limits, client CPU": line(subjects, "limits", "cpu"),
+            "check(), in Redis": line(subjects, "ours", "redis"),
+            "limits, in Redis": line(subjects, "limits", "redis"),
+        },
+    )  # fmt: skip

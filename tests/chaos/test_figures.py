@@ -114,7 +114,7 @@ def test_a_rule_that_should_have_been_counted_in_each_worker_and_was_not_is_said
     assert broken(found_in(hits, counted), counted) == ["A worker admitted 1 by itself in a window beyond its part"]
 
 
-def test_a_worker_that_stands_still_in_the_end_is_not_normal() -> None:
+def test_a_worker_that_hangs_at_the_end_is_not_normal() -> None:
     silent = Account("sync", [hit(101)], [CUT], 1, [GONE, BACK], [], 0)
     assert not figures([silent, account([], CUT)], TIMES, ONE_OUTAGE).is_normal
 

@@ -163,6 +163,22 @@ def test_the_command_prints_limits_and_overrides() -> None:
     ]
 
 
+def test_a_rate_is_read_in_any_spelling() -> None:
+    with freeze(START):
+        for _ in range(2):
+            check("1/m", SUBJECT)
+    words = ("--rule", "1 per minute")
+    assert "refused   by 1/m, limit 1" in run("quota_status", SUBJECT, *words)
+    assert "1/m" in run("quota_events", *words)
+    assert "Looked at 1 key, 1 sorted set to sweep" in run("quota_sweep", *words)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_override_of_a_rate_has_the_name_of_the_rate() -> None:
+    run("quota_override", "set", SUBJECT, "5/m", "--rule", "10 per minute")
+    assert run("quota_override", "list", "--rule", "10 per minute").startswith(f"{SUBJECT}, 10/m: ")
+
+
 def test_unused_limits_are_shown_with_all() -> None:
     with freeze(START):
         check("search", SUBJECT, 10)
@@ -301,6 +317,11 @@ class TestReset:
             "dry_run": False,
         }
         assert reset_subject(SUBJECT, scan=True, dry_run=True).rules == ["banning"]
+
+    def test_a_rate_is_read_in_any_spelling(self) -> None:
+        with freeze(START):
+            check("10/m", SUBJECT)
+        assert run("quota_reset", SUBJECT, "--rule", "10 per minute") == f"Reset 10/m for {SUBJECT}\n"
 
     def test_a_dry_run_changes_nothing(self, raw: redis.Redis) -> None:
         with freeze(START):

@@ -200,7 +200,7 @@ def test_a_leaky_bucket_spaces_hits_by_their_delay() -> None:
     assert [limit.run().retry_after for _ in range(3)] == [0, 10 * SECOND, 20 * SECOND]
 
 
-def test_a_refund_gives_nobody_a_place_in_a_leaky_bucket_that_another_was_told() -> None:
+def test_a_refund_gives_no_promised_place_in_a_leaky_bucket_away() -> None:
     limit = Spec("6/m", "leaky_bucket")
     assert [limit.run().retry_after for _ in range(2)] == [0, 10 * SECOND]
     assert limit.run("refund").remaining == 4

@@ -250,26 +250,6 @@ def test_forked_workers_open_their_own_connections(redis_server: RedisServer, ra
 
 
 @forks
-def test_a_forked_worker_never_uses_a_connection_of_its_parent(
-    redis_server: RedisServer, raw: redis.Redis, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings.CACHES = caches(redis_server)
-    check("9/m", "user:1")
-    connections: Any = redis_store()._connections
-    (parents,) = connections._idle
-    real, seen = os.getpid, list[bool]()
-
-    def pid() -> int:
-        seen.append(parents in connections._idle)  # what another thread would find, that finds the number right
-        return real()
-
-    monkeypatch.setattr(os, "getpid", pid)
-    connections._start()
-    assert seen == [False]
-    parents.disconnect()
-
-
-@forks
 @pytest.mark.parametrize("held", ["outages", "breaker", "connections"])
 def test_a_forked_worker_does_not_wait_for_a_thread_of_its_parent(
     held: str, redis_server: RedisServer, raw: redis.Redis, settings: Any

@@ -89,7 +89,7 @@ class TestFull:
             assert not check("1/m", "a:new").allowed
         assert len(full) < 10
 
-    def test_it_is_told_once(self, full: MemoryStore, caplog: pytest.LogCaptureFixture) -> None:
+    def test_it_is_reported_once(self, full: MemoryStore, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.ERROR)
         for later in (0, 300):
             with freeze(START + later * SECOND):
@@ -101,9 +101,7 @@ class TestFull:
         assert "'1/m' may have no more" in said[0]
 
     @pytest.mark.parametrize("is_async", [False, True])
-    def test_a_view_answers_503_and_a_view_that_looks_for_itself_is_told(
-        self, full: MemoryStore, is_async: bool
-    ) -> None:
+    def test_a_view_answers_503_and_a_view_that_checks_by_hand_knows(self, full: MemoryStore, is_async: bool) -> None:
         def view(request: Any) -> HttpResponse:
             return HttpResponse(str(request.quota.allowed))
 
@@ -149,7 +147,7 @@ class TestShares:
             assert max(held.values()) - min(held.values()) <= 1
             assert all(check("1/m", f"ip:192.0.2.{number}", name="login").allowed for number in range(30))
 
-    def test_what_is_kept_beside_the_counts_belongs_to_the_rule_that_is_flooded(self, full: MemoryStore) -> None:
+    def test_other_keys_belong_to_the_flooded_rule_too(self, full: MemoryStore) -> None:
         """Bans, which last longer than the counts, and the days of users."""
         options: dict[str, Any] = {"name": "api", "ban": {"after": "1/m", "for": ["1h"]}}
         for minute in range(10):
@@ -179,7 +177,7 @@ def fill() -> None:
         check("5/h", f"fill:{number}", name=f"fill-{number}")
 
 
-def test_what_has_no_answer_that_would_do_raises(settings: Any) -> None:
+def test_a_call_without_a_safe_answer_raises(settings: Any) -> None:
     settings.QUOTA = {"MEMORY_KEYS": CAP, "STORE": "memory"}
     counter("c").incr("user:known")
     held = slot("s", 1, subject="a").acquire()

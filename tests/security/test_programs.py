@@ -77,7 +77,7 @@ def test_an_ip_is_nothing_but_an_address(subject: str) -> None:
 
 
 @pytest.mark.parametrize("length", [100_000, 200_000, 3_000_000])
-def test_more_than_the_system_takes_is_a_failure_that_is_told(length: int) -> None:
+def test_more_than_the_system_takes_is_a_reported_failure(length: int) -> None:
     found = Program(["true", "x" * length], 30).run(EVENT)
     assert found is None or found.startswith("it could not start: ")
     assert length < 3_000_000 or found

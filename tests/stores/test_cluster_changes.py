@@ -142,7 +142,7 @@ def test_transfers_keep_the_sum_while_the_slots_of_givers_and_takers_move(moving
         finally:
             done.set()
         running.result()
-    assert swept().on_the_way == 0
+    assert swept().transfers_pending == 0
     assert (sum(totals()), min(totals()) >= 0) == (20 * EACH, True)
     print(f"{movers.moved} moved, {movers.refused} refused, {movers.failed} failed")
 

@@ -207,7 +207,7 @@ class TestOne:
         assert COINS.get(two) == 0
         assert COINS.get(one) == (5 if key == "m" else 2)
         cluster.owner(place).client.delete(place)
-        assert swept().carried == (key == "n")
+        assert swept().transfers_finished == (key == "n")
         assert COINS.get(one) + COINS.get(two) == 5
 
     def test_every_key_has_a_ttl_at_every_step(self, cluster: Cluster, do: Do, faults: Faults) -> None:
@@ -224,7 +224,7 @@ class TestOne:
                         do(one, two, 1)
                 assert min(ttls(cluster)) > 0
         faults.over()
-        assert swept().on_the_way == 0
+        assert swept().transfers_pending == 0
         inbox = f"quota:1:{{{two}}}:n:coins"
         left = cluster.owner(inbox).client.pttl(inbox)
         assert left > (LEASE + MARGIN) / 1_000
@@ -303,8 +303,8 @@ def all_is_there() -> int:
 
     def is_there() -> bool:
         found = swept()
-        carried.append(found.carried)
-        return found.on_the_way == 0 and sum(totals()) == 20 * EACH
+        carried.append(found.transfers_finished)
+        return found.transfers_pending == 0 and sum(totals()) == 20 * EACH
 
     wait_until(is_there)
     assert min(totals()) >= 0
@@ -325,15 +325,16 @@ class TestMany:
         assert left
         assert min(movers.moved, movers.refused, movers.failed) > 20
         report = swept(dry_run=True)
-        assert (sum(totals()) < 20 * EACH, report.carried > 0, report.on_the_way) == (True, True, 0)
+        assert (sum(totals()) < 20 * EACH, report.transfers_finished > 0, report.transfers_pending) == (True, True, 0)
         again = swept()
-        assert (again.carried, again.on_the_way) == (report.carried, 0)
+        assert (again.transfers_finished, again.transfers_pending) == (report.transfers_finished, 0)
         assert min(totals()) >= 0
         assert sum(totals()) == 20 * EACH
         assert not on_the_way(cluster)
         assert min(ttls(cluster)) > 0
         assert len({cluster.owner(total_of(name)).port for name in ACCOUNTS}) == 3
-        print(f"{movers.moved} moved, {movers.refused} refused, {movers.failed} failed, {report.carried} carried on")
+        finished = report.transfers_finished
+        print(f"{movers.moved} moved, {movers.refused} refused, {movers.failed} failed, {finished} finished")
 
     def test_several_sweeps_at_once_carry_each_on_once(self, cluster: Cluster, faults: Faults) -> None:
         filled()
@@ -344,7 +345,7 @@ class TestMany:
         assert len(on_the_way(cluster)) > 10
         with ThreadPoolExecutor(4) as pool:
             for each in [pool.submit(swept) for _ in range(4)]:
-                assert each.result().on_the_way == 0
+                assert each.result().transfers_pending == 0
         assert sum(totals()) == 20 * EACH
         assert not on_the_way(cluster)
 
@@ -366,7 +367,7 @@ class TestMany:
         assert asyncio.run(many()) > 40
         carried = all_is_there()
         assert carried
-        print(f"{carried} carried on")
+        print(f"{carried} finished")
 
     @pytest.mark.thorough("topology")
     @forks
@@ -412,7 +413,7 @@ def test_a_taker_that_hangs_gets_the_amount_once_though_it_hears_of_it_when_it_w
         wait_until(lambda: destination.client.get(total_of(two)) == b"4")
         assert COINS.get(one) == 5
         assert on_the_way(own)
-        assert swept().carried == 1
+        assert swept().transfers_finished == 1
         assert (COINS.get(one), COINS.get(two), on_the_way(own)) == (5, 4, [])
 
 
@@ -434,9 +435,9 @@ class TestTheSweep:
             call_command("quota_sweep", stdout=out, stderr=io.StringIO(), **options)
             return out.getvalue()
 
-        assert "Would resume 1 interrupted transfers.\n" in told(dry_run=True)
+        assert "Would resume 1 interrupted transfer.\n" in told(dry_run=True)
         assert (COINS.get(one), COINS.get(two)) == (2, 0)
-        assert "Resumed 0 interrupted transfers; 1 are still on the way" in told()
+        assert "Resumed 0 interrupted transfers; 1 could not be finished" in told()
         found = json.loads(told(json=True))
         assert (found["carried"], found["on_the_way"]) == (0, 1)
         faults.over()
@@ -464,5 +465,5 @@ class TestTheSweep:
             COINS.transfer(one, three, 2)
         faults.before = lambda operation: isinstance(operation, Receive) and operation.keys[0] == total_of(two)
         report = swept()
-        assert (report.carried, report.on_the_way, report.complete) == (1, 1, True)
+        assert (report.transfers_finished, report.transfers_pending, report.complete) == (1, 1, True)
         assert (COINS.get(two), COINS.get(three)) == (0, 2)

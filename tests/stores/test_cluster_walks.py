@@ -123,7 +123,7 @@ class TestAServerThatIsGone:
         assert (said["missed"], said["complete"]) == (1, False)
         with pytest.raises(CommandError):
             call_command("quota_sweep")
-        assert "1 parts of the Cluster did not answer" in capsys.readouterr().out
+        assert "1 part of the Cluster did not answer" in capsys.readouterr().out
 
     def test_what_the_others_counted_is_carried_and_it_is_said(
         self, own: Cluster, database: Any, capsys: pytest.CaptureFixture[str]

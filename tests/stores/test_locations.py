@@ -76,6 +76,15 @@ def test_all_urls_of_a_location_are_checked(location: object) -> None:
     assert problem_of("redis://a/0, redis://b/0") is None
 
 
+@pytest.mark.parametrize("port", ["port", "99999", "-1"])
+def test_a_wrong_port_is_named_with_its_place_and_an_example(port: str) -> None:
+    problem = problem_of(f"redis://{HOST}:{port}/0")
+    assert problem.message == (
+        f"The LOCATION of CACHES[\"default\"] is no Redis URL: 'redis://{HOST}:...' has no port from 0 to 65535."
+    )
+    assert problem.hint.startswith('Use, for example, "redis://127.0.0.1:6379/0".')
+
+
 @given(st.text("a1:/?#@[]=&,;+. ", min_size=1, max_size=12), st.sampled_from(["", "u"]))
 @example("p@ss#w", "").via("found by a stranger")
 @example("1?a=a", "u")

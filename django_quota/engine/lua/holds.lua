@@ -98,7 +98,12 @@ local function make_holds()
   end
 
   local function restore_to(limit, parts)
-    if limit.algorithm.restore_all then return limit.algorithm.restore_all(limit, parts, now) end
+    if limit.algorithm.restore_all then
+      for _, part in ipairs(parts) do
+        if part.stop > now then return limit.algorithm.restore_all(limit, parts, now) end
+      end
+      return
+    end
     for _, part in ipairs(parts) do
       local amount = still_used(limit, part)
       if amount > 0 and limit.algorithm.restore then

@@ -43,6 +43,7 @@ from django_quota.services.event_stream import (
     iso,
     moment_of,
 )
+from django_quota.services.lookup import parse_rule_input
 
 MAX_WAIT = 60.0
 """The longest pause between two attempts, in seconds."""
@@ -360,7 +361,7 @@ def _start(since: str, stream: EventStream) -> str:
 
 
 def _wanted(options: dict[str, Any]) -> Callable[[Event], bool]:
-    kinds, rules = options["kind"] or KINDS, options["rule"]
+    kinds, rules = options["kind"] or KINDS, list(map(parse_rule_input, options["rule"] or ()))
     return lambda event: event.kind in kinds and (not rules or event.rule in rules)
 
 

@@ -18,7 +18,7 @@ from django_quota.core.rates import parse_duration
 from django_quota.core.rules import is_valid_name
 from django_quota.management.console import SUBJECT_HELP, QuotaCommand, printable
 from django_quota.models import QuotaOverride
-from django_quota.services.lookup import network_hint, parse_search_input, parse_subject_input
+from django_quota.services.lookup import network_hint, parse_rule_input, parse_search_input, parse_subject_input
 from django_quota.services.override_sync import is_pending, write_database
 from django_quota.services.overrides import ALL_RULES
 from django_quota.services.subjects import named_subject
@@ -65,6 +65,8 @@ class Command(QuotaCommand):
             given = options.get(option)
             if given and not is_valid_name(given):  # Python reads a byte that is not UTF-8 as half of a character
                 raise CommandError(f"--{option} {given!r} is not UTF-8 text. Check the encoding of your terminal.")
+        if options["rule"] is not None:
+            options["rule"] = parse_rule_input(options["rule"])
         verbs[options["verb"]](options)
 
     def _list(self, options: dict[str, Any]) -> None:

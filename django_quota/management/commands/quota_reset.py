@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_quota.management.console import SUBJECT_HELP, QuotaCommand, printable, redis_store
-from django_quota.services.lookup import parse_search_input
+from django_quota.services.lookup import parse_rule_input, parse_search_input
 from django_quota.services.reset import reset_subject
 
 
@@ -27,9 +27,10 @@ class Command(QuotaCommand):
         """Reset it, and print what."""
         redis_store()
         subject, is_dry = parse_search_input(options["subject"]), options["dry_run"]
-        done = reset_subject(subject, options["rule"], scan=True, dry_run=is_dry)
+        rules = options["rule"] and list(map(parse_rule_input, options["rule"]))
+        done = reset_subject(subject, rules, scan=True, dry_run=is_dry)
         self.note_subject(options["subject"], subject, is_used=bool(done.rules))
-        self.note_rules(name for name in options["rule"] or () if name not in done.rules)
+        self.note_rules(name for name in rules or () if name not in done.rules)
         if options["json"]:
             self.print_json({"subject": subject, "rules": done.rules, "dropped": done.dropped, "dry_run": is_dry})
         elif not done.rules:

@@ -16,7 +16,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, close_old_connections
 
 from django_quota.core.errors import StoreUnavailable
-from django_quota.management.console import QuotaCommand, progress, redis_store, stopping
+from django_quota.management.console import QuotaCommand, counted, progress, redis_store, stopping
 from django_quota.management.pending_overrides import publish_pending_overrides
 from django_quota.services.rollup import BATCH_SIZE, RollupResult, roll_up
 from django_quota.stores.redis.store import RedisStore
@@ -65,9 +65,9 @@ class Command(QuotaCommand):
         done, problem = RollupResult(), pending.problem
         with progress(self.stderr, "Rolling up", None) as advance:
             try:
-                for carried in roll_up(store, options["batch"], options["database"]):
-                    done.add(carried)
-                    advance(carried.days, f"{done.rows:,} rows changed")
+                for copied in roll_up(store, options["batch"], options["database"]):
+                    done.add(copied)
+                    advance(copied.days, f"{counted(done.rows, 'row')} changed")
                     if stop.is_set():
                         break
             except StoreUnavailable as error:
@@ -83,7 +83,7 @@ class Command(QuotaCommand):
 
 def _in_words(done: RollupResult, *, is_stopped: bool) -> str:
     return (
-        f"{'Stopped before the end. ' if is_stopped else ''}Looked at {done.days:,} days of subjects; added "
-        f"{done.allowed:,} allowed and {done.refused:,} refused checks to {done.rows:,} rows; deleted {done.dropped:,} "
-        "finished days from Redis."
+        f"{'Stopped before the end. ' if is_stopped else ''}Looked at {counted(done.days, 'day')} of subjects; "
+        f"added {done.allowed:,} allowed and {done.refused:,} refused checks to {counted(done.rows, 'row')}; "
+        f"deleted {counted(done.dropped, 'finished day')} from Redis."
     )

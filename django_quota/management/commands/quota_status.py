@@ -23,7 +23,7 @@ from django_quota.services.inspection import (
     load_snapshot,
     recent_refusals,
 )
-from django_quota.services.lookup import composite_subjects, parse_search_input
+from django_quota.services.lookup import composite_subjects, parse_rule_input, parse_search_input
 from django_quota.services.overrides import ALL_RULES, Override
 
 BAR_WIDTH = 20
@@ -44,7 +44,8 @@ class Command(QuotaCommand):
     def handle(self, *_: Any, **options: Any) -> None:
         """Read it, and print it."""
         redis_store()
-        subject, names = parse_search_input(options["subject"]), options["rule"]
+        subject = parse_search_input(options["subject"])
+        names = options["rule"] and list(map(parse_rule_input, options["rule"]))
         self.note_subject(options["subject"], subject, is_used=True)
         pending = report_pending_overrides(subject)
         self.note(f"Note: {pending.note}" if pending.note else "")

@@ -17,12 +17,13 @@ from django.template.defaultfilters import filesizeformat
 
 from django_quota.conf import current
 from django_quota.core.errors import StoreUnavailable
-from django_quota.management.console import QuotaCommand, progress, redis_store, stopping
+from django_quota.management.console import QuotaCommand, counted, progress, redis_store, stopping
 from django_quota.management.pending_overrides import (
     PendingReport,
     publish_pending_overrides,
     report_pending_overrides,
 )
+from django_quota.services.lookup import parse_rule_input
 from django_quota.services.sweep import Report, Sweeper
 
 MAX_BUDGET_MS = 1_000
@@ -61,6 +62,7 @@ class Command(QuotaCommand):
         if every is not None and not 0 < every <= MAX_PAUSE:
             raise CommandError(f"--every {every:g}: use a number of seconds above 0 and up to a day, for example 60.")
         if options["rule"] is not None:
+            options["rule"] = parse_rule_input(options["rule"])
             self.note_rules([options["rule"]])
         with stopping() as stop:
             while True:
@@ -107,27 +109,30 @@ def _in_words(report: Report, *, is_dry: bool) -> list[str]:
     lines = []
     if report.resumed:
         lines.append("Continued where the last sweep stopped.")
-    lines.append(f"Looked at {report.keys:,} keys, {report.sets:,} of them sorted sets to sweep.")
+    lines.append(f"Looked at {counted(report.keys, 'key')}, {counted(report.sets, 'sorted set')} to sweep among them.")
+    entries = counted(report.removed, "expired entry", "expired entries")
+    sets = counted(report.changed, "set")
     if is_dry:
-        lines.append(f"Would remove {report.removed:,} expired entries from {report.changed:,} sets.")
+        lines.append(f"Would remove {entries} from {sets}.")
     else:
         lines.append(
-            f"Removed {report.removed:,} expired entries from {report.changed:,} sets, {report.emptied:,} of which are "
-            f"gone; {filesizeformat(report.freed)} came free by MEMORY USAGE, which estimates large sets."
+            f"Removed {entries} from {sets} ({report.emptied:,} now gone); {filesizeformat(report.freed)} came free by "
+            "MEMORY USAGE, which estimates large sets."
         )
-    if report.carried or report.on_the_way:
+    if report.transfers_finished or report.transfers_pending:
         done = "Would resume" if is_dry else "Resumed"
-        left = f"; {report.on_the_way:,} are still on the way" if report.on_the_way else ""
-        lines.append(f"{done} {report.carried:,} interrupted transfers{left}.")
+        left = f"; {report.transfers_pending:,} could not be finished" if report.transfers_pending else ""
+        lines.append(f"{done} {counted(report.transfers_finished, 'interrupted transfer')}{left}.")
     if report.repaired:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(report.repaired.items()))
         done = "Would give" if is_dry else "Gave"
-        lines.append(f"{done} a TTL to {report.repaired.total():,} keys that had none, by kind: {kinds}.")
+        lines.append(f"{done} a TTL to {counted(report.repaired.total(), 'key')} that had none, by kind: {kinds}.")
     lines.append(
         f"It took {report.seconds:.1f} s, and the longest call {report.slowest * 1_000:.1f} ms with the network."
     )
     if report.missed:
-        lines.append(f"{report.missed:,} parts of the Cluster did not answer. The next sweep looks at their keys.")
+        missed = counted(report.missed, "part")
+        lines.append(f"{missed} of the Cluster did not answer. The next sweep looks at the missing keys.")
     elif not report.complete:
         lines.append("Stopped before the end" + ("." if is_dry else ". The next sweep continues from there."))
     return lines

@@ -10,7 +10,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_quota.management.console import QuotaCommand, progress, redis_store
+from django_quota.management.console import QuotaCommand, counted, progress, redis_store
 from django_quota.services.override_sync import count_subjects, republish, write_database
 
 
@@ -34,5 +34,5 @@ class Command(QuotaCommand):
             self.print_json(done._asdict())
         else:
             self.stdout.write(
-                f"Published the overrides of {done.subjects:,} subjects; withdrew those of {done.withdrawn:,}."
+                f"Published the overrides of {counted(done.subjects, 'subject')}; withdrew those of {done.withdrawn:,}."
             )

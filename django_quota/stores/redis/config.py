@@ -70,9 +70,11 @@ def parse_location(url: str) -> Mapping[str, Any]:
     parse: Any = parse_url  # redis-py leaves it untyped
     try:
         return cast("Mapping[str, Any]", parse(url))
-    except ValueError:  # its text may hold a part of the password
-        shown = without_password(url) if "@" in url else f"{url.partition('//')[0]}//..."
-        raise ValueError(f"{shown!r} cannot be read as a Redis URL") from None
+    except ValueError as error:  # its text may hold a part of the password
+        shown = without_password(url) if "@" in url else f"{url.rpartition(':')[0]}:..."
+        is_port = str(error).startswith("Port ")
+        problem = "has no port from 0 to 65535" if is_port else "cannot be read as a Redis URL"
+        raise ValueError(f"{shown!r} {problem}") from None
 
 
 def without_password(url: str) -> str:

@@ -97,7 +97,8 @@ def _location_problem(place: str, location: object) -> AliasProblem | None:
         try:
             parse_location(url)
         except ValueError as error:
-            return AliasProblem("E004", f"The LOCATION of {place} is no Redis URL: {error}.", QUOTE_HINT)
+            hint = f'Use, for example, "redis://127.0.0.1:6379/0". {QUOTE_HINT}'
+            return AliasProblem("E004", f"The LOCATION of {place} is no Redis URL: {error}.", hint)
     return None
 
 

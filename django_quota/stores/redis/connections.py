@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import threading
 import time
 import weakref
@@ -33,6 +32,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import SentinelConnectionPool
 
 from django_quota.core.errors import ConfigurationError
+from django_quota.core.forks import register_fork_aware
 from django_quota.stores.redis.config import (
     PLAIN_TIMEOUT,
     TIMEOUTS,
@@ -97,16 +97,17 @@ class SyncConnections:
     def __init__(self, alias: str, pool_of: Callable[[str], Any] | None = None) -> None:
         self._alias = alias
         self._pool_of = pool_of or (lambda alias: sync_client(alias).connection_pool)
-        self._start()
+        self.after_fork()
+        register_fork_aware(self)
 
-    def _start(self) -> None:
+    def after_fork(self) -> None:
+        """Start without connections: a forked worker must not write to the sockets of its parent."""
         self._idle: deque[Any] = deque()
         self._pool: Any = None
         self._changed = threading.Condition()
         """Guards the two counts below. Notified when a connection comes free and another call waits."""
         self._open = 0
         self._waiting = 0
-        self._pid = os.getpid()  # last: a thread that reads it must not find a connection of the parent
 
     def take(self, timeout: float | None = None, is_refusing: Callable[[], bool] | None = None) -> Any:
         """Return a connection that is ready to send.
@@ -114,8 +115,6 @@ class SyncConnections:
         `timeout`: seconds to wait while all are in use; None: that of the pool. `is_refusing`: says whether the breaker
         has opened meanwhile. Raises redis-py's errors if it cannot connect, `AllInUseError` if none came free.
         """
-        if self._pid != os.getpid():  # a forked worker must not write to its parent's sockets
-            self._start()
         pool = self._pool
         if pool is None:
             pool = self._pool = self._pool_of(self._alias)

@@ -1,0 +1,103 @@
+"""Measure a check beside a bare EVALSHA and six other limiters, on private Redis servers.
+
+`python -m tests.benchmarks`, or `make bench ARGS="..."`. docs/benchmarks.md says what is measured, and how.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from django_quota.testing.redis_server import server_programs
+from tests.benchmarks import processes, report
+from tests.benchmarks.measure import EACH
+
+WIDTH = 150
+"""Columns that the tables take unfolded."""
+STARTS = 8
+"""How often Django starts with us, and without."""
+
+
+def main() -> None:
+    """Measure, print, and write what the options say."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--laps", type=int, default=12, metavar="N", help="batches of 400 checks a row (default 12)")
+    parser.add_argument("--quick", action="store_true", help="the rows only, on one Redis with hiredis")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file, too")
+    parser.add_argument("--read", type=Path, metavar="FILE", help="show the figures of such a file; measure nothing")
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/benchmarks.md")
+    parser.add_argument("--pictures", action="store_true", help="measure how cost grows, too, and draw it for docs/")
+    options = parser.parse_args()
+    console = Console(stderr=True)
+    found = json.loads(options.read.read_text()) if options.read else measure(options, console)
+    printed = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    printed.print(f"\n[bold]{found['machine']}[/bold]")
+    for sheet in report.sheets(found):
+        sheet.show(printed)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if options.write:
+        report.write_page(found)
+    if options.pictures and "growth" in found:
+        report.write_pictures(found["growth"], report.DOCS / "pictures")
+
+
+def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Take all measurements that the options ask for."""
+    programs, parsers = server_programs(), list(processes.PARSERS)
+    if options.quick:
+        programs, parsers = programs[:1], parsers[:1]
+    found: dict[str, Any] = {"machine": report.machine(), "laps": options.laps, "runs": []}
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    # Drawn between the laps only: a drawing thread would take time from what is measured.
+    with (
+        processes.awake_cores(),
+        Progress(*columns, console=console, auto_refresh=False, transient=True) as progress,
+    ):
+        task = progress.add_task("", total=len(programs) * len(parsers) * options.laps)
+
+        def tick() -> None:
+            progress.advance(task)
+            progress.refresh()
+
+        def tell(words: str) -> None:
+            progress.update(task, description=words, refresh=True)
+
+        for program in programs:
+            for parser in parsers:
+                tell(f"{program}, replies read by {parser}")
+                with processes.redis_over_tcp(program) as url:
+                    wants_facts = not options.quick and not found["runs"]
+                    run = processes.in_process(
+                        "tests.benchmarks.processes:rows",
+                        url,
+                        options.laps,
+                        wants_facts,
+                        EACH,
+                        parser=parser,
+                        tick=tick,
+                    )
+                found.setdefault("facts", run.pop("facts"))
+                found["runs"].append({"parser": parser, **run})
+        tell("without Redis, and starting")
+        found["view_without_redis"] = processes.in_process("tests.benchmarks.processes:view_without_redis", 100)
+        found["start"] = processes.start(2 if options.quick else STARTS)
+        if not options.quick:
+            tell("checks a second")
+            with processes.redis_over_tcp(programs[0]) as url:
+                found["a_second"] = processes.in_process("tests.benchmarks.scale:checks_a_second", url, 1.0)
+        if options.pictures:
+            tell("how a check grows")
+            with processes.redis_over_tcp(programs[0]) as url:
+                found["growth"] = processes.in_process("tests.benchmarks.scale:growth", url, options.laps // 2 + 1)
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""What is measured in processes of its own: servers, spinners, imports, and a view while Redis is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import django
+from django.conf import settings
+
+from django_quota.testing.redis_server import running_redis
+from tests.support.ports import free_port
+
+PARSERS = {"hiredis": "", "python": "import sys; sys.modules['hiredis'] = None; "}
+"""How a process that measures starts, by what reads the replies: the C extension, or redis-py without it."""
+
+SITE_RULE = {"rate": "1000000/m", "key": "ip", "match": "/bench/"}
+"""The rule of the settings that the middleware applies, beside two of decorators."""
+
+PATIENT = {"SOCKET_TIMEOUT": 60, "SOCKET_CONNECT_TIMEOUT": 60}
+"""Seconds. The other limiters wait for ever; a busy machine must not make ours decide without Redis."""
+
+_SPIN = """
+import os, sys
+os.nice(19)
+core, parent = map(int, sys.argv[1:])
+if hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, {core})
+while os.getppid() == parent:
+    for _ in range(1_000_000):
+        pass
+"""
+
+
+@contextmanager
+def awake_cores() -> Iterator[None]:
+    """Keep each core from falling asleep, with a process of the lowest priority.
+
+    Else the time that an idle core takes to wake up hides everything else.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    spinners = [subprocess.Popen([sys.executable, "-c", _SPIN, str(core), str(os.getpid())]) for core in cores]
+    try:
+        yield
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            spinner.wait()
+
+
+@contextmanager
+def redis_over_tcp(program: Path) -> Iterator[str]:
+    """Run a server, and yield its URL."""
+    port = str(free_port())
+    with running_redis(program, "--port", port, "--bind", "127.0.0.1"):
+        yield f"redis://127.0.0.1:{port}/0"
+
+
+def in_process(function: str, *given: object, parser: str = "hiredis", tick: Callable[[], object] = int) -> Any:
+    """Call a function (`module:name`) in a new process, and return what it returned.
+
+    Its arguments and its answer are JSON. Each line that it prints while it works is a tick of its progress.
+    """
+    module, _, name = function.partition(":")
+    code = f"{PARSERS[parser]}import json, {module} as m; print(json.dumps(m.{name}(*{list(given)!r})))"
+    answer = ""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if answer:
+                tick()
+            answer = line
+    if process.returncode:
+        raise RuntimeError(f"{function} ended with status {process.returncode}")
+    return json.loads(answer)
+
+
+def configure(url: str) -> None:
+    """Set Django up with all the limiters on the same server."""
+    cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": url}
+    settings.configure(
+        SECRET_KEY="bench",
+        ALLOWED_HOSTS=["testserver"],
+        INSTALLED_APPS=[
+            "django.contrib.contenttypes",
+            "django.contrib.auth",
+            "django_quota",
+            "django_smart_ratelimit",
+            "rest_framework",
+        ],
+        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+        CACHES={"default": cache, "patient": {**cache, "OPTIONS": PATIENT}},
+        QUOTA={"CACHE": "patient", "RULES": {"site": SITE_RULE}},
+        RATELIMIT_BACKEND="django_smart_ratelimit.backends.redis_backend.RedisBackend",
+        RATELIMIT_REDIS={"url": url},
+        USE_TZ=True,
+    )
+    django.setup()
+    from django.core.management import call_command
+
+    call_command("migrate", verbosity=0)  # some limiters ask the database
+
+
+# --- the rows ---------------------------------------------------------------------------------------------------------
+
+
+def rows(url: str, laps: int, facts: bool, each: int) -> dict[str, Any]:
+    """Measure all rows, and print a line after each lap; with `facts` also bytes, races and windows."""
+    configure(url)
+    from tests.benchmarks import limiters
+    from tests.benchmarks.facts import admitted_in_a_race, worst_window
+    from tests.benchmarks.measure import Server, time_rows
+
+    found: dict[str, Any] = {"facts": []}
+    with Server(url) as server:
+        all_rows = limiters.rows(url)
+        for _ in time_rows(all_rows, server, laps, each):
+            print(flush=True)
+        for row in all_rows:
+            if facts and row.fill is not None:
+                row.bytes = server.bytes_a_subject(row.fill)
+        for one in limiters.contenders(url) if facts else ():
+            found["facts"].append({"package": one.package, "race": admitted_in_a_race(one), "worst": worst_window(one)})
+        return found | {"redis": server.version, "rows": [row.as_json() for row in all_rows]}
+
+
+# --- a view while Redis is gone ---------------------------------------------------------------------------------------
+
+
+def view_without_redis(batches: int) -> dict[str, float]:
+    """Return the CPU time of a bare and a limited view through Django's handler: no server, the breaker open."""
+    from tests.chaos.cost import cost_without_redis
+
+    return cost_without_redis(batches)._asdict()
+
+
+# --- starting ---------------------------------------------------------------------------------------------------------
+
+_START = """
+import sys, time
+began = time.process_time()
+import django
+from django.conf import settings
+apps = ["admin", "auth", "contenttypes", "sessions", "messages", "staticfiles"]
+settings.configure(
+    INSTALLED_APPS=[*(f"django.contrib.{app}" for app in apps), *sys.argv[1:]],
+    CACHES={"default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:6379/0"}},
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+)
+for name in sys.argv[1:]:
+    __import__(name)
+django.setup()
+print(time.process_time() - began)
+"""
+"""A project as `startproject` makes it, with a cache on Redis, up to the end of `django.setup()`."""
+
+
+def start(times: int) -> dict[str, float]:
+    """Return the least CPU time, in milliseconds, that Django takes to start with us and without."""
+    pairs = [(_start("django_quota"), _start()) for _ in range(times)]
+    return {"with": min(pair[0] for pair in pairs), "without": min(pair[1] for pair in pairs)}
+
+
+def _start(*apps: str) -> float:
+    done = subprocess.run([sys.executable, "-c", _START, *apps], stdout=subprocess.PIPE, text=True, check=True)
+    return float(done.stdout) * 1000
