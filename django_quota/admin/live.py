@@ -15,7 +15,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from django.core.handlers.asgi import ASGIRequest
-from django.core.signals import setting_changed
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.template.loader import render_to_string
 from django.utils import timezone, translation
@@ -154,10 +153,3 @@ def _line(event: Event, language: str | None, zone: tzinfo, subject_url: str) ->
         return render_to_string(
             "admin/django_quota/overview_events.html", {"lines": lines([event]), "subject_url": subject_url}
         )
-
-
-def _clear_cache(**_: object) -> None:
-    _line.cache_clear()
-
-
-setting_changed.connect(_clear_cache, dispatch_uid="django_quota.admin.live")

@@ -31,7 +31,6 @@ from django_quota.admin.admin_wording import (
 )
 from django_quota.admin.subject_actions import ACTIONS, Action, ActionTarget, overrides_of
 from django_quota.core.errors import QuotaError, RateError
-from django_quota.core.keys import escape
 from django_quota.core.rates import MAX_COUNT, Rate, parse_rates
 from django_quota.models import QuotaOverride, Subject
 from django_quota.services.event_stream import Event
@@ -44,7 +43,7 @@ from django_quota.services.inspection import (
     recent_refusals,
 )
 from django_quota.services.lookup import user_of
-from django_quota.services.override_sync import is_pending
+from django_quota.services.override_sync import are_pending
 from django_quota.services.overrides import ALL_RULES
 
 MAX_ROWS = 100
@@ -52,9 +51,6 @@ MAX_ROWS = 100
 
 MAX_ENTRIES = 10
 """Log entries on the page."""
-
-DIGEST_PREFIX = "~"
-"""How the digest of a very long subject begins. No other escaped subject begins so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +174,7 @@ def build_page(subject: str, who: Any) -> SubjectPage:
         subject,
         user_of(subject),
         rows,
-        is_pending(subject, overrides_of(subject).db),
+        are_pending([subject], overrides_of(subject).db),
         allowed(_FOR_RULES, ALL_RULES),
         log_entries(subject, [row.row.pk for row in rows]),
     )
@@ -266,12 +262,6 @@ def double_rates(limits: Iterable[LimitStatus]) -> str:
 # --- the log ----------------------------------------------------------------------------------------------------------
 
 
-def log_id(subject: str) -> str:
-    """Return the object id of a subject in the log: the subject, or its digest if it is very long."""
-    escaped = escape(subject)
-    return escaped if escaped.startswith(DIGEST_PREFIX) else subject
-
-
 def log_actions(done: Mapping[str, str], user: Any) -> None:
     """Write to the log what was done, given by subject."""
     about = _content_type(Subject)
@@ -279,7 +269,7 @@ def log_actions(done: Mapping[str, str], user: Any) -> None:
         LogEntry(
             user_id=user.pk,
             content_type=about,
-            object_id=log_id(subject),
+            object_id=subject,
             object_repr=subject[:200],
             action_flag=CHANGE,
             change_message=what,
@@ -290,7 +280,7 @@ def log_actions(done: Mapping[str, str], user: Any) -> None:
 
 def log_entries(subject: str, overrides: Iterable[int]) -> list[LogEntry]:
     """Return the newest log entries about a subject and its overrides."""
-    about = Q(content_type=_content_type(Subject), object_id=log_id(subject))
+    about = Q(content_type=_content_type(Subject), object_id=subject)
     keys = [str(key) for key in overrides]
     if keys:
         about |= Q(content_type=_content_type(QuotaOverride), object_id__in=keys)

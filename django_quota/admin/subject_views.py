@@ -26,7 +26,7 @@ from django_quota.admin.admin_base import (
     warn_if_unpublished,
 )
 from django_quota.admin.subject_actions import ACTIONS, Action, ActionTarget, add_form_error
-from django_quota.admin.subject_page import DIGEST_PREFIX, build_page, log_actions
+from django_quota.admin.subject_page import build_page, log_actions
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.models import QuotaOverride, Subject
 from django_quota.services.lookup import SubjectMatch, composite_subjects, find_subjects, subject_hint
@@ -68,11 +68,7 @@ class SubjectAdmin(ReadOnlyAdmin):
     ) -> HttpResponse:
         """Redirect from a log entry to the page of its subject."""
         self._check_view(request)
-        subject = unquote(object_id)
-        if subject.startswith(DIGEST_PREFIX):
-            self.message_user(request, _("This subject is too long for a link. Search for it."), messages.WARNING)
-            return HttpResponseRedirect(_page_url(request, ""))
-        return HttpResponseRedirect(_page_url(request, subject))
+        return self._redirect(request, unquote(object_id))
 
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None

@@ -11,10 +11,10 @@ from django_quota.core.errors import QuotaError
 from django_quota.management.console import counted, explain
 from django_quota.services.override_sync import (
     CaughtUp,
+    are_pending,
     catch_up,
     count_pending,
     has_tables,
-    is_pending,
     write_database,
 )
 
@@ -69,7 +69,7 @@ def report_pending_overrides(subject: str | None = None) -> PendingReport:
         left = count_pending(database)
         waiting = "1 change of overrides waits" if left == 1 else f"{left:,} changes of overrides wait"
         note = f"{waiting} to be published to Redis." if left else ""
-        if subject is not None and is_pending(subject, database):
+        if subject is not None and are_pending([subject], database):
             note += " Some are of this subject, and what is shown here does not include them."
     except DatabaseError as error:
         return _unknown(error)

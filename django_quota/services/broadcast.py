@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from django_quota.core.errors import QuotaError
 from django_quota.core.keys import system_key
-from django_quota.engine.operations import text
-from django_quota.services.event_stream import BEGINNING, PAGE, Event, StreamEntry
+from django_quota.services.event_stream import BEGINNING, PAGE, Event, StreamEntry, raw_entries
 from django_quota.stores.redis.store import RedisStore
 
 logger = logging.getLogger("django_quota")
@@ -102,7 +102,7 @@ class EventBroadcaster:
 
     async def _look_back(self, after: str, count: int = SHOWN) -> list[StreamEntry]:
         reply = await self._store.acall(("XREVRANGE", self._key, "+", f"({after}", "COUNT", count), 0)
-        return _entries(reply)[::-1]
+        return raw_entries(reply)[::-1]
 
     async def _read(self) -> None:
         """Read the stream until cancelled. While Redis is away, try again."""
@@ -119,7 +119,7 @@ class EventBroadcaster:
                 await asyncio.sleep(RETRY_INTERVAL)
                 continue
             pages = reply.values() if isinstance(reply, dict) else [page for _, page in reply or ()]  # RESP3, RESP2
-            entries = [entry for page in pages for entry in _entries(page)]
+            entries = [entry for page in pages for entry in raw_entries(page)]
             if entries:
                 self._last = entries[-1].id
                 self._recent.extend(entries)
@@ -148,19 +148,7 @@ def _order(entry_id: str) -> tuple[int, int]:
 
 def is_entry_id(given: str) -> bool:
     """Return whether a text is the id of an entry, such as `"1763700000000-0"`."""
-    first, dash, second = given.partition("-")
-    parts = (first, second)
-    is_pair = bool(dash) and all(part.isascii() and part.isdecimal() and len(part) <= 20 for part in parts)  # noqa: PLR2004
-    return is_pair and all(int(part) < 2**64 for part in parts)  # Redis takes no more
+    return _ENTRY_ID.fullmatch(given) is not None and max(_order(given)) < 2**64  # Redis takes no more
 
 
-def _entries(page: Any) -> list[StreamEntry]:
-    """Return the entries of a raw page: `[[id, [name, value, name, value]]]`."""
-    return [_entry(text(entry_id), [text(part) for part in flat or ()]) for entry_id, flat in page]
-
-
-def _entry(entry_id: str, flat: list[str]) -> StreamEntry:
-    try:
-        return StreamEntry(entry_id, Event.read(entry_id, dict(zip(flat[::2], flat[1::2], strict=True))))
-    except ValueError:
-        return StreamEntry(entry_id, None)
+_ENTRY_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")

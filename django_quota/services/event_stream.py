@@ -377,6 +377,11 @@ def _paired(flat: Sequence[Any]) -> dict[Any, Any]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
+def raw_entries(reply: Any) -> list[StreamEntry]:
+    """Return the entries of a raw reply of XRANGE: `[[id, [name, value, name, value]]]`."""
+    return [_entry(entry_id, _paired(flat or ())) for entry_id, flat in reply]
+
+
 def _page(reply: Any) -> list[StreamEntry]:
     """Return the entries of a reply of XRANGE."""
     return [_entry(*raw) for raw in reply]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import sys
 import threading
 import weakref
 from queue import SimpleQueue
@@ -109,16 +108,7 @@ class Flusher:
                 except RuntimeError:  # no more threads, or the process is ending
                     return False
                 self._thread = thread
-                self._stop_with_multiprocessing()
             return True
-
-    def _stop_with_multiprocessing(self) -> None:
-        """Stop at the end of a process of `multiprocessing` too: one that was forked skips `atexit`."""
-        if "multiprocessing.util" in sys.modules:  # such a process has imported it
-            from multiprocessing import parent_process, util  # noqa: PLC0415
-
-            if parent_process() is not None:
-                util.Finalize(None, self.stop, exitpriority=0)
 
     def _run(self) -> None:
         try:

@@ -32,7 +32,6 @@ from django_quota.engine.subject_operations import InspectSubject
 from django_quota.services.event_stream import PAGE, Event, EventStream
 from django_quota.services.health import is_full, refused_change
 from django_quota.services.known_rules import known_rules, known_slots
-from django_quota.services.limiter import MAX_GUESSES
 from django_quota.services.overrides import ALL_RULES, Override, status_key
 from django_quota.services.registry import get_limiter
 from django_quota.services.usage import Count, usage
@@ -99,6 +98,8 @@ class LimitStatus:
     """The tier that the limit belongs to, where the rule has rates by tier."""
     instead: str = ""
     """The `on_unavailable` that decides the next hit while the store takes no changes; otherwise empty."""
+    is_burst_unknown: bool = False
+    """Whether only a call knows the burst: the figures are those without one."""
 
     @classmethod
     def of(cls, outcome: Outcome, source: str, tier: str = "") -> LimitStatus:
@@ -390,11 +391,8 @@ class _Question:
     name: str
     rules: Sequence[Rule]
     tier: str = ""
-
-    @property
-    def is_guess(self) -> bool:
-        """Whether the name may mean several rules, so that only used limits count."""
-        return len(self.rules) > 1
+    is_rate: bool = False
+    """Whether only the name is known, which is a rate: it may mean several rules, and a call may give a burst."""
 
 
 def _read_limits(snapshot: SubjectSnapshot, rules: Mapping[str, NamedRule]) -> None:
@@ -405,7 +403,7 @@ def _read_limits(snapshot: SubjectSnapshot, rules: Mapping[str, NamedRule]) -> N
         if isinstance(given, str):
             snapshot.unread[name] = given
         elif isinstance(given, list):
-            plain.append(_Question(name, given))
+            plain.append(_Question(name, given, is_rate=True))
         elif given.tiers:
             tiers = possible_tiers(given, snapshot.subject).items()
             by_tier.append(
@@ -440,12 +438,14 @@ def _peek_at(snapshot: SubjectSnapshot, questions: Sequence[_Question]) -> Itera
     for outcome, step in zip(peek_plan(plan), plan.limits, strict=True):
         question = asked[outcome.rule]
         limit = LimitStatus.of(outcome, step.key, question.tier)
-        if limit.used or not question.is_guess:
+        if limit.used or len(question.rules) == 1:
             rule = question.rules[0]
             is_counted = limit.retry_after == 0 and limit.why != "exempt" and not rule.shadow
             if snapshot.refuses and is_counted:
                 without = rule.on_unavailable or current().without_store(is_full=is_full(snapshot.refuses))
                 limit = replace(limit, instead=without)
+            if question.is_rate and "burst" in ALGORITHMS[outcome.of.algorithm.name].takes:
+                limit = replace(limit, is_burst_unknown=True)
             yield limit
 
 
@@ -585,16 +585,11 @@ def _peek_ignoring_overrides(subject: str, rules: Sequence[Rule], now: int) -> I
         hit.holds = keys.key_of(base, "h", rule.name)
         hits.append(hit)
     for batch in batches(hits):
-        yield from _peek_hits(batch, now)
+        yield from _peek_hits(batch)
 
 
-def _peek_hits(hits: Sequence[Hit], now: int) -> Sequence[Outcome]:
-    store = get_limiter().store
-    for _ in range(MAX_GUESSES):
-        for hit in hits:
-            hit.limits = [limit.at(now) for limit in hit.limits]
-        reply = Reply.decode(store.run(Decide(hits, "peek"), frozen_now()), hits)
-        if reply.verdict != RETRY_WITH:
-            return outcomes_of(reply, hits)
-        now = reply.now
-    raise StoreUnavailable("its answers take longer than the periods of a calendar limit last")
+def _peek_hits(hits: Sequence[Hit]) -> Sequence[Outcome]:
+    reply = Reply.decode(get_limiter().store.run(Decide(hits, "peek"), frozen_now()), hits)
+    if reply.verdict == RETRY_WITH:
+        raise StoreUnavailable("a period of a calendar limit has ended meanwhile. Try again")
+    return outcomes_of(reply, hits)

@@ -183,12 +183,6 @@ class DecisionMetrics:
             oldest = self._buckets.pop(0)
             self._buckets[0].merge(oldest)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether the store has got everything."""
-        with self._lock:
-            return self._unsent is None and not self._buckets
-
     def flush(self) -> None:
         """Send everything that was counted up to now.
 

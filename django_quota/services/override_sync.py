@@ -41,13 +41,22 @@ from django_quota.core.errors import (
     StoreRefusesWrites,
     StoreUnavailable,
 )
-from django_quota.core.keys import read
+from django_quota.core.keys import pattern, read
 from django_quota.core.rates import parse_rates
 from django_quota.models import OverrideGeneration, OverrideOutbox, QuotaOverride, overrides_changed
 from django_quota.services import overrides
 from django_quota.services.flusher import flusher
-from django_quota.services.overrides import Marking, Override, SyncLock, holders, publication, run_all, status_key
+from django_quota.services.overrides import (
+    Marking,
+    Override,
+    SyncLock,
+    publication,
+    run_all,
+    status_key,
+    with_overrides,
+)
 from django_quota.services.registry import get_limiter
+from django_quota.services.scanning import find_hashes
 from django_quota.stores.cluster.walking import Walk
 from django_quota.stores.redis.store import RedisStore
 
@@ -164,7 +173,10 @@ class OverrideWatch:
         """Whether the last check failed, which is logged once."""
 
     def flush(self) -> None:
-        """Start a check in a thread of its own unless it is too early, because a check may take long."""
+        """Start a check in a thread of its own, because it may take long; none if it is too early.
+
+        A problem is logged once, and the next check tries again.
+        """
         if self._thread is not None and self._thread.is_alive():
             flusher.wake()
             return
@@ -181,16 +193,6 @@ class OverrideWatch:
         if lock is not None:
             self._thread = threading.Thread(target=self._run, args=(lock,), name="django-quota-overrides", daemon=True)
             self._thread.start()
-
-    def check(self) -> None:
-        """Publish what is missing in Redis, unless another process does or has just checked.
-
-        A problem is logged once, and the next check tries again. Raises `StoreUnavailable` if Redis does not say
-        whether another process checks.
-        """
-        lock = self._lock()
-        if lock is not None and lock.acquire():
-            self._check(lock)
 
     def join(self) -> None:
         """Wait until the thread has finished its check."""
@@ -210,8 +212,6 @@ class OverrideWatch:
     def _run(self, lock: SyncLock) -> None:
         try:
             self._check(lock)
-        except Exception:
-            logger.exception("The check that Redis holds the overrides failed.")
         finally:
             connections.close_all()
 
@@ -386,11 +386,6 @@ def has_tables(using: str) -> bool:
         return False
 
 
-def is_pending(subject: str, using: str) -> bool:
-    """Return whether saved overrides of a subject are not published yet."""
-    return are_pending([subject], using)
-
-
 def are_pending(subjects: Collection[str], using: str) -> bool:
     """Return whether saved overrides of any of these subjects are not published yet."""
     names = sorted(subjects)
@@ -518,9 +513,9 @@ def _withdraw_orphans(store: RedisStore, prefix: str, using: str, walk: Walk, ma
     """Withdraw overrides without a row; return of how many subjects."""
     withdrawn = 0
     with walk.past():
-        for keys in holders(store, prefix, BATCH_SIZE):
+        for keys in find_hashes(store, f"{pattern(prefix)}}}:s", BATCH_SIZE):
             with walk.past():
-                if found := _withdraw(store, prefix, using, keys):
+                if found := _withdraw(store, prefix, using, with_overrides(store, keys)):
                     marking.count(keys[0])
                     withdrawn += found
             report(0)

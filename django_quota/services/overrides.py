@@ -9,13 +9,11 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from redis import Redis
-
 from django_quota.core.clock import SECOND
-from django_quota.core.keys import field, key_of, named, pattern, subject_base, system_key
+from django_quota.core.keys import field, key_of, subject_base, system_key
 from django_quota.engine.operations import Operation, text
 from django_quota.engine.override_operations import FIELD, CompletePublication, PublishOverrides, RaiseGeneration
 from django_quota.stores.base import Store
@@ -84,18 +82,6 @@ def publication(key: str, overrides: Mapping[str, Override]) -> PublishOverrides
     return PublishOverrides(key, {field_of(rule): override.encoded for rule, override in overrides.items()})
 
 
-def published(store: RedisStore, prefix: str, subject: str) -> dict[str | None, Override]:
-    """Return the overrides of a subject in Redis, by rule; None stands for a rule of which only a digest is known."""
-    (fields,) = store.of_each(("HGETALL",), [status_key(prefix, subject)])
-    found = {text(name): text(value) for name, value in fields.items()}
-    return {_rule_of(name): Override.read(value) for name, value in found.items() if name.startswith(FIELD)}
-
-
-def _rule_of(name: str) -> str | None:
-    part = name.removeprefix(FIELD)
-    return ALL_RULES if part == ALL_RULES else named(part)
-
-
 def run_all(store: Store, operations: Sequence[Operation], now: int | None) -> list[Any]:
     """Do operations of one script, in one round trip if the store is Redis. Each is atomic, not all of them."""
     if not isinstance(store, RedisStore):
@@ -103,34 +89,10 @@ def run_all(store: Store, operations: Sequence[Operation], now: int | None) -> l
     return store.run_all(operations, now)
 
 
-def holders(store: RedisStore, prefix: str, batch: int) -> Iterator[list[str]]:
-    """Yield the status keys of all subjects with overrides in Redis, in batches. A key may come twice.
-
-    Raises `StoreUnavailable` if Redis does not answer; if a part of a Cluster does not, after all other servers.
-    """
-    walk = Walk(store)
-    for server in walk.servers:
-        with walk.past():
-            yield from _holders_on(store, server, prefix, batch)
-    walk.end()
-
-
-def _holders_on(store: RedisStore, server: Server, prefix: str, batch: int) -> Iterator[list[str]]:
-    cursor = 0
-    while True:
-        with store.commands(server) as client:
-            cursor, keys = _scan(client, cursor, f"{pattern(prefix)}}}:s", batch)
-        fields = store.of_each(("HKEYS",), keys)
-        yield [
-            key for key, names in zip(keys, fields, strict=True) if any(text(name).startswith(FIELD) for name in names)
-        ]
-        if cursor == 0:
-            break
-
-
-def _scan(client: Redis, cursor: int, matching: str, count: int) -> tuple[int, list[str]]:
-    after, keys = client.scan(cursor, match=matching, count=count, _type="HASH")
-    return int(after), [text(key) for key in keys]
+def with_overrides(store: RedisStore, keys: Sequence[str]) -> list[str]:
+    """Return those of these status keys whose subjects have overrides in Redis."""
+    fields = store.of_each(("HKEYS",), keys)
+    return [key for key, names in zip(keys, fields, strict=True) if any(text(name).startswith(FIELD) for name in names)]
 
 
 # --- whether Redis holds all of them ----------------------------------------------------------------------------------

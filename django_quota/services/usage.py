@@ -21,10 +21,11 @@ from django_quota.core.keys import escape, key_of, named, part_base, pattern, re
 from django_quota.engine.operations import text
 from django_quota.engine.usage_operations import DropDay, ReadDays
 from django_quota.services.registry import get_limiter
+from django_quota.services.scanning import find_hashes
 from django_quota.services.subjects import is_user, named_subject, user_subject
 from django_quota.stores.cluster.walking import Walk
 from django_quota.stores.memory import MemoryStore
-from django_quota.stores.redis.store import RedisStore, Server, time_of
+from django_quota.stores.redis.store import RedisStore, time_of
 
 DAYS_KEPT = 8
 """Days for which Redis keeps the counts of a day."""
@@ -120,11 +121,6 @@ def usage(subject: Any) -> dict[date, dict[str, Count]]:
     return {day.day: day.counts for day in counted_days(subject)}
 
 
-async def ausage(subject: Any) -> dict[date, dict[str, Count]]:
-    """Return the counts of a subject in Redis; see `usage`."""
-    return {day.day: day.counts for day in await acounted_days(subject)}
-
-
 def counted_days(subject: Any) -> list[DayUsage]:
     """Return the days of `usage` with their incarnations, oldest first.
 
@@ -132,12 +128,6 @@ def counted_days(subject: Any) -> list[DayUsage]:
     """
     asked = _days_of(subject)
     return _counted(asked, get_limiter().reporting_store.run(ReadDays(list(asked)), frozen_now()))
-
-
-async def acounted_days(subject: Any) -> list[DayUsage]:
-    """Return the days of a subject; see `counted_days`."""
-    asked = _days_of(subject)
-    return _counted(asked, await get_limiter().reporting_store.arun(ReadDays(list(asked)), frozen_now()))
 
 
 def today() -> date:
@@ -182,29 +172,8 @@ def day_key(base: str, day: date) -> str:
 
 
 def find(store: RedisStore, prefix: str, batch: int) -> Iterator[list[str]]:
-    """Find the keys of all days with counts, about `batch` at a time. A key may come twice.
-
-    In a Cluster, a key that moves meanwhile may not come, and comes the next time. Raises `StoreUnavailable` if
-    Redis does not answer; if a part of a Cluster does not, after all other servers.
-    """
-    walk = Walk(store)
-    for server in walk.servers:
-        with walk.past():
-            yield from _find_on(store, server, prefix, batch)
-    walk.end()
-
-
-def _find_on(store: RedisStore, server: Server, prefix: str, batch: int) -> Iterator[list[str]]:
-    cursor, found = 0, dict[str, None]()
-    while True:
-        with store.commands(server) as client:
-            cursor, keys = client.scan(cursor, match=f"{pattern(prefix)}}}:day:*", count=batch, _type="HASH")
-        found.update(dict.fromkeys(map(text, keys)))
-        if len(found) >= batch or (cursor == 0 and found):
-            yield list(found)
-            found.clear()
-        if cursor == 0:
-            break
+    """Yield the keys of all days with counts; see `find_hashes`."""
+    return find_hashes(store, f"{pattern(prefix)}}}:day:*", batch)
 
 
 def read_all(store: RedisStore, prefix: str, keys: Iterable[str]) -> list[DayUsage]:

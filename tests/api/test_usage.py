@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import date, timedelta
 from typing import Any
 
@@ -17,7 +16,7 @@ from django_quota.engine.operations import DictStates, text
 from django_quota.engine.usage_operations import DropDay, ReadDays
 from django_quota.exceptions import RuleError
 from django_quota.services import usage
-from django_quota.services.usage import Count, acounted_days, ausage, counted_days, day_key, row_name, row_part, today
+from django_quota.services.usage import Count, counted_days, day_key, row_name, row_part, today
 from django_quota.testing import freeze
 from tests.support.days import count
 from tests.support.steps import SECOND, START
@@ -86,7 +85,7 @@ def test_the_usage_of_a_subject_is_what_was_decided(settings: Any) -> None:
             check("few", "user:1")
     with freeze(START + DAY):
         expected = {TODAY: {"few": Count(2, 1)}, TODAY + timedelta(days=1): {"few": Count(1, 0)}}
-        assert usage.usage("user:1") == asyncio.run(ausage("user:1")) == expected
+        assert usage.usage("user:1") == expected
         assert usage.usage("user:2") == {}
 
 
@@ -101,7 +100,6 @@ def test_days_say_when_their_hash_was_opened(settings: Any) -> None:
             name = row_name(escape(subject))
             for asked in (subject, name):
                 (day,) = counted_days(asked)
-                assert asyncio.run(acounted_days(asked)) == [day]
                 assert (day.subject, day.day, day.incarnation, day.counts) == (name, TODAY, START, {"few": Count(1, 0)})
 
 

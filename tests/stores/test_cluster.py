@@ -24,6 +24,7 @@ from django_quota.exceptions import ConfigurationError, StoreUnavailable
 from django_quota.services import overrides
 from django_quota.services.event_stream import EventGroup, EventStream
 from django_quota.services.request_decisions import decide_request
+from django_quota.services.scanning import find_hashes
 from django_quota.services.sweep import SCAN_COUNT, Sweeper
 from django_quota.services.usage import counted_days, finished_before
 from django_quota.stores.cluster.node_keys import REGIONS
@@ -36,7 +37,7 @@ from tests.core.test_scatter import STEPS, in_order, plan_of
 from tests.support.calls import adecide_plan, decide_plan
 from tests.support.clusters import Cluster, running_cluster
 from tests.support.inputs import inputs
-from tests.support.published import publish
+from tests.support.published import publish, published
 from tests.support.steps import SECOND, START, driven
 from tests.support.stores import cluster_caches, cluster_program, current_store, forget_forms
 
@@ -458,13 +459,15 @@ class TestOverrides:
             first = self.mark()
             assert first >= raised
 
-    def test_holders_are_found_on_every_server(self, cluster: Cluster) -> None:
+    def test_subjects_with_overrides_are_found_on_every_server(self, cluster: Cluster) -> None:
         store: Any = current_store()
         for subject in SUBJECTS:
             store.run(publish(subject, "a", "x 0 0 "), START)
-        found = [key for batch in overrides.holders(store, "quota", 10) for key in batch]
+        found = [
+            key for batch in find_hashes(store, "quota:1:*:s", 10) for key in overrides.with_overrides(store, batch)
+        ]
         assert set(found) == {key_of(subject) for subject in SUBJECTS}
-        assert all(overrides.published(store, "quota", subject) for subject in SUBJECTS[:9])
+        assert all(published(store, subject) for subject in SUBJECTS[:9])
 
 
 @pytest.mark.parametrize("number", range(3))

@@ -1,12 +1,14 @@
-"""Publishes an override for tests: a field of a subject's status, in any store."""
+"""Overrides for tests: published as a field of a subject's status in any store, and read back from Redis."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from django_quota.core.clock import SECOND
-from django_quota.core.keys import field, key_of, subject_base
-from django_quota.engine.operations import Operation, Script, States
+from django_quota.core.keys import field, key_of, named, subject_base
+from django_quota.engine.operations import Operation, Script, States, text
+from django_quota.services.overrides import Override, status_key
+from django_quota.stores.redis.store import RedisStore
 from tests.support.steps import START
 from tests.support.stores import current_store
 
@@ -51,3 +53,11 @@ def publish(subject: str, rule: str, value: str) -> Operation:
 def override(value: str, rule: str = "10/m", subject: str = "ip:203.0.113.9") -> None:
     """Publish an override in the store of the settings; '' withdraws it."""
     current_store().run(publish(subject, rule, value), START)
+
+
+def published(store: RedisStore, subject: str) -> dict[str | None, Override]:
+    """Return the overrides of a subject in Redis, by rule; None stands for a rule of which only a digest is known."""
+    (fields,) = store.of_each(("HGETALL",), [status_key("quota", subject)])
+    found = {text(name).partition(":"): text(value) for name, value in fields.items()}
+    rules = {rule: value for (kind, _, rule), value in found.items() if kind == "o"}
+    return {rule if rule == "*" else named(rule): Override.read(value) for rule, value in rules.items()}

@@ -19,7 +19,7 @@ from django_quota.core.rules import is_valid_name
 from django_quota.management.console import SUBJECT_HELP, QuotaCommand, printable
 from django_quota.models import QuotaOverride
 from django_quota.services.lookup import network_hint, parse_rule_input, parse_search_input, parse_subject_input
-from django_quota.services.override_sync import is_pending, write_database
+from django_quota.services.override_sync import are_pending, write_database
 from django_quota.services.overrides import ALL_RULES
 from django_quota.services.subjects import named_subject
 
@@ -125,7 +125,7 @@ class Command(QuotaCommand):
             self.stdout.write("\n".join(prefix + printable(_line(row)) for row in rows) or empty)
 
     def _check_published(self, subjects: set[str], database: str) -> None:
-        if any(is_pending(subject, database) for subject in subjects):
+        if are_pending(subjects, database):
             raise CommandError(
                 "The change is saved, but Redis did not take it, so the old state still applies. It is published soon "
                 "after Redis is back: by a process that serves requests, or by the next "
