@@ -117,19 +117,25 @@ class Decision:
     if not TYPE_CHECKING:  # a checker would take any name for an attribute
 
         def __getattr__(self, name: str) -> Any:
-            """Read the outcomes: Python calls this for attributes that are not set yet."""
+            """Read the outcomes, or find the binding one: Python calls this for attributes that are not set yet."""
+            fill = object.__setattr__
             read = object.__getattribute__(self, "_read")
             if read is not None:
-                found = Decision.of(read())
-                for unread in ("rule", "subject", "cost", "outcomes", "binding"):
-                    object.__setattr__(self, unread, getattr(found, unread))
-                object.__setattr__(self, "_read", None)
+                outcomes = read()
+                fill(self, "outcomes", outcomes)
+                fill(self, "_read", None)
+                return outcomes if name == "outcomes" else getattr(self, name)
+            if name in _OF_BINDING:
+                binding = _binding(self.outcomes)
+                fill(self, "binding", binding)
+                for copied in _OF_BINDING[1:]:
+                    fill(self, copied, getattr(binding, copied))
             return object.__getattribute__(self, name)
 
     @classmethod
     def of(cls, outcomes: tuple[Outcome, ...], *, degraded: bool = False, late: bool = False) -> Decision:
         """Make one decision of at least one outcome."""
-        binding = outcomes[0] if len(outcomes) == 1 else min(outcomes, key=_strictness)
+        binding = _binding(outcomes)
         allowed = binding.allowed or binding.shadow
         enforced = not allowed and binding.enforced
         return cls(allowed, binding.rule, binding.subject, binding.cost, outcomes, degraded, binding, enforced, late)
@@ -243,6 +249,14 @@ def _refusal(outcome: Outcome) -> str:
 
 DEGRADED_RETRY_AFTER = 1.0
 """`retry_after` in seconds when a rule refuses because the store did not answer."""
+
+
+_OF_BINDING = ("binding", "rule", "subject", "cost")
+"""The attributes of a decision that come from its binding limit."""
+
+
+def _binding(outcomes: tuple[Outcome, ...]) -> Outcome:
+    return outcomes[0] if len(outcomes) == 1 else min(outcomes, key=_strictness)
 
 
 def _strictness(outcome: Outcome) -> tuple[bool, bool, float, float]:

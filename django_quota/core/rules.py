@@ -190,10 +190,10 @@ class Ban(NamedTuple):
         return ALGORITHMS["sliding_window"].parameters(self.after, Options(), 0)
 
     @property
-    def encoded(self) -> str:
-        """The ban as an argument of `lua/decide.lua`."""
+    def encoded(self) -> tuple[str, ...]:
+        """The ban as arguments of `lua/decide.lua`."""
         capacity, a, b, _, _ = self.window
-        return f"{capacity};{a};{b};{','.join(map(str, self.durations))}"
+        return str(capacity), str(a), str(b), ",".join(map(str, self.durations))
 
     def __str__(self) -> str:
         durations = ", ".join(map(in_words, self.durations))
@@ -301,8 +301,10 @@ class Rule:
     """Whether the rule needs nothing of a request but its key."""
     needs_body: bool = field(init=False, repr=False, compare=False)
     """Whether `key` or `distinct` is a form field, so that the body of the request must be read."""
-    encoded: str = field(init=False, repr=False, compare=False)
-    """The rule without its limits, as an argument of `lua/decide.lua`: warn_at, ban, whether it emits events."""
+    warn_share: str = field(init=False, repr=False, compare=False)
+    """`warn_at` in thousandths as `lua/decide.lua` takes it: "0" if the rule emits no "near" events."""
+    encoded: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """The options of the rule as `lua/decide.lua` takes them."""
 
     def __post_init__(self) -> None:
         _normalize(self)
@@ -315,8 +317,8 @@ class Rule:
         is_plain = not dynamic and not callable(self.cost) and all(option is None for option in of_request)
         object.__setattr__(self, "is_plain", is_plain)
         object.__setattr__(self, "needs_body", _is_form_field((self.key, self.distinct)))
-        ban = "-" if self.ban is None or self.shadow else self.ban.encoded
-        object.__setattr__(self, "encoded", f"{int((self.warn_at or 0) * 1000)} {ban} {not self.shadow:d}")
+        object.__setattr__(self, "warn_share", "0" if self.shadow else str(int((self.warn_at or 0) * 1000)))
+        object.__setattr__(self, "encoded", _encoded(self))
 
     @classmethod
     def make(cls, name: str, *rates: object, **options: object) -> Rule:
@@ -594,6 +596,14 @@ def _rules_of_tiers(rule: Rule) -> Mapping[str, Rule]:
     if not isinstance(tiers, Tiers):
         return {}
     return {name: replace(rule, rates=rates, tier=None) for name, rates in tiers.rates}
+
+
+def _encoded(rule: Rule) -> tuple[str, ...]:
+    """Return the options of a rule as `lua/decide.lua` takes them; a shadow emits nothing, and bans nobody."""
+    counted = ("counted",) if rule.count_refused else ()
+    if rule.shadow:
+        return (*counted, "quiet")
+    return counted if rule.ban is None else (*counted, "ban", *rule.ban.encoded)
 
 
 def _limits(rule: Rule) -> tuple[Limit, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple
 
-from django_quota.core.algorithms import NEVER, Verdict
+from django_quota.core.algorithms import NEVER, Limit, Verdict
 from django_quota.core.clock import SECOND
 from django_quota.core.decisions import Outcome, Why
 from django_quota.core.errors import StoreDataError
@@ -242,30 +242,44 @@ def outcomes_of(reply: Reply, hits: Sequence[Hit]) -> tuple[Outcome, ...]:
     outcomes = []
     reasons = {hit: _WHY[flag] for hit, flag, _ in reply.flags if flag in _WHY} if reply.flags else {}
     for index, (hit, verdicts) in enumerate(zip(hits, reply.hits, strict=True)):
-        why: Why = "override" if hit.override else ""
-        if reasons:
-            why = reasons.get(index, why)
-        shadow, blocks = hit.rule.shadow, hit.group == 0
-        for compiled, (allowed, remaining, wait, reset, more) in zip(hit.limits, verdicts, strict=True):
-            # A hit that costs nothing may be admitted before anything is left.
-            next_after = more if allowed or wait == NEVER else min(more, wait)
-            outcomes.append(
-                Outcome(
-                    compiled.limit,
-                    hit.subject,
-                    hit.cost,
-                    allowed,
-                    remaining,
-                    0.0 if allowed else None if wait < 0 else wait / SECOND,
-                    reset / SECOND,
-                    None if next_after == NEVER else next_after / SECOND,
-                    wait / SECOND if allowed else 0.0,
-                    shadow,
-                    blocks,
-                    why,
-                )
-            )
+        why = reasons.get(index, "override" if hit.override else "")
+        outcomes += [
+            _outcome(hit, limit.limit, why, *verdict) for limit, verdict in zip(hit.limits, verdicts, strict=True)
+        ]
     return tuple(outcomes)
+
+
+def outcomes_of_allowed(reply: Sequence[Any], hits: Sequence[Hit]) -> tuple[Outcome, ...]:
+    """Return one outcome for each limit; the reply is as `allows_all` describes it."""
+    outcomes = []
+    at = HEADER
+    for hit in hits:
+        for limit in hit.limits:
+            verdict = reply[at + 1 : at + PER_LIMIT]
+            outcomes.append(_outcome(hit, limit.limit, "override" if hit.override else "", True, *verdict))
+            at += PER_LIMIT
+    return tuple(outcomes)
+
+
+def _outcome(
+    hit: Hit, limit: Limit, why: Why, allowed: bool, remaining: int, wait: int, reset: int, more: int
+) -> Outcome:
+    # A hit that costs nothing may be admitted before anything is left.
+    next_after = more if allowed or wait == NEVER else min(more, wait)
+    return Outcome(
+        limit,
+        hit.subject,
+        hit.cost,
+        allowed,
+        remaining,
+        0.0 if allowed else None if wait < 0 else wait / SECOND,
+        reset / SECOND,
+        None if next_after == NEVER else next_after / SECOND,
+        wait / SECOND if allowed else 0.0,
+        hit.rule.shadow,
+        hit.group == 0,
+        why,
+    )
 
 
 EventKind = Literal["refused", "banned", "near"]

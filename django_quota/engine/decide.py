@@ -1,7 +1,8 @@
 """The decision: one plan, any number of hits, each with any number of limits; all or nothing.
 
-`Decide.run` is the specification of `lua/decide.lua`. That script is a frame. Its parts go in where a line of percent
-signs says so: the algorithm files, then `PARTS`. A file may use what an earlier one defines.
+`Decide.run` is the specification of `lua/decide.lua`. That script is a frame, and `MODULES` go in where a line of
+percent signs says so. Redis runs the whole text at each call, and making all its functions would take longer than
+deciding: so a module is made when it is first needed, by `need(name)`, as Lua's `require` does it.
 """
 
 from __future__ import annotations
@@ -33,17 +34,27 @@ from django_quota.engine.holds import hold, missing_limits, replace, restore_due
 from django_quota.engine.operations import Operation, Script, States, lua_source
 from django_quota.engine.subject_status import load_status, shut_out
 
-PARTS = (*REGISTRY, "holds", "subject_status", "event_log", "events", "compensate")
-"""The files that the script consists of, beside its frame."""
+MODULES: dict[str, tuple[str, ...]] = {
+    **{name: (name,) for name in REGISTRY},
+    "compensate": ("compensate",),
+    "count_day": ("count_day",),
+    "events": ("event_log", "events"),
+    "holds": ("holds",),
+    "refusal": ("refusal",),
+    "subject_status": ("subject_status",),
+    "where_it_may_write": ("where_it_may_write",),
+}
+"""The modules of the script, and the files that each consists of. The last one returns the module."""
 
-_PLACE = "-- %% parts %%"
+_PLACE = "  -- %% modules %%\n"
 
 
 def _composed() -> str:
     frame = lua_source("decide")
     if frame.count(_PLACE) != 1:
         raise RuntimeError(f"lua/decide.lua must contain {_PLACE!r} exactly once")
-    return lua_source("clock") + frame.replace(_PLACE, "\n".join(map(lua_source, PARTS)))
+    modules = [f"if name == '{name}' then\n{''.join(map(lua_source, files))}end\n" for name, files in MODULES.items()]
+    return lua_source("clock") + frame.replace(_PLACE, "".join(modules))
 
 
 class Decide(Operation):

@@ -17,8 +17,8 @@ class CompiledLimit(NamedTuple):
     """The key of its state."""
     limit: Limit
     parameters: Parameters
-    encoded: str
-    """The limit as an argument of `lua/decide.lua`."""
+    encoded: tuple[str, ...]
+    """The limit as arguments of `lua/decide.lua`."""
 
     @classmethod
     def of(cls, key: str, limit: Limit, now: int, value: str = "") -> CompiledLimit:
@@ -28,9 +28,10 @@ class CompiledLimit(NamedTuple):
         """
         if limit.fixed is not None and not value:
             return cls(key, limit, limit.fixed, limit.encoded)
-        parameters = limit.fixed or limit.algorithm.parameters(limit.rate, limit.options, now)
-        parameters = parameters._replace(value=value)
-        return cls(key, limit, parameters, encode_limit(limit.algorithm, parameters, limit.options))
+        if limit.fixed is not None:
+            return cls(key, limit, limit.fixed._replace(value=value), limit.encoded)
+        parameters = limit.algorithm.parameters(limit.rate, limit.options, now)
+        return cls(key, limit, parameters, encode_limit(limit.algorithm, parameters))
 
     @property
     def algorithm(self) -> Algorithm[Any]:
@@ -104,12 +105,20 @@ class Hit:
     @property
     def arguments(self) -> list[str | int]:
         """Its arguments, in the order that `lua/decide.lua` lists."""
-        begins, ends = (self.day.begins, self.day.ends) if self.day else (0, 0)
-        holds = 1 + len(self.extra_keys) if self.holds else 0
-        head = f"{self.field} {self.group} {len(self.limits)} {self.rule.encoded} {begins} {ends} {holds}"
-        arguments: list[str | int] = [head, self.override]
+        head = (self.field, self.override, self.cost, self.rule.warn_share, len(self.limits))
+        arguments: list[str | int] = [*head]
         for limit in self.limits:
-            arguments += (limit.encoded, self.cost)
+            arguments += limit.encoded
+        arguments += self.rule.encoded
+        if self.value:
+            arguments += ("value", self.value)
+        if self.group:
+            arguments += ("group", self.group)
+        if self.day:
+            arguments += ("day", self.day.begins, self.day.ends)
+        if self.holds:
+            arguments += ("holds", 1 + len(self.extra_keys))
+        arguments.append("")
         return arguments
 
 

@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from django_quota.core.days import day_of
-from django_quota.core.decisions import Decision, Outcome
+from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError
 from django_quota.core.keys import BAN_EVENTS, field, key_of, state_key, subject_base, system_key
 from django_quota.core.rules import Rule, name_conflict
@@ -29,6 +29,7 @@ from django_quota.engine.codec import (
     allows_all,
     emitted,
     outcomes_of,
+    outcomes_of_allowed,
 )
 from django_quota.engine.compensate import compensated, compensation
 from django_quota.engine.decide import Decide
@@ -270,7 +271,7 @@ class Plan:
         """
         if is_last and not self.has_groups and allows_all(raw, self.hits):
             self._raw = raw
-            return Decision.allowing(partial(_outcomes, raw, self.hits))
+            return Decision.allowing(partial(outcomes_of_allowed, raw, self.hits))
         reply = Reply.decode(raw, self.hits)
         if reply.verdict == RETRY_WITH:
             return None
@@ -304,10 +305,6 @@ class Plan:
             if rule in rules:
                 plan.add(changed(rule), subject, cost, values[subject, rule.name])
         return plan
-
-
-def _outcomes(raw: Sequence[Any], hits: Sequence[Hit]) -> tuple[Outcome, ...]:
-    return outcomes_of(Reply.decode(raw, hits), hits)
 
 
 _NO_DAY = DayKey("", 0, 0)

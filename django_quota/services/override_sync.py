@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -73,12 +71,6 @@ MAX_LOSSES = 3
 
 ATTEMPTS = 2
 """How often one check tries to reach Redis."""
-
-QUIET_AFTER_FAILURE = 10.0
-"""Seconds without a check after two failures in a row."""
-
-QUIET_WITHOUT_TABLES = 60.0
-"""Seconds for which a process does not check after it has found no tables."""
 
 NO_DATABASE = "unknown"
 """The vendor of a database that `DATABASES` does not name, as Django calls it."""
@@ -165,15 +157,13 @@ class OverrideWatch:
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._quiet_until = 0.0
-        """When this process may check again, by `time.monotonic`."""
         self._has_tables = False
         self._has_missed_tables = False
         self._is_failing = False
         """Whether the last check failed, which is logged once."""
 
     def flush(self) -> None:
-        """Start a check in a thread of its own, because it may take long; none if it is too early.
+        """Start a check in a thread of its own, because it may take long.
 
         A problem is logged once, and the next check tries again.
         """
@@ -200,10 +190,10 @@ class OverrideWatch:
             self._thread.join()
 
     def _lock(self) -> SyncLock | None:
-        """Return the lock of a check; None if it is too early for one."""
+        """Return the lock of a check; None if there is nothing to check."""
         settings = current()
         store = get_limiter().store
-        if not settings.enabled or not isinstance(store, RedisStore) or time.monotonic() < self._quiet_until:
+        if not settings.enabled or not isinstance(store, RedisStore):
             return None
         if _is_in_memory(write_database()):
             return None
@@ -222,8 +212,6 @@ class OverrideWatch:
                 database = write_database()
                 if self._are_migrated(database):
                     catch_up(database, lambda _: lock.extend())
-                else:
-                    self._quiet_until = time.monotonic() + QUIET_WITHOUT_TABLES
             except StoreUnavailable as error:  # a failover may have cut this connection: try the next one
                 problem = error
             except (QuotaError, DatabaseError) as error:
@@ -232,10 +220,7 @@ class OverrideWatch:
             else:
                 self._is_failing = False
                 return
-        if self._is_failing:  # more connections of the pool may be cut
-            with suppress(StoreUnavailable):
-                lock.hold(QUIET_AFTER_FAILURE)
-        elif not isinstance(problem, StoreRefusesWrites):  # which is reported elsewhere
+        if not self._is_failing and not isinstance(problem, StoreRefusesWrites):  # which is reported elsewhere
             self._is_failing = True
             logger.error(
                 "Overrides may be missing in Redis, and cannot be published: %s. The next check tries again.",

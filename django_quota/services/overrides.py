@@ -128,13 +128,9 @@ class SyncLock:
     def extend(self) -> None:
         """Keep it while the work goes on. Call it as often as you like."""
         if time.monotonic() > self._extended + LOCK_TTL / 3:
-            self.hold(LOCK_TTL)
-
-    def hold(self, seconds: float) -> None:
-        """Let no process look for some seconds."""
-        with self._store.commands() as client:
-            client.set(self._key, "1", px=int(seconds * 1_000))
-        self._extended = time.monotonic()
+            with self._store.commands() as client:
+                client.set(self._key, "1", px=int(LOCK_TTL * 1_000))
+            self._extended = time.monotonic()
 
 
 def is_marked(store: RedisStore, prefix: str, generation: int = 1) -> bool:

@@ -1,6 +1,6 @@
 """How many processes share the limits, so that each can take its part while Redis is gone.
 
-While a process serves requests, its flusher says every ten seconds, and more often at first, that it is alive.
+While a process serves requests, its flusher says every five seconds that it is alive.
 """
 
 from __future__ import annotations
@@ -22,11 +22,8 @@ from django_quota.engine.worker_operation import RegisterWorker
 from django_quota.services.flusher import flusher
 from django_quota.stores.base import Store
 
-INTERVAL = 10.0
+INTERVAL = 5.0
 """Seconds between two signs of life."""
-
-FIRST_INTERVAL = 1.0
-"""Seconds between the first two. The interval doubles each time: workers that start together soon know each other."""
 
 TTL = 30 * SECOND
 """Microseconds for which a process counts after its last sign of life."""
@@ -53,7 +50,6 @@ class Workers:
         """Count as one more in a forked process."""
         self._token = secrets.token_hex(8)
         self._next = 0.0
-        self._interval = FIRST_INTERVAL
 
     def flush(self) -> None:
         """Say that this process is alive where that is due; learn how many are."""
@@ -65,11 +61,9 @@ class Workers:
             found = max(1, int(self._store.run(alive, frozen_now())))
         except StoreUnavailable:  # an outage is reported elsewhere; what was learned before holds
             return
-        if found < self._found:  # a Redis that was emptied learns of the others within `INTERVAL`: ask again after it
-            self._interval = INTERVAL
+        # A Redis that was emptied learns of the others within `INTERVAL`: a lower number counts when it comes twice.
         self.number, self._found = max(found, self._found), found
-        self._next = now + self._interval
-        self._interval = min(INTERVAL, 2 * self._interval)
+        self._next = now + INTERVAL
 
 
 def part_of(rule: Rule, workers: int) -> Rule:

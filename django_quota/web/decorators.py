@@ -88,7 +88,7 @@ def quota(
     rule in keys, logs and headers; by default the path of the function or class, with the arguments of `as_view()`. A
     system check reports views that share a name by accident. The options are those of `Rule`: `key`, `algorithm`,
     `cost`, `burst`, `precision`, `tz`, `count_refused`, `methods`, `block`, `shadow`, `skip`, `exempt`, `tier`,
-    `on_unavailable`, `ban`, `warn_at`, `daily`, `distinct`.
+    `on_unavailable`, `ban`, `warn_at`, `daily`, `distinct`, `cache_refusals`.
 
     The Decision is on `request.quota`. A refusal is answered with 429, and so is a `QuotaExceeded` in the view.
 

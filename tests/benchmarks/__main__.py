@@ -20,6 +20,7 @@ from tests.benchmarks.measure import EACH
 
 WIDTH = 150
 """Columns that the tables take unfolded."""
+MAX_SUBJECTS = 1_000_000
 STARTS = 8
 """How often Django starts with us, and without."""
 
@@ -31,7 +32,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the rows only, on one Redis with hiredis")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file, too")
     parser.add_argument("--read", type=Path, metavar="FILE", help="show the figures of such a file; measure nothing")
-    parser.add_argument("--write", action="store_true", help="write the tables into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/benchmarks.md and README.md")
     parser.add_argument("--pictures", action="store_true", help="measure how cost grows, too, and draw it for docs/")
     options = parser.parse_args()
     console = Console(stderr=True)
@@ -43,9 +44,9 @@ def main() -> None:
     if options.json:
         options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     if options.write:
-        report.write_page(found)
+        report.write_docs(found)
     if options.pictures and "growth" in found:
-        report.write_pictures(found["growth"], report.DOCS / "pictures")
+        report.write_pictures(found["growth"], report.PICTURES)
 
 
 def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -95,7 +96,9 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         if options.pictures:
             tell("how a check grows")
             with processes.redis_over_tcp(programs[0]) as url:
-                found["growth"] = processes.in_process("tests.benchmarks.scale:growth", url, options.laps // 2 + 1)
+                found["growth"] = processes.in_process(
+                    "tests.benchmarks.scale:growth", url, options.laps // 2 + 1, MAX_SUBJECTS
+                )
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache, partial
 from importlib.metadata import version
 from typing import Any
@@ -36,14 +36,14 @@ from django_quota.middleware import QuotaMiddleware
 from tests.benchmarks.facts import Contender, Hit
 from tests.benchmarks.measure import Row, Work
 
-ONE = "1000000/m"
-THREE = ("1000000/m", "10000000/h", "100000000/d")
+MANY = 1_000_000
+ONE = f"{MANY}/m"
+THREE = (ONE, "10000000/h", "100000000/d")
+LIMITS_THREE = ("1000000 per minute", "10000000 per hour", "100000000 per day")
+"""The same in the words of limits."""
 FULL = "10/d"
 MOST = 100
 """More hits than `FULL` admits."""
-CACHES_REFUSALS = "cache_refusals" in {field.name for field in fields(Rule)}
-"""Whether a rule can say that a process answers refusals from its memory."""
-
 OURS = f"django_quota {django_quota.__version__}"
 RATELIMIT = f"django-ratelimit {version('django-ratelimit')}"
 DRF = f"DRF {version('djangorestframework')}"
@@ -51,8 +51,6 @@ SMART = f"smart-ratelimit {version('django-smart-ratelimit')}"
 LIMITS = f"limits {version('limits')}"
 THROTTLED = f"throttled-py {version('throttled-py')}"
 PYRATE = f"pyrate-limiter {version('pyrate-limiter')}"
-
-PERIODS = {"m": 60, "h": 3600, "d": 86400}
 
 _factory = RequestFactory()
 
@@ -89,12 +87,6 @@ def refused(work: Work) -> Work:
         raise RuntimeError(f"{MOST} checks of {ip} were admitted")
 
     return replace(work, expected=False, before=use_up)
-
-
-def split(rate: str) -> tuple[int, int]:
-    """Return how many hits a rate admits, and in how many seconds."""
-    hits, _, unit = rate.partition("/")
-    return int(hits), PERIODS[unit]
 
 
 def filled_by(hit: Callable[[int], Hit]) -> Callable[[str], None]:
@@ -188,17 +180,16 @@ def moving_window(url: str) -> limits.strategies.MovingWindowRateLimiter:
     return limits.strategies.MovingWindowRateLimiter(limits.storage.redis.RedisStorage(url))
 
 
-def limits_work(url: str, *rates: tuple[int, int]) -> Work:
-    """Return the work of a `hit()` for each limit: so many in so many seconds."""
-    limiter = moving_window(url)
-    items = [limits.parse(f"{hits} per {seconds} second") for hits, seconds in rates]
+def limits_work(url: str, *rates: str) -> Work:
+    """Return the work of a `hit()` for each rate."""
+    limiter, items = moving_window(url), [limits.parse(rate) for rate in rates]
     if len(items) == 1:
         return Work(str, partial(limiter.hit, items[0]), bool)
     return Work(str, lambda ip: all(limiter.hit(item, ip) for item in items), bool)
 
 
 def limits_hit(url: str, hits: int) -> Hit:
-    return limits_work(url, (hits, 60)).call
+    return limits_work(url, f"{hits} per minute").call
 
 
 def limits_clock(seconds: float) -> AbstractContextManager[object]:
@@ -328,6 +319,7 @@ def smart_clock(seconds: float) -> AbstractContextManager[object]:
 
 def rows(url: str) -> list[Row]:
     """Return the lines of the table. The goals find a row by its id, the first word."""
+    cached: dict[str, Any] = {"cache_refusals": 1.0}
     ours = [
         Row("check", OURS, "check()", check_work(ONE), spread),
         Row("check3", OURS, "check(), three limits in one call", check_work(*THREE)),
@@ -336,28 +328,20 @@ def rows(url: str) -> list[Row]:
         Row("view", OURS, "view under one limit", view_work(limited_view(ONE))),
         Row("view3", OURS, "view, middleware and decorators, three limits", view_work(site_view())),
         Row("refused view", OURS, "view, refused", refused(view_work(limited_view(FULL)))),
+        Row("flooded", OURS, "check(), refused from memory", refused(check_work(Rule.make("flooded", FULL, **cached)))),
+        Row("flooded view", OURS, "view, refused from memory", refused(view_work(limited_view(FULL, **cached)))),
     ]
-    if CACHES_REFUSALS:
-        cached = {"cache_refusals": 1.0}
-        flooded = check_work(Rule.make("flooded", FULL, **cached))
-        ours += [
-            Row("flood", OURS, "check(), refused, refusals cached", refused(flooded)),
-            Row(
-                "flooded view", OURS, "view, refused, refusals cached", refused(view_work(limited_view(FULL, **cached)))
-            ),
-        ]
-    a_minute, _ = split(ONE)
     by_limits, by_throttled, by_pyrate = (partial(hit, url) for hit in (limits_hit, throttled_hit, pyrate_hit))
     return [
         Row("bare", f"redis-py {redis.__version__}", "evalsha() of a three-line counter", bare_work(url)),
         Row("bare view", "Django", "view, no limit", view_work(plain_view)),
         *ours,
-        Row("limits", LIMITS, "MovingWindow.hit()", limits_work(url, split(ONE)), filled_by(by_limits)),
-        Row("limits3", LIMITS, "three hit()", limits_work(url, *map(split, THREE))),
-        Row("limits refused", LIMITS, "hit(), refused", refused(limits_work(url, split(FULL)))),
-        Row("throttled", THROTTLED, "GCRA limit()", throttled_work(url, a_minute), filled_by(by_throttled)),
-        Row("pyrate", PYRATE, "try_acquire()", Work(str, by_pyrate(a_minute), bool), filled_by(by_pyrate)),
-        Row("smart", SMART, "backend.check_rate_limit()", Work(str, smart_hit(a_minute), bool), filled_by(smart_hit)),
+        Row("limits", LIMITS, "MovingWindow.hit()", limits_work(url, LIMITS_THREE[0]), filled_by(by_limits)),
+        Row("limits3", LIMITS, "three hit()", limits_work(url, *LIMITS_THREE)),
+        Row("limits refused", LIMITS, "hit(), refused", refused(limits_work(url, "10 per day"))),
+        Row("throttled", THROTTLED, "GCRA limit()", throttled_work(url, MANY), filled_by(by_throttled)),
+        Row("pyrate", PYRATE, "try_acquire()", Work(str, by_pyrate(MANY), bool), filled_by(by_pyrate)),
+        Row("smart", SMART, "backend.check_rate_limit()", Work(str, smart_hit(MANY), bool), filled_by(smart_hit)),
         Row("smart view", SMART, "view under one limit", smart_view(ONE)),
         Row("smart view3", SMART, "view under three limits", smart_view(*THREE)),
         Row("drf", DRF, "AnonRateThrottle.allow_request()", drf_work(ONE), filled_by(drf_hit)),

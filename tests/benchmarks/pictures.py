@@ -12,7 +12,7 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 330, 64, 20, 84, 56
 STYLE = """
   text { font: 13px system-ui, sans-serif; fill: #1f2328; } .title { font-size: 15px; font-weight: 600; }
   .small { font-size: 12px; fill: #59636e; } .grid { stroke: #59636e; opacity: .2; } .ground { fill: #fff; }
-  polyline { fill: none; stroke-width: 2; }
+  polyline[class] { fill: none; stroke-width: 2; }
   .c0 { stroke: #2a78d6; fill: #2a78d6; } .c1 { stroke: #b35900; fill: #b35900; }
   .c2 { stroke: #1a7f4b; fill: #1a7f4b; } .c3 { stroke: #b42318; fill: #b42318; }
   @media (prefers-color-scheme: dark) {

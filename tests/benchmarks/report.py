@@ -19,8 +19,8 @@ from tests.benchmarks.facts import EACH, EDGE, RACE, THREADS
 from tests.benchmarks.measure import Figures
 from tests.benchmarks.pictures import Chart
 
-DOCS = Path(django_quota.__file__).parent.parent / "docs"
-PAGE = DOCS / "benchmarks.md"
+ROOT = Path(django_quota.__file__).parent.parent
+README, PAGE, PICTURES = ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "pictures"
 BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
 NONE = "—"
 
@@ -54,7 +54,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A ratio and the most that it may be. It raises `KeyError` where a row of it was not measured."""
+    """A ratio, and the most that it may be."""
 
     words: str
     most: float
@@ -87,10 +87,7 @@ GOALS = (
 
 def reached(goal: Goal, run: Run) -> str:
     """Return the ratio, and whether that is the goal."""
-    try:
-        ratio = goal.ratio(run)
-    except KeyError:
-        return NONE
+    ratio = goal.ratio(run)
     return f"{ratio:.2f} {'yes' if ratio <= goal.most else 'no'}"
 
 
@@ -124,11 +121,11 @@ class Sheet:
     def markdown(self) -> str:
         """Return it as the docs have it."""
         lines = [
-            f"### {self.title}\n\n| " + " | ".join(self.columns) + " |",
+            "| " + " | ".join(self.columns) + " |",
             "|" + "---|" * self.texts + "---:|" * (len(self.columns) - self.texts),
             *("| " + " | ".join(row) + " |" for row in self.rows),
         ]
-        return "\n".join(lines) + f"\n\n{self.note}"
+        return "\n".join(lines)
 
 
 def _coloured(cell: str) -> str:
@@ -150,13 +147,8 @@ def sheets(found: Found) -> Iterator[Sheet]:
 
 def _goals(runs: Sequence[Run]) -> Sheet:
     rows = [[goal.words, f"{goal.most:g}", *(reached(goal, run) for run in runs)] for goal in GOALS]
-    without = "" if any("flooded view" in run.by_id for run in runs) else (
-        " No row with cached refusals: this version's rules do not know `cache_refusals`."
-    )  # fmt: skip
-    once = f" What needs no Redis is measured once. {NONE}: not measured.{without}"
-    return Sheet(
-        "Goals", ["ratio", "at most", *(run.name for run in runs)], rows, "Ratios of medians of one run." + once
-    )
+    note = "Ratios of medians of one run. What needs no Redis is measured once."
+    return Sheet("Goals", ["ratio", "at most", *(run.name for run in runs)], rows, note)
 
 
 def _checks(run: Run) -> Sheet:
@@ -176,14 +168,18 @@ def _checks(run: Run) -> Sheet:
     )
 
 
+RIGHT = (f"{THREADS * EACH:,} racing for {RACE}", f"most in a window, {EDGE}/m")
+
+
+def _right(fact: Found) -> list[str]:
+    return [str(fact["race"]), NONE if fact["worst"] is None else str(fact["worst"])]
+
+
 def _facts(facts: Sequence[Found]) -> Sheet:
-    rows = [
-        [each["package"], f"{each['race']}", NONE if each["worst"] is None else f"{each['worst']}"] for each in facts
-    ]
     return Sheet(
         "Who is right",
-        ["", f"{THREADS * EACH:,} racing for {RACE}", f"most in a window of {EDGE}/m"],
-        rows,
+        ["", *RIGHT],
+        [[each["package"], *_right(each)] for each in facts],
         f"{THREADS} threads with {EACH} requests each of one subject under {RACE}/m. Most in a window: within any "
         f"60 s, the clock moved by hand. {NONE}: its clock is that of Redis.",
     )
@@ -210,52 +206,87 @@ def _a_second(points: Sequence[Found]) -> Sheet:
 
 # --- into the docs ----------------------------------------------------------------------------------------------------
 
+COMPARED = (
+    ("check", "check3", "view"),
+    ("limits", "limits3", ""),
+    ("throttled", "", ""),
+    ("pyrate", "", ""),
+    ("smart", "smart view3", "smart view"),
+    ("drf", "drf view3", "drf view"),
+    ("ratelimit", "ratelimit view3", "ratelimit view"),
+)
+"""The rows of each limiter in the README, in the order of the races: one limit, three, and a view under one."""
 
-def write_page(found: Found) -> None:
-    """Write the tables between the markers of docs/benchmarks.md."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+
+def write_docs(found: Found) -> None:
+    """Write the tables into docs/benchmarks.md, and the first of them in short into the README."""
+    tables = "\n\n".join(f"### {each.title}\n\n{each.markdown()}\n\n{each.note}" for each in sheets(found))
+    _write_between_markers(PAGE, f"Measured on {found['machine']}.\n\n{tables}")
+    compared = _compared(found)
+    _write_between_markers(README, f"{compared.note}\n\n{compared.markdown()}")
+
+
+def _write_between_markers(page: Path, text: str) -> None:
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:
-        raise ValueError(f"{PAGE.name} lacks the markers {BEGIN} and {END}.")
-    tables = "\n\n".join(sheet.markdown() for sheet in sheets(found))
-    PAGE.write_text(f"{before}{BEGIN}\n\nMeasured on {found['machine']}.\n\n{tables}\n\n{END}{after}", encoding="utf-8")
+        raise ValueError(f"{page.name} lacks the markers {BEGIN} and {END}.")
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+
+
+def _compared(found: Found) -> Sheet:
+    run = Run(found["runs"][0], found)
+    told = {row["id"]: row for row in run.rows}
+    rows = []
+    for (one, three, view), fact in zip(COMPARED, found["facts"], strict=True):
+        cells = [f"{value:.0f}" for value in run[one][:3]]
+        cells += [f"{run[three][figure]:.0f}" if three else NONE for figure in (0, 1, 3)]
+        cells += [f"{run[view].cpu:.0f}" if view else NONE, *_right(fact), f"{told[one]['bytes']:,}"]
+        rows.append([fact["package"], *cells])
+    bare = run["bare"]
+    return Sheet(
+        "How it compares",
+        [
+            *("", "client CPU", "wall", "CPU in Redis", "three limits: client CPU", "wall", "trips"),
+            *("a limited view: client CPU", *RIGHT, "bytes a subject, 1000/m"),
+        ],
+        rows,
+        f"Measured by `make bench` in one run ({found['machine']}, {run.name} over TCP, 40 subjects in turn). The\n"
+        "times are microseconds a check. The last three can check three limits in a view only. A bare redis-py\n"
+        f"`EVALSHA` of a three-line counter takes {bare.cpu:.0f} of client CPU, {bare.wall:.0f} wall and "
+        f"{bare.redis:.0f} in Redis. Compare the\nrows with each other, not with the figures of another machine.",
+    )
+
+
+LINES = {
+    "check(), client CPU": ("ours", "cpu"),
+    "limits, client CPU": ("limits", "cpu"),
+    "check(), in Redis": ("ours", "redis"),
+    "limits, in Redis": ("limits", "redis"),
+}
+CHARTS = {
+    "rules": (
+        "A request through the middleware, by the rules of the site",
+        "rules in the settings, one of which fits the request",
+        {"wall time": ("ours", "wall"), "client CPU": ("ours", "cpu")},
+    ),
+    "limits": (
+        "Several limits: one call of check(), or a hit of limits for each",
+        "limits of one check",
+        LINES,
+    ),
+    "subjects": (
+        "A check, by the subjects that Redis holds",
+        "subjects in Redis",
+        LINES,
+    ),
+}  # fmt: skip
 
 
 def write_pictures(growth: Mapping[str, Sequence[Found]], folder: Path) -> None:
-    """Write a picture of each growth."""
-    for name, chart in charts(growth):
-        (folder / f"{name}.svg").write_text(chart.svg(), encoding="utf-8")
-
-
-def charts(growth: Mapping[str, Sequence[Found]]) -> Iterator[tuple[str, Chart]]:
-    """Return the pictures by name."""
-
-    def line(points: Sequence[Found], who: str, figure: str) -> list[float]:
-        return [point[who][figure] for point in points]
-
-    rules, limits, subjects = growth["rules"], growth["limits"], growth["subjects"]
-    yield "cost_by_rules", Chart(
-        "A request through the middleware does not grow with the rules of the site",
-        "rules in the settings, one of which fits", "microseconds a request", [f"{point['x']:,}" for point in rules],
-        {"wall time": line(rules, "ours", "wall"), "CPU time of the client": line(rules, "ours", "cpu")},
-    )  # fmt: skip
-    yield "cost_by_limits", Chart(
-        "One call for all limits, and a hit for each",
-        "limits that are checked", "microseconds", [f"{point['x']:,}" for point in limits],
-        {
-            "check(), client CPU": line(limits, "ours", "cpu"),
-            "limits, client CPU": line(limits, "limits", "cpu"),
-            "check(), in Redis": line(limits, "ours", "redis"),
-            "limits, in Redis": line(limits, "limits", "redis"),
-        },
-    )  # fmt: skip
-    yield "cost_by_subjects", Chart(
-        "A check among many subjects",
-        "subjects in Redis", "microseconds a check", [f"{point['x']:,}" for point in subjects],
-        {
-            "check(), client CPU": line(subjects, "ours", "cpu"),
-            "limits, client CPU": line(subjects, "limits", "cpu"),
-            "check(), in Redis": line(subjects, "ours", "redis"),
-            "limits, in Redis": line(subjects, "limits", "redis"),
-        },
-    )  # fmt: skip
+    """Draw how a check grows."""
+    for name, (title, across, lines) in CHARTS.items():
+        points = growth[name]
+        values = {words: [point[who][figure] for point in points] for words, (who, figure) in lines.items()}
+        chart = Chart(title, across, "microseconds", [f"{point['x']:,}" for point in points], values)
+        (folder / f"cost_by_{name}.svg").write_text(chart.svg(), encoding="utf-8")

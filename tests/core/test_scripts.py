@@ -15,7 +15,7 @@ from django_quota.core.algorithms import ALGORITHMS, REGISTRY
 from django_quota.core.rules import Rule
 from django_quota.engine.codec import HOLDS_DUE, OVERRIDDEN, PER_LIMIT, Flag
 from django_quota.engine.compensate import _COMPENSATORS
-from django_quota.engine.decide import PARTS, Decide
+from django_quota.engine.decide import MODULES, Decide
 from django_quota.engine.hits import Hit
 from django_quota.engine.operations import lua_source
 from django_quota.engine.plans import event_log_of
@@ -53,7 +53,7 @@ def test_every_file_is_an_algorithm_or_belongs_to_an_operation() -> None:
     sources = [path.read_text() for path in OPERATIONS]
     calls = [words for source in sources for words in re.findall(r"(?:script|lua_source)\(([^)]*)\)", source)]
     named = {name for words in calls for name in re.findall(r'"(\w+)"', words)}
-    assert set(FILES) == named | set(PARTS)
+    assert set(FILES) == named | {file for files in MODULES.values() for file in files}
 
 
 def test_every_algorithm_can_be_taken_back_and_restored_and_has_a_name_in_the_admin() -> None:
@@ -72,35 +72,41 @@ def test_a_head_lists_keys_arguments_and_reply(name: str) -> None:
         assert re.search(rf"^-- {part} ", head(name), re.MULTILINE), part
 
 
+def test_every_module_is_needed_and_every_need_is_a_module() -> None:
+    named = {name for file in FILES for name in re.findall(r"need\('(\w+)'\)", code(file))}
+    restored = set(re.findall(r"= '(\w+)'", code("holds").partition("ALGORITHM_OF = {")[2].partition("}")[0]))
+    assert restored <= set(MODULES)
+    assert named | set(REGISTRY) == set(MODULES)
+
+
 def test_the_head_of_the_decision_is_what_the_caller_sends() -> None:
     ban = {"after": "20/m", "for": ["10m", "1h"]}
     rules = [
         Rule.make("a b", "5/m; 7/h", ban=ban),
-        Rule.make("b", "9/d", algorithm="calendar", shadow=True, warn_at=None),
+        Rule.make("b", "9/d", algorithm="calendar", shadow=True, warn_at=None, count_refused=True),
     ]
-    hits = hits_of(*rules, subject="user:1", cost=3)
+    hits = hits_of(*rules, subject="user:1")
+    hits += hits_of(Rule.make("c", "3/m", distinct=True), subject="user:1", value="cafe")
+    hits[2].holds, hits[2].extra_keys = "holds", ["other limit"]
     decide = Decide(hits, "check", event_log_of("quota", 99))
     assert [key.removeprefix("quota:1:{user:1}:") for key in decide.keys] == [
         "s", "r:a%20b:sw.60s", "r:a%20b:sw.3600s", "b:a%20b", "day:2025-11-21",
         "s", "r:b:cal.1day.UTC", "day:2025-11-21",
+        "s", "r:c:dv.60s", "day:2025-11-21", "holds", "other limit",
         "quota:1:{!}:events", "quota:1:{!}:bans", "quota:1:{!}:events:banned",
     ]  # fmt: skip
-    argv = decide.arguments()
-    day = "1763683200000000 1763769600000000 0"
-    assert argv[:2] == ["check", 99]
-    assert [argv[2:4], argv[8:10]] == [
-        [f"a%20b 0 2 800 20;60000000;0;600000000,3600000000 1 {day}", ""],
-        [f"b 1 1 0 - 0 {day}", ""],
-    ]
-    assert "<rule> <group> <limits> <warn> <ban> <emits> <begins> <ends> <holds>" in head("decide")
-    assert "<algorithm> <capacity> <a> <b> <c> <counted> <value>" in head("decide")
-    limits = [*argv[4:8], *argv[10:12]]
-    for encoded, cost in zip(limits[::2], limits[1::2], strict=True):
-        name, *numbers, value = str(encoded).split(" ")
-        assert name in ALGORITHMS
-        assert len(numbers) == 5
-        assert all(number.isdecimal() for number in numbers)
-        assert (value, cost) == ("-", 3)
+    day = ["day", 1763683200000000, 1763769600000000]
+    assert decide.arguments() == [
+        "check", 99,
+        "a%20b", "", 1, "800", 2, "sliding_window", "5", "60000000", "0", "sliding_window", "7", "3600000000", "0",
+        "ban", "20", "60000000", "0", "600000000,3600000000", *day, "",
+        "b", "", 1, "0", 1, "calendar", "9", "1763683200000000", "1763769600000000", "1763856000000000",
+        "counted", "quiet", "group", 1, *day, "",
+        "c", "", 1, "800", 1, "distinct", "3", "60000000", "0",
+        "value", "cafe", *day, "holds", 2, "",
+    ]  # fmt: skip
+    listed = set(re.findall(r'"(\w+)"', head("decide").partition("then its options")[2].partition("-- reply")[0]))
+    assert listed == {"counted", "quiet", "value", "group", "ban", "day", "holds"}
 
 
 def test_the_decision_and_the_codec_give_flags_the_same_numbers() -> None:

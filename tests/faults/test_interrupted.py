@@ -83,8 +83,8 @@ def test_a_task_cancelled_at_any_await_leaves_no_reply(
         ended = []
         for step in range(200):
             if connection == "new":
-                client = await redis_store()._async_clients.get()
-                await client.client.connection_pool.disconnect()
+                connections = await redis_store()._async_connections.get()
+                await connections.aclose()
             steps = Steps(call.asynchronous(None), step)
             answer: Any = (await asyncio.gather(asyncio.ensure_future(steps.run()), return_exceptions=True))[0]
             if not steps.was_cut:

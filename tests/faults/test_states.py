@@ -140,8 +140,8 @@ def test_tasks_without_a_free_connection_fail_in_time(
     settings.CACHES["default"]["OPTIONS"]["CONNECTION_POOL_CLASS"] = "redis.BlockingConnectionPool"
 
     async def ask() -> None:
-        client = await redis_store()._async_clients.get()
-        async with client.slots:
+        connections = await redis_store()._async_connections.get()
+        async with connections.slots:
             for _ in range(2 * FAILURES):
                 with pytest.raises(StoreUnavailable, match="all connections of the event loop were in use"):
                     await counter("a").aincr("user:7")

@@ -30,7 +30,7 @@ from django_quota.exceptions import StoreUnavailable
 from django_quota.services.flusher import flusher
 from django_quota.services.subjects import digest
 from django_quota.signals import banned, near_limit, refused, store_back, store_lost
-from django_quota.stores.redis.connections import async_client
+from django_quota.stores.redis.connections import async_connections
 from django_quota.stores.redis.errors import translate_error, translated
 from django_quota.testing import RedisServer, server_programs
 from django_quota.web.checks import check_settings
@@ -243,15 +243,13 @@ def test_the_password_is_in_no_error_report_log_or_signal(
     assert MARK not in caplog.text
 
 
-def test_an_async_client_shows_no_password(raw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_async_connections_show_no_password(raw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redis.asyncio.ConnectionPool.__repr__", _telling)
 
     async def shown() -> str:
-        client = async_client("default")
-        assert PASSWORD in repr(client.client)
-        text = repr(client)
-        await client.aclose()
-        return text
+        connections = async_connections("default")
+        assert PASSWORD in repr(connections.pool)
+        return repr(connections)
 
     assert PASSWORD not in asyncio.run(shown())
 

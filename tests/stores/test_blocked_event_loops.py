@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import select
 import threading
 import time
@@ -18,8 +19,8 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota import acheck
-from django_quota.stores.redis import connections
-from django_quota.stores.redis.connections import AsyncClient, pack_command, read_reply
+from django_quota.stores.redis import connections as connections_module
+from django_quota.stores.redis.connections import AsyncConnections, pack_command
 from django_quota.testing import RedisServer
 from tests.stores.test_sentinel import behind, sentinel_port
 from tests.support.clusters import Cluster
@@ -38,12 +39,9 @@ def hold_up(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-async def connected(server: RedisServer, seconds: float) -> Any:
-    pool: Any = aioredis.ConnectionPool.from_url(server.url, socket_timeout=60)
-    connection = pool.make_connection()
-    await connection.connect()
-    connection.socket_timeout = seconds
-    return connection
+def connections_to(server: RedisServer, seconds: float) -> AsyncConnections:
+    pool = aioredis.ConnectionPool.from_url(server.url, socket_timeout=60)
+    return AsyncConnections(pool, reply_timeout=seconds)
 
 
 def its_socket(connection: Any) -> Any:
@@ -60,18 +58,16 @@ def test_a_reply_that_came_while_the_loop_was_blocked_is_read(
     raw.rpush("long", *range(100))
 
     async def read() -> Any:
-        connection = await connected(redis_server, 0.05)
-        try:
-            reading = asyncio.ensure_future(read_reply(connection))
-            await asyncio.sleep(0)  # its time runs
-            connection._writer.write(pack_command(command))
-            assert select.select([its_socket(connection)], [], [], 60)[0]
-            hold_up(0.06)
-            return await reading
-        except ResponseError as error:
-            return error
-        finally:
-            await connection.disconnect()
+        connections = connections_to(redis_server, 0.05)
+        connection = await connections.take()
+        reading = asyncio.ensure_future(connections.exchange(connection, pack_command(command)))
+        await asyncio.sleep(0)  # its time runs
+        assert select.select([its_socket(connection)], [], [], 60)[0]
+        hold_up(0.06)
+        (reply,) = await reading
+        connections.release(connection)
+        await connections.aclose()
+        return reply
 
     reply = asyncio.run(read())
     wanted = {"PING": reply in (b"PONG", True), "LRANGE": isinstance(reply, list) and len(reply) == 100}
@@ -82,40 +78,61 @@ def test_a_missing_reply_times_out(redis_server: RedisServer, raw: redis.Redis) 
     del raw
 
     async def read() -> None:
-        connection = await connected(redis_server, 0.02)
-        try:
-            await connection.send_packed_command([pack_command(("BLPOP", "nothing", 60))])
-            with pytest.raises(RedisTimeoutError):
-                await read_reply(connection)
-        finally:
-            await connection.disconnect()
+        connections = connections_to(redis_server, 0.02)
+        connection = await connections.take()
+        with pytest.raises(RedisTimeoutError):
+            await connections.exchange(connection, pack_command(("BLPOP", "nothing", 60)))
+        assert not connection.is_connected
+        assert not connections.slots.locked()
 
     asyncio.run(read())
 
 
-def test_a_task_can_be_cancelled_during_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "LAST_LOOK", 3_600)
+def test_each_reply_has_its_own_time(redis_server: RedisServer, raw: redis.Redis) -> None:
+    """One timer watches all connections."""
 
-    class Silent:
-        def __init__(self) -> None:
-            self.looked_again = asyncio.Event()
-            self.errors: list[Exception] = [RedisTimeoutError("late")]
+    async def read() -> list[Any]:
+        connections = connections_to(redis_server, 60)
+        taken = [await connections.take() for _ in range(3)]
+        waiting = [
+            asyncio.ensure_future(
+                connections.exchange(connection, pack_command(("BLPOP", f"list:{n}", 60)), 1, seconds)
+            )
+            for n, (connection, seconds) in enumerate(zip(taken, (60, 0.02, 60), strict=True))
+        ]
+        with pytest.raises(RedisTimeoutError):
+            await waiting[1]
+        assert not waiting[0].done()
+        assert not waiting[2].done()
+        raw.rpush("list:0", "a")
+        raw.rpush("list:2", "c")
+        found = [(await waiting[n])[0] for n in (0, 2)]
+        await taken[0].disconnect()
+        await taken[2].disconnect()
+        return found
 
-        async def read_response(self, **options: bool) -> None:
-            assert options == {"disconnect_on_error": False}
-            if self.errors:
-                raise self.errors.pop()
-            self.looked_again.set()
-            await asyncio.Event().wait()
+    assert asyncio.run(read()) == [[b"list:0", b"a"], [b"list:2", b"c"]]
+
+
+def test_a_task_can_be_cancelled_during_the_last_look(
+    redis_server: RedisServer, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del raw
+    monkeypatch.setattr(connections_module, "LAST_LOOK", 3_600)
 
     async def read() -> None:
-        connection = Silent()
-        reading = asyncio.ensure_future(read_reply(connection))
-        while not connection.looked_again.is_set() and not reading.done():  # noqa: ASYNC110 — whichever comes first
+        connections = connections_to(redis_server, 0.02)
+        connection = await connections.take()
+        command = pack_command(("BLPOP", "nothing", 60))
+        reading = asyncio.ensure_future(connections.exchange(connection, command))
+        while connections._next_look == math.inf or not connections._busy:  # noqa: ASYNC110 — until the exchange begins
+            await asyncio.sleep(0)
+        while connections._next_look < math.inf:  # noqa: ASYNC110 — until its time is over
             await asyncio.sleep(0)
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
+        assert not connection.is_connected
 
     asyncio.run(read())
 
@@ -124,25 +141,31 @@ def test_a_task_can_be_cancelled_during_the_last_look(monkeypatch: pytest.Monkey
 
 
 class Connecting:
-    """A pool that fails at first, and may block the loop meanwhile."""
+    """A pool whose first connection fails, and may block the loop meanwhile. It is its connections, too."""
+
+    connection_kwargs: dict[str, Any] = {}  # noqa: RUF012
 
     def __init__(self, error: Exception, blocked: float) -> None:
         self.error, self.blocked, self.times = error, blocked, 0
 
-    @property
-    def connection_pool(self) -> Connecting:
+    def connection_class(self) -> Connecting:
         return self
 
-    async def get_connection(self, *_: str) -> str:
+    async def connect(self) -> None:
         self.times += 1
-        if self.times > 1:
-            return "connected"
-        hold_up(self.blocked)
-        raise self.error
+        if self.times == 1:
+            hold_up(self.blocked)
+            raise self.error
 
-    def client(self) -> AsyncClient:
-        made: Any = self
-        return AsyncClient(made, asyncio.Semaphore(1), connect_timeout=0.05)
+    async def can_read(self) -> bool:
+        return False
+
+    can_read_destructive = can_read
+
+    async def disconnect(self, *, nowait: bool) -> None: ...
+
+    def connections(self) -> AsyncConnections:
+        return AsyncConnections(self, connect_timeout=0.05)
 
 
 TIMED_OUT = [RedisTimeoutError("late"), MasterNotFoundError("none in time"), TimeoutError("late")]
@@ -151,14 +174,14 @@ TIMED_OUT = [RedisTimeoutError("late"), MasterNotFoundError("none in time"), Tim
 @pytest.mark.parametrize("error", TIMED_OUT, ids=repr)
 def test_connecting_is_tried_again_if_the_loop_was_blocked(error: Exception) -> None:
     pool = Connecting(error, blocked=0.06)
-    assert asyncio.run(pool.client().take()) == "connected"
+    assert asyncio.run(pool.connections().take()) is pool
 
 
 @pytest.mark.parametrize("error", TIMED_OUT, ids=repr)
 def test_connecting_that_times_out_by_itself_is_not_tried_again(error: Exception) -> None:
     pool = Connecting(error, blocked=0.0)
     with pytest.raises(type(error)):
-        asyncio.run(pool.client().take())
+        asyncio.run(pool.connections().take())
     assert pool.times == 1
 
 
@@ -166,7 +189,7 @@ def test_connecting_that_times_out_by_itself_is_not_tried_again(error: Exception
 def test_connecting_that_fails_without_a_timeout_is_not_tried_again(error: Exception) -> None:
     pool = Connecting(error, blocked=0.06)
     with pytest.raises(type(error)):
-        asyncio.run(pool.client().take())
+        asyncio.run(pool.connections().take())
     assert pool.times == 1
 
 
@@ -174,13 +197,15 @@ def test_a_task_gets_the_connection_that_came_free_while_the_loop_was_blocked() 
     """All were given back in time, but nobody could be told."""
 
     async def run() -> bool:
-        client = AsyncClient(aioredis.Redis(), asyncio.Semaphore(1), timeout=0.05)
-        await client.enter()
-        waiting = asyncio.ensure_future(client.enter())
+        pool = Connecting(RedisConnectionError("cut"), blocked=0.0)
+        pool.times = 1
+        connections = AsyncConnections(pool, 1, timeout=0.05)
+        taken = await connections.take()
+        waiting = asyncio.ensure_future(connections.take())
         await asyncio.sleep(0)
-        asyncio.get_running_loop().call_later(0.04, client.slots.release)
+        asyncio.get_running_loop().call_later(0.04, connections.release, taken)
         hold_up(0.2)
-        return await waiting
+        return await waiting is taken
 
     assert asyncio.run(run())
 

@@ -16,7 +16,7 @@ from django_quota import acheck, check, peek, quota
 from django_quota.stores.cluster.nodes import Node
 from django_quota.stores.cluster.store_cluster import ClusterStore
 from django_quota.stores.redis.breaker import FAILURES, Breaker
-from django_quota.stores.redis.connections import AsyncClient, SyncConnections
+from django_quota.stores.redis.connections import AsyncConnections, SyncConnections
 from tests.api.test_outages import Clock, heard
 from tests.support.clusters import Cluster, Server, running_cluster
 from tests.support.commands import wait_until
@@ -98,18 +98,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Where connections were taken to, sync and async."""
     found: list[int] = []
-    take, atake = SyncConnections.take, AsyncClient.take
+    take, atake = SyncConnections.take, AsyncConnections.take
 
     def taking(connections: SyncConnections, *options: Any, **named: Any) -> Any:
         found.append(1)
         return take(connections, *options, **named)
 
-    async def ataking(client: AsyncClient) -> Any:
+    async def ataking(connections: AsyncConnections, *options: Any, **named: Any) -> Any:
         found.append(1)
-        return await atake(client)
+        return await atake(connections, *options, **named)
 
     monkeypatch.setattr(SyncConnections, "take", taking)
-    monkeypatch.setattr(AsyncClient, "take", ataking)
+    monkeypatch.setattr(AsyncConnections, "take", ataking)
     return found
 
 

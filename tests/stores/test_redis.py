@@ -24,8 +24,9 @@ from django_quota.core.rules import Rule
 from django_quota.engine.hits import Hit
 from django_quota.engine.subject_operations import Reset, RuleState
 from django_quota.exceptions import ConfigurationError, StoreUnavailable
+from django_quota.stores.redis import connections
 from django_quota.stores.redis.config_checks import alias_problem
-from django_quota.stores.redis.connections import ASYNC_CONNECTIONS, async_client, pack_command
+from django_quota.stores.redis.connections import ASYNC_CONNECTIONS, async_connections, pack_command
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer, running_redis
 from tests.support.commands import wait_until
@@ -197,7 +198,7 @@ def test_an_event_loop_closes_its_connections_at_its_end(raw: redis.Redis, store
 
     for _ in range(3):
         asyncio.run(many())
-    assert len(store._async_clients) == 0
+    assert len(store._async_connections) == 0
     wait_until(lambda: len(raw.client_list()) <= before)  # the server sees a closed socket a moment later
 
 
@@ -346,18 +347,12 @@ def test_an_idle_connection_with_stray_bytes_is_replaced(
 def test_an_async_connection_with_stray_bytes_is_not_used_again(
     store: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some versions of redis-py find it when they take the connection, and put it back as it is."""
-
     async def play() -> None:
         await adecided(store, hits_of(RULE), "check", None)
-        pool: Any = (await store._async_clients.get()).client.connection_pool
-        (kept,) = pool._available_connections
-        with monkeypatch.context() as patched:
-            patched.setattr(pool, "get_connection", AsyncMock(side_effect=InvalidResponse("garbage")))
-            with pytest.raises(StoreUnavailable, match="does not speak the protocol of Redis"):
-                await adecided(store, hits_of(RULE), "check", None)
-        assert not kept.is_connected
+        (kept,) = (await store._async_connections.get())._idle
+        monkeypatch.setattr(kept, connections._CAN_READ, AsyncMock(side_effect=InvalidResponse("garbage")))
         assert answers(await adecided(store, hits_of(RULE), "check", None))[0].allowed
+        assert not kept.is_connected
 
     asyncio.run(play())
 
@@ -396,9 +391,7 @@ def test_max_connections_none_means_the_default(redis_server: RedisServer, setti
     settings.CACHES = caches(redis_server, max_connections=None)
 
     async def go() -> None:
-        client = async_client("default")
-        assert client.client.connection_pool.max_connections == ASYNC_CONNECTIONS
-        await client.aclose()
+        assert async_connections("default").max_connections == ASYNC_CONNECTIONS
 
     asyncio.run(go())
 
@@ -430,9 +423,9 @@ def test_a_loop_closed_without_its_generators_is_forgotten(store: RedisStore) ->
     for _ in range(3):
         loop = asyncio.new_event_loop()
         loop.run_until_complete(adecided(store, hits_of(RULE), "check", None))
-        held = store._async_clients._clients.get(loop)
+        held = store._async_connections._by_loop.get(loop)
         assert held is not None
         loop.run_until_complete(held.aclose())  # so that no socket is left to the collector
         loop.close()
     asyncio.run(adecided(store, hits_of(RULE), "check", None))
-    assert len(store._async_clients) == 0
+    assert len(store._async_connections) == 0

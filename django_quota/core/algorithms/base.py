@@ -148,8 +148,8 @@ class Limit:
     """The name of its state among the limits of the rule, such as `"sw.60s"`."""
     fixed: Parameters | None
     """Its parameters if they are the same at any time; None for the calendar."""
-    encoded: str
-    """The fixed parameters as the script takes them; empty for the calendar."""
+    encoded: tuple[str, ...]
+    """Its name and fixed parameters as the script takes them; empty for the calendar."""
     unit: ClassVar[str] = "requests"
     """What is counted, as the RateLimit-Policy header has it."""
 
@@ -182,7 +182,7 @@ def _limit(rule: str, rate: Rate, algorithm: Algorithm[Any], options: Options) -
     # One object for equal limits: then they compare and hash by identity, which the hot path does many times.
     algorithm.validate(rate, options)
     fixed = algorithm.parameters(rate, options, 0) if algorithm.timeless else None
-    encoded = "" if fixed is None else encode_limit(algorithm, fixed, options)
+    encoded = () if fixed is None else encode_limit(algorithm, fixed)
     return Limit(rule, rate, algorithm, options, algorithm.state_id(rate, options), fixed, encoded)
 
 
@@ -201,7 +201,8 @@ def _registered(name: str) -> Algorithm[Any]:
     return REGISTRY[name]
 
 
-def encode_limit(algorithm: Algorithm[Any], parameters: Parameters, options: Options) -> str:
-    """Return a limit as an argument of `lua/decide.lua`."""
-    capacity, a, b, c, value = parameters
-    return f"{algorithm.name} {capacity} {a} {b} {c} {options.count_refused:d} {value or '-'}"
+def encode_limit(algorithm: Algorithm[Any], parameters: Parameters) -> tuple[str, ...]:
+    """Return a limit as arguments of `lua/decide.lua`: only the calendar uses `c`."""
+    capacity, a, b, c, _ = parameters
+    encoded = (algorithm.name, str(capacity), str(a), str(b))
+    return encoded if algorithm.timeless else (*encoded, str(c))

@@ -1,4 +1,4 @@
--- compensate: takes back what hits have consumed, since a later part of their plan was refused. A part of decide.
+-- compensate: takes back what hits have consumed, since a later part of their plan was refused. A module of decide.
 --
 -- KEYS   as decide
 -- ARGV   as decide; the mode is "compensate", then for each hit " <near><receipt>,<receipt>". near n: the hit emitted "near",
@@ -6,15 +6,15 @@
 --        limit that counts values "<expiry>:<before>": the expiry that the hit gave the value, and the one before it (0:
 --        none). For a bucket "<TAT>:<before>:<refunded>:<alone>": how much had been restored and refunded before the hit, and
 --        when the hit would have flowed back alone.
--- reply  compensate_all, note_known: nothing
+-- reply  compensate_all, flag_known: nothing
 --
 -- What others did meanwhile stays. If it cannot be told apart, less is restored, never more.
-
 local compensators = {
   -- The hit's own entry goes, and the totals of later entries go down.
   sliding_window = function(limit, stop)
     local from = redis.call('ZRANGEBYSCORE', limit.key, integer(stop), '+inf', 'WITHSCORES')
     if not from[1] or tonumber(from[2]) ~= stop then return end
+    local WRAP = need('sliding_window').WRAP
     local first_cost = tonumber(string.match(from[1], ':(%d+)$'))
     local less = math.min(limit.cost, first_cost)
     local added, kept, removed = {}, {}, {}
@@ -22,7 +22,7 @@ local compensators = {
       local total, cost = string.match(from[at], '^(%d+):(%d+)$')
       if at == 1 then cost = first_cost - less end
       if at > 1 or cost > 0 then
-        local member = integer((tonumber(total) - less) % SLIDING_WRAP) .. ':' .. integer(tonumber(cost))
+        local member = integer((tonumber(total) - less) % WRAP) .. ':' .. integer(tonumber(cost))
         added[#added + 1], added[#added + 2] = from[at + 1], member
         kept[member] = true
       end
@@ -45,21 +45,24 @@ local compensators = {
   end,
 
   token_bucket = function(limit, stop, before, refunded, alone)
-    bucket_read(limit, now)
-    bucket_restore(limit, math.min(limit.cost * limit.a, bucket_left(limit, now, stop, before, refunded, alone)), now)
+    local bucket = need('token_bucket')
+    bucket.read(limit)
+    bucket.restore(limit, math.min(limit.cost * limit.a, bucket.left_of(limit, stop, before, refunded, alone)))
   end,
 
   -- Later hits know when they leave: only the last place in the queue can be restored.
   leaky_bucket = function(limit, stop)
-    bucket_read(limit, now)
-    if now + limit.backlog == stop then bucket_restore(limit, limit.cost * limit.a, now) end
+    local bucket = need('token_bucket')
+    bucket.read(limit)
+    if now + limit.backlog == stop then bucket.restore(limit, limit.cost * limit.a) end
   end,
 }
 
 -- A window that was reset and opened again ends at another moment.
 compensators.fixed_window = function(limit, stop)
-  window_read(limit, now)
-  if limit.stop == stop then window_refund(limit, now) end
+  local window = need('fixed_window')
+  window.read(limit)
+  if limit.stop == stop then window.refund(limit) end
 end
 compensators.calendar = compensators.fixed_window
 
@@ -67,7 +70,7 @@ local function compensate(hit, limit, receipt)
   local stop, before, refunded, alone = string.match(receipt, '^(%d+):?(%d*):?(%d*):?(%d*)$')
   stop = tonumber(stop)
   -- A limit that counts refused hits keeps the hit, since its plan was refused.
-  if (limit.counted and hit.group == 0) or stop <= now then return end
+  if (hit.counted and hit.group == 0) or stop <= now then return end
   compensators[limit.name](limit, stop, tonumber(before), tonumber(refunded), tonumber(alone))
 end
 
@@ -84,9 +87,11 @@ local function compensate_all(hits)
   end
 end
 
-local function flag_known(flags, hit)
+local function flag_known(hit)
   for _, limit in ipairs(hit) do
-    if limit.before then add_flag(flags, hit, KNOWN_BEFORE, limit.before) end
-    if limit.refunded_before then add_flag(flags, hit, KNOWN_BEFORE, limit.refunded_before) end
+    if limit.before then add_flag(hit, KNOWN_BEFORE, limit.before) end
+    if limit.refunded_before then add_flag(hit, KNOWN_BEFORE, limit.refunded_before) end
   end
 end
+
+return { compensate_all = compensate_all, flag_known = flag_known }

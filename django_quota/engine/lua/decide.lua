@@ -1,8 +1,7 @@
 -- decide: decides one plan: any number of hits (a rule for a subject), each with any number of limits; all or nothing.
--- The line of percent signs stands for the algorithm files, then holds, subject_status, event_log, events and compensate.
+-- The line of percent signs stands for its modules: the algorithms and the other files that engine/decide.py lists.
 --
--- KEYS   for each hit, in the plan's order: the status of the subject (a hash); the state of each limit; then, if its head says
---        so: the refusals that lead to a ban, the counts of the day, the holds with the states of extra limits
+-- KEYS   for each hit, in the plan's order: the status of the subject (a hash); the state of each limit; those of its options
 --        last, if the log is in this slot: the event stream, the index of bans, the stream of bans alone
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock
 --        [2] the mode: "check"; "peek" (changes nothing); "refund" (restores each cost, then peeks);
@@ -12,17 +11,18 @@
 --            that can be compensated); "record_refusal" (a check whose plan is refused already); and for hits that passed a
 --            tentative check "record_day" (counts them for the day), "compensate <n|-><receipt>,<receipt> ..." (see compensate)
 --        [3] how many events the stream keeps; 0: no events; -1: the log is in another slot, and the caller writes events
---        then for each hit "<rule> <group> <limits> <warn> <ban> <emits> <begins> <ends> <holds>" and the rate override that
---        its limits belong to, as it was published ('' for none)
---            rule: its name in the fields of hashes; group 0: a refusal refuses the plan, n: it belongs to the n-th rule that
---            decides for itself alone (a shadow, or one that does not block); limits: how many; warn: the share of the limit,
---            in thousandths, that emits "near" (0: never); ban: '-', or "<capacity>;<a>;<b>;<span>,<span>": the sliding window
---            of refusals that leads to a ban, and how long the first, the second and so on last; emits 1: its events are
---            emitted; begins, ends: the edges of the day that is counted (0: none); holds: how many keys come with its holds
---        and two for each of its limits:
---            "<algorithm> <capacity> <a> <b> <c> <counted> <value>": whole numbers except the value ('-': none); counted 1: a
---            refused hit consumes too
---            the cost of the hit, a whole number from 0 up
+--        then for each hit: the rule's name in the fields of hashes; the rate override that its limits belong to, as it was
+--            published ('' for none); the cost, a whole number from 0 up; the share of the limit, in thousandths, that emits "near"
+--            (0: never); how many limits
+--          for each limit: the algorithm, the capacity, a, b; for a calendar also c: whole numbers, see the algorithm
+--          then its options in any order, each a word with its arguments, and '' behind the last:
+--            "counted": a refused hit consumes too; "quiet": no events; "value" <digest>: what a limit of values counts
+--            "group" <n>: it belongs to the n-th rule that decides for itself alone (a shadow, or one that does not block); without
+--              it a refusal refuses the plan
+--            "ban" <capacity> <a> <b> <span>,<span>: the sliding window of refusals that leads to a ban, and how long the first,
+--              the second and so on last; KEYS: these refusals
+--            "day" <begins> <ends>: counts the day with these edges; KEYS: its counts
+--            "holds" <n>: n keys; KEYS: the holds, and the states of n - 1 limits that holds alone need
 -- reply  {now, verdict}, five for each limit {allowed, remaining, retry_after, reset, more}, and three for each flag
 --        {hit, flag, value}: whole numbers, times in microseconds, hits counted from 0. record_day replies {now, 1} only.
 --        verdict 1: allowed; 0: refused; -1: RETRY_WITH: the plan must be sent in another form
@@ -43,84 +43,105 @@ local SETTLED_LATE = 9
 local OVERRIDDEN, HOLDS_DUE = 1, 2
 -- Nothing counts further than this, even past a limit: doubles lose integers far above it.
 local MOST = 1000000000000000
-local algorithms = {}
 
-local mode, mode_arguments = string.match(ARGV[2], '^([%l_]+) ?(.*)$')
-local stream_length = tonumber(ARGV[3])
+local mode, mode_arguments = ARGV[2], nil
+if mode ~= 'check' then mode, mode_arguments = string.match(mode, '^([%l_]+) ?(.*)$') end
 local is_decided = mode == 'compensate' or mode == 'record_day' -- the hits were decided before
-local emits, events_key, bans_key, banned_key = stream_length ~= 0, nil, nil, nil
-if stream_length > 0 then events_key, bans_key, banned_key = KEYS[#KEYS - 2], KEYS[#KEYS - 1], KEYS[#KEYS] end
+local stream_length = ARGV[3]
+local emits, events_key, bans_key, banned_key = stream_length ~= '0', nil, nil, nil
+if emits and stream_length ~= '-1' then events_key, bans_key, banned_key = KEYS[#KEYS - 2], KEYS[#KEYS - 1], KEYS[#KEYS] end
 
--- %% parts %%
+-- refused[0]: the plan is refused; refused[n]: the n-th rule that decides for itself is.
+local refused, flags = { [0] = mode == 'record_refusal' or nil }, {}
 
--- A full server or a replica can still be read. Calls a function that writes, and says whether it could.
-local function where_it_may_write(act, hit)
-  local done, problem = pcall(act, hit)
-  if done then return true end
-  local text = type(problem) == 'table' and problem.err or problem
-  for _, word in ipairs({ 'OOM ', 'READONLY ', 'MISCONF ', 'NOREPLICAS ' }) do
-    if string.find(text, word, 1, true) then return false end
+local function add_flag(hit, flag, value) flags[#flags + 1], flags[#flags + 2], flags[#flags + 3] = hit.index, flag, value end
+
+-- Redis runs this text anew at each call, and it takes time to make a function. So each module is made when it is first needed.
+local made, need = {}, nil
+
+local function make(name)
+  -- %% modules %%
+end
+
+function need(name)
+  local module = made[name]
+  if not module then
+    module = make(name)
+    made[name] = module
   end
-  error(problem, 0)
+  return module
 end
 
-local function read_limit(key, encoded, cost)
-  local name, capacity, a, b, c, counted, value = string.match(encoded, '^(%S+) (%d+) (%d+) (%d+) (%d+) (%d) (%S+)$')
-  return {
-    key = key, name = name, cost = tonumber(cost), algorithm = algorithms[name], capacity = tonumber(capacity),
-    a = tonumber(a), b = tonumber(b), c = tonumber(c), counted = counted == '1', value = value, credit = 0,
-  }
-end
+local hits, keys_read, read = {}, 0, 3
 
-local hits, keys_read, arguments_read = {}, 0, 3
-
-local function next_key()
-  keys_read = keys_read + 1
-  return KEYS[keys_read]
-end
-
-local function read_hit()
-  local rule, group, limits, warn, ban, emits_own, begins, ends, holds = string.match(
-    ARGV[arguments_read + 1], '^(%S+) (%d+) (%d+) (%d+) (%S+) (%d) (%d+) (%d+) (%d+)$')
+while read < #ARGV do
   local hit = {
-    rule = rule, group = tonumber(group), warn = tonumber(warn), ban = ban, emits = emits_own == '1', begins = tonumber(begins),
-    ends = tonumber(ends), override = ARGV[arguments_read + 2], status_key = next_key(), index = #hits, extra = {},
+    rule = ARGV[read + 1], override = ARGV[read + 2], cost = ARGV[read + 3] + 0, warn = ARGV[read + 4] + 0, group = 0,
+    status_key = KEYS[keys_read + 1], index = #hits,
   }
-  arguments_read = arguments_read + 2
-  for i = 1, tonumber(limits) do
-    hit[i] = read_limit(next_key(), ARGV[arguments_read + 1], ARGV[arguments_read + 2])
-    arguments_read = arguments_read + 2
+  local number_of_limits, is_outside = ARGV[read + 5] + 0, false
+  keys_read, read = keys_read + 1, read + 5
+  for i = 1, number_of_limits do
+    local name = ARGV[read + 1]
+    local algorithm = made[name] or need(name)
+    local limit = {
+      key = KEYS[keys_read + i], name = name, algorithm = algorithm, cost = hit.cost, capacity = ARGV[read + 2] + 0,
+      a = ARGV[read + 3] + 0, b = ARGV[read + 4] + 0,
+    }
+    read = read + 4
+    if algorithm.outside then
+      read = read + 1
+      limit.c = ARGV[read] + 0
+      is_outside = is_outside or algorithm.outside(limit)
+    end
+    hit[i] = limit
   end
-  if ban ~= '-' then hit.refusals_key = next_key() end
-  if hit.ends > 0 then hit.day_key = next_key() end
-  if holds ~= '0' then
-    if not hold then make_holds() end
-    hit.holds_key = next_key()
+  keys_read, read = keys_read + number_of_limits, read + 1
+  while ARGV[read] ~= '' do
+    local option = ARGV[read]
+    if option == 'day' then
+      hit.day_key = KEYS[keys_read + 1]
+      is_outside = is_outside or now < ARGV[read + 1] + 0 or now >= ARGV[read + 2] + 0
+      keys_read, read = keys_read + 1, read + 3
+    elseif option == 'ban' then
+      hit.refusals = {
+        key = KEYS[keys_read + 1], cost = 1, capacity = ARGV[read + 1] + 0, a = ARGV[read + 2] + 0, b = ARGV[read + 3] + 0,
+      }
+      hit.ban_spans = ARGV[read + 4]
+      keys_read, read = keys_read + 1, read + 5
+    elseif option == 'holds' then
+      hit.holds_key, hit.extra = KEYS[keys_read + 1], {}
+      for i = 2, ARGV[read + 1] do hit.extra[i - 1] = need('holds').extra_limit(KEYS[keys_read + i]) end
+      keys_read, read = keys_read + ARGV[read + 1], read + 2
+    elseif option == 'group' then
+      hit.group, read = tonumber(ARGV[read + 1]), read + 2
+    elseif option == 'value' then
+      for _, limit in ipairs(hit) do limit.value = ARGV[read + 1] end
+      read = read + 2
+    else -- 'counted', 'quiet'
+      hit[option], read = true, read + 1
+    end
   end
-  for i = 2, tonumber(holds) do hit.extra[i - 1] = extra_limit(next_key()) end
-  return hit
-end
-
-local function is_outside(hit)
-  if hit.ends > 0 and (now < hit.begins or now >= hit.ends) then return true end
-  for _, limit in ipairs(hit) do
-    if limit.algorithm.outside and limit.algorithm.outside(limit, now) then return true end
-  end
-end
-
-while arguments_read < #ARGV do
-  local hit = read_hit()
-  if not is_decided and is_outside(hit) then return { now, -1 } end
+  if is_outside and not is_decided then return { now, -1 } end
   hits[#hits + 1] = hit
 end
 
-local retry = { now, -1 }
 if mode ~= 'settle' and not is_decided then
-  for _, hit in ipairs(hits) do load_status(hit, retry) end
+  local retry, status_key, has_status = { now, -1 }, nil, nil
+  for _, hit in ipairs(hits) do
+    if hit.status_key ~= status_key then
+      status_key = hit.status_key
+      has_status = redis.call('EXISTS', status_key) == 1
+    end
+    if has_status or hit.override ~= '' or hit.holds_key then need('subject_status').load(hit, retry) end
+  end
   if #retry > 2 then return retry end
   for _, hit in ipairs(hits) do
-    if hit.holds_key and (mode == 'peek' or not where_it_may_write(restore_due, hit)) then credit_due(hit) end
-    if hit.more_due then retry[#retry + 1], retry[#retry + 2], retry[#retry + 3] = hit.index, HOLDS_DUE, '' end
+    if hit.holds_key then
+      local holds = need('holds')
+      if mode == 'peek' or not need('where_it_may_write')(holds.restore_due, hit) then holds.credit_due(hit) end
+      if hit.more_due then retry[#retry + 1], retry[#retry + 2], retry[#retry + 3] = hit.index, HOLDS_DUE, '' end
+    end
   end
   if #retry > 2 then return retry end
 end
@@ -128,84 +149,73 @@ end
 if mode == 'refund' then
   for _, hit in ipairs(hits) do
     for _, limit in ipairs(hit) do
-      if hit.status ~= EXEMPT then limit.algorithm.refund(limit, now) end
+      if hit.status ~= EXEMPT then limit.algorithm.refund(limit) end
     end
   end
 elseif mode == 'settle' then
-  settle(hits[1])
+  need('holds').settle(hits[1])
 elseif mode == 'compensate' then
-  compensate_all(hits)
+  need('compensate').compensate_all(hits)
 elseif mode == 'record_day' then
-  for _, hit in ipairs(hits) do count_day(hit, true) end
+  for _, hit in ipairs(hits) do
+    if hit.day_key then need('count_day')(hit) end
+  end
   return { now, 1 }
 end
 
--- refused[0]: the plan is refused; refused[n]: the n-th rule that decides for itself is.
-local refused = { [0] = mode == 'record_refusal' or nil }
-for _, hit in ipairs(hits) do
-  for _, limit in ipairs(hit) do
-    limit.allowed, limit.remaining, limit.retry_after, limit.reset, limit.more = limit.algorithm.peek(limit, now)
+for h = 1, #hits do
+  local hit = hits[h]
+  for i = 1, #hit do
+    local limit = hit[i]
+    limit.allowed, limit.remaining, limit.retry_after, limit.reset, limit.more = limit.algorithm.peek(limit)
     if hit.status == EXEMPT then
       limit.allowed, limit.retry_after = true, 0
     elseif hit.status then
-      shut_out(limit, hit.stop)
+      need('subject_status').shut_out(limit, hit.stop)
     end
     if not limit.allowed then
       hit.refused = true
       refused[hit.group] = true
     end
   end
-end
-
-local function spend(hit, limit)
-  if not refused[0] and not refused[hit.group] then
-    limit.remaining, limit.retry_after, limit.reset, limit.more = limit.algorithm.consume(limit, now)
-  elseif limit.counted and limit.capacity > 0 and refused[hit.group] then
-    limit.algorithm.consume(limit, now)
-    -- What a refused hit has filled also refuses the next one: the reply says for how long.
-    limit.allowed, limit.remaining, limit.retry_after, limit.reset, limit.more = limit.algorithm.peek(limit, now)
-  elseif limit.algorithm.follow_clock then
-    limit.algorithm.follow_clock(limit, now)
-  end
-end
-
-local flags = {}
-for _, hit in ipairs(hits) do
-  if hit.status then add_flag(flags, hit, hit.status, hit.stop) end
-  if hit.late then add_flag(flags, hit, SETTLED_LATE, hit.late) end
-end
-
-local function leave_traces(hit)
-  for _, limit in ipairs(hit) do
-    if not hit.status then spend(hit, limit) end
-  end
-  local passed = not refused[0] and not refused[hit.group]
-  if mode == 'reserve' and passed and not hit.status then hold(hit) end
-  if mode ~= 'tentative' or hit.refused then count_day(hit, passed) end
-  emit(hit, passed, flags)
-  if mode == 'tentative' and passed and not hit.status then flag_known(flags, hit) end
+  if hit.status then add_flag(hit, hit.status, hit.stop) end
 end
 
 if mode == 'check' or mode == 'reserve' or mode == 'tentative' or mode == 'record_refusal' then
   for _, hit in ipairs(hits) do
-    if hit[1].cost > 0 then
-      if hit.status or refused[0] or refused[hit.group] then
-        where_it_may_write(leave_traces, hit) -- a refusal stands even if it cannot be counted and emitted
-      else
-        leave_traces(hit)
+    if hit.cost == 0 then
+      -- It asks whether there is room, and changes nothing.
+    elseif hit.status or refused[0] or refused[hit.group] then
+      -- A refusal stands even if it cannot be counted and emitted.
+      need('where_it_may_write')(need('refusal'), hit)
+    else
+      local near
+      for i = 1, #hit do
+        local limit = hit[i]
+        limit.remaining, limit.retry_after, limit.reset, limit.more = limit.algorithm.consume(limit)
+        if emits and hit.warn > 0 and not near then
+          -- Without a division: it is near if `used` has just reached the threshold, and the threshold is not the limit itself.
+          local threshold, used = limit.capacity * hit.warn, limit.capacity - limit.remaining
+          if used * 1000 >= threshold and (used - limit.cost) * 1000 < threshold and threshold <= (limit.capacity - 1) * 1000 then
+            near = limit
+          end
+        end
       end
+      if mode == 'reserve' then need('holds').hold(hit) end
+      if hit.day_key and mode ~= 'tentative' then need('count_day')(hit) end
+      if near then need('events').emit_near(hit, near) end
+      if mode == 'tentative' then need('compensate').flag_known(hit) end
     end
   end
 end
 
 local reply = { now, refused[0] and 0 or 1 }
-for _, hit in ipairs(hits) do
-  for _, limit in ipairs(hit) do
-    reply[#reply + 1] = limit.allowed and 1 or 0
-    reply[#reply + 1] = limit.remaining
-    reply[#reply + 1] = limit.retry_after
-    reply[#reply + 1] = limit.reset
-    reply[#reply + 1] = limit.more
+for h = 1, #hits do
+  local hit = hits[h]
+  for i = 1, #hit do
+    local limit, length = hit[i], #reply
+    reply[length + 1], reply[length + 2], reply[length + 3] = limit.allowed and 1 or 0, limit.remaining, limit.retry_after
+    reply[length + 4], reply[length + 5] = limit.reset, limit.more
   end
 end
 for _, number in ipairs(flags) do reply[#reply + 1] = number end

@@ -1,47 +1,46 @@
--- distinct: at most `capacity` different values in any window; a known value is free, and stays known.
+-- distinct: at most `capacity` different values in any window; a known value is free, and stays known. A module of decide.
 --
 -- KEYS   limit.key: a sorted set; score = when the value is forgotten (microseconds), member = its digest
--- ARGV   capacity; a = window in microseconds; value = the digest ('-' for a peek without one)
+-- ARGV   capacity; a = window in microseconds; the option "value" of the hit: the digest (none for a peek without one)
 -- reply  peek: allowed, remaining, retry_after, reset, more; consume: remaining, retry_after, reset, more
-
-local function distinct_read(limit, now)
+local function read(limit)
   limit.live = redis.call('ZCOUNT', limit.key, '(' .. integer(now), '+inf')
-  local last = redis.call('ZRANGE', limit.key, -1, -1, 'WITHSCORES')
+  local last = redis.call('ZRANGE', limit.key, '-1', '-1', 'WITHSCORES')
   limit.expiry = limit.live > 0 and tonumber(last[2]) or now
-  local score = limit.value ~= '-' and redis.call('ZSCORE', limit.key, limit.value)
+  local score = limit.value and redis.call('ZSCORE', limit.key, limit.value)
   limit.known = score and tonumber(score) > now
   limit.until_now = limit.known and tonumber(score) or 0
   limit.before = limit.before or limit.until_now
 end
 
 -- How long until a value is forgotten that makes room.
-local function distinct_more(limit, now)
+local function more_after(limit)
   if limit.live == 0 or limit.capacity == 0 then return NEVER end
   local makes_room = redis.call('ZRANGEBYSCORE', limit.key, '(' .. integer(now), '+inf', 'WITHSCORES', 'LIMIT',
-    math.max(0, limit.live - limit.capacity), 1)
+    integer(math.max(0, limit.live - limit.capacity)), '1')
   return tonumber(makes_room[2]) - now
 end
 
-algorithms.distinct = {
-  peek = function(limit, now)
-    distinct_read(limit, now)
+return {
+  peek = function(limit)
+    read(limit)
     local remaining, reset = math.max(0, limit.capacity - limit.live), limit.expiry - now
-    local adds, more = limit.cost > 0 and not limit.known and 1 or 0, distinct_more(limit, now)
+    local adds, more = limit.cost > 0 and not limit.known and 1 or 0, more_after(limit)
     if limit.capacity > 0 and (adds == 0 or limit.live + 1 <= limit.capacity) then return true, remaining, 0, reset, more end
     return false, remaining, more, reset, more -- a new value has no room: it waits for the same moment
   end,
 
-  consume = function(limit, now)
+  consume = function(limit)
     -- After a clock steps back, a value is not forgotten sooner. No two uses end at the same moment, so that compensating
     -- one leaves the other.
     redis.call('ZADD', limit.key, integer(math.max(now + limit.a, limit.until_now + 1)), limit.value)
     redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now))
-    distinct_read(limit, now)
+    read(limit)
     expire(limit.key, limit.expiry - now)
-    return math.max(0, limit.capacity - limit.live), 0, limit.expiry - now, distinct_more(limit, now)
+    return math.max(0, limit.capacity - limit.live), 0, limit.expiry - now, more_after(limit)
   end,
 
-  refund = function(limit, now)
-    if limit.cost > 0 and limit.value ~= '-' then redis.call('ZREM', limit.key, limit.value) end
+  refund = function(limit)
+    if limit.cost > 0 and limit.value then redis.call('ZREM', limit.key, limit.value) end
   end,
 }

@@ -1,4 +1,4 @@
--- event_log: the event stream, the stream of bans, and the index of bans. A part of decide, and of append_events.
+-- event_log: the event stream, the stream of bans, and the index of bans. Part of decide (module events) and of append_events.
 --
 -- KEYS   events_key: a stream; banned_key: a stream of its bans alone, under the same ids, which refusals do not trim;
 --        bans_key: a sorted set of "<subject> <rule>", scored by the end of the ban

@@ -1,4 +1,4 @@
--- holds: what was reserved and is not settled yet. A part of decide.
+-- holds: what was reserved and is not settled yet. A module of decide.
 --
 -- KEYS   hit.extra: the states of other limits that due holds consumed: under an override that has ended, or before one that is
 --          in force
@@ -9,251 +9,252 @@
 --        hit.status_key: its field d:<rule> is the score of the first hold
 -- ARGV   as decide
 -- reply  hold: notes what the hit has just consumed; settle: replaces it by what was really used; restore_due: restores what is
---        due; missing_limits: the names of limits whose keys it needs for that
+--        due; credit_due: lets a peek subtract it; missing_limits: the names of limits whose keys restore_due needs;
+--        extra_limit: one of those, for its key
+local sliding_window = need('sliding_window')
 
-local extra_limit, missing_limits, restore_due, credit_due, hold, settle
+-- How many due holds one call restores, and how many a peek takes into account.
+local RESTORE_BATCH, MAX_FORESEEN = 100, 1000
 
--- Called only for hits with holds: Lua makes functions anew at each call, and that takes time.
-local function make_holds()
-  -- How many due holds one call restores, and how many a peek takes into account.
-  local RESTORE_BATCH, MAX_FORESEEN = 100, 1000
+local ALGORITHM_OF = {
+  sw = 'sliding_window', fw = 'fixed_window', cal = 'calendar', tb = 'token_bucket', lb = 'leaky_bucket',
+}
 
-  local ALGORITHM_OF = {
-    sw = 'sliding_window', fw = 'fixed_window', cal = 'calendar', tb = 'token_bucket', lb = 'leaky_bucket',
-  }
-
-  -- Returns the live entries without what holds restore. A hold takes its units out of the entry that it consumed; if a
-  -- refund has taken some of that entry, the rest comes out of the oldest ones.
-  local function sliding_without(limit, parts, now)
-    local found = redis.call('ZRANGEBYSCORE', limit.key, '(' .. integer(now), '+inf', 'WITHSCORES')
-    local entries, by_expiry, oldest = {}, {}, 1
-    for at = 1, #found, 2 do
-      local total, cost = string.match(found[at], '^(%d+):(%d+)$')
-      local entry = { member = found[at], score = found[at + 1], total = tonumber(total), cost = tonumber(cost) }
-      entries[#entries + 1] = entry
-      by_expiry[tonumber(entry.score)] = entry
+-- Returns the live entries without what holds restore. A hold takes its units out of the entry that it consumed; if a
+-- refund has taken some of that entry, the rest comes out of the oldest ones.
+local function sliding_without(limit, parts)
+  local found = redis.call('ZRANGEBYSCORE', limit.key, '(' .. integer(now), '+inf', 'WITHSCORES')
+  local entries, by_expiry, oldest = {}, {}, 1
+  for at = 1, #found, 2 do
+    local total, cost = string.match(found[at], '^(%d+):(%d+)$')
+    local entry = { member = found[at], score = found[at + 1], total = tonumber(total), cost = tonumber(cost) }
+    entries[#entries + 1] = entry
+    by_expiry[tonumber(entry.score)] = entry
+  end
+  limit.total = entries[1] and entries[1].total - entries[1].cost or 0
+  for _, part in ipairs(parts) do
+    local left, entry = part.stop > now and part.units or 0, by_expiry[part.stop]
+    while left > 0 do
+      entry = entry or entries[oldest]
+      if not entry then break end
+      local less = math.min(left, entry.cost)
+      entry.cost, left = entry.cost - less, left - less
+      if entry == entries[oldest] and entry.cost == 0 then oldest = oldest + 1 end
+      entry = nil
     end
-    limit.total = entries[1] and entries[1].total - entries[1].cost or 0
+  end
+  return entries
+end
+
+-- Reads how the window would be without due holds, for a peek.
+function sliding_window.foresee(limit)
+  limit.entries = {}
+  for _, entry in ipairs(sliding_without(limit, limit.abandoned)) do
+    if entry.cost > 0 then
+      limit.entries[#limit.entries + 1] = entry
+      limit.used, limit.expiry = limit.used + entry.cost, tonumber(entry.score)
+    end
+  end
+  local first = limit.entries[1]
+  if first then limit.first_expiry, limit.first_cost = tonumber(first.score), first.cost end
+end
+
+function sliding_window.restore_all(limit, parts)
+  local entries = sliding_without(limit, parts)
+  local added, kept, removed, total = {}, {}, {}, limit.total
+  for _, entry in ipairs(entries) do
+    if entry.cost > 0 then
+      total = (total + entry.cost) % sliding_window.WRAP
+      local member = integer(total) .. ':' .. integer(entry.cost)
+      added[#added + 1], added[#added + 2] = entry.score, member
+      kept[member] = true
+    end
+  end
+  if not added[1] then return redis.call('DEL', limit.key) end
+  -- Add before removing: an empty set is gone, and its TTL with it.
+  redis.call('ZADD', limit.key, unpack(added))
+  for _, entry in ipairs(entries) do
+    if not kept[entry.member] then removed[#removed + 1] = entry.member end
+  end
+  if removed[1] then redis.call('ZREM', limit.key, unpack(removed)) end
+  redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now))
+end
+
+-- The name of a limit within its rule.
+local function window_of(key) return string.match(key, '[^:]+$') end
+
+-- A limit that is not decided: holds only restore to it.
+local function extra_limit(key)
+  local algorithm = need(ALGORITHM_OF[string.match(window_of(key), '^%l+')])
+  return { key = key, algorithm = algorithm, cost = 0, capacity = 0, a = 0, b = 0 }
+end
+
+-- How much of a hold's units still counts in a limit: in units; for a bucket in microseconds.
+local function still_used(limit, part)
+  if limit.algorithm.still_used then return limit.algorithm.still_used(limit, part.units, part.stop, part.words) end
+  return part.stop > now and part.units or 0
+end
+
+local function restore_to(limit, parts)
+  if limit.algorithm.restore_all then
     for _, part in ipairs(parts) do
-      local left, entry = part.stop > now and part.units or 0, by_expiry[part.stop]
-      while left > 0 do
-        entry = entry or entries[oldest]
-        if not entry then break end
-        local less = math.min(left, entry.cost)
-        entry.cost, left = entry.cost - less, left - less
-        if entry == entries[oldest] and entry.cost == 0 then oldest = oldest + 1 end
-        entry = nil
-      end
+      if part.stop > now then return limit.algorithm.restore_all(limit, parts) end
     end
-    return entries
+    return
   end
-
-  -- Reads how the window would be without due holds, for a peek.
-  function algorithms.sliding_window.foresee(limit, now)
-    limit.entries = {}
-    for _, entry in ipairs(sliding_without(limit, limit.abandoned, now)) do
-      if entry.cost > 0 then
-        limit.entries[#limit.entries + 1] = entry
-        limit.used, limit.expiry = limit.used + entry.cost, tonumber(entry.score)
-      end
+  for _, part in ipairs(parts) do
+    local amount = still_used(limit, part)
+    if amount > 0 and limit.algorithm.restore then
+      limit.algorithm.restore(limit, amount)
+    elseif amount > 0 then
+      local cost = limit.cost
+      limit.cost = amount
+      local done, problem = pcall(limit.algorithm.refund, limit)
+      limit.cost = cost -- also if the server takes no writes: the hit is decided anyway
+      if not done then error(problem, 0) end
     end
-    local first = limit.entries[1]
-    if first then limit.first_expiry, limit.first_cost = tonumber(first.score), first.cost end
-  end
-
-  function algorithms.sliding_window.restore_all(limit, parts, now)
-    local entries = sliding_without(limit, parts, now)
-    local added, kept, removed, total = {}, {}, {}, limit.total
-    for _, entry in ipairs(entries) do
-      if entry.cost > 0 then
-        total = (total + entry.cost) % SLIDING_WRAP
-        local member = integer(total) .. ':' .. integer(entry.cost)
-        added[#added + 1], added[#added + 2] = entry.score, member
-        kept[member] = true
-      end
-    end
-    if not added[1] then return redis.call('DEL', limit.key) end
-    -- Add before removing: an empty set is gone, and its TTL with it.
-    redis.call('ZADD', limit.key, unpack(added))
-    for _, entry in ipairs(entries) do
-      if not kept[entry.member] then removed[#removed + 1] = entry.member end
-    end
-    if removed[1] then redis.call('ZREM', limit.key, unpack(removed)) end
-    redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now))
-  end
-
-  -- The name of a limit within its rule.
-  local function window_of(key) return string.match(key, '[^:]+$') end
-
-  -- A limit that is not decided: holds only restore to it.
-  function extra_limit(key)
-    local algorithm = algorithms[ALGORITHM_OF[string.match(window_of(key), '^%l+')]]
-    return { key = key, algorithm = algorithm, cost = 0, credit = 0, capacity = 0, a = 0, b = 0 }
-  end
-
-  -- How much of a hold's units still counts in a limit: in units; for a bucket in microseconds.
-  local function still_used(limit, part)
-    if limit.algorithm.still_used then return limit.algorithm.still_used(limit, part.units, now, part.stop, part.words) end
-    return part.stop > now and part.units or 0
-  end
-
-  local function restore_to(limit, parts)
-    if limit.algorithm.restore_all then
-      for _, part in ipairs(parts) do
-        if part.stop > now then return limit.algorithm.restore_all(limit, parts, now) end
-      end
-      return
-    end
-    for _, part in ipairs(parts) do
-      local amount = still_used(limit, part)
-      if amount > 0 and limit.algorithm.restore then
-        limit.algorithm.restore(limit, amount, now)
-      elseif amount > 0 then
-        local cost = limit.cost
-        limit.cost = amount
-        local done, problem = pcall(limit.algorithm.refund, limit, now)
-        limit.cost = cost -- also if the server takes no writes: the hit is decided anyway
-        if not done then error(problem, 0) end
-      end
-    end
-  end
-
-  local function units_of(member) return tonumber(string.match(member, '^%S+ (%d+)')) end
-
-  -- Returns the receipts of holds by the name of the limit: {units, stop, words} each. `units`: how many; nil: all.
-  local function parts_of(members, units)
-    local parts = {}
-    for _, member in ipairs(members) do
-      for window, stop, words in string.gmatch(member, ' ([^ =]+)=(%d+)(%S*)') do
-        parts[window] = parts[window] or {}
-        table.insert(parts[window], { units = units or units_of(member), stop = tonumber(stop), words = words })
-      end
-    end
-    return parts
-  end
-
-  local function restore(hit, members, units)
-    local parts = parts_of(members, units)
-    for _, limits in ipairs({ hit, hit.extra }) do
-      for _, limit in ipairs(limits) do
-        local window = window_of(limit.key)
-        if parts[window] then restore_to(limit, parts[window]) end
-        parts[window] = nil
-      end
-    end
-  end
-
-  -- Notes in the status when the first hold is due, and returns that.
-  local function note_first_due(hit)
-    local first = redis.call('ZRANGE', hit.holds_key, 0, 0, 'WITHSCORES')
-    if first[1] then
-      redis.call('HSET', hit.status_key, 'd:' .. hit.rule, integer(tonumber(first[2])))
-      local ttl = redis.call('PTTL', hit.holds_key)
-      if redis.call('PTTL', hit.status_key) < ttl then redis.call('PEXPIRE', hit.status_key, ttl) end
-    else
-      redis.call('HDEL', hit.status_key, 'd:' .. hit.rule)
-    end
-    return tonumber(first[2])
-  end
-
-  local function due_of(hit, most)
-    return redis.call('ZRANGEBYSCORE', hit.holds_key, '-inf', integer(now), 'LIMIT', 0, most)
-  end
-
-  -- Puts the due holds on the hit. Returns the limits that they consumed, if anything still counts and the hit lacks their
-  -- keys: their names, joined by commas; '' for none.
-  function missing_limits(hit)
-    hit.abandoned = due_of(hit, RESTORE_BATCH)
-    if not hit.abandoned[1] then return '' end
-    local parts, names = parts_of(hit.abandoned), {}
-    for _, limits in ipairs({ hit, hit.extra }) do
-      for _, limit in ipairs(limits) do parts[window_of(limit.key)] = nil end
-    end
-    for window, some in pairs(parts) do
-      local stop = 0
-      for _, part in ipairs(some) do stop = math.max(stop, part.stop) end
-      if stop > now and ALGORITHM_OF[string.match(window, '^%l+')] then names[#names + 1] = window end
-    end
-    return table.concat(names, ',')
-  end
-
-  -- Puts on the hit whether more are due. Then the caller asks again, so that no call takes long.
-  function restore_due(hit)
-    local due = hit.abandoned
-    if due[1] then
-      -- Drop first: a full server lets a script drop, and then write. So nothing is restored by half.
-      redis.call('ZREM', hit.holds_key, unpack(due))
-      restore(hit, due)
-    end
-    -- The TTL of the holds may end before anybody notices that they are due.
-    if due[1] or (hit.due and hit.due <= now) then
-      local first = note_first_due(hit)
-      hit.more_due = first and first <= now
-    end
-  end
-
-  -- Notes what would be restored, for a peek: the algorithm's `peek` subtracts it.
-  function credit_due(hit)
-    local parts = parts_of(due_of(hit, MAX_FORESEEN))
-    for _, limit in ipairs(hit) do
-      local some = parts[window_of(limit.key)]
-      if some and limit.algorithm.restore_all then
-        limit.abandoned = some
-      else
-        for _, part in ipairs(some or {}) do limit.credit = limit.credit + still_used(limit, part) end
-      end
-    end
-  end
-
-  function hold(hit)
-    local token, ttl = string.match(mode_arguments, '^(%S+) (%d+)$')
-    ttl = tonumber(ttl)
-    local member = token .. ' ' .. integer(hit[1].cost)
-    local span = ttl
-    for _, limit in ipairs(hit) do
-      member = member .. ' ' .. window_of(limit.key) .. '=' .. integer(now + limit.reset)
-      if limit.algorithm.receipt then member = member .. limit.algorithm.receipt(limit, now) end
-      span = math.max(span, limit.reset)
-    end
-    redis.call('ZADD', hit.holds_key, integer(now + ttl), member)
-    -- The key lives on after the hold is due, while there is anything to restore.
-    keep(hit.holds_key, span)
-    note_first_due(hit)
-    keep(hit.status_key, span)
-  end
-
-  local function held_under(hit, token, due)
-    for _, member in ipairs(redis.call('ZRANGEBYSCORE', hit.holds_key, due, due)) do
-      if string.sub(member, 1, #token + 1) == token .. ' ' then return member end
-    end
-  end
-
-  -- If the hold is late, puts on the hit when it was due. What it consumed was restored, or is restored now, and what was
-  -- really used is consumed now.
-  function settle(hit)
-    local actual, due, token = string.match(mode_arguments, '^(%d+) (%d+) (%S+)$')
-    local member, held = held_under(hit, token, due), 0
-    actual = tonumber(actual)
-    if tonumber(due) <= now then hit.late = tonumber(due) end
-    if member then
-      redis.call('ZREM', hit.holds_key, member)
-      note_first_due(hit)
-      local units = units_of(member)
-      if hit.late then restore(hit, { member }, units) else held = units end
-      if actual < held then restore(hit, { member }, held - actual) end
-    end
-    -- A hold that is gone before it was due was settled, or reset.
-    if member or hit.late then
-      for _, limit in ipairs(hit) do
-        if actual > held and limit.capacity > 0 then
-          local cost = limit.cost
-          limit.cost = actual - held
-          limit.algorithm.peek(limit, now)
-          limit.algorithm.consume(limit, now, true)
-          limit.cost = cost
-        end
-      end
-    end
-    credit_due(hit)
   end
 end
+
+local function units_of(member) return tonumber(string.match(member, '^%S+ (%d+)')) end
+
+-- Returns the receipts of holds by the name of the limit: {units, stop, words} each. `units`: how many; nil: all.
+local function parts_of(members, units)
+  local parts = {}
+  for _, member in ipairs(members) do
+    for window, stop, words in string.gmatch(member, ' ([^ =]+)=(%d+)(%S*)') do
+      parts[window] = parts[window] or {}
+      table.insert(parts[window], { units = units or units_of(member), stop = tonumber(stop), words = words })
+    end
+  end
+  return parts
+end
+
+local function restore(hit, members, units)
+  local parts = parts_of(members, units)
+  for _, limits in ipairs({ hit, hit.extra }) do
+    for _, limit in ipairs(limits) do
+      local window = window_of(limit.key)
+      if parts[window] then restore_to(limit, parts[window]) end
+      parts[window] = nil
+    end
+  end
+end
+
+-- Notes in the status when the first hold is due, and returns that.
+local function note_first_due(hit)
+  local first = redis.call('ZRANGE', hit.holds_key, 0, 0, 'WITHSCORES')
+  if first[1] then
+    redis.call('HSET', hit.status_key, 'd:' .. hit.rule, integer(tonumber(first[2])))
+    local ttl = redis.call('PTTL', hit.holds_key)
+    if redis.call('PTTL', hit.status_key) < ttl then redis.call('PEXPIRE', hit.status_key, ttl) end
+  else
+    redis.call('HDEL', hit.status_key, 'd:' .. hit.rule)
+  end
+  return tonumber(first[2])
+end
+
+local function due_of(hit, most)
+  return redis.call('ZRANGEBYSCORE', hit.holds_key, '-inf', integer(now), 'LIMIT', 0, most)
+end
+
+-- Puts the due holds on the hit. Returns the limits that they consumed, if anything still counts and the hit lacks their
+-- keys: their names, joined by commas; '' for none.
+local function missing_limits(hit)
+  hit.abandoned = due_of(hit, RESTORE_BATCH)
+  if not hit.abandoned[1] then return '' end
+  local parts, names = parts_of(hit.abandoned), {}
+  for _, limits in ipairs({ hit, hit.extra }) do
+    for _, limit in ipairs(limits) do parts[window_of(limit.key)] = nil end
+  end
+  for window, some in pairs(parts) do
+    local stop = 0
+    for _, part in ipairs(some) do stop = math.max(stop, part.stop) end
+    if stop > now and ALGORITHM_OF[string.match(window, '^%l+')] then names[#names + 1] = window end
+  end
+  return table.concat(names, ',')
+end
+
+-- Puts on the hit whether more are due. Then the caller asks again, so that no call takes long.
+local function restore_due(hit)
+  local due = hit.abandoned
+  if due[1] then
+    -- Drop first: a full server lets a script drop, and then write. So nothing is restored by half.
+    redis.call('ZREM', hit.holds_key, unpack(due))
+    restore(hit, due)
+  end
+  -- The TTL of the holds may end before anybody notices that they are due.
+  if due[1] or (hit.due and hit.due <= now) then
+    local first = note_first_due(hit)
+    hit.more_due = first and first <= now
+  end
+end
+
+-- Notes what would be restored, for a peek: the algorithm's `peek` subtracts it.
+local function credit_due(hit)
+  local parts = parts_of(due_of(hit, MAX_FORESEEN))
+  for _, limit in ipairs(hit) do
+    local some = parts[window_of(limit.key)]
+    if some and limit.algorithm.restore_all then
+      limit.abandoned = some
+    else
+      for _, part in ipairs(some or {}) do limit.credit = (limit.credit or 0) + still_used(limit, part) end
+    end
+  end
+end
+
+local function hold(hit)
+  local token, ttl = string.match(mode_arguments, '^(%S+) (%d+)$')
+  ttl = tonumber(ttl)
+  local member = token .. ' ' .. integer(hit[1].cost)
+  local span = ttl
+  for _, limit in ipairs(hit) do
+    member = member .. ' ' .. window_of(limit.key) .. '=' .. integer(now + limit.reset)
+    if limit.algorithm.receipt then member = member .. limit.algorithm.receipt(limit) end
+    span = math.max(span, limit.reset)
+  end
+  redis.call('ZADD', hit.holds_key, integer(now + ttl), member)
+  -- The key lives on after the hold is due, while there is anything to restore.
+  keep(hit.holds_key, span)
+  note_first_due(hit)
+  keep(hit.status_key, span)
+end
+
+local function held_under(hit, token, due)
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', hit.holds_key, due, due)) do
+    if string.sub(member, 1, #token + 1) == token .. ' ' then return member end
+  end
+end
+
+-- If the hold is late, what it consumed was restored, or is restored now, and what was really used is consumed now.
+local function settle(hit)
+  local actual, due, token = string.match(mode_arguments, '^(%d+) (%d+) (%S+)$')
+  local member, held, is_late = held_under(hit, token, due), 0, tonumber(due) <= now
+  actual = tonumber(actual)
+  if is_late then add_flag(hit, SETTLED_LATE, tonumber(due)) end
+  if member then
+    redis.call('ZREM', hit.holds_key, member)
+    note_first_due(hit)
+    local units = units_of(member)
+    if is_late then restore(hit, { member }, units) else held = units end
+    if actual < held then restore(hit, { member }, held - actual) end
+  end
+  -- A hold that is gone before it was due was settled, or reset.
+  if member or is_late then
+    for _, limit in ipairs(hit) do
+      if actual > held and limit.capacity > 0 then
+        local cost = limit.cost
+        limit.cost = actual - held
+        limit.algorithm.peek(limit)
+        limit.algorithm.consume(limit, true)
+        limit.cost = cost
+      end
+    end
+  end
+  credit_due(hit)
+end
+
+return {
+  extra_limit = extra_limit, missing_limits = missing_limits, restore_due = restore_due, credit_due = credit_due, hold = hold,
+  settle = settle,
+}

@@ -1,4 +1,4 @@
--- leaky_bucket: the token bucket read the other way round: the backlog is a queue that drains evenly.
+-- leaky_bucket: the token bucket read the other way round: the backlog is a queue that drains evenly. A module of decide.
 --
 -- KEYS   limit.key: a string, when the queue is empty (microseconds), as token_bucket keeps its TAT
 -- ARGV   capacity = room of the queue; a = interval between hits in microseconds
@@ -6,25 +6,26 @@
 --
 -- Later hits know when they leave. So only the last place in the queue is restored, and a refund restores nothing, since
 -- nobody knows whose place it was.
+local bucket = need('token_bucket')
 
-algorithms.leaky_bucket = {
-  peek = function(limit, now)
-    local ok, remaining, wait, reset, more = bucket_peek(limit, now)
-    if ok then wait = limit.backlog end
-    return ok, remaining, wait, reset, more
+return {
+  peek = function(limit)
+    local allowed, remaining, wait, reset, more = bucket.peek(limit)
+    if allowed then wait = limit.backlog end
+    return allowed, remaining, wait, reset, more
   end,
-  consume = function(limit, now, over)
+  consume = function(limit, over)
     local delay = limit.backlog
-    local remaining, _, reset, more = bucket_consume(limit, now, over)
+    local remaining, _, reset, more = bucket.consume(limit, over)
     return remaining, delay, reset, more
   end,
   refund = function() end,
-  follow_clock = bucket_follow_clock,
-  receipt = bucket_receipt,
-  still_used = function(limit, units, now, stop, words)
-    bucket_read(limit, now)
+  follow_clock = bucket.follow_clock,
+  receipt = bucket.receipt,
+  still_used = function(limit, units, stop, words)
+    bucket.read(limit)
     if now + limit.backlog ~= stop then return 0 end
     return math.min(units * tonumber(string.match(words, '%d+$')), limit.backlog)
   end,
-  restore = bucket_restore,
+  restore = bucket.restore,
 }

@@ -1,6 +1,6 @@
 -- record_refusals: counts refusals that a process has made from its memory. It goes after clock.
 --
--- KEYS   [1] the status of the subject (see subject_status); [2] the counts of the day (see events), if the rule has them
+-- KEYS   [1] the status of the subject (see subject_status); [2] the counts of the day (see count_day), if the rule has them
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock; [2] the rule's name in fields; [3] how many refusals;
 --        [4] microseconds from one "refused" event to the next; 0: no event; [5] how long counts wait for the roll-up
 -- reply  1 if a "refused" event is due, which the caller writes; else 0

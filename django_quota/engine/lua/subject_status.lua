@@ -1,4 +1,4 @@
--- subject_status: what goes before the limits of a subject: exempt, blocked or banned. A part of decide.
+-- subject_status: what goes before the limits of a subject: exempt, blocked or banned. A module of decide.
 --
 -- KEYS   hit.status_key: a hash of the subject, its fields
 --          o:<rule>, o:*  an override of the rule, of all rules: "<mode> <from> <until> <rates>"; mode r: other rates, x: exempt,
@@ -7,9 +7,8 @@
 --          d:<rule>       when the first open hold is due
 --          e:<rule>, w:<rule>  until when no more "refused", "near" events are emitted
 -- ARGV   as decide
--- reply  load_status: puts hit.status (EXEMPT, BLOCKED, BANNED or nil) and hit.stop (its end, 0 for never) on the hit;
---        shut_out: makes a limit refuse
-
+-- reply  load: puts hit.status (EXEMPT, BLOCKED, BANNED or nil) and hit.stop (its end, 0 for never) on the hit, and on `retry` why
+--        the hit must be sent in another form; shut_out: makes a limit refuse
 -- Returns the mode of an override that is in force now, its end, and the override itself.
 local function in_force(override)
   if not override then return end
@@ -28,10 +27,10 @@ local function shut_out(limit, stop)
   limit.more = later(limit.remaining > 0 and 0 or limit.more)
 end
 
-local function load_status(hit, retry)
+local function load(hit, retry)
   local rule = hit.rule
   -- A rule without bans does not look for one.
-  local last = hit.refusals_key and 'b:' .. rule or 'd:' .. rule
+  local last = hit.refusals and 'b:' .. rule or 'd:' .. rule
   local fields = redis.call('HMGET', hit.status_key, 'o:' .. rule, 'o:*', 'd:' .. rule, last)
   local kind, stop, override = in_force(fields[1])
   if not kind then kind, stop, override = in_force(fields[2]) end
@@ -40,12 +39,12 @@ local function load_status(hit, retry)
     retry[#retry + 1], retry[#retry + 2], retry[#retry + 3] = hit.index, OVERRIDDEN, rates
   end
   hit.due = tonumber(fields[3] or nil)
-  local missing = hit.holds_key and mode ~= 'peek' and missing_limits(hit) or ''
+  local missing = hit.holds_key and mode ~= 'peek' and need('holds').missing_limits(hit) or ''
   if missing ~= '' or (hit.due and hit.due <= now and not hit.holds_key) then
     retry[#retry + 1], retry[#retry + 2], retry[#retry + 3] = hit.index, HOLDS_DUE, missing
   end
   local banned_until = now
-  if hit.refusals_key and fields[4] then
+  if hit.refusals and fields[4] then
     local ends, level, remembered = string.match(fields[4], '^(%d+) (%d+) (%d+)$')
     banned_until, hit.level, hit.remembered = tonumber(ends), tonumber(level), tonumber(remembered)
   end
@@ -59,3 +58,5 @@ local function load_status(hit, retry)
     hit.status, hit.stop = BANNED, banned_until
   end
 end
+
+return { load = load, shut_out = shut_out }

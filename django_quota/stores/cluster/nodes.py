@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,12 +16,11 @@ from django_quota.stores.cluster.slots import Address
 from django_quota.stores.redis.blocking import BlockingConnections
 from django_quota.stores.redis.breaker import CLOSED, Breaker, probing
 from django_quota.stores.redis.connections import (
-    AsyncClients,
+    ConnectionsByLoop,
     SyncConnections,
-    async_client,
+    async_connections,
     pack_command,
     plain_client,
-    read_reply,
 )
 from django_quota.stores.redis.errors import AllInUseError, GarbledError, is_passthrough, is_silence
 
@@ -47,10 +46,10 @@ class Node:
         self.address = address
         self.breaker = Breaker()
         self._alias = alias
-        self._pool, make = partial(_node_pool, at=address), partial(async_client, at=address)
+        self._pool, make = partial(_node_pool, at=address), partial(async_connections, at=address)
         self._connections = SyncConnections(alias, self._pool)
-        self._clients = AsyncClients(alias, make)
-        self.blocking = BlockingConnections(SyncConnections(alias, self._pool), AsyncClients(alias, make))
+        self._async_connections = ConnectionsByLoop(alias, make)
+        self.blocking = BlockingConnections(SyncConnections(alias, self._pool), ConnectionsByLoop(alias, make))
         self._plain: Redis | None = None
 
     @contextmanager
@@ -90,7 +89,7 @@ class Node:
     def send(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands and read their replies: one round trip, never repeated. An error reply is returned."""
         with self._call() as call:
-            connection = self._connections.take(is_refusing=self.breaker.is_refusing if call.probe == CLOSED else None)
+            connection = self._connections.take(is_refusing=self._refusal(call))
             call.was_sent = True
             try:
                 connection.send_packed_command((b"".join(map(pack_command, commands)),))
@@ -103,25 +102,16 @@ class Node:
 
     async def asend(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands and read their replies; see `send`."""
-        client = await self._clients.get()
-        try:
-            await client.enter()
-        except AllInUseError as error:
-            raise NotSentError(f"{self.address}: {error}") from error
-        try:
-            with self._call() as call:
-                connection = await client.take()
-                call.was_sent = True
-                try:
-                    await connection.send_packed_command((b"".join(map(pack_command, commands)),))
-                    return [await _aread(connection) for _ in commands]
-                except BaseException:
-                    await connection.disconnect(nowait=True)  # a reply may still be under way
-                    raise
-                finally:
-                    await client.client.connection_pool.release(connection)
-        finally:
-            client.slots.release()
+        connections = await self._async_connections.get()
+        with self._call() as call:
+            connection = await connections.take(is_refusing=self._refusal(call))
+            call.was_sent = True
+            replies = await connections.exchange(connection, b"".join(map(pack_command, commands)), len(commands))
+            connections.release(connection)
+        return replies
+
+    def _refusal(self, call: _Call) -> Callable[[], bool] | None:
+        return self.breaker.is_refusing if call.probe == CLOSED else None
 
     def close(self) -> None:
         """Close idle connections; an event loop closes its own."""
@@ -136,14 +126,6 @@ def _read(connection: Any) -> Any:
     """Read a reply. An error reply is returned, because the other replies must still be read."""
     try:
         return connection.read_response()
-    except ResponseError as error:
-        return error
-
-
-async def _aread(connection: Any) -> Any:
-    """Read a reply from an async connection; see `_read`."""
-    try:
-        return await read_reply(connection)
     except ResponseError as error:
         return error
 

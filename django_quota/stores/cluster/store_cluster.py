@@ -26,7 +26,6 @@ from django_quota.stores.cluster.slots import slot_of
 from django_quota.stores.redis import errors
 from django_quota.stores.redis.blocking import WakeUpChannel
 from django_quota.stores.redis.config_checks import alias_problem
-from django_quota.stores.redis.connections import Cancellation
 from django_quota.stores.redis.store import RedisStore, Server, command_of
 from django_quota.stores.wait_queue import WaitQueue
 
@@ -105,7 +104,7 @@ class ClusterStore(RedisStore):
 
     async def arun_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
         """Run operations of one slot each; see `run_all`."""
-        with Cancellation(), _translated():
+        with _translated():
             return await run_async(self._reach(_slot_commands(operations, now)))
 
     # --- waiting ------------------------------------------------------------------------------------------------------

@@ -5,15 +5,15 @@ They raise redis-py's errors.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
 
 from django_quota.engine.operations import text
-from django_quota.stores.redis.connections import AsyncClients, Cancellation, SyncConnections, pack_command
+from django_quota.stores.redis.connections import ConnectionsByLoop, SyncConnections, pack_command
 from django_quota.stores.redis.errors import GarbledError
 
 OVERDUE = 2.0
@@ -86,9 +86,9 @@ def _not_answered() -> RedisConnectionError:
 class BlockingConnections:
     """The connections for calls that wait."""
 
-    def __init__(self, connections: SyncConnections, clients: AsyncClients) -> None:
+    def __init__(self, connections: SyncConnections, by_loop: ConnectionsByLoop) -> None:
         self._connections = connections
-        self._clients = clients
+        self._by_loop = by_loop
 
     def channel(self, process: str) -> WakeUpChannel:
         """Open the wake-up channel of a process."""
@@ -96,20 +96,13 @@ class BlockingConnections:
 
     async def acall(self, command: Sequence[str | int], seconds: float) -> Any:
         """Send a command that blocks for some seconds at most, and return its raw reply."""
-        client = await self._clients.get()
-        pool: Any = client.client.connection_pool
-        with Cancellation() as cancellation:
-            async with asyncio.timeout(seconds + OVERDUE), client.slots:
-                connection = await client.take()
-                try:
-                    await connection.send_packed_command((pack_command(command),))
-                    cancellation.check()
-                    return await connection.read_response(timeout=seconds + OVERDUE)
-                except BaseException:
-                    await connection.disconnect(nowait=True)  # its reply may still be under way
-                    raise
-                finally:
-                    await pool.release(connection)
+        connections = await self._by_loop.get()
+        connection = await connections.take(seconds + OVERDUE)
+        reply = (await connections.exchange(connection, pack_command(command), seconds=seconds + OVERDUE))[0]
+        connections.release(connection)
+        if isinstance(reply, ResponseError):
+            raise reply
+        return reply
 
     def close(self) -> None:
         """Close idle connections; an event loop closes its own."""

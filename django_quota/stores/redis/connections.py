@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
-from types import TracebackType
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import redis.asyncio as aioredis
@@ -26,14 +27,16 @@ from django_redis.pool import SentinelConnectionFactory, get_connection_factory
 from redis import ConnectionPool, Redis, RedisError, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import MasterNotFoundError
+from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelConnectionPool
 from redis.backoff import NoBackoff
-from redis.exceptions import InvalidResponse
+from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import SentinelConnectionPool
 
 from django_quota.core.errors import ConfigurationError
 from django_quota.core.forks import register_fork_aware
 from django_quota.stores.redis.config import (
+    ANSWER_TIMEOUT,
     PLAIN_TIMEOUT,
     TIMEOUTS,
     config_of,
@@ -43,7 +46,7 @@ from django_quota.stores.redis.config import (
 )
 from django_quota.stores.redis.config_checks import USE_DJANGO_REDIS, alias_problem
 from django_quota.stores.redis.errors import AllInUseError, ConnectFailedError, is_cut
-from django_quota.stores.redis.sentinel import async_sentinel_client, shorten_sentinel_timeouts
+from django_quota.stores.redis.sentinel import async_sentinel_pool, shorten_sentinel_timeouts
 
 MAX_IDLE_CONNECTIONS = 64
 """Idle sync connections that a process keeps."""
@@ -197,7 +200,7 @@ class SyncConnections:
 
 def _leads_to_an_old_primary(connection: Any, pool: Any) -> bool:
     """Say whether Sentinel has named another primary. The pool's own answer does not work in a forked worker."""
-    if not isinstance(pool, SentinelConnectionPool):
+    if not isinstance(pool, (SentinelConnectionPool, AsyncSentinelConnectionPool)):
         return False
     sentinel_pool: Any = pool  # redis-py leaves it untyped
     return bool(sentinel_pool.is_master and sentinel_pool.master_address != (connection.host, connection.port))
@@ -242,20 +245,14 @@ LAST_LOOK = 0.01
 _TIMED_OUT = (TimeoutError, RedisTimeoutError, MasterNotFoundError)
 """What connecting raises when time is over. No sentinel names a primary if none has answered in time."""
 
-_CUT_BY_REDIS_PY = (RedisError, OSError, asyncio.CancelledError)
-"""Errors after which redis-py has closed a connection that it could not hand out; not `InvalidResponse`."""
-
-# redis-py up to 5.2 wants the name of the command that the connection is for; later versions warn about it.
-_WANTS_COMMAND = inspect.signature(aioredis.ConnectionPool.get_connection).parameters["command_name"].default is (
-    inspect.Parameter.empty
-)
-_FOR_COMMAND: tuple[str, ...] = ("EVALSHA",) if _WANTS_COMMAND else ()
+_CAN_READ = "can_read" if hasattr(aioredis.Connection, "can_read") else "can_read_destructive"
+"""The method that finds a closed connection and stray bytes; redis-py 8 renamed it."""
 
 
 def _without_notices() -> Mapping[str, Any]:
     """Return options that turn notices of maintenance off, where this redis-py has them.
 
-    With them its pool does not check idle connections: after a restart of the server, each would cost one decision.
+    Each connection would ask for them when it connects, and they change the time-outs of connections.
     """
     option = "maint_notifications_config"
     if option not in inspect.signature(aioredis.ConnectionPool.__init__).parameters:
@@ -266,112 +263,247 @@ def _without_notices() -> Mapping[str, Any]:
 _WITHOUT_NOTICES = _without_notices()
 
 
-class AsyncClient(NamedTuple):
-    """The client of one event loop, with a slot for each connection. A call that finds no slot waits."""
+class AsyncConnections:
+    """The async connections of one alias in one event loop, kept between calls.
 
-    client: aioredis.Redis
-    slots: asyncio.Semaphore
-    sentinels: Sequence[aioredis.Redis] = ()
-    """The clients of the sentinels."""
-    timeout: float = CONNECTION_TIMEOUT
-    """Seconds that a call waits for a slot."""
-    connect_timeout: float = 0.0
-    """Seconds that connecting takes at most, unless something blocks the event loop."""
+    They exist for speed, as `SyncConnections` do. redis-py's pool only says how to make one. It holds the time-outs of
+    connecting. Here, one timer of the event loop watches all replies: one for each exchange takes a tenth of it.
 
-    async def enter(self) -> bool:
-        """Take a slot, which you must release; return whether you had to wait. Raises `AllInUseError`."""
+    `pool`: redis-py's. `max_connections`: a call that finds none free waits, `timeout` seconds at most.
+    `reply_timeout`: seconds to wait for a reply. `connect_timeout`: seconds that connecting takes at most, unless
+    something blocks the event loop. `sentinels`: the clients of the sentinels.
+    """
+
+    def __init__(
+        self,
+        pool: Any,
+        max_connections: int = ASYNC_CONNECTIONS,
+        *,
+        timeout: float = CONNECTION_TIMEOUT,
+        reply_timeout: float = ANSWER_TIMEOUT,
+        connect_timeout: float = 0.0,
+        sentinels: Sequence[aioredis.Redis] = (),
+    ) -> None:
+        self.pool = pool
+        self.max_connections = max_connections
+        self.slots = asyncio.Semaphore(max_connections)
+        """One for each connection that a call may use."""
+        self._timeout = timeout
+        self._reply_timeout = reply_timeout
+        self._connect_timeout = connect_timeout
+        self._sentinels = sentinels
+        self._idle: list[Any] = []
+        self._busy: dict[Any, float] = {}
+        """The connections with a reply under way, and when it must have come (seconds of the event loop)."""
+        self._next_look = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def take(self, seconds: float | None = None, is_refusing: Callable[[], bool] | None = None) -> Any:
+        """Return a connection that is ready to send; see `SyncConnections.take`."""
         if not self.slots.locked():
             await self.slots.acquire()
-            return False
+        else:
+            await self._wait(self._timeout if seconds is None else seconds)
+            if is_refusing is not None and is_refusing():
+                self.slots.release()
+                raise AllInUseError("Redis did not answer the calls that held the connections")
         try:
-            async with asyncio.timeout(self.timeout):
+            while self._idle:
+                connection = self._idle.pop()
+                if await self._is_ready(connection):
+                    return connection
+            return await self._connect()
+        except BaseException:
+            self.slots.release()
+            raise
+
+    async def _wait(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
                 await self.slots.acquire()
         except TimeoutError:
             if self.slots.locked():
-                raise AllInUseError(f"all connections of the event loop were in use for {self.timeout:g} s") from None
+                raise AllInUseError(f"all connections of the event loop were in use for {seconds:g} s") from None
             await self.slots.acquire()  # one came free while something blocked the event loop
-        return True
 
-    async def take(self) -> Any:
-        """Return a connection that is ready to send; release it to the client's pool.
+    async def _connect(self) -> Any:
+        """Return a new connection.
 
         It tries again if something has blocked the event loop: then the time-out says nothing about the server.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.connect_timeout
+        deadline = loop.time() + self._connect_timeout
         try:
-            return await self._connect()
+            return await self._connect_once()
         except _TIMED_OUT:
             if loop.time() < deadline:
                 raise
-        return await self._connect()
+        return await self._connect_once()
 
-    async def _connect(self) -> Any:
-        pool: Any = self.client.connection_pool
+    async def _connect_once(self) -> Any:
+        connection = self.pool.connection_class(**self.pool.connection_kwargs)
         try:
-            return await pool.get_connection(*_FOR_COMMAND)
+            await _connect(connection)
+            if not await self._is_ready(connection):
+                raise ConnectFailedError("it sent more than answers when it was connected")  # noqa: TRY301
         except BaseException as error:
-            if isinstance(error, InvalidResponse) or not isinstance(error, _CUT_BY_REDIS_PY):
-                # redis-py has put back a connection in the middle of its handshake, or with bytes that are no reply.
-                await pool.disconnect(inuse_connections=False)
+            await connection.disconnect(nowait=True)
             if is_cut(error):
                 raise ConnectFailedError(f"cut before an answer: {error}") from error
             raise
+        connection.socket_timeout = None  # from now on `exchange` looks after the time
+        return connection
 
-    def __repr__(self) -> str:  # error reports show it, and some versions of redis-py would add the password
-        return object.__repr__(self)
+    async def exchange(
+        self, connection: Any, packed: bytes, replies: int = 1, seconds: float | None = None
+    ) -> list[Any]:
+        """Send commands and read that many replies, within some seconds. An error reply is returned like the others.
+
+        If anything goes wrong, the connection is dropped: a reply may still be under way.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = self._busy[connection] = loop.time() + (self._reply_timeout if seconds is None else seconds)
+        if deadline < self._next_look:
+            self._look_at(deadline, loop)
+        try:
+            await connection.send_packed_command((packed,))
+            found: list[Any] = []
+            while len(found) < replies:
+                try:
+                    found.append(await connection.read_response(disconnect_on_error=False))
+                except ResponseError as error:
+                    found.append(error)
+            if connection not in self._busy:
+                raise RedisTimeoutError("it came too late")  # noqa: TRY301
+        except BaseException as error:
+            is_overdue = self._busy.pop(connection, None) is None
+            await self.drop(connection)
+            if is_overdue and isinstance(error, Exception):
+                raise RedisTimeoutError("Timeout reading from socket") from None
+            raise
+        del self._busy[connection]
+        return found
+
+    def _look_at(self, moment: float, loop: asyncio.AbstractEventLoop) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._next_look = moment
+        self._timer = loop.call_at(moment, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Find replies that have not come in time. They get a last look: the loop may only not have read them."""
+        now = max(loop.time(), self._next_look)
+        self._next_look, self._timer = math.inf, None
+        overdue = {connection: deadline for connection, deadline in self._busy.items() if deadline <= now}
+        if overdue:
+            loop.call_later(LAST_LOOK, self._cut, overdue)
+        if len(overdue) < len(self._busy):
+            self._look_at(min(deadline for deadline in self._busy.values() if deadline > now), loop)
+
+    def _cut(self, overdue: Mapping[Any, float]) -> None:
+        """Cut the connections whose replies have still not come: `exchange` raises."""
+        for connection, deadline in overdue.items():
+            if self._busy.get(connection) == deadline:
+                del self._busy[connection]
+                connection._writer.transport.abort()  # noqa: SLF001 — `disconnect()` would wait for what is not sent
+
+    async def _is_ready(self, connection: Any) -> bool:
+        """Say whether a connection is open, has sent nothing that nobody asked for, and leads to the primary.
+
+        Otherwise close it.
+        """
+        is_ready = False
+        try:
+            is_ready = not (await getattr(connection, _CAN_READ)() or _leads_to_an_old_primary(connection, self.pool))
+        except (RedisError, OSError):
+            pass
+        finally:
+            if not is_ready:
+                await connection.disconnect(nowait=True)
+        return is_ready
+
+    def release(self, connection: Any) -> None:
+        """Keep a connection for the next call. Its last reply must have been read."""
+        self._idle.append(connection)
+        self.slots.release()
+
+    async def drop(self, connection: Any) -> None:
+        """Close a connection. A reply may still be under way."""
+        try:
+            await connection.disconnect(nowait=True)
+        finally:
+            self.slots.release()
 
     async def aclose(self) -> None:
-        """Close all connections."""
-        for client in (self.client, *self.sentinels):
+        """Close the idle connections; the next call makes new ones."""
+        while self._idle:
+            await self._idle.pop().disconnect()
+        for client in self._sentinels:
             await client.aclose(close_connection_pool=True)
 
+    def __len__(self) -> int:
+        return len(self._idle)
 
-class AsyncClients:
-    """The async clients of one alias: one for each event loop, closed with it. `make` makes one."""
 
-    def __init__(self, alias: str, make: Callable[[str], AsyncClient] | None = None) -> None:
+async def _connect(connection: Any) -> None:
+    """Connect. Raises `CancelledError` if the task was cancelled meanwhile.
+
+    redis-py greets by `asyncio.wait_for`. Up to Python 3.11 that hides a cancellation which comes as it ends.
+    """
+    task = asyncio.current_task()
+    before = 0 if task is None else task.cancelling()
+    try:
+        await connection.connect()
+    finally:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
+
+
+class ConnectionsByLoop:
+    """The async connections of one alias, for each event loop and closed with it. `make`: makes those of a loop."""
+
+    def __init__(self, alias: str, make: Callable[[str], AsyncConnections] | None = None) -> None:
         self._alias = alias
-        self._make = make or async_client
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncClient] = WeakKeyDictionary()
+        self._make = make or async_connections
+        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncConnections] = WeakKeyDictionary()
         self._closers: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = WeakKeyDictionary()
 
-    async def get(self) -> AsyncClient:
-        """Return the client of the running loop; make it if there is none."""
+    async def get(self) -> AsyncConnections:
+        """Return the connections of the running loop."""
         loop = asyncio.get_running_loop()
-        client = self._clients.get(loop)
-        if client is None:
+        connections = self._by_loop.get(loop)
+        if connections is None:
             self._forget_closed_loops()
-            client = self._clients[loop] = self._make(self._alias)
-            # A loop that ends closes its async generators. The end of this one closes the client.
-            closer = self._closers[loop] = self._close_at_end(weakref.ref(loop), client)
+            connections = self._by_loop[loop] = self._make(self._alias)
+            # A loop that ends closes its async generators. The end of this one closes the connections.
+            closer = self._closers[loop] = self._close_at_end(weakref.ref(loop), connections)
             await anext(closer)
-        return client
+        return connections
 
     async def _close_at_end(
-        self, loop_ref: weakref.ref[asyncio.AbstractEventLoop], client: AsyncClient
+        self, loop_ref: weakref.ref[asyncio.AbstractEventLoop], connections: AsyncConnections
     ) -> AsyncGenerator[None, None]:
         try:
             yield
         finally:
             loop = loop_ref()
             if loop is not None:
-                self._clients.pop(loop, None)
-            await client.aclose()
+                self._by_loop.pop(loop, None)
+            await connections.aclose()
 
     def _forget_closed_loops(self) -> None:
         """Forget loops that were closed without ending their generators. `asyncio.run` always ends them."""
-        for loop in list(self._clients):
+        for loop in list(self._by_loop):
             if loop.is_closed():
-                self._clients.pop(loop, None)
+                self._by_loop.pop(loop, None)
                 self._closers.pop(loop, None)
 
     def __len__(self) -> int:
-        return len(self._clients)
+        return len(self._by_loop)
 
 
-def async_client(alias: str, at: tuple[str, int] | None = None) -> AsyncClient:
-    """Return a new async client with the settings of a cache alias, Sentinel included; `at`: another host and port.
+def async_connections(alias: str, at: tuple[str, int] | None = None) -> AsyncConnections:
+    """Return new async connections with the settings of a cache alias, Sentinel included; `at`: another host and port.
 
     It never repeats a command: a decision whose reply got lost may have been taken, and must not be taken twice.
     """
@@ -383,59 +515,23 @@ def async_client(alias: str, at: tuple[str, int] | None = None) -> AsyncClient:
     given = {**factory.make_connection_params(url), **options.get("CONNECTION_POOL_KWARGS", {})}
     max_connections = int(given.pop("max_connections", None) or ASYNC_CONNECTIONS)  # None, as redis-py takes it
     kwargs: dict[str, Any] = {name: value for name, value in given.items() if name not in _SYNC_ONLY}
-    slots = asyncio.Semaphore(max_connections)
-    timeout = float(given.get("timeout") or CONNECTION_TIMEOUT)
     kwargs = {**with_timeouts(kwargs), **_WITHOUT_NOTICES}
     kwargs["retry"] = Retry(NoBackoff(), 0)
     connect_timeout = max(kwargs[name] for name in TIMEOUTS) + LATE
+    make = partial(
+        AsyncConnections,
+        max_connections=max_connections,
+        timeout=float(given.get("timeout") or CONNECTION_TIMEOUT),
+        reply_timeout=kwargs["socket_timeout"],
+    )
     if isinstance(factory, SentinelConnectionFactory):
         kwargs["connection_class"] = given.get("connection_class")
-        client, sentinels = async_sentinel_client(url, options, kwargs, max_connections)
-        return AsyncClient(client, slots, sentinels, timeout, connect_timeout * (1 + len(sentinels)))
+        pool, sentinels = async_sentinel_pool(url, options, kwargs)
+        return make(pool, connect_timeout=connect_timeout * (1 + len(sentinels)), sentinels=sentinels)
     connection_class = given.get("connection_class")
     if isinstance(connection_class, type) and issubclass(connection_class, SSLConnection):
         kwargs["connection_class"] = aioredis.SSLConnection
-    pool = aioredis.ConnectionPool.from_url(url, max_connections=max_connections, **kwargs)
+    pool = aioredis.ConnectionPool.from_url(url, **kwargs)
     if at is not None:
         pool.connection_kwargs["host"], pool.connection_kwargs["port"] = at
-    return AsyncClient(aioredis.Redis(connection_pool=pool), slots, (), timeout, connect_timeout)
-
-
-async def read_reply(connection: Any) -> Any:
-    """Read a reply from an async connection, also one that came while something blocked the event loop.
-
-    If it raises anything but a `ResponseError`, you must disconnect.
-    """
-    try:
-        return await connection.read_response(disconnect_on_error=False)
-    except RedisTimeoutError as error:
-        try:
-            async with asyncio.timeout(LAST_LOOK):
-                return await connection.read_response(disconnect_on_error=False)
-        except TimeoutError:
-            raise error from None
-
-
-class Cancellation:
-    """A context manager that raises `CancelledError` if the task was cancelled and redis-py has hidden that.
-
-    redis-py sends by `asyncio.wait_for`. Up to Python 3.11 that hides a cancellation which comes as it ends.
-    """
-
-    __slots__ = ("_before", "_task")
-
-    def __init__(self) -> None:
-        self._task = asyncio.current_task()
-        self._before = 0 if self._task is None else self._task.cancelling()
-
-    def check(self) -> None:
-        """Raise `CancelledError` if the task was cancelled since."""
-        if self._task is not None and self._task.cancelling() > self._before:
-            raise asyncio.CancelledError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if kind is None or issubclass(kind, Exception):
-            self.check()
+    return make(pool, connect_timeout=connect_timeout)

@@ -1,4 +1,4 @@
-"""An alias behind Sentinel: its async client, and short time-outs for the sentinels.
+"""An alias behind Sentinel: its async pool, and short time-outs for the sentinels.
 
 Sync connections are django-redis' own: they ask a sentinel for the primary whenever they connect.
 """
@@ -45,10 +45,10 @@ _FOR_DJANGO_REDIS = ("host", "port", "connection_class", "is_master")
 """Parts of a URL that are no options of a connection; `host` is the name of the service."""
 
 
-def async_sentinel_client(
-    url: str, options: Mapping[str, Any], given: Mapping[str, Any], max_connections: int
-) -> tuple[aioredis.Redis, Sequence[aioredis.Redis]]:
-    """Return a client of the primary that a URL names, and the clients of the sentinels.
+def async_sentinel_pool(
+    url: str, options: Mapping[str, Any], given: Mapping[str, Any]
+) -> tuple[Any, Sequence[aioredis.Redis]]:
+    """Return a pool for the primary that a URL names, and the clients of the sentinels.
 
     `options`: of the cache alias. `given`: options of its connections; those of the URL win. Raises
     `ConfigurationError` if the URL names no service.
@@ -64,8 +64,7 @@ def async_sentinel_client(
     asking = _sentinel_options(options, kwargs, AsyncRetry(NoBackoff(), 0))
     sentinel = make_sentinel(options["SENTINELS"], sentinel_kwargs=asking, **kwargs)
     encrypted = {"ssl": True} if is_encrypted else {}
-    client = sentinel.master_for(service, max_connections=max_connections, **encrypted)
-    return client, tuple(sentinel.sentinels)
+    return sentinel.master_for(service, **encrypted).connection_pool, tuple(sentinel.sentinels)
 
 
 _ENCRYPTED = (SSLConnection, aioredis.SSLConnection)

@@ -16,13 +16,10 @@ from django_quota.stores.redis.blocking import BlockingConnections, WakeUpChanne
 from django_quota.stores.redis.breaker import CLOSED, Breaker, probing
 from django_quota.stores.redis.config import options_of
 from django_quota.stores.redis.connections import (
-    AsyncClient,
-    AsyncClients,
-    Cancellation,
+    ConnectionsByLoop,
     SyncConnections,
     pack_command,
     plain_client,
-    read_reply,
     sync_client,
 )
 from django_quota.stores.redis.errors import (
@@ -47,8 +44,8 @@ class RedisStore:
     def __init__(self, alias: str) -> None:
         self.alias = alias
         self._connections = SyncConnections(alias)
-        self._async_clients = AsyncClients(alias)
-        self._blocking = BlockingConnections(SyncConnections(alias), AsyncClients(alias))
+        self._async_connections = ConnectionsByLoop(alias)
+        self._blocking = BlockingConnections(SyncConnections(alias), ConnectionsByLoop(alias))
         self.wait_queue = WaitQueue(self.run, self._channel)
         self.breaker = Breaker()
         self._client: Redis | None = None
@@ -175,48 +172,31 @@ class RedisStore:
         """Run an operation; see `Store.run`."""
         packed = pack_command(command_of(operation, now))
         probe = self._acquire()
-        with Cancellation() as cancellation:
-            try:
-                client = await self._async_clients.get()
-                try:
-                    reply = await self._aexchange(packed, probe, client, cancellation)
-                except NoScriptError:
-                    in_full = pack_command(_in_full(operation, now))
-                    reply = await self._aexchange(in_full, probe, client, cancellation)
-            except BaseException as error:
-                self._note(error, probe)
-                if is_passthrough(error):
-                    raise
-                raise translate_error(error) from None
-        return reply
-
-    async def _aexchange(self, packed: bytes, probe: int, client: AsyncClient, cancellation: Cancellation) -> Any:
-        """Send one command and read its reply; see `_exchange`."""
-        pool: Any = client.client.connection_pool
-        has_waited = await client.enter()
         try:
-            if has_waited and probe == CLOSED and self.breaker.is_refusing():  # it has opened meanwhile
-                raise _not_asked()
-            connection = await client.take()
             try:
-                await connection.send_packed_command((packed,))
-                cancellation.check()
-                reply = await read_reply(connection)
-            except ResponseError as error:
-                self.breaker.succeeded()
-                if is_read_only(error):
-                    await connection.disconnect(nowait=True)
+                return await self._aexchange(packed, probe)
+            except NoScriptError:
+                return await self._aexchange(pack_command(_in_full(operation, now)), probe)
+        except BaseException as error:
+            self._note(error, probe)
+            if is_passthrough(error):
                 raise
-            except BaseException:
-                await connection.disconnect(nowait=True)  # a reply may still be under way
-                raise
-            else:
-                self.breaker.succeeded()
-                return reply
-            finally:
-                await pool.release(connection)
-        finally:
-            client.slots.release()
+            raise translate_error(error) from None
+
+    async def _aexchange(self, packed: bytes, probe: int) -> Any:
+        """Send one command and read its reply; see `_exchange`."""
+        connections = await self._async_connections.get()
+        connection = await connections.take(is_refusing=self.breaker.is_refusing if probe == CLOSED else None)
+        reply = (await connections.exchange(connection, packed))[0]
+        self.breaker.succeeded()
+        if not isinstance(reply, ResponseError):
+            connections.release(connection)
+            return reply
+        if is_read_only(reply):
+            await connections.drop(connection)
+        else:
+            connections.release(connection)
+        raise reply
 
     async def acall(self, command: Sequence[str | int], seconds: float) -> Any:
         """Send a command that blocks for some seconds at most; return its raw reply. Raises `StoreUnavailable`."""

@@ -1,0 +1,610 @@
+"""`cache_refusals`: a process repeats a refusal from memory. It stays true, and it is counted like any other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from django.http import HttpResponse
+from django.test import AsyncClient, Client
+from django.urls import path
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+
+from django_quota import acheck, arefund, areset, check, peek, quota, refund, reserve, reset
+from django_quota.core.decisions import Decision
+from django_quota.core.errors import RuleError, StoreUnavailable
+from django_quota.core.flow import Flow, IOCall, run_sync
+from django_quota.core.rules import MAX_CACHE_REFUSALS, Rule
+from django_quota.engine.decide import Decide
+from django_quota.engine.plans import Plan
+from django_quota.exceptions import QuotaExceeded
+from django_quota.models import QuotaOverride
+from django_quota.services import refusals
+from django_quota.services.activity import activity
+from django_quota.services.flusher import flusher
+from django_quota.services.registry import get_limiter
+from django_quota.services.reset import lift_bans, reset_subject
+from django_quota.services.usage import Count, usage
+from django_quota.testing import clear, freeze
+from tests.support.calls import decide_plan
+from tests.support.inputs import inputs
+from tests.support.processes import ended, forks, processes, started, threads_ran
+from tests.support.published import override
+from tests.support.steps import SECOND, START
+from tests.support.stores import current_store
+
+SUBJECT = "ip:203.0.113.9"
+NOON = START // (86_400 * SECOND) * 86_400 * SECOND + 43_200 * SECOND
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Decide]:
+    """What the store was asked to decide."""
+    found: list[Decide] = []
+    store = current_store()
+    once, later = store.run, store.arun
+
+    def note(operation: Any) -> None:
+        if isinstance(operation, Decide) and operation not in found[-1:]:  # the memory store's `arun` calls its `run`
+            found.append(operation)
+
+    def run_noted(operation: Any, now: int | None = None) -> Any:
+        note(operation)
+        return once(operation, now)
+
+    async def arun_noted(operation: Any, now: int | None = None) -> Any:
+        note(operation)
+        return await later(operation, now)
+
+    monkeypatch.setattr(store, "run", run_noted)
+    monkeypatch.setattr(store, "arun", arun_noted)
+    return found
+
+
+def fill(rate: str = "1/m", subject: str = SUBJECT, **options: Any) -> None:
+    """Take what a limit has, and be refused once."""
+    for _ in range(200):
+        if not check(rate, subject, **options):
+            return
+    pytest.fail("nothing is refused")
+
+
+@pytest.mark.usefixtures("either_store")
+class TestARefusalIsRepeated:
+    def test_without_the_store_and_its_times_count_down(self, asked: list[Decide]) -> None:
+        with freeze(NOON):
+            check("2/m", SUBJECT, cache_refusals=10)
+        with freeze(NOON + 5 * SECOND):
+            fill("2/m", cache_refusals=10)
+            asked.clear()
+        with freeze(NOON + 8 * SECOND):
+            decision = check("2/m", SUBJECT, cache_refusals=10)
+        assert asked == []
+        (outcome,) = decision.outcomes
+        assert (decision.allowed, decision.enforced, decision.degraded) == (False, True, False)
+        assert (decision.retry_after, decision.reset_after, outcome.next_after) == (52.0, 57.0, 52.0)
+        assert (decision.rule, decision.subject, decision.limit, decision.remaining) == ("2/m", SUBJECT, 2, 0)
+
+    def test_for_as_long_as_the_option_says(self, asked: list[Decide]) -> None:
+        with freeze(NOON):
+            fill(cache_refusals=2)
+            asked.clear()
+        for after, trips in ((2 * SECOND - 1, 0), (2 * SECOND, 1), (4 * SECOND - 1, 1), (4 * SECOND, 2)):
+            with freeze(NOON + after):
+                assert not check("1/m", SUBJECT, cache_refusals=2)
+            assert len(asked) == trips
+
+    def test_and_never_beyond_its_retry_after(self) -> None:
+        with freeze(NOON):
+            fill("1/5s", cache_refusals=60)
+        with freeze(NOON + 5 * SECOND - 1):
+            assert not check("1/5s", SUBJECT, cache_refusals=60)
+        with freeze(NOON + 5 * SECOND):
+            assert check("1/5s", SUBJECT, cache_refusals=60)
+
+    def test_in_async_code_too(self, asked: list[Decide]) -> None:
+        async def ask() -> None:
+            for _ in range(5):
+                await acheck("1/m", SUBJECT, cache_refusals=60)
+            assert len(asked) == 2
+            await arefund("1/m", SUBJECT, cache_refusals=60)
+            assert await acheck("1/m", SUBJECT, cache_refusals=60)
+            assert not await acheck("1/m", SUBJECT, cache_refusals=60)
+            await areset("1/m", SUBJECT, cache_refusals=60)
+            assert await acheck("1/m", SUBJECT, cache_refusals=60)
+
+        with freeze(NOON):
+            asyncio.run(ask())
+
+    def test_by_the_setting_unless_the_rule_says_otherwise(self, settings: Any, asked: list[Decide]) -> None:
+        with freeze(NOON):
+            for _ in range(4):
+                check("1/m", SUBJECT)
+            assert len(asked) == 4
+            store = current_store()
+            settings.QUOTA = {**settings.QUOTA, "CACHE_REFUSALS": 1.5}
+            assert current_store() is not store
+            fill(name="on")
+            fill(name="off", cache_refusals=0)
+            assert [name for rules in get_limiter().refusals.table.values() for name in rules] == ["on"]
+
+    def test_of_a_plan_if_one_of_its_rules_refuses(self, asked: list[Decide]) -> None:
+        one, other = Rule.make("one", "1/m", cache_refusals=10), Rule.make("other", "9/m")
+        with freeze(NOON):
+            fill("1/m", name="one")
+            assert not plan_of(one)
+            asked.clear()
+            decision = plan_of(other, one)
+            assert [outcome.rule for outcome in decision.outcomes] == ["one"]
+            assert asked == []
+            assert peek("9/m", SUBJECT, name="other").remaining == 9
+
+    def test_and_the_longest_wait_of_all_that_refuse_is_told(self, asked: list[Decide]) -> None:
+        short, long = Rule.make("short", "1/m", cache_refusals=10), Rule.make("long", "1/h", cache_refusals=10)
+        with freeze(NOON):
+            plan_of(short, long)
+            plan_of(short, long)
+            asked.clear()
+            assert plan_of(short, long).retry_after == 3600
+            assert asked == []
+
+    def test_of_one_subject_only(self) -> None:
+        with freeze(NOON):
+            fill(cache_refusals=10)
+            assert check("1/m", "ip:203.0.113.10", cache_refusals=10)
+
+
+def plan_of(*rules: Rule, cost: int = 1) -> Any:
+    """Decide these rules for the subject, as a request does."""
+    plan = Plan("quota")
+    for rule in rules:
+        plan.add(rule, SUBJECT, cost)
+    return decide_plan(plan, "check")
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestTheStoreIsAskedForEach:
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"ban": {"after": "90/m", "for": "1h"}},
+            {"count_refused": True},
+            {"shadow": True},
+            {"block": False},
+            {"cache_refusals": 0},
+            {"cache_refusals": None},
+        ],
+        ids=lambda options: next(iter(options)),
+    )
+    def test_refusal_of_a_rule_that_needs_it(self, asked: list[Decide], options: dict[str, Any]) -> None:
+        rule = Rule.make("a", "1/m", **{"cache_refusals": 10, **options})
+        with freeze(NOON):
+            for _ in range(5):
+                check(rule, SUBJECT)
+        assert len(asked) == 5
+
+    def test_value_of_a_rule_that_counts_different_ones(self, asked: list[Decide]) -> None:
+        rule = Rule.make("a", "1/m", distinct=True, cache_refusals=10)
+        with freeze(NOON):
+            assert [check(rule, SUBJECT, value=value).allowed for value in "abba"] == [True, False, False, True]
+        assert len(asked) == 4
+
+    def test_request_with_another_rule_that_counts_refusals(self, asked: list[Decide]) -> None:
+        plain = Rule.make("plain", "1/m", cache_refusals=10)
+        banning = Rule.make("banning", "2/m", ban={"after": "90/m", "for": "1h"})
+        with freeze(NOON):
+            for _ in range(3):
+                plan_of(plain)
+            assert len(asked) == 2
+            for _ in range(3):
+                assert not plan_of(plain, banning)
+        assert len(asked) == 5
+
+    def test_other_cost(self, asked: list[Decide]) -> None:
+        with freeze(NOON):
+            assert check("5/m", SUBJECT, 3, cache_refusals=10)
+            for cost, allowed, trips in ((3, False, 2), (3, False, 2), (4, False, 3), (2, True, 4)):
+                assert check("5/m", SUBJECT, cost, cache_refusals=10).allowed is allowed
+                assert len(asked) == trips
+
+    def test_peek_and_reservation(self, asked: list[Decide]) -> None:
+        with freeze(NOON):
+            fill(cache_refusals=10)
+            asked.clear()
+            assert not peek("1/m", SUBJECT, cache_refusals=10)
+            with pytest.raises(QuotaExceeded):
+                reserve("1/m", SUBJECT, cache_refusals=10)
+        assert len(asked) == 2
+
+    def test_rule_of_another_rate_under_the_same_name(self) -> None:
+        with freeze(NOON):
+            fill("1/m", name="a", cache_refusals=10)
+            assert check("9/h", SUBJECT, name="a", cache_refusals=10)
+
+    def test_request_whose_stacked_rules_share_a_name(self) -> None:
+        narrow, wide = (Rule.make("a", rate, cache_refusals=10) for rate in ("1/m", "9/h"))
+        with freeze(NOON):
+            for _ in range(3):
+                plan_of(wide, narrow)
+            assert plan_of(wide)  # the limit of the narrow one has refused
+
+
+class TestWhatMakesRoomInThisProcess:
+    """It takes effect at once."""
+
+    @pytest.fixture(autouse=True)
+    def full(self, either_store: None) -> Iterator[None]:
+        with freeze(NOON):
+            fill(cache_refusals=60)
+            yield
+            assert check("1/m", SUBJECT, cache_refusals=60)
+
+    def test_a_reset(self) -> None:
+        reset("1/m", SUBJECT)
+
+    def test_a_reset_by_an_operator(self) -> None:
+        reset_subject(SUBJECT, ["1/m"])
+
+    def test_a_refund(self) -> None:
+        refund("1/m", SUBJECT)
+
+    def test_testing_clear(self) -> None:
+        reset("1/m", SUBJECT)
+        clear()
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestWhatElseMakesRoomInThisProcess:
+    def test_a_settled_reservation(self) -> None:
+        with freeze(NOON):
+            hold = reserve("5/m", SUBJECT, 5, cache_refusals=60)
+            assert not check("5/m", SUBJECT, cache_refusals=60)
+            hold.settle(2)
+            assert check("5/m", SUBJECT, cache_refusals=60)
+
+    def test_a_reset_while_a_refusal_is_under_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = current_store()
+        original = store.run
+
+        def reset_in_between(operation: Any, now: int | None = None) -> Any:
+            reply = original(operation, now)
+            monkeypatch.setattr(store, "run", original)
+            reset("1/m", SUBJECT)
+            return reply
+
+        with freeze(NOON):
+            check("1/m", SUBJECT, cache_refusals=60)
+            monkeypatch.setattr(store, "run", reset_in_between)
+            assert not check("1/m", SUBJECT, cache_refusals=60)
+            assert check("1/m", SUBJECT, cache_refusals=60)
+
+    def test_a_lifted_ban(self) -> None:
+        # The rule had a ban until a moment ago; its refusals now come from an override.
+        with freeze(NOON):
+            fill(cache_refusals=60)
+            assert get_limiter().refusals.table
+            lift_bans(SUBJECT, [])
+            assert not get_limiter().refusals.table
+
+    def test_a_part_of_a_request_that_is_given_back(self) -> None:
+        first, second = Plan("quota"), Plan("quota")
+        first.add(Rule.make("first", "1/m", cache_refusals=60), SUBJECT, 1)
+        second.add(Rule.make("second", "0/m"), SUBJECT, 1)
+
+        def made() -> Flow[Plan]:
+            assert not (yield IOCall(other_request, acheck))
+            return second
+
+        def other_request() -> Decision:
+            return check("1/m", SUBJECT, name="first", cache_refusals=60)
+
+        with freeze(NOON):
+            assert not run_sync(get_limiter().two_step_flow(first, made))
+            assert check("1/m", SUBJECT, name="first", cache_refusals=60)
+
+    def test_a_change_of_the_settings(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "CACHE_REFUSALS": 60, "RULES": {"a": "1/m"}}
+        with freeze(NOON):
+            fill("a")
+            settings.QUOTA = {**settings.QUOTA, "RULES": {"a": "5/m"}}
+            assert check("a", SUBJECT)
+
+
+def test_a_saved_or_deleted_override_takes_effect_at_once(redis_cache: Any, database: Any) -> None:
+    with freeze(NOON):
+        fill(name="a", cache_refusals=60)
+        row = QuotaOverride.objects.create(subject=SUBJECT, rule="a", mode=QuotaOverride.Mode.RATE, rate="2/m")
+        assert check("1/m", SUBJECT, name="a", cache_refusals=60)
+        row.mode, row.rate = QuotaOverride.Mode.BLOCKED, ""
+        row.save()
+        assert not check("1/m", SUBJECT, name="a", cache_refusals=60)
+        assert check("1/m", SUBJECT, name="a", cache_refusals=60).outcomes[0].why == "blocked"
+        reset("1/m", SUBJECT, name="a")
+        row.delete()
+        assert check("1/m", SUBJECT, name="a", cache_refusals=60)
+
+
+def test_a_change_of_another_process_takes_effect_in_time(memory_store: None) -> None:
+    with freeze(NOON):
+        override("b 0 0 ", "*")
+        assert not check("5/m", SUBJECT, cache_refusals=3)
+        override("", "*")
+    with freeze(NOON + 3 * SECOND - 1):
+        assert not check("5/m", SUBJECT, cache_refusals=3)
+    with freeze(NOON + 3 * SECOND):
+        assert check("5/m", SUBJECT, cache_refusals=3)
+
+
+# --- what is counted --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("either_store")
+class TestRefusalsFromMemoryAreCounted:
+    def test_in_the_metrics_and_for_the_day(self) -> None:
+        with freeze(NOON):
+            for _ in range(8):
+                check("3/m", "user:1", name="a", cache_refusals=10)
+            flusher.flush()
+            for _ in range(2):
+                check("3/m", "user:1", name="a", cache_refusals=10)
+            flusher.flush()
+            flusher.flush()
+            (rule,) = activity().rules
+            assert (rule.rule, rule.allowed, rule.refused) == ("a", 3, 7)
+            assert [(each.subject, each.count) for each in activity().refused] == [("user:1", 7)]
+            assert list(usage("user:1").values()) == [{"a": Count(3, 7)}]
+
+    def test_on_the_day_of_the_refusal(self) -> None:
+        midnight = NOON + 43_200 * SECOND
+        with freeze(midnight - SECOND):
+            fill(subject="user:1", name="a", cache_refusals=10)
+            check("1/m", "user:1", name="a", cache_refusals=10)
+        with freeze(midnight):
+            check("1/m", "user:1", name="a", cache_refusals=10)
+            check("1/m", "user:1", name="a", cache_refusals=10)
+            flusher.flush()
+            assert [counts["a"] for counts in usage("user:1").values()] == [Count(1, 2), Count(0, 2)]
+
+    def test_by_threads_that_refuse_at_the_same_time(self) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+        from contextvars import copy_context
+
+        with freeze(NOON):
+            fill(name="a", cache_refusals=60)
+            contexts = [copy_context() for _ in range(400)]
+            with ThreadPoolExecutor(8) as pool:
+                refused = pool.map(lambda each: each.run(check, "1/m", SUBJECT, name="a", cache_refusals=60), contexts)
+                assert not any(refused)
+            flusher.flush()
+            (rule,) = activity().rules
+        assert (rule.allowed, rule.refused) == (1, 401)
+
+
+@pytest.mark.usefixtures("redis_cache")
+class TestTheEventsOfRefusalsFromMemory:
+    def kinds(self, raw: redis.Redis) -> list[Any]:
+        client: Any = raw
+        return [
+            (fields[b"kind"], fields[b"rule"], int(fields[b"until"]))
+            for _, fields in client.xrange("quota:1:{!}:events")
+        ]
+
+    def test_one_a_second_comes_with_a_batch(self, raw: redis.Redis) -> None:
+        with freeze(NOON):
+            fill(name="a", cache_refusals=30, warn_at=None)
+        for after in (SECOND - 1, SECOND, 2 * SECOND - 1, 2 * SECOND):
+            with freeze(NOON + after):
+                for _ in range(3):
+                    assert not check("1/m", SUBJECT, name="a", cache_refusals=30, warn_at=None)
+                flusher.flush()
+        assert self.kinds(raw) == 3 * [(b"refused", b"a", NOON + 60 * SECOND)]
+
+    def test_a_short_memory_needs_none_of_its_own(self, raw: redis.Redis) -> None:
+        with freeze(NOON):
+            fill(name="a", cache_refusals=1, warn_at=None)
+            check("1/m", SUBJECT, name="a", cache_refusals=1, warn_at=None)
+            raw.config_resetstat()
+            get_limiter().refusals.flush()
+        assert "cmdstat_evalsha" not in raw.info("commandstats")
+
+    def test_none_if_events_are_off(self, raw: redis.Redis, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "EVENTS": 0}
+        with freeze(NOON):
+            fill(name="a", cache_refusals=30, warn_at=None)
+            check("1/m", SUBJECT, name="a", cache_refusals=30, warn_at=None)
+            flusher.flush()
+        assert not raw.exists("quota:1:{!}:events")
+
+
+def test_what_the_store_does_not_take_is_sent_again(memory_store: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = current_store()
+    original = store.run
+
+    def away(operation: Any, now: int | None = None) -> Any:
+        raise StoreUnavailable("it is away")
+
+    with freeze(NOON):
+        fill(subject="user:1", name="a", cache_refusals=10)
+        check("1/m", "user:1", name="a", cache_refusals=10)
+        monkeypatch.setattr(store, "run", away)
+        with pytest.raises(StoreUnavailable):
+            get_limiter().refusals.flush()
+        monkeypatch.setattr(store, "run", original)
+        flusher.flush()
+        assert list(usage("user:1").values()) == [{"a": Count(1, 2)}]
+
+
+@forks
+@threads_ran
+def test_a_forked_process_starts_without_memory(memory_store: None) -> None:
+    def child() -> None:
+        assert not get_limiter().refusals.table
+        assert check("1/m", SUBJECT, cache_refusals=60)  # and so does the memory store
+
+    with freeze(NOON), processes() as children:
+        fill(cache_refusals=60)
+        check("1/m", SUBJECT, cache_refusals=60)
+        children.append(started(child))
+        assert ended(children) == [0]
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestTheTable:
+    def size(self) -> int:
+        return sum(map(len, get_limiter().refusals.table.values()))
+
+    def test_has_a_bound_and_no_count_is_lost(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(refusals, "MAX_REFUSALS", 10)
+        with freeze(NOON):
+            for number in range(25):
+                for _ in range(2):
+                    check("0/m", f"ip:192.0.2.{number}", name="a", cache_refusals=60)
+                assert 1 <= self.size() <= 10
+            flusher.flush()
+            (rule,) = activity().rules
+        assert rule.refused == 50
+
+    def test_lets_go_what_is_over(self) -> None:
+        with freeze(NOON):
+            fill(cache_refusals=5)
+            flusher.flush()
+            assert self.size() == 1
+        with freeze(NOON + 5 * SECOND):
+            flusher.flush()
+        assert self.size() == 0
+
+    def test_is_no_use_to_a_clock_that_steps_back(self, asked: list[Decide]) -> None:
+        with freeze(NOON):
+            fill(cache_refusals=5)
+        asked.clear()
+        with freeze(NOON - SECOND):
+            check("1/m", SUBJECT, cache_refusals=5)
+        assert len(asked) == 1
+
+
+# --- the property -----------------------------------------------------------------------------------------------------
+
+RULES = [
+    Rule.make("exact", "3/10s", cache_refusals=7),
+    Rule.make("two", "2/3s; 5/m", cache_refusals=4.5),
+    Rule.make("slices", "6/20s", precision=3, cache_refusals=60),
+    Rule.make("fixed", "3/10s", algorithm="fixed_window", cache_refusals=7),
+    Rule.make("calendar", "4/m", algorithm="calendar", cache_refusals=60),
+    Rule.make("bucket", "10/m", algorithm="token_bucket", burst=3, cache_refusals=3),
+    Rule.make("leaky", "10/m", algorithm="leaky_bucket", cache_refusals=3),
+    Rule.make("aside", "2/10s", block=False, cache_refusals=7),
+]
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("check"), st.sampled_from(RULES), st.integers(0, 4)),
+        st.tuples(st.just("check"), st.sampled_from(RULES[:3]), st.just(1)),
+        st.tuples(st.just("refund"), st.sampled_from(RULES), st.integers(1, 2)),
+        st.tuples(st.just("reset"), st.sampled_from(RULES), st.just(0)),
+        st.tuples(st.just("elsewhere"), st.sampled_from(RULES), st.just(0)),
+        st.tuples(st.just("wait"), st.sampled_from(RULES), st.sampled_from([1, 250_000, SECOND, 3 * SECOND])),
+        st.tuples(st.just("wait"), st.sampled_from(RULES), st.integers(0, 20 * SECOND)),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+@inputs(300, [HealthCheck.function_scoped_fixture])
+def test_no_answer_differs_from_the_store_for_longer_than_said(memory_store: None, steps: list[Any]) -> None:
+    """A process alone is answered as the store would; after a reset elsewhere, refused for at most `cache_refusals`."""
+    clear()
+    now, elsewhere = NOON, dict[str, int]()
+    for step, rule, amount in steps:
+        with freeze(now):
+            if step == "wait":
+                now += amount
+            elif step == "refund":
+                refund(rule, SUBJECT, amount)
+            elif step == "reset":
+                reset(rule, SUBJECT)
+            elif step == "elsewhere":
+                remembered = dict(get_limiter().refusals.table)
+                reset(rule, SUBJECT)
+                get_limiter().refusals.table.update(remembered)
+                for refusal in remembered.get(SUBJECT, {}).values():
+                    refusal.ends = refusal.begins + int(min(refusal.rule.cache_refusals or 0, waits(refusal)) * SECOND)
+                elsewhere[rule.name] = now
+            else:
+                for _ in range(3):
+                    true = peek(rule, SUBJECT, amount)
+                    answer = check(rule, SUBJECT, amount)
+                    if answer.allowed != true.allowed or answer.retry_after != pytest.approx(true.retry_after):
+                        assert not answer.allowed
+                        assert now < elsewhere[rule.name] + (rule.cache_refusals or 0) * SECOND
+
+
+def waits(refusal: refusals.Refusal) -> float:
+    """Return for how long the first limit of a refusal has no room."""
+    found = [each.retry_after for each in refusal.outcomes if not each.allowed and each.retry_after is not None]
+    return min(found, default=float(MAX_CACHE_REFUSALS))
+
+
+# --- floods -----------------------------------------------------------------------------------------------------------
+
+
+@quota("1/h", key="ip", name="view")
+@quota("50/h", key="ip", name="other")
+def flooded(request: Any) -> HttpResponse:
+    return HttpResponse("served")
+
+
+urlpatterns = [path("0/", flooded)]
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("client", [Client, AsyncClient])
+def test_a_flood_of_a_view_hardly_reaches_redis(client: type[Any], raw: redis.Redis, settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = ["django_quota.middleware.QuotaMiddleware"]
+    settings.QUOTA = {**settings.QUOTA, "CACHE_REFUSALS": 60, "RULES": {"site": {"rate": "100/h", "match": "/"}}}
+
+    def visits(count: int) -> list[Any]:
+        if client is Client:
+            return [Client().get("/0/") for _ in range(count)]
+
+        async def visit() -> list[Any]:
+            return [await AsyncClient().get("/0/") for _ in range(count)]
+
+        return asyncio.run(visit())
+
+    served, first = visits(2)
+    assert (served.status_code, first.status_code) == (200, 429)
+    raw.config_resetstat()
+    *_, last = responses = visits(200)
+    flusher.flush()
+    stats: Any = raw.info("commandstats")
+    trips = sum(stat["calls"] for name, stat in stats.items() if name.startswith("cmdstat_eval"))
+    assert {response.status_code for response in responses} == {429}
+    assert trips / len(responses) <= 0.05
+    assert int(first["Retry-After"]) - int(last["Retry-After"]) in range(60)
+    assert last["RateLimit-Policy"] == '"view";q=1;w=3600'
+    assert last["RateLimit"].startswith('"view";r=0;t=')
+
+
+# --- the option -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [-1, 60.5, "1", True, float("nan"), float("inf"), [1]])
+def test_another_value_is_refused_with_what_to_write(value: Any) -> None:
+    with pytest.raises(RuleError, match=r"cache_refusals=.* from 0 to 60.*1\.0") as caught:
+        Rule.make("a", "1/m", cache_refusals=value)
+    assert repr(value) in str(caught.value)
+
+
+def test_a_rule_of_the_settings_takes_it(settings: Any) -> None:
+    from django_quota.conf import current
+
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"a": {"rate": "1/m", "cache_refusals": 0.5}}}
+    assert current().rule("a").cache_refusals == 0.5
