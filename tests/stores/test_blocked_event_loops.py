@@ -19,8 +19,9 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota import acheck
+from django_quota.engine.resp import pack_command
 from django_quota.stores.redis import connections as connections_module
-from django_quota.stores.redis.connections import AsyncConnections, pack_command
+from django_quota.stores.redis.connections import AsyncConnections
 from django_quota.testing import RedisServer
 from tests.stores.test_sentinel import behind, sentinel_port
 from tests.support.clusters import Cluster

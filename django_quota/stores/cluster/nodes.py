@@ -11,6 +11,7 @@ from redis import ConnectionPool, Redis, RedisError
 from redis.exceptions import BusyLoadingError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from django_quota.engine.resp import pack_command
 from django_quota.stores.cluster.client import base_pool
 from django_quota.stores.cluster.slots import Address
 from django_quota.stores.redis.blocking import BlockingConnections
@@ -19,7 +20,6 @@ from django_quota.stores.redis.connections import (
     ConnectionsByLoop,
     SyncConnections,
     async_connections,
-    pack_command,
     plain_client,
 )
 from django_quota.stores.redis.errors import AllInUseError, GarbledError, is_passthrough, is_silence

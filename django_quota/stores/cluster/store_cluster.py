@@ -26,7 +26,7 @@ from django_quota.stores.cluster.slots import slot_of
 from django_quota.stores.redis import errors
 from django_quota.stores.redis.blocking import WakeUpChannel
 from django_quota.stores.redis.config_checks import alias_problem
-from django_quota.stores.redis.store import RedisStore, Server, command_of
+from django_quota.stores.redis.store import RedisStore, Server
 from django_quota.stores.wait_queue import WaitQueue
 
 BATCH_SIZE = 200
@@ -186,7 +186,7 @@ class ClusterStore(RedisStore):
 
 
 def _slot_commands(operations: Sequence[Operation], now: int | None) -> list[SlotCommand]:
-    return [SlotCommand(slot_of(each.keys[0]), command_of(each, now), each.script) for each in operations]
+    return [SlotCommand(slot_of(each.keys[0]), each.command(now), each.script) for each in operations]
 
 
 def store_of(alias: str) -> RedisStore:
