@@ -98,7 +98,7 @@ class Decision:
     late: bool = False
     """Whether `settle()` came after the ttl of the reservation, and so charged the real cost now."""
     _read: Callable[[], tuple[Outcome, ...]] | None = field(default=None, init=False, repr=False, compare=False)
-    """Returns the outcomes of a decision made by `allowing`, until somebody looks at them."""
+    """Returns the outcomes of a decision made by `allowing` or `refusing`, until somebody looks at them."""
 
     @classmethod
     def allowing(cls, read: Callable[[], tuple[Outcome, ...]]) -> Decision:
@@ -112,6 +112,14 @@ class Decision:
         fill(made, "degraded", False)
         fill(made, "enforced", False)
         fill(made, "late", False)
+        return made
+
+    @classmethod
+    def refusing(cls, read: Callable[[], tuple[Outcome, ...]]) -> Decision:
+        """Make the decision of a hit that a limit refuses. It reads the outcomes when somebody looks at them."""
+        made = cls.allowing(read)
+        object.__setattr__(made, "allowed", False)
+        object.__setattr__(made, "enforced", True)
         return made
 
     if not TYPE_CHECKING:  # a checker would take any name for an attribute

@@ -305,6 +305,8 @@ class Rule:
     """`warn_at` in thousandths as `lua/decide.lua` takes it: "0" if the rule emits no "near" events."""
     encoded: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """The options of the rule as `lua/decide.lua` takes them."""
+    compiled: Any = field(default=None, init=False, repr=False, compare=False)
+    """What the engine prepares once for all hits of the rule."""
 
     def __post_init__(self) -> None:
         _normalize(self)

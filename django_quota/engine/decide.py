@@ -32,6 +32,7 @@ from django_quota.engine.events import REMOTE_LOG, EventLog, count_day, emit
 from django_quota.engine.hits import CompiledLimit, Hit, HitContext
 from django_quota.engine.holds import hold, missing_limits, replace, restore_due, settle, states_without_due
 from django_quota.engine.operations import Operation, Script, States, lua_source
+from django_quota.engine.resp import bulk
 from django_quota.engine.subject_status import load_status, shut_out
 
 MODULES: dict[str, tuple[str, ...]] = {
@@ -72,11 +73,16 @@ class Decide(Operation):
         self.hits = hits
         self.mode = mode
         self.log = log
-        self.keys = list[str]()
-        for hit in hits:
-            self.keys += hit.keys
-        if log is not None:
-            self.keys += log.keys
+
+    @property
+    def keys(self) -> list[str]:  # type: ignore[override]
+        """All keys that it uses, in the order that `lua/decide.lua` lists."""
+        keys = list[str]()
+        for hit in self.hits:
+            keys += hit.keys
+        if self.log is not None:
+            keys += self.log.keys
+        return keys
 
     def arguments(self) -> list[str | int]:
         """Return the arguments that `lua/decide.lua` lists."""
@@ -84,6 +90,19 @@ class Decide(Operation):
         for hit in self.hits:
             arguments += hit.arguments
         return arguments
+
+    def evalsha(self, now: int | None) -> bytes:
+        """Return the command as Redis takes it, from what the rules have ready."""
+        keys, words = self.keys, 0
+        mode, length = encode_mode(self.mode), "0" if self.log is None else str(self.log.length)
+        arguments = []
+        for hit in self.hits:
+            number, packed = hit.packed
+            words += number
+            arguments.append(packed)
+        count, texts = 6 + len(keys) + words, (len(keys), *keys, "" if now is None else now, mode, length)
+        text = f"*{count}\r\n{_EVALSHA}{bulk(texts)}{''.join(arguments)}"
+        return text.encode() if text.isascii() else super().evalsha(now)
 
     def run(self, states: States, now: int) -> list[Any]:
         """Decide over these states."""
@@ -149,6 +168,9 @@ class Decide(Operation):
         if self.log is REMOTE_LOG and any(flagged.flag == Flag.BAN_BEGAN for flagged in flags):
             flags.append(Flagged(context.index, Flag.BAN_LEVEL, context.level))
         return flags + before
+
+
+_EVALSHA = bulk(("EVALSHA", Decide.script.sha))
 
 
 def _is_outside(hit: Hit, now: int) -> bool:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from django_quota.core.algorithms import Algorithm, Limit, Parameters, Verdict, encode_limit
+from django_quota.core.keys import field as field_of
 from django_quota.core.rules import Rule
+from django_quota.engine.resp import bulk
 
 
 class CompiledLimit(NamedTuple):
@@ -51,13 +53,58 @@ class DayKey(NamedTuple):
     ends: int
 
 
+class CompiledRule(NamedTuple):
+    """What a rule brings to each hit, made once."""
+
+    field: str
+    """The rule's name as fields of hashes have it."""
+    head: str
+    """The arguments before the cost, as Redis takes them; empty if they depend on the time."""
+    tail: str
+    """Those after it, except for the options that depend on the hit."""
+    words: int
+    """How many arguments that are, with the cost."""
+
+    @classmethod
+    def of(cls, rule: Rule) -> CompiledRule:
+        """Return the compiled rule."""
+        made: CompiledRule | None = rule.compiled
+        if made is None:
+            made = cls._compile(rule)
+            object.__setattr__(rule, "compiled", made)
+        return made
+
+    @classmethod
+    def _compile(cls, rule: Rule) -> CompiledRule:
+        name = field_of(rule.name)
+        if any(limit.fixed is None for limit in rule.limits):
+            return cls(name, "", "", 0)
+        head = (name, "")
+        tail = [rule.warn_share, str(len(rule.limits))]
+        for limit in rule.limits:
+            tail += limit.encoded
+        tail += rule.encoded
+        return cls(name, bulk(head), bulk(tail), len(head) + 1 + len(tail))
+
+
 class Hit:
     """One rule for one subject: its limits are decided together, under the overrides and bans of the subject."""
 
-    __slots__ = (
-        "cost", "day", "extra_keys", "field", "group", "has_override_limits", "holds", "limits", "override",
-        "refusals_key", "rule", "status_key", "subject",
-    )  # fmt: skip
+    compiled: CompiledRule | None = None
+    """The compiled rule, if the hit has the limits of its rule and no others."""
+    group = 0
+    """0: a refusal refuses the plan. n: the hit belongs to the n-th rule that decides for itself alone."""
+    override = ""
+    """The rate override that the limits belong to, as it was published; empty for the rule's own limits."""
+    has_override_limits = False
+    """Whether the limits are those of the override: one that does not fit the rule is ignored."""
+    refusals_key = ""
+    """The key of the refusals that lead to a ban; empty if the rule has no ban."""
+    day: DayKey | None = None
+    holds = ""
+    """The key of its holds; empty while they are not needed."""
+    extra_keys: Sequence[str] = ()
+    """The keys of other limits of the rule that due holds have consumed."""
 
     def __init__(
         self, rule: Rule, field: str, status_key: str, subject: str, cost: int, limits: Sequence[CompiledLimit] = ()
@@ -70,19 +117,6 @@ class Hit:
         self.subject = subject
         self.cost = cost
         self.limits = limits
-        self.group = 0
-        """0: a refusal refuses the plan. n: the hit belongs to the n-th rule that decides for itself alone."""
-        self.override = ""
-        """The rate override that the limits belong to, as it was published; empty for the rule's own limits."""
-        self.has_override_limits = False
-        """Whether the limits are those of the override: one that does not fit the rule is ignored."""
-        self.refusals_key = ""
-        """The key of the refusals that lead to a ban; empty if the rule has no ban."""
-        self.day: DayKey | None = None
-        self.holds = ""
-        """The key of its holds; empty while they are not needed."""
-        self.extra_keys: list[str] = []
-        """The keys of other limits of the rule that due holds have consumed."""
 
     @property
     def value(self) -> str:
@@ -120,6 +154,18 @@ class Hit:
             arguments += ("holds", 1 + len(self.extra_keys))
         arguments.append("")
         return arguments
+
+    @property
+    def packed(self) -> tuple[int, str]:
+        """The number of its arguments, and the arguments as Redis takes them."""
+        compiled = self.compiled
+        if compiled is None or self.group or self.holds or self.value:
+            arguments = self.arguments
+            return len(arguments), bulk(arguments)
+        options = ("day", self.day.begins, self.day.ends, "") if self.day else ("",)
+        cost = str(self.cost)
+        text = f"{compiled.head}${len(cost)}\r\n{cost}\r\n{compiled.tail}{bulk(options)}"
+        return compiled.words + len(options), text
 
 
 @dataclass(slots=True)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, ClassVar, Protocol
 
+from django_quota.engine.resp import pack_command
+
 
 @dataclass(frozen=True, slots=True)
 class Script:
@@ -109,6 +111,19 @@ class Operation(ABC):
     @abstractmethod
     def arguments(self) -> Sequence[str | int]:
         """Return the arguments of the script, after the time."""
+
+    def command(self, now: int | None) -> list[str | int]:
+        """Return the command that runs its script. `now`: microseconds; None: Redis' own clock."""
+        keys, moment = self.keys, "" if now is None else now
+        return ["EVALSHA", self.script.sha, len(keys), *keys, moment, *self.arguments()]
+
+    def in_full(self, now: int | None) -> list[str | int]:
+        """Return a command that brings the script along: a loaded script may be forgotten at once."""
+        return ["EVAL", self.script.text, *self.command(now)[2:]]
+
+    def evalsha(self, now: int | None) -> bytes:
+        """Return the command as Redis takes it."""
+        return pack_command(self.command(now))
 
     def has_written(self, reply: Any) -> bool:  # noqa: ARG002 — of others
         """Say whether a reply shows that the store takes writes; False if it does not say so."""

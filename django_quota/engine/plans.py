@@ -15,7 +15,7 @@ from typing import Any
 from django_quota.core.days import day_of
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError
-from django_quota.core.keys import BAN_EVENTS, field, key_of, state_key, subject_base, system_key
+from django_quota.core.keys import BAN_EVENTS, key_of, state_key, subject_base, system_key
 from django_quota.core.rules import Rule, name_conflict
 from django_quota.engine.codec import (
     ALLOWED,
@@ -34,7 +34,7 @@ from django_quota.engine.codec import (
 from django_quota.engine.compensate import compensated, compensation
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import EventLog
-from django_quota.engine.hits import CompiledLimit, DayKey, Hit, all_limits
+from django_quota.engine.hits import CompiledLimit, CompiledRule, DayKey, Hit, all_limits
 from django_quota.engine.scatter import day_record
 from django_quota.engine.subject_operations import Reset, RuleState
 
@@ -90,7 +90,8 @@ class Plan:
         if subject != self._subject:  # mostly, all rules of a request have the same subject
             self._subject, self._base = subject, subject_base(self._prefix, subject)
             self._is_user = subject.startswith("user:") and "+" not in subject
-        base, name = self._base, _field(rule.name)
+        base, compiled = self._base, CompiledRule.of(rule)
+        name = compiled.field
         hit = self._hits.get((base, name))
         if hit is not None:
             self._extend(hit, rule, base, cost, value)
@@ -101,6 +102,8 @@ class Plan:
         hit.limits = self._compiled(_overridden(hit, published) if published else rule, base, value)
         if not hit.limits:
             return
+        if not published and compiled.head:
+            hit.compiled = compiled
         self._hits[base, name] = hit
         self.hits.append(hit)
         if rule.shadow or not rule.block:
@@ -121,7 +124,7 @@ class Plan:
         for limit in self._compiled(rule, base, value):
             same = next((other for other in hit.limits if other.key == limit.key), None)
             if same is None:
-                hit.limits = [*hit.limits, limit]
+                hit.limits, hit.compiled = [*hit.limits, limit], None
             elif same.limit is not limit.limit:
                 raise name_conflict(rule, hit.rule)
 
@@ -241,7 +244,10 @@ class Plan:
             if reason == HOLDS_DUE:
                 hit.holds = _subject_key(hit, f"h:{hit.field}")
                 missing = filter(None, value.split(","))
-                hit.extra_keys += [_subject_key(hit, f"r:{hit.field}:{window}") for window in missing]
+                hit.extra_keys = [
+                    *hit.extra_keys,
+                    *(_subject_key(hit, f"r:{hit.field}:{window}") for window in missing),
+                ]
             else:
                 self._override(hit, value)
         return bool(reply.retries) and all(retry.reason == HOLDS_DUE for retry in reply.retries)
@@ -250,7 +256,7 @@ class Plan:
         """Give a hit the limits of a rate override; empty: those of its own rules."""
         _remember(hit, published)
         base, value = subject_base(self._prefix, hit.subject), hit.value
-        hit.override, hit.has_override_limits = published, False
+        hit.override, hit.has_override_limits, hit.compiled = published, False, None
         overridden = _overridden(hit, published) if published else hit.rule
         limits: dict[str, CompiledLimit] = {}
         for rule in [overridden] if hit.has_override_limits else self._rules_of(hit):
@@ -348,11 +354,6 @@ def _overridden(hit: Hit, published: str) -> Rule:
 def _log_unfit_override(rule: str, rates: str, why: str) -> None:
     """Log once that an override does not fit."""
     logger.error("The override %r does not fit rule %r and is ignored: %s", rates, rule, why)
-
-
-@lru_cache(maxsize=4096)
-def _field(name: str) -> str:
-    return field(name)
 
 
 @lru_cache(maxsize=16)

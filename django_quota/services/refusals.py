@@ -61,10 +61,6 @@ class Refusal:
         """Counts a repetition, without a lock."""
         self._taken = 0
 
-    def fits(self, rule: Rule, cost: int, now: int) -> bool:
-        """Say whether it answers a hit. A smaller cost may be allowed, and a larger one may have to wait longer."""
-        return self.begins <= now < self.ends and self.rule is rule and self.cost == cost
-
     def outcomes_at(self, now: int) -> list[Outcome]:
         """Return the outcomes, with times that have counted down."""
         elapsed = (now - self.begins) / SECOND
@@ -156,16 +152,17 @@ class Refusals:
                 return None
             of_subject = table.get(subject)
             refusal = None if of_subject is None else of_subject.get(rule.name)
-            if refusal is not None and refusal.fits(rule, cost, now) and refusal not in found:
+            if refusal is None or refusal.rule is not rule or not refusal.begins <= now < refusal.ends:
+                continue
+            # A smaller cost may be allowed, and a larger one may have to wait longer.
+            if refusal.cost == cost and refusal not in found:
                 found.append(refusal)
         if not found:
             return None
-        outcomes: list[Outcome] = []
         for refusal in found:
             refusal.repeat()
-            outcomes += refusal.outcomes_at(now)
         flusher.wake()
-        return Decision.of(tuple(outcomes))
+        return Decision.refusing(lambda: tuple([outcome for each in found for outcome in each.outcomes_at(now)]))
 
     def remember(self, plan: Plan, decision: Decision, decided_at: int, changes: int) -> None:
         """Remember who refused a plan; `changes`: what `self.changes` was before the store was asked.
@@ -191,6 +188,8 @@ class Refusals:
             of_subject = self.table.setdefault(refusal.hit.subject, {})
             self._size += refusal.rule.name not in of_subject
             of_subject[refusal.rule.name] = refusal
+            if len(self._uncounted) >= 10 * MAX_REFUSALS:  # no round comes: the process cannot start a thread
+                del self._uncounted[:MAX_REFUSALS]
             self._uncounted.append(refusal)
 
     # --- changes ------------------------------------------------------------------------------------------------------

@@ -253,7 +253,7 @@ async def arefusal(request: HttpRequest, decision: Decision) -> HttpResponse:
     A function or a template of the site may ask the database, so it runs in a thread.
     """
     settings = current()
-    is_page = preferred_type(request.headers.get("Accept")) == "text/html"
+    is_page = preferred_type(request.META.get("HTTP_ACCEPT")) == "text/html"
     if settings.response is None and (not is_page or is_our_page(settings.template)):
         return refusal(request, decision)
     return await sync_to_async(refusal)(request, decision)
@@ -289,9 +289,10 @@ def _is_unavailable(decision: Decision) -> bool:
     return decision.degraded and decision.binding is None
 
 
-def _body(request: HttpRequest, decision: Decision, status: HTTPStatus) -> tuple[str, str]:
-    accepted = preferred_type(request.headers.get("Accept"))
-    detail = message(decision)
+def _body(request: HttpRequest, decision: Decision, status: HTTPStatus) -> tuple[str | bytes, str]:
+    accepted = preferred_type(request.META.get("HTTP_ACCEPT"))
+    language = get_language()
+    detail = message(decision, language)
     if accepted == "text/html":
         context = {"title": title(status), "detail": detail, **page_context(request, decision, status)}
         try:
@@ -300,25 +301,30 @@ def _body(request: HttpRequest, decision: Decision, status: HTTPStatus) -> tuple
             accepted = "text/plain"
     if accepted == "text/plain":
         return f"{detail}\n", "text/plain; charset=utf-8"
-    return json.dumps(problem(decision, status, detail)), PROBLEM
+    outcomes = [outcome for outcome in decision.outcomes if not outcome.shadow]
+    names, _ = _policies(tuple([outcome.of for outcome in outcomes]))
+    violated = tuple([name for name, outcome in zip(names, outcomes, strict=True) if not outcome.allowed])
+    kind, wait = _problem_type(decision, status), whole_wait(decision)
+    return _problem(language, kind, status, detail, violated, wait), PROBLEM
 
 
-def problem(decision: Decision, status: HTTPStatus, detail: str) -> dict[str, object]:
+@lru_cache(maxsize=512)  # a flood gets the same text for a second
+def _problem(
+    _language: str | None, kind: str, status: HTTPStatus, detail: str, violated: tuple[str, ...], wait: int | None
+) -> bytes:
     """Return the problem details of a refusal: those of RFC 9457 and of its type, and `retry_after`.
 
     `retry_after`: whole seconds, as in the header, which browsers hide from scripts of other origins.
     """
-    outcomes = [outcome for outcome in decision.outcomes if not outcome.shadow]
-    names, _ = _policies(tuple([outcome.of for outcome in outcomes]))
-    wait = whole_wait(decision)
-    return {
-        "type": f"{PROBLEM_TYPES}#{_problem_type(decision, status)}",
+    found: dict[str, object] = {
+        "type": f"{PROBLEM_TYPES}#{kind}",
         "title": title(status),
         "status": int(status),
         "detail": detail,
-        "violated-policies": [name for name, outcome in zip(names, outcomes, strict=True) if not outcome.allowed],
+        "violated-policies": violated,
         **({} if wait is None else {"retry_after": wait}),
     }
+    return json.dumps(found).encode()
 
 
 def _problem_type(decision: Decision, status: HTTPStatus) -> str:
@@ -468,6 +474,7 @@ def _rendered(template: Template, _language: str | None, _zone: str, shown: tupl
 
 def _forget(**_: object) -> None:
     _rendered.cache_clear()
+    _problem.cache_clear()
 
 
 setting_changed.connect(_forget, dispatch_uid="django_quota.web.responses")

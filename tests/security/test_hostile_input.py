@@ -213,13 +213,12 @@ class TestRequests:
         reply.headers["RateLimit"].encode("ascii")
 
     def test_a_flood_of_new_subjects_leaves_this_process_as_it_is(self) -> None:
-        from django_quota.engine import plans
         from django_quota.services import subjects, workers
 
         with override_settings(QUOTA={"STORE": "memory"}):
             for number in range(3_000):
                 check("1/m", f"header.x:{number}")
-        for cached in (subjects._compile, plans._field, workers._part_of):
+        for cached in (subjects._compile, subjects._named, workers._part_of):
             info = cached.cache_info()
             assert info.maxsize is not None
             assert info.currsize <= info.maxsize

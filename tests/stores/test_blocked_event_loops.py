@@ -19,8 +19,9 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota import acheck
+from django_quota.engine.resp import pack_command
 from django_quota.stores.redis import connections as connections_module
-from django_quota.stores.redis.connections import AsyncConnections, pack_command
+from django_quota.stores.redis.connections import AsyncConnections
 from django_quota.testing import RedisServer
 from tests.stores.test_sentinel import behind, sentinel_port
 from tests.support.clusters import Cluster
@@ -287,4 +288,4 @@ def test_a_view_that_blocks_its_loop_causes_no_outage(
 
     assert sorted(asyncio.run(decide()), reverse=True) == [(True, False)] * 5 + [(False, False)] * 3
     store: Any = current_store()
-    assert not store.breaker.is_open
+    assert not store.is_refusing()

@@ -22,11 +22,12 @@ from redis.exceptions import InvalidResponse
 from django_quota import acheck, check, peek
 from django_quota.core.rules import Rule
 from django_quota.engine.hits import Hit
+from django_quota.engine.resp import pack_command
 from django_quota.engine.subject_operations import Reset, RuleState
 from django_quota.exceptions import ConfigurationError, StoreUnavailable
 from django_quota.stores.redis import connections
 from django_quota.stores.redis.config_checks import alias_problem
-from django_quota.stores.redis.connections import ASYNC_CONNECTIONS, async_connections, pack_command
+from django_quota.stores.redis.connections import ASYNC_CONNECTIONS, async_connections
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer, running_redis
 from tests.support.commands import wait_until

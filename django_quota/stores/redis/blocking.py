@@ -13,7 +13,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from django_quota.engine.operations import text
-from django_quota.stores.redis.connections import ConnectionsByLoop, SyncConnections, pack_command
+from django_quota.engine.resp import pack_command
+from django_quota.stores.redis.connections import ConnectionsByLoop, SyncConnections
 from django_quota.stores.redis.errors import GarbledError
 
 OVERDUE = 2.0

@@ -12,13 +12,13 @@ from redis.exceptions import NoScriptError, ResponseError
 from django_quota.core.clock import SECOND
 from django_quota.core.errors import StoreUnavailable
 from django_quota.engine.operations import Operation
+from django_quota.engine.resp import pack_command
 from django_quota.stores.redis.blocking import BlockingConnections, WakeUpChannel
 from django_quota.stores.redis.breaker import CLOSED, Breaker, probing
 from django_quota.stores.redis.config import options_of
 from django_quota.stores.redis.connections import (
     ConnectionsByLoop,
     SyncConnections,
-    pack_command,
     plain_client,
     sync_client,
 )
@@ -55,17 +55,21 @@ class RedisStore:
         """Whether each server has answered when it was asked last. The caller knows that of a single server."""
         return True
 
+    def is_refusing(self) -> bool:
+        """Say whether the breaker refuses callers now."""
+        return self.breaker.is_refusing()
+
     # --- sync ---------------------------------------------------------------------------------------------------------
 
     def run(self, operation: Operation, now: int | None = None) -> Any:
         """Run an operation; see `Store.run`."""
-        packed = pack_command(command_of(operation, now))
+        packed = operation.evalsha(now)
         probe = self._acquire()
         try:
             try:
                 reply = self._exchange(packed, probe)
             except NoScriptError:
-                reply = self._exchange(pack_command(_in_full(operation, now)), probe)
+                reply = self._exchange(pack_command(operation.in_full(now)), probe)
         except BaseException as error:
             self._note(error, probe)
             if is_passthrough(error):
@@ -134,7 +138,7 @@ class RedisStore:
             pipeline: Any = lent  # redis-py leaves it untyped
             pipeline.execute_command("SCRIPT LOAD", operations[0].script.text)
             for operation in operations:
-                pipeline.execute_command(*command_of(operation, now))
+                pipeline.execute_command(*operation.command(now))
             return list(pipeline.execute()[1:])
 
     def _channel(self, process: str) -> WakeUpChannel:
@@ -166,13 +170,13 @@ class RedisStore:
 
     async def arun(self, operation: Operation, now: int | None = None) -> Any:
         """Run an operation; see `Store.run`."""
-        packed = pack_command(command_of(operation, now))
+        packed = operation.evalsha(now)
         probe = self._acquire()
         try:
             try:
                 return await self._aexchange(packed, probe)
             except NoScriptError:
-                return await self._aexchange(pack_command(_in_full(operation, now)), probe)
+                return await self._aexchange(pack_command(operation.in_full(now)), probe)
         except BaseException as error:
             self._note(error, probe)
             if is_passthrough(error):
@@ -223,17 +227,6 @@ class RedisStore:
         self._connections.close()
         self._blocking.close()
         self._client = None
-
-
-def command_of(operation: Operation, now: int | None) -> list[str | int]:
-    """Return the EVALSHA that runs an operation."""
-    keys, moment = operation.keys, "" if now is None else now
-    return ["EVALSHA", operation.script.sha, len(keys), *keys, moment, *operation.arguments()]
-
-
-def _in_full(operation: Operation, now: int | None) -> list[str | int]:
-    """Return the EVAL that runs it. It brings the script along: a loaded script may be forgotten at once."""
-    return ["EVAL", operation.script.text, *command_of(operation, now)[2:]]
 
 
 def time_of(client: Redis) -> int:
