@@ -9,6 +9,7 @@
 -- reply  compensate_all, flag_known: nothing
 --
 -- What others did meanwhile stays. If it cannot be told apart, less is restored, never more.
+
 local restore, window, bucket = need('restore'), need('fixed_window'), need('token_bucket')
 local WRAP = need('sliding_window').WRAP
 

@@ -1,5 +1,5 @@
 -- decide: decides one plan: any number of hits (a rule for a subject), each with any number of limits; all or nothing.
--- The line of percent signs stands for its modules: the algorithms and the other files that engine/decide.py lists.
+-- The lines of percent signs stand for constants, and for the modules that engine/decide.py lists: the algorithms and others.
 --
 -- KEYS   for each hit, in the plan's order: the status of the subject (a hash); the state of each limit; those of its options
 --        last, if the log is in this slot: the event stream, the index of bans, the stream of bans alone
@@ -12,13 +12,13 @@
 --            tentative check "record_day" (counts them for the day), "compensate <n|-><receipt>,<receipt> ..." (see compensate)
 --        [3] how many events the stream keeps; 0: no events; -1: the log is in another slot, and the caller writes events
 --        then for each hit: the rule's name in the fields of hashes; the rate override that its limits belong to, as it was
---            published ('' for none); the cost, a whole number from 0 up; the share of the limit, in thousandths, that emits "near"
---            (0: never); how many limits
+--            published ('' for none); the cost, a whole number from 0 up; the share of the limit, in thousandths, that emits
+--            "near" (0: never); how many limits
 --          for each limit: the algorithm, the capacity, a, b; for a calendar also c: whole numbers, see the algorithm
 --          then its options in any order, each a word with its arguments, and '' behind the last:
 --            "counted": a refused hit consumes too; "quiet": no events; "value" <digest>: what a limit of values counts
---            "group" <n>: it belongs to the n-th rule that decides for itself alone (a shadow, or one that does not block); without
---              it a refusal refuses the plan
+--            "group" <n>: it belongs to the n-th rule that decides for itself alone (a shadow, or one that does not block);
+--              without it a refusal refuses the plan
 --            "ban" <capacity> <a> <b> <span>,<span>: the sliding window of refusals that leads to a ban, and how long the first,
 --              the second and so on last; KEYS: these refusals
 --            "day" <begins> <ends>: counts the day with these edges; KEYS: its counts
@@ -48,7 +48,7 @@ local emits = ARGV[3] ~= '0'
 local refused, flags = mode == 'record_refusal' and { [0] = true } or nil, nil
 
 -- Redis runs this text anew at each call, and it takes time to make functions and tables. So a module is made when it is first
--- needed, and what is seldom used as well.
+-- needed, and so is a table that is seldom used. The frame itself makes no other function than these two.
 local made, need = {}, nil
 
 local function make(name)

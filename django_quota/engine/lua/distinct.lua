@@ -3,6 +3,7 @@
 -- KEYS   limit.key: a sorted set; score = when the value is forgotten (microseconds), member = its digest
 -- ARGV   capacity; a = window in microseconds; the option "value" of the hit: the digest (none for a peek without one)
 -- reply  peek: allowed, remaining, retry_after, reset, more; consume: remaining, retry_after, reset, more
+
 local function read(limit)
   limit.live = redis.call('ZCOUNT', limit.key, '(' .. integer(now), '+inf')
   local last = redis.call('ZRANGE', limit.key, '-1', '-1', 'WITHSCORES')

@@ -1,10 +1,11 @@
--- events: what a hit leaves behind beside its limits: bans after too many refusals, events. A module of decide, with event_log.
+-- events: what a hit leaves behind beside its limits: bans after too many refusals, events. A module of decide, behind event_log.
 --
--- KEYS   hit.refusals_key: the refusals that lead to a ban, as sliding_window keeps them
+-- KEYS   hit.refusals.key: the refusals that lead to a ban, as sliding_window keeps them
 --        hit.status_key: see subject_status
 --        the log, if it is in this slot: see event_log
 -- ARGV   as decide
 -- reply  emit_near, emit_refused: nothing; they add flags
+
 local has_log = ARGV[3] ~= '-1'
 
 local function subject_of(hit) return string.match(hit.status_key, '{(.-)}') end

@@ -3,6 +3,7 @@
 -- KEYS   limit.key: a string "<count> <end in microseconds>"
 -- ARGV   capacity; a = window in microseconds
 -- reply  peek: allowed, remaining, retry_after, reset, more; consume: remaining, retry_after, reset, more
+
 local function read(limit)
   limit.count, limit.stop = 0, now
   local value = redis.call('GET', limit.key)

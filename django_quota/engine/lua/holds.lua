@@ -9,8 +9,8 @@
 --        hit.status_key: its field d:<rule> is the score of the first hold
 -- ARGV   as decide
 -- reply  hold: notes what the hit has just consumed; settle: replaces it by what was really used; restore_due: restores what is
---        due; credit_due: lets a peek subtract it; foresee: a sliding window without it; missing_limits: the names of limits whose keys restore_due needs;
---        extra_limit: one of those, for its key
+--        due; credit_due: lets a peek subtract it; foresee: a sliding window without it; missing_limits: the names of limits
+--        whose keys restore_due needs; extra_limit: one of those, for its key
 local WRAP, restorers = need('sliding_window').WRAP, need('restore')
 
 -- How many due holds one call restores, and how many a peek takes into account.

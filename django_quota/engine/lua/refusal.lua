@@ -1,4 +1,4 @@
--- refusal: what a hit leaves behind that consumes nothing: it is refused, or its status goes before its limits. A module of decide.
+-- refusal: what a hit leaves behind that is refused, or whose status goes before its limits. A module of decide.
 --
 -- KEYS   as decide
 -- ARGV   as decide

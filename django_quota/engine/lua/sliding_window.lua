@@ -5,6 +5,7 @@
 -- reply  peek: allowed, remaining, retry_after, reset, more; consume: remaining, retry_after, reset, more
 --
 -- What is used is (last total - total before the first live entry): no scan. Totals count modulo 2^52.
+
 local WRAP = 4503599627370496
 
 return {

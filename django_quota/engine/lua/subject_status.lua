@@ -7,8 +7,9 @@
 --          d:<rule>       when the first open hold is due
 --          e:<rule>, w:<rule>  until when no more "refused", "near" events are emitted
 -- ARGV   as decide
--- reply  load: puts hit.status (EXEMPT, BLOCKED, BANNED or nil) and hit.stop (its end, 0 for never) on the hit, and on `retry` why
---        the hit must be sent in another form; shut_out: makes a limit refuse
+-- reply  load: puts hit.status (EXEMPT, BLOCKED, BANNED or nil) and hit.stop (its end, 0 for never) on the hit; why the hit must
+--        be sent in another form, if it must, goes into `retry`. shut_out: makes a limit refuse
+
 -- Returns the mode of an override that is in force now, its end, and the override itself.
 local function in_force(override)
   if not override then return end

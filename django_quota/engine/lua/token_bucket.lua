@@ -9,6 +9,7 @@
 --
 -- A clock that steps back would look like a backlog as long as the step. So a bucket that was written later than now moves
 -- back with the clock, as if the step had been refunded.
+
 local RESTORED_WRAP = 1125899906842624
 
 local function read(limit)
