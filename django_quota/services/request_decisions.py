@@ -77,7 +77,7 @@ def _allow_during_outage(rules: Sequence[Rule]) -> Decision | None:
         return None
     limiter, default = get_limiter(), settings.on_unavailable
     store = limiter.store
-    if not limiter.outages.is_on or not isinstance(store, RedisStore) or not store.breaker.is_refusing():
+    if not limiter.outages.is_on or not isinstance(store, RedisStore) or not store.is_refusing():
         return None
     for rule in rules:
         if (rule.on_unavailable or default) != "allow":

@@ -20,6 +20,7 @@ from tests.api.test_outages import FULL, Clock, Mute, ask, both, clock, heard, m
 from tests.faults.sockets import SocketServer
 from tests.faults.test_interrupted import forks, in_child
 from tests.stores.test_sentinel import behind, sentinel_port
+from tests.support.clusters import Cluster
 from tests.support.stores import PATIENT, caches, current_store
 
 __all__ = ["clock", "mute", "sentinel_port"]
@@ -127,21 +128,10 @@ def test_a_forked_worker_keeps_its_connections_behind_sentinel(sentinel_port: in
 
 
 @forks
-@pytest.mark.parametrize("what", ["table", "moves"])
-def test_a_forked_worker_does_not_wait_for_locks_of_its_parent(what: str) -> None:
-    from django_quota.stores.cluster.attempts import Moves
-    from django_quota.stores.cluster.slots import Address, SlotTable
-
-    here = Address("127.0.0.1", 1)
-    table, moves = SlotTable([here]), Moves(lambda: 1_000.0)
-    held: Any = {"table": table, "moves": moves}[what]
-
-    def work() -> bool:
-        table.learn([], here)
-        return moves.deadline(1) > 0
-
-    with held._lock:
-        assert in_child(work) == 1
+def test_a_forked_worker_of_a_cluster_asks_over_its_own_connections(cluster: Cluster) -> None:
+    assert check("99/m", "user:1").remaining == 98
+    assert in_child(lambda: check("99/m", "user:1").remaining == 97) == 1
+    assert check("99/m", "user:1").remaining == 96
 
 
 def test_plain_commands_skip_a_sentinel_that_hangs(sentinel_port: int, settings: Any) -> None:

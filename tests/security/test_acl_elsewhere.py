@@ -29,7 +29,7 @@ OF_CLUSTER, OF_DATABASE = BESIDES[0].split(), BESIDES[1].split()
 
 
 def test_the_page_names_them() -> None:
-    assert OF_CLUSTER == ["+cluster|slots", "+asking", "+script|load"]
+    assert OF_CLUSTER == ["+cluster|slots", "+asking"]
     assert OF_DATABASE == ["+select"]
 
 
@@ -129,15 +129,16 @@ class TestCluster:
         assert once("event", "warm")
         store: Any = current_store()
         router = store._router
-        for number, server in enumerate(router.table.primaries):
-            router._silent[server] = router._next_probe = 0.0
+        for number, server in enumerate(router.primaries):
+            router._failing[server] = TimeoutError("no answer"), 0.0
+            router._next_probe = 0.0
             assert not store.all_nodes_healthy
             once("event", f"{number}")
             assert store.all_nodes_healthy
         assert self.denied(guarded) == set()
 
     def test_without_the_slots_nothing_is_found(self, guarded: Cluster, settings: Any) -> None:
-        self.be(guarded, settings, "quota-web", "+asking", "+script|load")
+        self.be(guarded, settings, "quota-web", "+asking")
         with pytest.raises(QuotaError):
             once("event", "1")
         assert self.denied(guarded) == {"cluster"}
@@ -146,7 +147,7 @@ class TestCluster:
     def test_without_asking_a_slot_that_moves_is_out_of_reach(
         self, guarded: Cluster, settings: Any, asking: bool
     ) -> None:
-        self.be(guarded, settings, "quota-web", "+cluster|slots", "+script|load", *(["+asking"] if asking else []))
+        self.be(guarded, settings, "quota-web", "+cluster|slots", *(["+asking"] if asking else []))
         assert once("event", "warm")
         (key,) = _operation("event", "moving", 60).keys  # one key: several of them would be told to try again
         source = guarded.owner(key)

@@ -288,4 +288,4 @@ def test_a_view_that_blocks_its_loop_causes_no_outage(
 
     assert sorted(asyncio.run(decide()), reverse=True) == [(True, False)] * 5 + [(False, False)] * 3
     store: Any = current_store()
-    assert not store.breaker.is_open
+    assert not store.is_refusing()

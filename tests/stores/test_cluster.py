@@ -540,6 +540,14 @@ def test_the_options_of_the_pool_hold_for_every_server(cluster: Cluster, setting
         assert not any(threads.map(lambda subject: check("2/m", subject), SUBJECTS))
 
 
+def test_servers_are_reached_at_the_address_that_the_alias_maps_theirs_to(cluster: Cluster, settings: Any) -> None:
+    given = cluster_caches(cluster)
+    given["default"]["OPTIONS"]["REDIS_CLIENT_KWARGS"] = {"address_remap": lambda at: ("localhost", at[1])}
+    settings.CACHES = given
+    assert all(check("2/m", subject) for subject in SUBJECTS)
+    assert sorted(current_store().servers()) == sorted(("localhost", server.port) for server in cluster.servers)
+
+
 def test_metrics_reach_the_server_of_the_systems_keys(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     from django_quota.services.activity import activity
 

@@ -7,19 +7,23 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from django_quota import acheck, check, peek
+from django_quota import acheck, aonce, check, once, peek
 from django_quota.exceptions import StoreUnavailable
 from django_quota.services import overrides
 from django_quota.services.leases import lock
+from django_quota.services.once import _operation
 from django_quota.stores.cluster.slots import Address, slot_of
 from django_quota.stores.cluster.store_cluster import ClusterStore
 from tests.stores.test_cluster_transfers import ACCOUNTS, EACH, Movers, filled, swept, total_of, totals
-from tests.support.clusters import Cluster, can_cluster, running_cluster
+from tests.support.clusters import Cluster, Server, can_cluster, running_cluster, running_server
 from tests.support.commands import wait_until
+from tests.support.ports import free_ports
 from tests.support.stores import cluster_caches, cluster_program, current_store, named, programs
 
 pytestmark = pytest.mark.thorough("topology")
@@ -166,6 +170,53 @@ def test_a_slot_whose_move_never_ends_is_unavailable_in_bounded_time(moving: Clu
     for server in (source, to):
         server.client.execute_command("CLUSTER SETSLOT", slot, "STABLE")
     assert check("3/h", SUBJECT).remaining == 1
+
+
+@contextmanager
+def half_moved(slot: int, source: Server, to: Server) -> Iterator[None]:
+    """Let a slot be on its way: the source has the keys that exist, and sends on what does not."""
+    to.client.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", source.id)
+    source.client.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", to.id)
+    try:
+        yield
+    finally:
+        for server in (source, to):
+            server.client.execute_command("CLUSTER SETSLOT", slot, "STABLE")
+
+
+def event_of(cluster: Cluster, server: Server, number: int = 0) -> str:
+    """Return the name of an event whose only key is on a server."""
+    names = (f"event-{each}" for each in range(1_000))
+    found = [name for name in names if cluster.owner(_operation("a", name, 60).keys[0]) is server]
+    return found[number]
+
+
+def test_a_moving_slot_is_reached_over_any_of_several_connections(moving: Cluster) -> None:
+    """redis-py's async client sends ASKING over another connection than the command, as soon as it has two."""
+    source, to, *_ = moving.servers
+    name = event_of(moving, source)
+
+    async def ask() -> list[bool]:
+        await asyncio.gather(*(aonce("a", event_of(moving, to, number)) for number in range(6)))
+        return [await aonce("a", name) for _ in range(4)]
+
+    with half_moved(slot_of(_operation("a", name, 60).keys[0]), source, to):
+        assert asyncio.run(ask()) == [True, False, False, False]
+        assert not once("a", name)
+
+
+def test_a_slot_that_moves_to_a_new_server_is_reached(moving: Cluster, tmp_path: Path) -> None:
+    source = moving.servers[0]
+    name, (port,) = event_of(moving, source), free_ports(1)
+    assert once("a", event_of(moving, source, 1))  # the table is known
+    with running_server(moving.program, tmp_path, port) as new:
+        new.client.execute_command("CLUSTER MEET", "127.0.0.1", source.port)
+        nodes = "CLUSTER NODES"
+        wait_until(lambda: all(new.id in str(server.client.execute_command(nodes)) for server in moving.servers))
+        wait_until(lambda: new.client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+        with half_moved(slot_of(_operation("a", name, 60).keys[0]), source, new):
+            assert [once("a", name), once("a", name), asyncio.run(aonce("a", name))] == [True, False, False]
+            assert new.client.execute_command("DBSIZE") == 1
 
 
 def test_a_replica_that_is_promoted_is_found_and_the_limit_goes_on(replicated: Cluster) -> None:

@@ -13,9 +13,10 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_quota import acheck, check, peek, quota
+from django_quota.stores.cluster.nodes import Node
 from django_quota.stores.cluster.store_cluster import ClusterStore
 from django_quota.stores.redis.breaker import FAILURES, Breaker
-from django_quota.stores.redis.connections import SyncConnections
+from django_quota.stores.redis.connections import AsyncConnections, SyncConnections
 from tests.api.test_outages import Clock, heard
 from tests.support.clusters import Cluster, Server, running_cluster
 from tests.support.commands import wait_until
@@ -97,20 +98,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Where connections were taken to, sync and async."""
     found: list[int] = []
-    take, acquire = SyncConnections.take, ClusterStore._atrip
+    take, atake = SyncConnections.take, AsyncConnections.take
 
     def taking(connections: SyncConnections, *options: Any, **named: Any) -> Any:
         found.append(1)
         return take(connections, *options, **named)
 
-    async def atrip(store: ClusterStore, node: Any, commands: Any) -> Any:
-        if node.breaker.is_refusing():
-            return await acquire(store, node, commands)
+    async def ataking(connections: AsyncConnections, *options: Any, **named: Any) -> Any:
         found.append(1)
-        return await acquire(store, node, commands)
+        return await atake(connections, *options, **named)
 
     monkeypatch.setattr(SyncConnections, "take", taking)
-    monkeypatch.setattr(ClusterStore, "_atrip", atrip)
+    monkeypatch.setattr(AsyncConnections, "take", ataking)
     return found
 
 
@@ -151,7 +150,7 @@ def test_one_server_of_three_that_hangs_costs_a_few_tries(
     from_table = len(tried)
     assert from_table <= 50
     store: Any = current_store()
-    shut = [address for address in store._nodes._nodes if store._nodes[address].breaker.is_refusing()]
+    shut = [address for address, node in store._router.nodes.items() if node.breaker.is_refusing()]
     assert [address.port for address in shut] == [gone.port]
 
 
@@ -221,17 +220,16 @@ def test_servers_that_hang_hold_up_no_request_for_long(own: Cluster, monkeypatch
     """One trip, and the table from as many as fit into half a second: counted in timeouts, not on the clock."""
     check("900/m", SUBJECTS[0])
     store: Any = current_store()
-    router = store._router
     now = [1_000.0]
-    router._clock = router.table._clock = lambda: now[0]
+    store._router._clock = lambda: now[0]
     trips: list[Any] = []
 
-    def hang(node: Any, commands: Any) -> Any:
+    def hang(node: Node, commands: Any) -> Any:
         trips.append(node.address)
         now[0] += 0.25
         raise TimeoutError("no answer")
 
-    monkeypatch.setattr(store, "_trip", hang)
+    monkeypatch.setattr(Node, "send", hang)
     assert check("900/m", SUBJECTS[0]).degraded
     now[0] += 1
     trips.clear()

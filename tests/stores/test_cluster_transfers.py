@@ -439,10 +439,10 @@ class TestTheSweep:
         assert (COINS.get(one), COINS.get(two)) == (2, 0)
         assert "Resumed 0 interrupted transfers; 1 could not be finished" in told()
         found = json.loads(told(json=True))
-        assert (found["carried"], found["on_the_way"]) == (0, 1)
+        assert (found["transfers_finished"], found["transfers_pending"]) == (0, 1)
         faults.over()
-        assert json.loads(told(json=True, rule="any"))["carried"] == 0
-        assert json.loads(told(json=True))["carried"] == 1
+        assert json.loads(told(json=True, rule="any"))["transfers_finished"] == 0
+        assert json.loads(told(json=True))["transfers_finished"] == 1
         assert (COINS.get(one), COINS.get(two)) == (2, 3)
         assert "left on the route" not in told()
 

@@ -174,7 +174,7 @@ def test_a_call_within_a_probing_block_is_made(kind: str, redis_cache: RedisServ
 @pytest.mark.parametrize("kind", ["run", "commands"])
 def test_a_call_within_a_probing_block_of_a_cluster_server_is_made(kind: str, cluster: Cluster) -> None:
     found: Any = redis_store()
-    node = found._nodes[found.server_of("quota:1:{!}:told:x")]
+    node = found._router.node(found.server_of("quota:1:{!}:told:x"))
     node.breaker = opened(Clock())
     asks_within(kind)
     assert not node.breaker.is_open

@@ -1,160 +1,136 @@
-"""The servers of a Redis Cluster as this process knows them: connections to each, sync and async, and a breaker."""
+"""One server of a Redis Cluster: its connections, sync and async, by the settings of the alias, and its breaker."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from redis import ConnectionPool, Redis, RedisError
-from redis.exceptions import BusyLoadingError
+from redis.exceptions import BusyLoadingError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
 
+from django_quota.engine.resp import pack_command
 from django_quota.stores.cluster.client import base_pool
-from django_quota.stores.cluster.routing import NotSentError
 from django_quota.stores.cluster.slots import Address
 from django_quota.stores.redis.blocking import BlockingConnections
-from django_quota.stores.redis.breaker import Breaker, probing
-from django_quota.stores.redis.connections import ConnectionsByLoop, SyncConnections, async_connections, plain_client
+from django_quota.stores.redis.breaker import CLOSED, Breaker, probing
+from django_quota.stores.redis.connections import (
+    ConnectionsByLoop,
+    SyncConnections,
+    async_connections,
+    plain_client,
+)
 from django_quota.stores.redis.errors import AllInUseError, GarbledError, is_passthrough, is_silence
+
+Command = Sequence[str | int]
+
+
+class NotSentError(RedisConnectionError):
+    """There is no connection to a server, so nothing was sent."""
+
+
+class _Call:
+    """One call of a server. `was_sent`: whether the server may have run something."""
+
+    def __init__(self, probe: int) -> None:
+        self.probe = probe
+        self.was_sent = False
 
 
 class Node:
-    """One server: its connections, by the settings of the alias, and its breaker."""
+    """One server. It raises redis-py's errors: `NotSentError` if the server ran nothing."""
 
     def __init__(self, alias: str, address: Address) -> None:
         self.address = address
-        self._alias = alias
-        pool_of, make = partial(node_pool, at=address), partial(async_connections, at=address)
-        self.connections = SyncConnections(alias, pool_of)
-        self.async_connections = ConnectionsByLoop(alias, make)
-        self.blocking = BlockingConnections(SyncConnections(alias, pool_of), ConnectionsByLoop(alias, make))
         self.breaker = Breaker()
-        self._client: Redis | None = None
+        self._alias = alias
+        self._pool, make = partial(_node_pool, at=address), partial(async_connections, at=address)
+        self._connections = SyncConnections(alias, self._pool)
+        self._async_connections = ConnectionsByLoop(alias, make)
+        self.blocking = BlockingConnections(SyncConnections(alias, self._pool), ConnectionsByLoop(alias, make))
+        self._plain: Redis | None = None
 
     @contextmanager
-    def commands(self) -> Iterator[Redis]:
-        """Lend a client for plain commands on this server alone. Raises redis-py's errors."""
-        probe = self.acquire()
-        if self._client is None:
-            self._client = plain_client(Redis(connection_pool=node_pool(self._alias, self.address)))
-        try:
-            with probing(probe):
-                yield self._client
-        except (RedisError, OSError) as error:
-            self.lost(error, probe)
-            raise
-        except BaseException:
-            self.breaker.release(probe)
-            raise
-        self.breaker.succeeded()
-
-    def acquire(self) -> int:
-        """Return what the breaker gives. Raises `NotSentError` if it refuses."""
+    def _call(self, errors: type[BaseException] | tuple[type[BaseException], ...] = Exception) -> Iterator[_Call]:
+        """Ask the breaker, and tell it how the call ends. `errors`: those that are the server's."""
         probe = self.breaker.acquire()
         if probe is None:
             raise NotSentError(f"{self.address} does not answer")
-        return probe
+        call = _Call(probe)
+        try:
+            yield call
+        except BaseException as error:
+            if is_passthrough(error) or not isinstance(error, errors):
+                self.breaker.release(probe)
+                raise
+            is_loading = isinstance(error, BusyLoadingError)
+            if is_loading or isinstance(error, AllInUseError) or (call.was_sent and not is_silence(error)):
+                self.breaker.release(probe)
+            else:
+                self.breaker.failed(probe)
+            if is_loading or not call.was_sent:
+                raise NotSentError(f"{self.address}: {error}") from error
+            if not isinstance(error, (RedisError, OSError)):
+                raise GarbledError(f"{self.address}: {error!r}") from error
+            raise
+        self.breaker.succeeded()
 
-    def not_sent(self, error: BaseException, probe: int) -> None:
-        """Note that there was no connection to the server. Raises `NotSentError`, unless the caller ended the call."""
-        if is_passthrough(error):
-            self.breaker.release(probe)
-            return
-        if isinstance(error, AllInUseError):
-            self.breaker.release(probe)
-        else:
-            self.breaker.failed(probe)
-        raise NotSentError(f"{self.address}: {error}") from error
+    @contextmanager
+    def commands(self) -> Iterator[Redis]:
+        """Lend a client for plain commands on this server alone."""
+        with self._call((RedisError, OSError)) as call, probing(call.probe):
+            call.was_sent = True
+            if self._plain is None:
+                self._plain = plain_client(Redis(connection_pool=self._pool(self._alias)))
+            yield self._plain
 
-    def lost(self, error: BaseException, probe: int) -> None:
-        """Note that the server did not answer. Raises `NotSentError` if it said that it did nothing."""
-        if is_passthrough(error):
-            self.breaker.release(probe)
-            return
-        if isinstance(error, BusyLoadingError):
-            self.breaker.release(probe)
-            raise NotSentError(f"{self.address} is loading its keys") from error
-        if is_silence(error):
-            self.breaker.failed(probe)
-        else:
-            self.breaker.release(probe)
-        if not isinstance(error, (RedisError, OSError)):
-            raise GarbledError(f"{self.address}: {error!r}") from error
+    def send(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands and read their replies: one round trip, never repeated. An error reply is returned."""
+        with self._call() as call:
+            connection = self._connections.take(is_refusing=self._refusal(call))
+            call.was_sent = True
+            try:
+                connection.send_packed_command((b"".join(map(pack_command, commands)),))
+                replies = [_read(connection) for _ in commands]
+            except BaseException:
+                self._connections.drop(connection)  # a reply may still be under way: the next call must not read it
+                raise
+            self._connections.release(connection)
+        return replies
+
+    async def asend(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands and read their replies; see `send`."""
+        connections = await self._async_connections.get()
+        with self._call() as call:
+            connection = await connections.take(is_refusing=self._refusal(call))
+            call.was_sent = True
+            replies = await connections.exchange(connection, b"".join(map(pack_command, commands)), len(commands))
+            connections.release(connection)
+        return replies
+
+    def _refusal(self, call: _Call) -> Callable[[], bool] | None:
+        return self.breaker.is_refusing if call.probe == CLOSED else None
 
     def close(self) -> None:
-        """Close idle connections."""
-        self.connections.close()
+        """Close idle connections; an event loop closes its own."""
+        self._connections.close()
         self.blocking.close()
-        if self._client is not None:
-            self._client.close()
-            self._client.connection_pool.disconnect()
-            self._client = None
+        if self._plain is not None:
+            self._plain.connection_pool.disconnect()
+            self._plain = None
 
 
-class AllBreakers(Breaker):
-    """The breakers of all servers as one. It never opens itself, and refuses while all of them refuse."""
-
-    __slots__ = ("_are_refusing",)
-
-    def __init__(self, are_refusing: Callable[[], bool]) -> None:
-        super().__init__()
-        self._are_refusing = are_refusing
-
-    def is_refusing(self) -> bool:
-        """Say whether every server would refuse a caller now."""
-        return self._are_refusing()
+def _read(connection: Any) -> Any:
+    """Read a reply. An error reply is returned, because the other replies must still be read."""
+    try:
+        return connection.read_response()
+    except ResponseError as error:
+        return error
 
 
-SPARE = 16
-"""Servers that are kept in addition to twice the number that the Cluster has: addresses change, and servers leave."""
-
-
-class Nodes:
-    """The servers that were asked, made when they are first needed. `known`: returns those of the Cluster.
-
-    Servers that have left are dropped when there are many of them: a process lives for months, and addresses change.
-    """
-
-    def __init__(
-        self, alias: str, known: Callable[[], Collection[Address]], make: Callable[[str, Address], Node] = Node
-    ) -> None:
-        self._alias = alias
-        self._known = known
-        self._make = make
-        self._nodes: dict[Address, Node] = {}
-
-    def __getitem__(self, address: Address) -> Node:
-        node = self._nodes.get(address)
-        if node is None:
-            self._drop_unknown(address)
-            node = self._nodes.setdefault(address, self._make(self._alias, address))
-        return node
-
-    def __len__(self) -> int:
-        return len(self._nodes)
-
-    def are_refusing(self, addresses: Collection[Address]) -> bool:
-        """Say whether all of these servers refuse callers now; False if there are none."""
-        nodes = [self._nodes.get(address) for address in addresses]
-        return bool(nodes) and all(node is not None and node.breaker.is_refusing() for node in nodes)
-
-    def _drop_unknown(self, wanted: Address) -> None:
-        known = {*self._known(), wanted}
-        if len(self._nodes) < 2 * len(known) + SPARE:
-            return
-        for address in [address for address in list(self._nodes) if address not in known]:
-            node = self._nodes.pop(address, None)
-            if node is not None:
-                node.close()
-
-    def close(self) -> None:
-        """Close idle connections to all of them."""
-        for node in list(self._nodes.values()):
-            node.close()
-
-
-def node_pool(alias: str, at: Address) -> Any:
+def _node_pool(alias: str, at: Address) -> ConnectionPool:
     """Return a pool of connections to one server, by the settings of an alias."""
     base = base_pool(alias)
     options = {**base.connection_kwargs, "host": at.host, "port": at.port}

@@ -1,22 +1,32 @@
 """How a command finds its server in a Redis Cluster: which server it is sent to, and what follows from the answer.
 
-A route is a generator of round trips and sleeps, so the sync and the async driver share it. A server that answers
-MOVED, ASK, TRYAGAIN, CLUSTERDOWN, READONLY or NOSCRIPT has not run the command, so it is sent again. A command that was
-sent and never answered may have been run, so it is not sent again.
+A server that answers MOVED, ASK, TRYAGAIN, CLUSTERDOWN, READONLY or NOSCRIPT has not run the command, so it is sent
+again. A command that was sent and never answered may have been run, so it is not sent again.
+
+redis-py's cluster clients cannot do this for a limiter. The async one sends ASKING and the command over two connections
+as soon as it has two, so it does not reach a slot that is moving. In the sync one, all threads that meet a silent
+server wait for each other. Neither remaps the address in MOVED and ASK.
 """
 
 from __future__ import annotations
 
+import asyncio
+import random
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
+from django_quota.core.flow import Flow, IOCall
 from django_quota.engine.operations import Script
-from django_quota.stores.cluster.attempts import NOT_THERE, Attempt, Moves, Refusal
-from django_quota.stores.cluster.slots import Address, SlotTable
+from django_quota.stores.cluster.nodes import Command, Node, NotSentError
+from django_quota.stores.cluster.slots import Address, Remap, redirect_target, slot_owners
+
+REFRESH_INTERVAL = 0.1
+"""The least time in seconds between two readings of the slot table."""
 
 READ_WITHIN = 0.5
 """Seconds after which no further server is asked for the table, if the others did not answer."""
@@ -24,44 +34,22 @@ READ_WITHIN = 0.5
 PROBE_INTERVAL = 2.0
 """Seconds between two probes of servers that failed. On a quiet site, no other command may go there for long."""
 
-Command = Sequence[str | int]
+MOVE_TIMEOUT = 2.0
+"""Seconds for which a command to a moving slot is tried. After that, nobody waits for this slot for as long."""
+
+FIRST_SLEEP, MAX_SLEEP = 0.002, 0.05
+"""Seconds before a command to a moving slot is tried again; each sleep is twice as long as the one before."""
+
+MAX_HOPS = 16
+"""Servers that a command is sent to without a sleep. If there are more, the servers name each other in a circle."""
+
+MAX_GONE = 16
+"""Servers that have left and are kept: a process lives for months, and addresses change."""
 
 PROBE: Command = ("EVAL", "return 1", 0)
 """A script needs no permission beyond those of a decision, and a server that still loads its keys refuses it."""
 
 ASKING: Command = ("ASKING",)
-
-
-class RoundTrip(NamedTuple):
-    """Send these commands to a server together. The result is a reply for each, which may be a `ResponseError`."""
-
-    at: Address
-    commands: Sequence[Command]
-
-
-class Sleep(NamedTuple):
-    """Sleep for some seconds."""
-
-    seconds: float
-
-
-Route = Generator[RoundTrip | Sleep, Any, Any]
-"""The driver sends the result of each step into it, or throws the error: `NotSentError` if nothing was sent."""
-
-
-Where = tuple[Address, Sequence[Command]]
-"""The server of a command, and the commands that are sent before it."""
-
-
-class NotSentError(RedisConnectionError):
-    """There is no connection to a server, so nothing was sent."""
-
-
-class _Refused(NamedTuple):
-    """The server that did not run a command, and its answer."""
-
-    by: Address
-    error: ResponseError
 
 
 class SlotCommand(NamedTuple):
@@ -72,239 +60,229 @@ class SlotCommand(NamedTuple):
     script: Script | None = None
 
 
-class Router:
-    """Finds the routes of commands by a slot table. `clock`: returns seconds and never goes back."""
+@dataclass
+class _Attempt:
+    """How a command is sent next, and how often and how long it was tried."""
 
-    def __init__(self, table: SlotTable, clock: Callable[[], float] = time.monotonic) -> None:
-        self.table = table
-        self._clock = clock
-        self._moves = Moves(clock)
-        self._silent: dict[Address, float] = {}
-        """The servers that did not answer their last command, and when that was."""
-        self._unfit: set[Address] = set()
-        """The servers that answered their last command with an error."""
-        self._ownerless: set[int] = set()
-        """Slots that a command needed and no server had."""
-        self._next_probe = 0.0
+    server: Address | None
+    command: Command
+    before: Sequence[Command] = ()
+    hops: int = 0
+    deadline: float = 0.0
+    sleep: float = FIRST_SLEEP
+
+
+class Router:
+    """Finds the server of each command, for any thread and event loop.
+
+    `seeds`: the servers to ask first. `make`: makes the node of an address. `clock`: returns seconds and never goes
+    back. The flows raise redis-py's errors.
+    """
+
+    def __init__(
+        self,
+        seeds: Sequence[Address],
+        make: Callable[[Address], Node],
+        remap: Remap | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._seeds, self._make, self._remap, self._clock = seeds, make, remap, clock
+        self.nodes: dict[Address, Node] = {}
+        self.primaries: list[Address] = []
+        """All servers with slots, each once."""
+        self._owners: dict[int, Address] = {}
+        """The slot table. It may be out of date: a server that no longer has a slot names the one that has it."""
+        self.is_doubtful = True
+        """Whether the table should be read again."""
+        self._read_at = self._next_probe = clock() - REFRESH_INTERVAL
+        self._failing: dict[Address, tuple[Exception, float]] = {}
+        """The servers that did not run their last command, why, and since when."""
+        self._stuck: dict[int, float] = {}
+        """Until when nobody waits for a slot, because its move took too long."""
 
     @property
     def all_nodes_healthy(self) -> bool:
         """Whether every server with slots has run its last command."""
-        if not self._silent and not self._unfit and not self._ownerless:
-            return True
-        for server in {*self._silent, *self._unfit} - self.table.known:
-            self._has_done(server)
-        self._ownerless = {slot for slot in list(self._ownerless) if self.table.owner(slot) is None}
-        return not self._ownerless and not any(map(self._is_failing, self.table.primaries))
+        return not any(server in self._failing for server in self.primaries)
 
-    def _is_failing(self, server: Address) -> bool:
-        return server in self._silent or server in self._unfit
+    def is_refusing(self) -> bool:
+        """Say whether the breakers of all servers refuse callers now."""
+        nodes = [self.nodes.get(address) for address in self.primaries or self._seeds]
+        return all(node is not None and node.breaker.is_refusing() for node in nodes)
 
-    def _has_failed(self, server: Address, error: Exception) -> None:
-        self._has_done(server)
-        if isinstance(error, ResponseError):
-            self._unfit.add(server)
-        else:
-            self._silent[server] = self._clock()
+    def owner(self, slot: int) -> Address | None:
+        """Return the server of a slot by the table; None if it is not known."""
+        return self._owners.get(slot)
 
-    def _has_done(self, server: Address) -> None:
-        self._silent.pop(server, None)
-        self._unfit.discard(server)
+    def node(self, address: Address) -> Node:
+        """Return the node of an address, made when it is first needed."""
+        return self.nodes.get(address) or self.nodes.setdefault(address, self._make(address))
 
-    # --- one command --------------------------------------------------------------------------------------------------
+    # --- commands -----------------------------------------------------------------------------------------------------
 
-    def reach(self, asked: SlotCommand, refused: _Refused | None = None) -> Route:
-        """Return (as the route's result) the reply to a command.
+    def reach(self, asked: Sequence[SlotCommand]) -> Flow[list[Any]]:
+        """Return the replies to commands: one round trip for each server, if no slot is moving.
 
-        `refused`: the earlier answer of a server that did not run it. Raises redis-py's errors: `ResponseError` for an
-        error that another attempt does not change, others if no server answers.
+        A command that fails does not stop those of other slots. Raises the first error at the end.
         """
-        where: Where = (yield from self.server_of(asked.slot)), ()
-        attempt = Attempt(where[0])
-        try:
-            if refused is not None:
-                where = yield from self._follow(asked, attempt, (refused.by, ()), refused.error)
-            return (yield from self._reached(asked, attempt, where))
-        except (RedisError, OSError) as error:
-            self._has_failed(attempt.server, error)
-            raise
+        by_server: dict[Address | None, list[int]] = {}
+        for number, each in enumerate(asked):
+            by_server.setdefault((yield from self.up_to_date_owner(each.slot)), []).append(number)
+        replies: list[Any] = [None] * len(asked)
+        failed: dict[int, Exception] = {}
+        for server, numbers in by_server.items():
+            found = yield from self._send(server, [asked[number].command for number in numbers])
+            for number, reply in zip(numbers, found, strict=True):
+                each = asked[number]
+                if not isinstance(reply, Exception):
+                    replies[number] = reply
+                elif each.slot not in failed:
+                    try:
+                        replies[number] = yield from self._follow(each, server, reply)
+                    except (RedisError, OSError) as error:
+                        failed[each.slot] = error
+        if failed:
+            raise next(iter(failed.values()))
+        return replies
 
-    def _reached(self, asked: SlotCommand, attempt: Attempt, where: Where) -> Route:
-        """Return the reply of the server that runs a command. `where`: the server that it is sent to first."""
-        while True:
-            attempt.server = where[0]
-            server, before = where
-            try:
-                *_, reply = yield RoundTrip(server, [*before, asked.command])
-            except NotSentError as error:
-                attempt.hop()
-                where = (yield from self._instead_of(server, asked.slot, error)), ()
-            except BaseException:
-                self.table.doubt()
-                raise
-            else:
-                if not isinstance(reply, ResponseError):
-                    if attempt.has_waited:
-                        self._moves.succeeded(asked.slot)
-                    if self._silent or self._unfit:
-                        self._has_done(server)
-                    return reply
-                where = yield from self._follow(asked, attempt, where, reply)
-
-    def _follow(self, asked: SlotCommand, attempt: Attempt, where: Where, error: ResponseError) -> Route:
-        """Return where a command goes next after a server did not run it. Raises the error if no other server can."""
-        server, answer = where[0], Refusal.of(error)
-        if answer.word == "TRYAGAIN" and (pause := attempt.next_sleep(self._moves, asked.slot, self._clock())):
-            yield Sleep(pause)
-            return (yield from self.server_of(asked.slot)), ()
-        attempt.hop()
-        if answer.word == "NOSCRIPT" and asked.script is not None:
-            yield RoundTrip(server, [("SCRIPT", "LOAD", asked.script.text)])
-            return where
-        if answer.word in ("MOVED", "ASK"):
-            named = answer.address(server)
-            if named is None:
-                return (yield from self._instead_of(server, asked.slot, error)), ()
-            if answer.word == "MOVED":
-                return self.table.moved(asked.slot, named), ()
-            return self.table.reached(named), (ASKING,)
-        if answer.word in NOT_THERE:
-            return (yield from self._instead_of(server, asked.slot, error)), ()
-        raise error
-
-    def server_of(self, slot: int) -> Route:
-        """Return (as the route's result) the server of a slot. Raises redis-py's `ConnectionError` if there is none."""
-        if self._silent or self._ownerless:
-            yield from self._probe_silent()
-        if self.table.is_due:
-            yield from self._refresh()
-        server = self.table.owner(slot)
-        if server is None and not self.table.primaries:
-            yield from self._refresh()
-            server = self.table.owner(slot)
+    def _send(self, server: Address | None, commands: Sequence[Command]) -> Flow[list[Any]]:
+        """Send commands to a server in one round trip. Return the replies, with errors in place of missing ones."""
         if server is None:
-            self._ownerless.add(slot)
-            self.table.doubt()
-            raise RedisConnectionError(f"no server of the cluster has slot {slot}")
+            return [NotSentError("no server of the cluster has the slot")] * len(commands)
+        node = self.node(server)
+        try:
+            replies: list[Any] = yield IOCall(node.send, node.asend, commands)
+        except (RedisError, OSError) as error:
+            self.is_doubtful = True
+            return [error] * len(commands)
+        if self._failing and not isinstance(replies[-1], Exception):
+            self._failing.pop(server, None)
+        return replies
+
+    def _follow(self, asked: SlotCommand, server: Address | None, reply: Any) -> Flow[Any]:
+        """Return the reply of the server that runs a command, which `server` did not. Raises the last error."""
+        attempt = _Attempt(server, asked.command)
+        while isinstance(reply, Exception):
+            try:
+                yield from self._redirect(asked, attempt, reply)
+            except (RedisError, OSError) as error:
+                if attempt.server is not None:
+                    self._failing[attempt.server] = error, self._clock()
+                raise
+            (*_, reply) = yield from self._send(attempt.server, [*attempt.before, attempt.command])
+        return reply
+
+    def _redirect(self, asked: SlotCommand, attempt: _Attempt, error: Exception) -> Flow[None]:
+        """Decide how a command is sent next. Raises the error if no other attempt can change it."""
+        code, server = _code_of(error), attempt.server
+        attempt.hops += 1
+        if attempt.hops > MAX_HOPS:
+            raise RedisConnectionError("the servers of the cluster send a command to each other")
+        if code == "NOSCRIPT" and asked.script is not None and attempt.command[0] == "EVALSHA":
+            attempt.command = ("EVAL", asked.script.text, *asked.command[2:])
+            return
+        attempt.before = ()
+        if code in ("MOVED", "ASK") and server is not None:
+            attempt.server = redirect_target(error, server, self._remap)
+            if code == "ASK":
+                attempt.before = (ASKING,)
+            else:
+                self._owners[asked.slot] = attempt.server
+                self.is_doubtful = True  # one slot seldom comes alone
+            return
+        if code == "TRYAGAIN":
+            yield from self._wait(asked.slot, attempt, error)
+            attempt.server = yield from self.up_to_date_owner(asked.slot)
+            return
+        if code in ("CLUSTERDOWN", "MASTERDOWN", "READONLY") or isinstance(error, NotSentError):
+            self.is_doubtful = True  # another server may have the slot by now
+            attempt.server = (yield from self.up_to_date_owner(asked.slot)) or server
+        if attempt.server == server:
+            raise error
+
+    def _wait(self, slot: int, attempt: _Attempt, error: Exception) -> Flow[None]:
+        """Sleep before the next attempt at a moving slot. Raises the error if there is no time left."""
+        now = self._clock()
+        if not attempt.deadline:
+            attempt.deadline = now if now < self._stuck.get(slot, now) else now + MOVE_TIMEOUT
+        elif now >= attempt.deadline:
+            self._stuck[slot] = now + MOVE_TIMEOUT
+        if now >= attempt.deadline:
+            raise error
+        yield IOCall(time.sleep, asyncio.sleep, min(attempt.sleep, attempt.deadline - now))
+        attempt.sleep, attempt.hops = min(2 * attempt.sleep, MAX_SLEEP), 0
+
+    # --- servers ------------------------------------------------------------------------------------------------------
+
+    def server_of(self, slot: int) -> Flow[Address]:
+        """Return the server of a slot. Raises redis-py's `ConnectionError` if there is none."""
+        server = yield from self.up_to_date_owner(slot)
+        if server is None:
+            raise NotSentError(f"no server of the cluster has slot {slot}")
         return server
 
-    def _instead_of(self, server: Address, slot: int, error: Exception) -> Route:
-        """Return the new server of a slot that its server does not serve. Raises the error if it is the same server."""
-        self.table.doubt()
-        if self.table.is_due:
-            yield from self._refresh()
-        now = self.table.owner(slot)
-        if now is None or now == server:
-            self.table.doubt()
-            raise error
-        return now
+    def up_to_date_owner(self, slot: int) -> Flow[Address | None]:
+        """Return the server of a slot; read the table before, if that is due."""
+        if self._failing:
+            yield from self._probe()
+        yield from self.refresh()
+        server = self.owner(slot)
+        self.is_doubtful = self.is_doubtful or server is None
+        return server
 
-    def _probe_silent(self) -> Route:
-        """Find out, at most once an interval, whether a server that failed answers again, or was replaced.
+    def _probe(self) -> Flow[None]:
+        """Find out, at most once an interval, whether a server that was silent answers again, or was replaced.
 
-        A server that was replaced is not in the table any more when it is read again. A server that is back runs the
-        script of the probe.
+        A server that was replaced is not in the table any more when it is read again.
         """
         now = self._clock()
         if now < self._next_probe:
             return
-        self._next_probe = now + PROBE_INTERVAL
-        self.table.doubt()
-        asked_at = {server: self._silent.get(server, now) for server in self.table.primaries}
-        server = min(asked_at, key=asked_at.__getitem__, default=None)
-        if server is None or now - asked_at[server] < PROBE_INTERVAL:
+        self._next_probe, self.is_doubtful = now + PROBE_INTERVAL, True
+        for server, (error, since) in sorted(self._failing.copy().items(), key=lambda each: each[1][1]):
+            is_silent = not isinstance(error, ResponseError)
+            if is_silent and server in self.primaries and since <= now - PROBE_INTERVAL:
+                self._failing[server] = error, now  # the next probe goes to another one
+                yield from self._send(server, [PROBE])
+                return
+
+    def refresh(self) -> Flow[None]:
+        """Read the table from the first server that answers, if that is due or nothing is known yet."""
+        now = self._clock()
+        if self.primaries and not (self.is_doubtful and now >= self._read_at + REFRESH_INTERVAL):
             return
-        self._silent[server] = now  # other callers probe another server
-        try:
-            (reply,) = yield RoundTrip(server, [PROBE])
-        except (RedisError, OSError):
-            return  # it stays silent
-        if not isinstance(reply, ResponseError):
-            self._silent.pop(server, None)
-
-    def _refresh(self) -> Route:
-        """Read the table from the first server that answers."""
-        self.table.begin_reading()
-        error: Exception = RedisConnectionError("no server of the cluster is known")
-        deadline = self._clock() + READ_WITHIN
-        for source in sorted(self.table.sources, key=self._is_failing):
-            if self._clock() >= deadline:  # several hang: the next reading starts with the others
-                break
+        self._read_at = now  # other callers use the old table meanwhile
+        error: Exception = NotSentError("no server of the cluster is known")
+        known = {*self.primaries, *self._seeds}
+        sources = random.sample(sorted(known), len(known))  # one that is cut off has an old table
+        for source in sorted(sources, key=self._failing.__contains__):
+            node = self.node(source)
             try:
-                (reply,) = yield RoundTrip(source, [("CLUSTER", "SLOTS")])
-                if isinstance(reply, ResponseError):
-                    error = reply
-                elif reply:
-                    self.table.learn(reply, source)
-                    return
+                (reply,) = yield IOCall(node.send, node.asend, [("CLUSTER", "SLOTS")])
+                if not isinstance(reply, ResponseError):
+                    return self._learn(slot_owners(reply, source, self._remap))
+                error = reply
             except (RedisError, OSError) as failed:
-                self._has_failed(source, failed)
-                error = failed
-        if self.table.primaries:
-            return  # the old table may still be right
-        raise error
+                self._failing[source], error = (failed, self._clock()), failed
+            if self._clock() >= now + READ_WITHIN:  # several hang: the next reading may start with the others
+                break
+        if not self.primaries:
+            raise error  # otherwise the old table may still be right
 
-    def refreshed(self) -> Route:
-        """Read the table if that is due, or if it is empty."""
-        if self.table.is_due or not self.table.primaries:
-            yield from self._refresh()
+    def _learn(self, owners: dict[int, Address]) -> None:
+        self._owners, self.primaries, self.is_doubtful = owners, sorted(set(owners.values())), False
+        for server in set(self._failing).difference(self.primaries):
+            self._failing.pop(server, None)
+        gone = set(self.nodes).difference(self.primaries, self._seeds)
+        for server in gone if len(gone) > MAX_GONE else ():
+            node = self.nodes.pop(server, None)
+            if node is not None:
+                node.close()
 
-    # --- several at once ----------------------------------------------------------------------------------------------
 
-    def reach_all(self, asked: Sequence[SlotCommand]) -> Route:
-        """Return (as the route's result) the replies to commands: one round trip for each server, if no slot is moving.
-
-        A command that fails does not stop the others: its error is raised at the end.
-        """
-        if len(asked) == 1:
-            return [(yield from self.reach(asked[0]))]
-        failed: dict[int, Exception] = {}
-        """By slot, the error for which its commands are not sent (again)."""
-        found: dict[int, Any] = {}
-        for server, numbers in (yield from self._by_server(asked, failed)).items():
-            found.update((yield from self._together(server, numbers, asked)))
-        for number, one in enumerate(asked):
-            known = found.get(number)
-            if isinstance(known, Exception):
-                failed[one.slot] = known
-            elif one.slot not in failed and (number not in found or isinstance(known, _Refused)):
-                try:
-                    found[number] = yield from self.reach(one, known)
-                except (RedisError, OSError) as error:
-                    failed[one.slot] = error
-        if failed:
-            raise next(iter(failed.values()))
-        return [found[number] for number in range(len(asked))]
-
-    def _by_server(self, asked: Sequence[SlotCommand], failed: dict[int, Exception]) -> Route:
-        """Return the numbers of commands by the server of their slot. Slots without a server go into `failed`.
-
-        Raises the error if no server is known at all.
-        """
-        found: dict[Address, list[int]] = {}
-        for number, one in enumerate(asked):
-            if one.slot in failed:
-                continue
-            try:
-                server = yield from self.server_of(one.slot)
-            except (RedisError, OSError) as error:
-                if not self.table.primaries:  # each command would read the table again
-                    raise
-                failed[one.slot] = error
-            else:
-                found.setdefault(server, []).append(number)
-        return found
-
-    def _together(self, server: Address, numbers: Sequence[int], asked: Sequence[SlotCommand]) -> Route:
-        """Send commands to a server; return by number the reply, the refusal, or the error of the round trip."""
-        try:
-            replies = yield RoundTrip(server, [asked[number].command for number in numbers])
-        except NotSentError:
-            return {}
-        except (RedisError, OSError) as error:
-            self.table.doubt()
-            self._has_failed(server, error)
-            return dict.fromkeys(numbers, error)
-        self._has_done(server)
-        pairs = zip(numbers, replies, strict=True)
-        return {n: _Refused(server, reply) if isinstance(reply, ResponseError) else reply for n, reply in pairs}
+def _code_of(error: Exception) -> str:
+    """Return the first word of an error reply, such as MOVED. redis-py has classes for some, and removes the word."""
+    words = str(error)
+    if type(error) is not ResponseError:
+        return type(error).__name__.removesuffix("Error").upper()
+    return "READONLY" if "READONLY" in words else words.partition(" ")[0]  # Redis 6 wraps the error of a script

@@ -1,39 +1,51 @@
 """The Redis store over a Cluster: each operation goes to the server that has its keys.
 
-`engine.scatter` splits an operation whose keys are in several slots, and `routing` finds the server of each command.
-This module drives both, sync and async.
+`engine.scatter` splits an operation whose keys are in several slots, `routing` finds the server of each command, and
+`nodes` sends it.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from redis import Redis, RedisError
-from redis.exceptions import ResponseError
+from redis.exceptions import AskError
 
-from django_quota.core.errors import ConfigurationError
-from django_quota.core.flow import run_async, run_sync
+from django_quota.core.errors import ConfigurationError, QuotaError, StoreUnavailable
+from django_quota.core.flow import Flow, run_async, run_sync
 from django_quota.engine.operations import Operation
-from django_quota.engine.resp import pack_command
 from django_quota.engine.scatter import scatter
 from django_quota.stores.cluster.client import is_cluster, remap_of, seeds
-from django_quota.stores.cluster.cluster_errors import translated, translated_around_caller
-from django_quota.stores.cluster.node_keys import SYSTEM_SLOT, SYSTEM_TAG, NodeKeys, node_keys
-from django_quota.stores.cluster.nodes import AllBreakers, Node, Nodes
-from django_quota.stores.cluster.routing import Command, RoundTrip, Route, Router, Sleep, SlotCommand
-from django_quota.stores.cluster.slots import SlotTable, pairs, slot_of
+from django_quota.stores.cluster.node_keys import SYSTEM_SLOT, SYSTEM_TAG, name_on, node_keys
+from django_quota.stores.cluster.nodes import Node
+from django_quota.stores.cluster.routing import Router, SlotCommand
+from django_quota.stores.cluster.slots import slot_of
+from django_quota.stores.redis import errors
 from django_quota.stores.redis.blocking import WakeUpChannel
-from django_quota.stores.redis.breaker import CLOSED
 from django_quota.stores.redis.config_checks import alias_problem
 from django_quota.stores.redis.store import RedisStore, Server
 from django_quota.stores.wait_queue import WaitQueue
 
 BATCH_SIZE = 200
 """Operations in one round trip, at most."""
+
+
+def _translate_error(error: BaseException) -> QuotaError:
+    """Return our error for one of redis-py or of the socket."""
+    if isinstance(error, AskError):  # and MOVED: the answer to a plain command, which is not sent to another server
+        return StoreUnavailable(f"a slot is moving to another server: {error}")
+    if "ClusterCrossSlot" in type(error).__name__ or "CROSSSLOT" in str(error):
+        return ConfigurationError(
+            "The keys of a command are in several slots of a Redis Cluster, which runs it in one slot or not at all.",
+            "Keys with the same part in braces are in one slot.",
+        )
+    return errors.translate_error(error)
+
+
+_translated = partial(errors.translated, _translate_error)
 
 
 class ClusterStore(RedisStore):
@@ -45,13 +57,7 @@ class ClusterStore(RedisStore):
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
-        self._nodes = Nodes(alias, lambda: self._router.table.known)
-        self.breaker = AllBreakers(self.are_all_refusing)
-        self._node_keys = NodeKeys(self._table)
         self.wait_queue = WaitQueue(self.run, self._channel)
-
-    def _table(self) -> SlotTable:
-        return self._router.table
 
     @property
     def _router(self) -> Router:
@@ -60,7 +66,7 @@ class ClusterStore(RedisStore):
             problem = alias_problem(self.alias)
             if problem is not None:
                 raise ConfigurationError(problem.message, problem.hint)
-            made = Router(SlotTable(seeds(self.alias), remap_of(self.alias)))
+            made = Router(seeds(self.alias), partial(Node, self.alias), remap_of(self.alias))
             known = vars(self).setdefault("known_router", made)  # two threads get the same one
         return known
 
@@ -69,10 +75,9 @@ class ClusterStore(RedisStore):
         """Whether every server has run its last command."""
         return self._router.all_nodes_healthy
 
-    def are_all_refusing(self) -> bool:
+    def is_refusing(self) -> bool:
         """Say whether the breakers of all servers refuse callers now."""
-        table = self._router.table
-        return self._nodes.are_refusing(table.primaries or table.known)
+        return self._router.is_refusing()
 
     # --- sync ---------------------------------------------------------------------------------------------------------
 
@@ -82,43 +87,13 @@ class ClusterStore(RedisStore):
 
     def run_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
         """Run operations of one slot each. Each is atomic, all together are not."""
-        replies = []
-        with translated():
-            for route in self._routes(operations, now):
-                replies += run_sync(route, self._step)
-        return replies
+        with _translated():
+            return run_sync(self._reach(_slot_commands(operations, now)))
 
-    def _routes(self, operations: Sequence[Operation], now: int | None) -> Iterator[Route]:
-        """Yield the routes of operations, `BATCH_SIZE` at a time."""
-        asked = [SlotCommand(slot_of(each.keys[0]), each.command(now), each.script) for each in operations]
+    def _reach(self, asked: Sequence[SlotCommand]) -> Flow[list[Any]]:
+        replies: list[Any] = []
         for first in range(0, len(asked), BATCH_SIZE):
-            yield self._router.reach_all(asked[first : first + BATCH_SIZE])
-
-    def _step(self, step: RoundTrip | Sleep) -> Any:
-        if isinstance(step, Sleep):
-            time.sleep(step.seconds)
-            return None
-        return self._trip(self._nodes[step.at], step.commands)
-
-    def _trip(self, node: Node, commands: Sequence[Command]) -> list[Any]:
-        """Send commands to one server and read their replies: one round trip, never repeated."""
-        connections, packed = node.connections, b"".join(map(pack_command, commands))
-        probe = node.acquire()
-        try:
-            connection = connections.take(is_refusing=node.breaker.is_refusing if probe == CLOSED else None)
-        except BaseException as error:
-            node.not_sent(error, probe)
-            raise
-        try:
-            connection.send_packed_command((packed,))
-            replies = [_read(connection) for _ in commands]
-        except BaseException as error:
-            connections.drop(connection)  # a reply may still be under way: the next call must not read it
-            node.lost(error, probe)
-            raise
-        else:
-            connections.release(connection)
-            node.breaker.succeeded()
+            replies += yield from self._router.reach(asked[first : first + BATCH_SIZE])
         return replies
 
     # --- async --------------------------------------------------------------------------------------------------------
@@ -129,82 +104,54 @@ class ClusterStore(RedisStore):
 
     async def arun_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
         """Run operations of one slot each; see `run_all`."""
-        replies = []
-        with translated():
-            for route in self._routes(operations, now):
-                replies += await run_async(route, self._astep)
-        return replies
-
-    async def _astep(self, step: RoundTrip | Sleep) -> Any:
-        if isinstance(step, Sleep):
-            await asyncio.sleep(step.seconds)
-            return None
-        return await self._atrip(self._nodes[step.at], step.commands)
-
-    async def _atrip(self, node: Node, commands: Sequence[Command]) -> list[Any]:
-        """Send commands to one server and read their replies: one round trip, never repeated."""
-        connections, packed = await node.async_connections.get(), b"".join(map(pack_command, commands))
-        probe = node.acquire()
-        try:
-            connection = await connections.take(is_refusing=node.breaker.is_refusing if probe == CLOSED else None)
-        except BaseException as error:
-            node.not_sent(error, probe)
-            raise
-        try:
-            replies = await connections.exchange(connection, packed, len(commands))
-        except BaseException as error:
-            node.lost(error, probe)
-            raise
-        connections.release(connection)
-        node.breaker.succeeded()
-        return replies
+        with _translated():
+            return await run_async(self._reach(_slot_commands(operations, now)))
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
     def _channel(self, process: str) -> WakeUpChannel:
         """Open the wake-up channel of a process. Every server receives what is published on another one."""
-        node = self._nodes[run_sync(self._router.server_of(SYSTEM_SLOT), self._step)]
-        try:
+        node = self._router.node(run_sync(self._router.server_of(SYSTEM_SLOT)))
+        with self._in_doubt():
             return node.blocking.channel(process)
-        except BaseException:
-            self._router.table.doubt()
-            raise
 
     async def acall(self, command: Sequence[str | int], seconds: float) -> Any:
         """Send a command on a system key that blocks for some seconds at most; see `RedisStore.acall`."""
-        with translated():
-            node = self._nodes[await run_async(self._router.server_of(SYSTEM_SLOT), self._astep)]
-            try:
+        with _translated():
+            node = self._router.node(await run_async(self._router.server_of(SYSTEM_SLOT)))
+            with self._in_doubt():
                 return await node.blocking.acall(command, seconds)
-            except BaseException:
-                self._router.table.doubt()
-                raise
+
+    @contextmanager
+    def _in_doubt(self) -> Iterator[None]:
+        """Read the slot table again after an error: another server may have the slot by now."""
+        try:
+            yield
+        except BaseException:
+            self._router.is_doubtful = True
+            raise
 
     # --- plain commands -----------------------------------------------------------------------------------------------
 
     @contextmanager
     def commands(self, server: Server = None) -> Iterator[Redis]:
         """Lend a client of one server for plain commands; None: the server of the system keys."""
-        with translated_around_caller():
+        with _translated((RedisError, OSError)), self._in_doubt():
             at = self.server_of(SYSTEM_TAG) if server is None else server
-            try:
-                with self._nodes[at].commands() as client:
-                    yield client
-            except (RedisError, OSError):
-                self._router.table.doubt()
-                raise
+            with self._router.node(at).commands() as client:
+                yield client
 
     def servers(self) -> Sequence[Server]:
         """Return all primaries."""
-        with translated():
-            self._router.table.doubt()  # a walk over all keys must not miss a new server
-            run_sync(self._router.refreshed(), self._step)
-            return self._router.table.primaries
+        with _translated():
+            self._router.is_doubtful = True  # a walk over all keys must not miss a new server
+            run_sync(self._router.refresh())
+            return self._router.primaries
 
     def server_of(self, key: str) -> Server:
         """Return the server that has a key."""
-        with translated():
-            return run_sync(self._router.server_of(slot_of(key)), self._step)
+        with _translated():
+            return run_sync(self._router.server_of(slot_of(key)))
 
     def node_keys(self, key: str) -> list[str]:
         """Return the names of all copies of a system key; see `node_keys.node_keys`."""
@@ -212,16 +159,16 @@ class ClusterStore(RedisStore):
 
     def node_key(self, key: str, server: Server) -> str:
         """Return the one of these that a server has; empty if it has none."""
-        return self._node_keys.name(key, server)
+        return name_on(key, server, self._router.owner)
 
     def of_each(self, command: Sequence[str], keys: Sequence[str]) -> list[Any]:
         """Return the reply to a command on each key, even if its slot moves; see `RedisStore.of_each`."""
-        replies: list[Any] = []
-        with translated():
-            for first in range(0, len(keys), BATCH_SIZE):
-                some = [SlotCommand(slot_of(key), (*command, key)) for key in keys[first : first + BATCH_SIZE]]
-                replies += run_sync(self._router.reach_all(some), self._step)
-            return [pairs(flat) for flat in replies] if command[0] == "HGETALL" else replies
+        asked = [SlotCommand(slot_of(key), (*command, key)) for key in keys]
+        with _translated():
+            replies = run_sync(self._reach(asked))
+        if command[0] != "HGETALL":
+            return replies
+        return [flat if isinstance(flat, dict) else dict(zip(flat[::2], flat[1::2], strict=True)) for flat in replies]
 
     def by_server(self, keys: Iterable[str]) -> dict[Server, list[str]]:
         """Return keys by the server that has them."""
@@ -233,16 +180,13 @@ class ClusterStore(RedisStore):
     def close(self) -> None:
         """Close idle connections; an event loop closes its own."""
         self.wait_queue.close()
-        self._nodes.close()
-        vars(self).pop("known_router", None)
+        router: Router | None = vars(self).pop("known_router", None)
+        for node in list(router.nodes.values()) if router else ():
+            node.close()
 
 
-def _read(connection: Any) -> Any:
-    """Read a reply. An error reply is returned, because the other replies must still be read."""
-    try:
-        return connection.read_response()
-    except ResponseError as error:
-        return error
+def _slot_commands(operations: Sequence[Operation], now: int | None) -> list[SlotCommand]:
+    return [SlotCommand(slot_of(each.keys[0]), each.command(now), each.script) for each in operations]
 
 
 def store_of(alias: str) -> RedisStore:

@@ -55,6 +55,10 @@ class RedisStore:
         """Whether each server has answered when it was asked last. The caller knows that of a single server."""
         return True
 
+    def is_refusing(self) -> bool:
+        """Say whether the breaker refuses callers now."""
+        return self.breaker.is_refusing()
+
     # --- sync ---------------------------------------------------------------------------------------------------------
 
     def run(self, operation: Operation, now: int | None = None) -> Any:
