@@ -7,6 +7,7 @@ deciding: so a module is made when it is first needed, by `need(name)`, as Lua's
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -103,6 +104,12 @@ class Decide(Operation):
         )
         return text.encode() if text.isascii() else super().evalsha(now)
 
+    def read_reply(self, reply: Any) -> Any:
+        """Return the numbers of a decision. A request for another form is a list already."""
+        if isinstance(reply, bytes) and len(reply) % _NUMBER == 0:
+            return list(struct.unpack(f"<{len(reply) // _NUMBER}q", reply))
+        return reply
+
     def run(self, states: States, now: int) -> list[Any]:
         """Decide over these states."""
         if self.mode == "record_day":
@@ -168,6 +175,9 @@ class Decide(Operation):
             flags.append(Flagged(context.index, Flag.BAN_LEVEL, context.level))
         return flags + before
 
+
+_NUMBER = 8
+"""Bytes of a number in the script's reply."""
 
 _EVALSHA = bulk(("EVALSHA", Decide.script.sha))
 
