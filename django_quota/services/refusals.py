@@ -188,6 +188,8 @@ class Refusals:
             of_subject = self.table.setdefault(refusal.hit.subject, {})
             self._size += refusal.rule.name not in of_subject
             of_subject[refusal.rule.name] = refusal
+            if len(self._uncounted) >= 10 * MAX_REFUSALS:  # no round comes: the process cannot start a thread
+                del self._uncounted[:MAX_REFUSALS]
             self._uncounted.append(refusal)
 
     # --- changes ------------------------------------------------------------------------------------------------------

@@ -289,9 +289,10 @@ def _is_unavailable(decision: Decision) -> bool:
     return decision.degraded and decision.binding is None
 
 
-def _body(request: HttpRequest, decision: Decision, status: HTTPStatus) -> tuple[str, str]:
+def _body(request: HttpRequest, decision: Decision, status: HTTPStatus) -> tuple[str | bytes, str]:
     accepted = preferred_type(request.META.get("HTTP_ACCEPT"))
-    detail = message(decision)
+    language = get_language()
+    detail = message(decision, language)
     if accepted == "text/html":
         context = {"title": title(status), "detail": detail, **page_context(request, decision, status)}
         try:
@@ -304,13 +305,13 @@ def _body(request: HttpRequest, decision: Decision, status: HTTPStatus) -> tuple
     names, _ = _policies(tuple([outcome.of for outcome in outcomes]))
     violated = tuple([name for name, outcome in zip(names, outcomes, strict=True) if not outcome.allowed])
     kind, wait = _problem_type(decision, status), whole_wait(decision)
-    return _problem(get_language(), kind, status, detail, violated, wait), PROBLEM
+    return _problem(language, kind, status, detail, violated, wait), PROBLEM
 
 
 @lru_cache(maxsize=512)  # a flood gets the same text for a second
 def _problem(
     _language: str | None, kind: str, status: HTTPStatus, detail: str, violated: tuple[str, ...], wait: int | None
-) -> str:
+) -> bytes:
     """Return the problem details of a refusal: those of RFC 9457 and of its type, and `retry_after`.
 
     `retry_after`: whole seconds, as in the header, which browsers hide from scripts of other origins.
@@ -323,7 +324,7 @@ def _problem(
         "violated-policies": violated,
         **({} if wait is None else {"retry_after": wait}),
     }
-    return json.dumps(found)
+    return json.dumps(found).encode()
 
 
 def _problem_type(decision: Decision, status: HTTPStatus) -> str:

@@ -77,12 +77,12 @@ def title(status: HTTPStatus) -> str:
     return _("Service unavailable") if status == HTTPStatus.SERVICE_UNAVAILABLE else _("Too many requests")
 
 
-def message(decision: Decision) -> str:
-    """Return what a visitor reads: the limit, and when to try again."""
+def message(decision: Decision, language: str | None) -> str:
+    """Return what a visitor reads: the limit, and when to try again. `language`: the active one."""
     binding = decision.binding
     if binding is None:
-        return _message(get_language(), None, "", is_closed=False, wait=None)
-    return _message(get_language(), binding.rate, binding.why, is_closed=binding.limit == 0, wait=whole_wait(decision))
+        return _message(language, None, "", is_closed=False, wait=None)
+    return _message(language, binding.rate, binding.why, is_closed=binding.limit == 0, wait=whole_wait(decision))
 
 
 @lru_cache(maxsize=1024)  # a refusal must not cost more than an allowed request

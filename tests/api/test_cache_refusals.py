@@ -21,6 +21,7 @@ from django_quota.core.flow import Flow, IOCall, run_sync
 from django_quota.core.rules import MAX_CACHE_REFUSALS, Rule
 from django_quota.engine.decide import Decide
 from django_quota.engine.plans import Plan
+from django_quota.engine.refusal_operation import RecordRefusals
 from django_quota.exceptions import QuotaExceeded
 from django_quota.models import QuotaOverride
 from django_quota.services import refusals
@@ -384,6 +385,19 @@ class TestRefusalsFromMemoryAreCounted:
         assert (rule.allowed, rule.refused) == (1, 401)
 
 
+@pytest.mark.usefixtures("either_store")
+def test_a_batch_says_whether_an_event_is_due() -> None:
+    base = "quota:1:{user:1}"
+    run_one = current_store().run
+    replies = [
+        run_one(RecordRefusals(f"{base}:s", f"{base}:day:2025-11-21", "a", 3, span), NOON + after)
+        for after, span in ((0, 0), (0, SECOND), (SECOND - 1, SECOND), (SECOND, SECOND))
+    ]
+    assert replies == [0, 1, 0, 1]
+    with freeze(NOON):
+        assert list(usage("user:1").values()) == [{"a": Count(0, 12)}]
+
+
 @pytest.mark.usefixtures("redis_cache")
 class TestTheEventsOfRefusalsFromMemory:
     def kinds(self, raw: redis.Redis) -> list[Any]:
@@ -470,6 +484,13 @@ class TestTheTable:
             flusher.flush()
             (rule,) = activity().rules
         assert rule.refused == 50
+
+    def test_and_what_waits_to_be_counted_have_a_bound_without_rounds(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(refusals, "MAX_REFUSALS", 10)
+        with freeze(NOON):
+            for number in range(250):
+                check("0/m", f"ip:192.0.2.{number}", name="a", cache_refusals=60)
+        assert len(get_limiter().refusals._uncounted) <= 100
 
     def test_lets_go_what_is_over(self) -> None:
         with freeze(NOON):

@@ -94,6 +94,14 @@ def test_who_retries_all_the_time_gets_back_in_on_time() -> None:
 
 
 @REDIS
+def test_hits_that_have_ended_leave_redis_with_the_next_hit(raw: redis.Redis) -> None:
+    for second in (0, 1, 2, 30, 65):
+        with freeze(START + second * SECOND):
+            assert check("9/m", SUBJECT)
+    assert raw.zcard(f"quota:1:{{{SUBJECT}}}:r:9/m:sw.60s") == 2
+
+
+@REDIS
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("rate", ["7/m", "250/m"])
 def test_retry_after_is_true_to_the_microsecond(algorithm: str, rate: str) -> None:

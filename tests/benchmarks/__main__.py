@@ -29,7 +29,7 @@ def main() -> None:
     """Measure, print, and write what the options say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--laps", type=int, default=12, metavar="N", help="batches of 400 checks a row (default 12)")
-    parser.add_argument("--quick", action="store_true", help="the rows only, on one Redis with hiredis")
+    parser.add_argument("--quick", action="store_true", help="the goals and their rows, on one Redis with hiredis")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file, too")
     parser.add_argument("--read", type=Path, metavar="FILE", help="show the figures of such a file; measure nothing")
     parser.add_argument("--write", action="store_true", help="write the tables into docs/benchmarks.md and README.md")
@@ -74,16 +74,9 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             for parser in parsers:
                 tell(f"{program}, replies read by {parser}")
                 with processes.redis_over_tcp(program) as url:
-                    wants_facts = not options.quick and not found["runs"]
-                    run = processes.in_process(
-                        "tests.benchmarks.processes:rows",
-                        url,
-                        options.laps,
-                        wants_facts,
-                        EACH,
-                        parser=parser,
-                        tick=tick,
-                    )
+                    first = not found["runs"]
+                    given = (url, options.laps, not options.quick, first and not options.quick, EACH)
+                    run = processes.in_process("tests.benchmarks.processes:rows", *given, parser=parser, tick=tick)
                 found.setdefault("facts", run.pop("facts"))
                 found["runs"].append({"parser": parser, **run})
         tell("without Redis, and starting")

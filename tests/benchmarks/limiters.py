@@ -317,8 +317,8 @@ def smart_clock(seconds: float) -> AbstractContextManager[object]:
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
-def rows(url: str) -> list[Row]:
-    """Return the lines of the table. The goals find a row by its id, the first word."""
+def rows(url: str, *, others: bool) -> list[Row]:
+    """Return the lines of the table: those that the goals compare, by their ids, and those of the other limiters."""
     cached: dict[str, Any] = {"cache_refusals": 1.0}
     ours = [
         Row("check", OURS, "check()", check_work(ONE), spread),
@@ -332,13 +332,16 @@ def rows(url: str) -> list[Row]:
         Row("flooded view", OURS, "view, refused from memory", refused(view_work(limited_view(FULL, **cached)))),
     ]
     by_limits, by_throttled, by_pyrate = (partial(hit, url) for hit in (limits_hit, throttled_hit, pyrate_hit))
-    return [
+    compared = [
         Row("bare", f"redis-py {redis.__version__}", "evalsha() of a three-line counter", bare_work(url)),
         Row("bare view", "Django", "view, no limit", view_work(plain_view)),
         *ours,
         Row("limits", LIMITS, "MovingWindow.hit()", limits_work(url, LIMITS_THREE[0]), filled_by(by_limits)),
         Row("limits3", LIMITS, "three hit()", limits_work(url, *LIMITS_THREE)),
         Row("limits refused", LIMITS, "hit(), refused", refused(limits_work(url, "10 per day"))),
+    ]  # fmt: skip
+    return compared if not others else [
+        *compared,
         Row("throttled", THROTTLED, "GCRA limit()", throttled_work(url, MANY), filled_by(by_throttled)),
         Row("pyrate", PYRATE, "try_acquire()", Work(str, by_pyrate(MANY), bool), filled_by(by_pyrate)),
         Row("smart", SMART, "backend.check_rate_limit()", Work(str, smart_hit(MANY), bool), filled_by(smart_hit)),

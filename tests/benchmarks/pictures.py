@@ -25,14 +25,14 @@ STYLE = """
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Lines over places that stand at equal distances, whatever their numbers are; from zero up."""
+    """Lines from zero up. The places stand by their logarithms where the last is 100 times the first or more."""
 
     title: str
     across: str
     """What the places are."""
     up: str
     """What the lines show, with its unit."""
-    places: Sequence[str]
+    places: Sequence[int]
     lines: Mapping[str, Sequence[float]]
 
     def svg(self) -> str:
@@ -50,10 +50,12 @@ class Chart:
         """Return a round number above all values."""
         most = max(max(values) for values in self.lines.values())
         step = 10.0 ** math.floor(math.log10(most))
-        return next(step * factor for factor in (1, 2, 5, 10) if step * factor >= most)
+        return next(step * factor for factor in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10) if step * factor >= most)
 
     def _x(self, place: int) -> float:
-        return LEFT + 30 + place * (WIDTH - LEFT - RIGHT - 60) / max(len(self.places) - 1, 1)
+        first, last = self.places[0], self.places[-1]
+        share = math.log(place / first, last / first) if last >= 100 * first else (place - first) / (last - first or 1)
+        return LEFT + 30 + share * (WIDTH - LEFT - RIGHT - 60)
 
     def _y(self, value: float) -> float:
         return HEIGHT - BOTTOM - value / self._top() * (HEIGHT - TOP - BOTTOM)
@@ -65,14 +67,14 @@ class Chart:
             yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
             yield f'<text class="small" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:,.4g}</text>'
         yield f'<text class="small" x="{LEFT}" y="{TOP - 14}">{escape(self.up)}</text>'
-        below = [(self._x(place), HEIGHT - BOTTOM + 20, name) for place, name in enumerate(self.places)]
+        below = [(self._x(place), HEIGHT - BOTTOM + 20, f"{place:,}") for place in self.places]
         for x, y, words in [*below, ((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, self.across)]:
             yield f'<text class="small" x="{x:.1f}" y="{y}" text-anchor="middle">{escape(words)}</text>'
 
     def _lines(self) -> Iterator[str]:
         at = LEFT
         for number, (name, values) in enumerate(self.lines.items()):
-            points = [(self._x(place), self._y(value)) for place, value in enumerate(values)]
+            points = [(self._x(place), self._y(value)) for place, value in zip(self.places, values, strict=True)]
             yield f'<polyline class="c{number}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}"/>'
             for (x, y), value in zip(points, values, strict=True):
                 yield f'<circle class="c{number}" cx="{x:.1f}" cy="{y:.1f}" r="3"><title>{value:,.3g}</title></circle>'

@@ -110,8 +110,8 @@ def configure(url: str) -> None:
 # --- the rows ---------------------------------------------------------------------------------------------------------
 
 
-def rows(url: str, laps: int, facts: bool, each: int) -> dict[str, Any]:
-    """Measure all rows, and print a line after each lap; with `facts` also bytes, races and windows."""
+def rows(url: str, laps: int, others: bool, facts: bool, each: int) -> dict[str, Any]:
+    """Measure all rows, or those of the goals, and print a line after each lap; with `facts` also bytes and races."""
     configure(url)
     from tests.benchmarks import limiters
     from tests.benchmarks.facts import admitted_in_a_race, worst_window
@@ -119,7 +119,7 @@ def rows(url: str, laps: int, facts: bool, each: int) -> dict[str, Any]:
 
     found: dict[str, Any] = {"facts": []}
     with Server(url) as server:
-        all_rows = limiters.rows(url)
+        all_rows = limiters.rows(url, others=others)
         for _ in time_rows(all_rows, server, laps, each):
             print(flush=True)
         for row in all_rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -223,7 +224,8 @@ def write_docs(found: Found) -> None:
     tables = "\n\n".join(f"### {each.title}\n\n{each.markdown()}\n\n{each.note}" for each in sheets(found))
     _write_between_markers(PAGE, f"Measured on {found['machine']}.\n\n{tables}")
     compared = _compared(found)
-    _write_between_markers(README, f"{compared.note}\n\n{compared.markdown()}")
+    note = textwrap.fill(compared.note, 128, break_on_hyphens=False)
+    _write_between_markers(README, f"{note}\n\n{compared.markdown()}")
 
 
 def _write_between_markers(page: Path, text: str) -> None:
@@ -251,10 +253,10 @@ def _compared(found: Found) -> Sheet:
             *("a limited view: client CPU", *RIGHT, "bytes a subject, 1000/m"),
         ],
         rows,
-        f"Measured by `make bench` in one run ({found['machine']}, {run.name} over TCP, 40 subjects in turn). The\n"
-        "times are microseconds a check. The last three can check three limits in a view only. A bare redis-py\n"
+        f"Measured by `make bench` in one run ({found['machine']}, {run.name} over TCP, 40 subjects in turn). The "
+        "times are microseconds a check. The last three can check three limits in a view only. A bare redis-py "
         f"`EVALSHA` of a three-line counter takes {bare.cpu:.0f} of client CPU, {bare.wall:.0f} wall and "
-        f"{bare.redis:.0f} in Redis. Compare the\nrows with each other, not with the figures of another machine.",
+        f"{bare.redis:.0f} in Redis. Compare the rows with each other, not with the figures of another machine.",
     )
 
 
@@ -288,5 +290,5 @@ def write_pictures(growth: Mapping[str, Sequence[Found]], folder: Path) -> None:
     for name, (title, across, lines) in CHARTS.items():
         points = growth[name]
         values = {words: [point[who][figure] for point in points] for words, (who, figure) in lines.items()}
-        chart = Chart(title, across, "microseconds", [f"{point['x']:,}" for point in points], values)
+        chart = Chart(title, across, "microseconds", [point["x"] for point in points], values)
         (folder / f"cost_by_{name}.svg").write_text(chart.svg(), encoding="utf-8")

@@ -25,7 +25,7 @@ def url() -> Iterator[str]:
 
 
 def test_a_tiny_bench_has_all_rows_and_goals(url: str) -> None:
-    run = processes.in_process("tests.benchmarks.processes:rows", url, 1, False, 2)
+    run = processes.in_process("tests.benchmarks.processes:rows", url, 1, True, False, 2)
     once: dict[str, Any] = {"view_without_redis": {"ratio": 1.05}, "start": {"with": 1.0, "without": 1.0}}
     found = {"machine": "this one", "runs": [{"parser": "hiredis", **run}], **once}
     rows = report.Run(found["runs"][0], found)

@@ -27,7 +27,7 @@ from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer
 from tests.support.inputs import inputs
 from tests.support.published import publish
-from tests.support.steps import SECOND, START, answers, driven, hits_of
+from tests.support.steps import ALGORITHMS, SECOND, START, answers, driven, hits_of
 from tests.support.stores import current_store, forget_forms
 
 BAN = {"after": "3/m", "for": ["20s", "2m"]}
@@ -346,6 +346,29 @@ def test_a_calendar_limit_asks_for_new_edges_outside_the_two_periods_sent() -> N
     for run in (current_store().run, lambda asked, now: asked.run(states, now)):
         replies = [run(Decide(hits, "check"), now) for now in (begins - 1, begins, ends - 1, ends)]
         assert [reply[1] for reply in replies] == [RETRY_WITH, ALLOWED, ALLOWED, RETRY_WITH]
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_counted_day_asks_for_new_edges_outside_the_day_sent() -> None:
+    hits = hits_of(Rule.make("daily", "9/m"), subject="user:1")
+    day = hits[0].day
+    assert day is not None
+    states = DictStates()
+    for run in (current_store().run, lambda asked, now: asked.run(states, now)):
+        replies = [run(Decide(hits, "check"), now) for now in (day.begins - 1, day.begins, day.ends - 1, day.ends)]
+        assert [reply[1] for reply in replies] == [RETRY_WITH, ALLOWED, ALLOWED, RETRY_WITH]
+
+
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_rate_of_zero_keeps_nothing_even_if_refusals_count(algorithm: str, raw: redis.Redis) -> None:
+    rule = Rule.make("never", "0/m", algorithm=algorithm, count_refused=True)
+    states = DictStates()
+    for run in (current_store().run, lambda asked, now: asked.run(states, now)):
+        for moment in (START, START + SECOND):
+            reply = run(Decide(hits_of(rule, now=moment), "check"), moment)
+            assert (reply[1], answers(reply[: 2 + PER_LIMIT])[0].retry_after) == (0, NEVER)
+    assert list(raw.scan_iter("*:r:*")) == []
 
 
 @pytest.mark.usefixtures("redis_cache")

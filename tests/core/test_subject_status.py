@@ -385,6 +385,18 @@ class TestBans:
         assert "'after': '20/m'" in str(caught.value)
 
 
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("algorithm", ["sliding_window", "fixed_window", "calendar"])
+def test_what_a_higher_rate_has_used_stays_used_when_refusals_count(algorithm: str) -> None:
+    options: dict[str, Any] = {"algorithm": algorithm, "count_refused": True}
+    with freeze(START):
+        assert check("10/h", SUBJECT, 8, **options)
+        override("r 0 0 5/h", "10/h")
+        assert not check("10/h", SUBJECT, **options)
+        override("", "10/h")
+        assert (peek("10/h", SUBJECT, **options).remaining or 0) <= 2
+
+
 def test_raise_if_refused_carries_the_reason() -> None:
     override("b 0 0 ")
     with freeze(START), pytest.raises(QuotaExceeded, match="blocked by an operator"):
