@@ -7,6 +7,7 @@ deciding: so a module is made when it is first needed, by `need(name)`, as Lua's
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -28,7 +29,7 @@ from django_quota.engine.codec import (
     encode_mode,
 )
 from django_quota.engine.compensate import compensate, flags_before
-from django_quota.engine.events import REMOTE_LOG, EventLog, count_day, emit
+from django_quota.engine.events import NO_LOG, REMOTE_LOG, EventLog, count_day, emit
 from django_quota.engine.hits import CompiledLimit, Hit, HitContext
 from django_quota.engine.holds import hold, missing_limits, replace, restore_due, settle, states_without_due
 from django_quota.engine.operations import Operation, Script, States, lua_source
@@ -77,29 +78,37 @@ class Decide(Operation):
         keys = list[str]()
         for hit in self.hits:
             keys += hit.keys
-        if self.log is not None:
-            keys += self.log.keys
-        return keys
+        return [*keys, *(self.log or NO_LOG).keys]
 
     def arguments(self) -> list[str | int]:
         """Return the arguments that `lua/decide.lua` lists."""
-        arguments: list[str | int] = [encode_mode(self.mode), 0 if self.log is None else self.log.length]
+        arguments: list[str | int] = [encode_mode(self.mode), (self.log or NO_LOG).length]
         for hit in self.hits:
             arguments += hit.arguments
         return arguments
 
     def evalsha(self, now: int | None) -> bytes:
-        """Return the command as Redis takes it, from what the rules have ready."""
-        keys, words = self.keys, 0
-        mode, length = encode_mode(self.mode), "0" if self.log is None else str(self.log.length)
-        arguments = []
+        """Return the command as Redis takes it, from what the rules and the log have ready."""
+        log, keys, arguments = self.log or NO_LOG, list[str](), ""
+        words = 6 + len(log.keys)
         for hit in self.hits:
+            keys += hit.keys
             number, packed = hit.packed
             words += number
-            arguments.append(packed)
-        count, texts = 6 + len(keys) + words, (len(keys), *keys, "" if now is None else now, mode, length)
-        text = f"*{count}\r\n{_EVALSHA}{bulk(texts)}{''.join(arguments)}"
+            arguments += packed
+        count = str(len(keys) + len(log.keys))
+        moment, mode = "" if now is None else str(now), encode_mode(self.mode)
+        text = (
+            f"*{words + len(keys)}\r\n{_EVALSHA}${len(count)}\r\n{count}\r\n{bulk(keys)}{log.packed_keys}"
+            f"${len(moment)}\r\n{moment}\r\n${len(mode)}\r\n{mode}\r\n{log.packed_length}{arguments}"
+        )
         return text.encode() if text.isascii() else super().evalsha(now)
+
+    def read_reply(self, reply: Any) -> Any:
+        """Return the numbers of a decision. A request for another form is a list already."""
+        if isinstance(reply, bytes) and len(reply) % _NUMBER == 0:
+            return list(struct.unpack(f"<{len(reply) // _NUMBER}q", reply))
+        return reply
 
     def run(self, states: States, now: int) -> list[Any]:
         """Decide over these states."""
@@ -166,6 +175,9 @@ class Decide(Operation):
             flags.append(Flagged(context.index, Flag.BAN_LEVEL, context.level))
         return flags + before
 
+
+_NUMBER = 8
+"""Bytes of a number in the script's reply."""
 
 _EVALSHA = bulk(("EVALSHA", Decide.script.sha))
 

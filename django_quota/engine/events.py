@@ -15,6 +15,7 @@ from django_quota.core.clock import SECOND
 from django_quota.engine.codec import EventKind, Flag, Flagged
 from django_quota.engine.hits import Hit, HitContext
 from django_quota.engine.operations import Operation, RedisOperation, Script, States, script
+from django_quota.engine.resp import bulk
 from django_quota.engine.subject_status import fields_of, set_field, shut_out
 
 DAY = 86_400 * SECOND
@@ -109,26 +110,21 @@ class EventLog:
     `length`: how many events each stream keeps.
     """
 
-    __slots__ = ("bans", "keys", "length")
+    __slots__ = ("bans", "keys", "length", "packed_keys", "packed_length")
 
-    def __init__(self, stream: str, bans: str, banned: str, length: int) -> None:
-        self.keys = [stream, bans, banned]
-        self.bans = bans
+    def __init__(self, keys: Sequence[str], length: int) -> None:
+        self.keys = keys
+        self.bans = keys[1] if keys else ""
         self.length = length
+        self.packed_keys, self.packed_length = bulk(keys), bulk((length,))
+        """These two as Redis takes them."""
 
 
-class RemoteEventLog(EventLog):
-    """A log that the decision's script can't reach: the caller writes the events that the flags report."""
+REMOTE_LOG = EventLog((), -1)
+"""A log that the decision's script can't reach: the caller writes the events that the flags report."""
 
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        self.keys: list[str] = []
-        self.bans = ""
-        self.length = -1
-
-
-REMOTE_LOG = RemoteEventLog()
+NO_LOG = EventLog((), 0)
+"""Events are off."""
 
 
 class EventRecord(NamedTuple):

@@ -87,6 +87,10 @@ class CompiledRule(NamedTuple):
         return cls(name, bulk(head), bulk(tail), len(head) + 1 + len(tail))
 
 
+_END = bulk(("",))
+"""The end of a hit's options."""
+
+
 class Hit:
     """One rule for one subject: its limits are decided together, under the overrides and bans of the subject."""
 
@@ -162,10 +166,11 @@ class Hit:
         if compiled is None or self.group or self.holds or self.value:
             arguments = self.arguments
             return len(arguments), bulk(arguments)
-        options = ("day", self.day.begins, self.day.ends, "") if self.day else ("",)
         cost = str(self.cost)
-        text = f"{compiled.head}${len(cost)}\r\n{cost}\r\n{compiled.tail}{bulk(options)}"
-        return compiled.words + len(options), text
+        text = f"{compiled.head}${len(cost)}\r\n{cost}\r\n{compiled.tail}"
+        if self.day:
+            return compiled.words + 4, text + bulk(("day", self.day.begins, self.day.ends, ""))
+        return compiled.words + 1, text + _END
 
 
 @dataclass(slots=True)

@@ -125,6 +125,10 @@ class Operation(ABC):
         """Return the command as Redis takes it."""
         return pack_command(self.command(now))
 
+    def read_reply(self, reply: Any) -> Any:
+        """Return the reply of the specification from that of the script."""
+        return reply
+
     def has_written(self, reply: Any) -> bool:  # noqa: ARG002 — of others
         """Say whether a reply shows that the store takes writes; False if it does not say so."""
         return False

@@ -359,4 +359,4 @@ def _log_unfit_override(rule: str, rates: str, why: str) -> None:
 @lru_cache(maxsize=16)
 def event_log_of(prefix: str, events: int) -> EventLog:
     """Return the event log under a prefix that keeps this many events."""
-    return EventLog(system_key(prefix, "events"), system_key(prefix, "bans"), system_key(prefix, BAN_EVENTS), events)
+    return EventLog([system_key(prefix, name) for name in ("events", "bans", BAN_EVENTS)], events)

@@ -35,7 +35,8 @@ def evaluate(raw: redis.Redis, hits: list[Hit], now: int | None) -> Any:
     """Run the decision as its caller would."""
     decide = Decide(hits, "check")
     keys = decide.keys
-    return cast("Any", raw).eval(Decide.script.text, len(keys), *keys, now or "", *decide.arguments())
+    reply = cast("Any", raw).eval(Decide.script.text, len(keys), *keys, now or "", *decide.arguments())
+    return decide.read_reply(reply)
 
 
 def head(name: str) -> str:

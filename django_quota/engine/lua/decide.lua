@@ -23,8 +23,9 @@
 --              the second and so on last; KEYS: these refusals
 --            "day" <begins> <ends>: counts the day with these edges; KEYS: its counts
 --            "holds" <n>: n keys; KEYS: the holds, and the states of n - 1 limits that holds alone need
--- reply  {now, verdict}, five for each limit {allowed, remaining, retry_after, reset, more}, and three for each flag
---        {hit, flag, value}: whole numbers, times in microseconds, hits counted from 0. record_day replies {now, 1} only.
+-- reply  now, verdict, five for each limit {allowed, remaining, retry_after, reset, more}, and three for each flag
+--        {hit, flag, value}: whole numbers, times in microseconds, hits counted from 0; in one text, 8 bytes a number, little
+--        end first: redis-py without hiredis reads a list slowly. record_day replies the list {now, 1}.
 --        verdict 1: allowed; 0: refused; -1: RETRY_WITH: the plan must be sent in another form
 --        retry_after: if refused, until the same hit is admitted (-1: never); if admitted, how long to hold it back
 --        more: until more is left than now (-1: never; for example, nothing is used)
@@ -32,7 +33,7 @@
 --            emitted; 6: "near" was emitted; 7: if the caller writes events, the number of the ban in its row; 8: of a tentative
 --            hit, for each limit that counts values: the value's earlier expiry (0: it was not known); for each bucket two: how
 --            much had been restored before it, and how much of that by refunds; 9: settled late (value: when the hold was due)
---        RETRY_WITH: behind the verdict three for each reason {hit, reason, value}: 1: another rate override is in force
+--        RETRY_WITH: a list, behind the verdict three for each reason {hit, reason, value}: 1: another rate override is in force
 --            (value: as it was published; '' for none); 2: holds are due: their key is missing (value: also those of these
 --            limits, joined by commas), or more are due than one call restores. No reason: the edges of a day or of a calendar
 --            limit do not fit the time
@@ -219,4 +220,4 @@ for h = 1, #hits do
   end
 end
 for _, number in ipairs(flags) do reply[#reply + 1] = number end
-return reply
+return struct.pack('<' .. string.rep('i8', #reply), unpack(reply))

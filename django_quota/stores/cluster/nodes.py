@@ -125,7 +125,7 @@ class Node:
 def _read(connection: Any) -> Any:
     """Read a reply. An error reply is returned, because the other replies must still be read."""
     try:
-        return connection.read_response()
+        return connection.read_response(disable_decoding=True)
     except ResponseError as error:
         return error
 

@@ -88,7 +88,8 @@ class ClusterStore(RedisStore):
     def run_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
         """Run operations of one slot each. Each is atomic, all together are not."""
         with _translated():
-            return run_sync(self._reach(_slot_commands(operations, now)))
+            replies = run_sync(self._reach(_slot_commands(operations, now)))
+        return [operation.read_reply(reply) for operation, reply in zip(operations, replies, strict=True)]
 
     def _reach(self, asked: Sequence[SlotCommand]) -> Flow[list[Any]]:
         replies: list[Any] = []
@@ -105,7 +106,8 @@ class ClusterStore(RedisStore):
     async def arun_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
         """Run operations of one slot each; see `run_all`."""
         with _translated():
-            return await run_async(self._reach(_slot_commands(operations, now)))
+            replies = await run_async(self._reach(_slot_commands(operations, now)))
+        return [operation.read_reply(reply) for operation, reply in zip(operations, replies, strict=True)]
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 

@@ -358,7 +358,7 @@ class AsyncConnections:
             found: list[Any] = []
             while len(found) < replies:
                 try:
-                    found.append(await connection.read_response(disconnect_on_error=False))
+                    found.append(await connection.read_response(disable_decoding=True, disconnect_on_error=False))
                 except ResponseError as error:
                     found.append(error)
             if connection not in self._busy:

@@ -75,7 +75,7 @@ class RedisStore:
             if is_passthrough(error):
                 raise
             raise translate_error(error) from None
-        return reply
+        return operation.read_reply(reply)
 
     @contextmanager
     def commands(self, server: Server = None) -> Iterator[Redis]:  # noqa: ARG002 — there is only one
@@ -150,7 +150,7 @@ class RedisStore:
         connection = self._connections.take(is_refusing=self.breaker.is_refusing if probe == CLOSED else None)
         try:
             connection.send_packed_command((packed,))
-            reply = connection.read_response()
+            reply = connection.read_response(disable_decoding=True)
         except ResponseError as error:
             self.breaker.succeeded()
             if is_read_only(error):
@@ -174,14 +174,15 @@ class RedisStore:
         probe = self._acquire()
         try:
             try:
-                return await self._aexchange(packed, probe)
+                reply = await self._aexchange(packed, probe)
             except NoScriptError:
-                return await self._aexchange(pack_command(operation.in_full(now)), probe)
+                reply = await self._aexchange(pack_command(operation.in_full(now)), probe)
         except BaseException as error:
             self._note(error, probe)
             if is_passthrough(error):
                 raise
             raise translate_error(error) from None
+        return operation.read_reply(reply)
 
     async def _aexchange(self, packed: bytes, probe: int) -> Any:
         """Send one command and read its reply; see `_exchange`."""
