@@ -35,6 +35,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the tables into docs/benchmarks.md and README.md")
     parser.add_argument("--pictures", action="store_true", help="measure how cost grows, too, and draw it for docs/")
     options = parser.parse_args()
+    if options.quick and options.write:
+        parser.error("--write needs all rows: leave --quick out")
     console = Console(stderr=True)
     found = json.loads(options.read.read_text()) if options.read else measure(options, console)
     printed = Console() if sys.stdout.isatty() else Console(width=WIDTH)

@@ -155,11 +155,11 @@ def _goals(runs: Sequence[Run]) -> Sheet:
 def _checks(run: Run) -> Sheet:
     rows, base = [], run["limits"]
     for row in run.rows:
-        took, size = run[row["id"]], row["bytes"]
+        took = run[row["id"]]
         cells = [row["package"], row["label"]]
         for one, of_base in zip(took[:3], base[:3], strict=True):
             cells += [f"{one:.1f}", f"{one / of_base:.2f}"]
-        rows.append([*cells, f"{took.trips:.2f}".rstrip("0").rstrip("."), NONE if size is None else f"{size:,}"])
+        rows.append([*cells, f"{took.trips:.2f}".rstrip("0").rstrip("."), _bytes(row)])
     return Sheet(
         f"A check: {run.name}",
         ["", "", "client CPU µs", "÷ limits", "wall µs", "÷ limits", "in Redis µs", "÷ limits", "trips", "bytes"],
@@ -167,6 +167,10 @@ def _checks(run: Run) -> Sheet:
         "÷ limits: over limits' moving window. Bytes: what one more subject takes once 1000/m is full.",
         texts=2,
     )
+
+
+def _bytes(row: Found) -> str:
+    return NONE if row["bytes"] is None else f"{row['bytes']:,}"
 
 
 RIGHT = (f"{THREADS * EACH:,} racing for {RACE}", f"most in a window, {EDGE}/m")
@@ -219,13 +223,13 @@ COMPARED = (
 """The rows of each limiter in the README, in the order of the races: one limit, three, and a view under one."""
 
 
-def write_docs(found: Found) -> None:
-    """Write the tables into docs/benchmarks.md, and the first of them in short into the README."""
+def write_docs(found: Found, page: Path = PAGE, readme: Path = README) -> None:
+    """Write the tables into docs/benchmarks.md, and one row for each limiter into the README."""
     tables = "\n\n".join(f"### {each.title}\n\n{each.markdown()}\n\n{each.note}" for each in sheets(found))
-    _write_between_markers(PAGE, f"Measured on {found['machine']}.\n\n{tables}")
+    _write_between_markers(page, f"Measured on {found['machine']}.\n\n{tables}")
     compared = _compared(found)
     note = textwrap.fill(compared.note, 128, break_on_hyphens=False)
-    _write_between_markers(README, f"{note}\n\n{compared.markdown()}")
+    _write_between_markers(readme, f"{note}\n\n{compared.markdown()}")
 
 
 def _write_between_markers(page: Path, text: str) -> None:
@@ -243,7 +247,7 @@ def _compared(found: Found) -> Sheet:
     for (one, three, view), fact in zip(COMPARED, found["facts"], strict=True):
         cells = [f"{value:.0f}" for value in run[one][:3]]
         cells += [f"{run[three][figure]:.0f}" if three else NONE for figure in (0, 1, 3)]
-        cells += [f"{run[view].cpu:.0f}" if view else NONE, *_right(fact), f"{told[one]['bytes']:,}"]
+        cells += [f"{run[view].cpu:.0f}" if view else NONE, *_right(fact), _bytes(told[one])]
         rows.append([fact["package"], *cells])
     bare = run["bare"]
     return Sheet(

@@ -45,22 +45,31 @@ def checks_a_second(url: str, seconds: float) -> list[Point]:
     return [*calling, {"x": 0} | {name: _served(url, partial(_replay, name), 2, seconds) for name in NAMES}]
 
 
-def _served(url: str, run: Callable[..., None], processes: int, seconds: float) -> Point:
+def _served(url: str, run: Callable[..., int], processes: int, seconds: float) -> Point:
     context = multiprocessing.get_context("fork")  # they have all modules, and no connection yet
     start, counts = context.Barrier(processes + 1), context.SimpleQueue()
-    callers = [context.Process(target=run, args=(url, start, seconds, counts)) for _ in range(processes)]
+    callers = [context.Process(target=_count, args=(run, counts, url, start, seconds)) for _ in range(processes)]
     for caller in callers:
         caller.start()
     with redis.Redis.from_url(url) as client:
         client.ping()
         start.wait(60)
-        before, began = _cpu(client), time.perf_counter()
-        time.sleep(seconds)
-        used, took = _cpu(client) - before, time.perf_counter() - began
-    done = sum(counts.get() for _ in callers)
+        before = _cpu(client)
+        done = [counts.get() for _ in callers]
+        used = _cpu(client) - before
     for caller in callers:
         caller.join()
-    return {"a_second": done / took, "a_core": done / used}
+    if None in done:
+        raise RuntimeError("a process that calls has failed; see above")
+    return {"a_second": sum(done) / seconds, "a_core": sum(done) / used}
+
+
+def _count(run: Callable[..., int], counts: Any, *given: object) -> None:
+    done = None  # so that nobody waits for a process that failed
+    try:
+        done = run(*given)
+    finally:
+        counts.put(done)
 
 
 def _cpu(client: Any) -> float:
@@ -75,8 +84,8 @@ def _work(name: str, url: str) -> Work:
     return limiters.check_work(limiters.ONE) if ours else limiters.limits_work(url, limiters.LIMITS_THREE[0])
 
 
-def _call(name: str, url: str, start: Any, seconds: float, counts: Any) -> None:
-    """Make checks for so long."""
+def _call(name: str, url: str, start: Any, seconds: float) -> int:
+    """Make checks for so long; return how many."""
     work, ips, done = _work(name, url), fresh_ips(), 0
     work.run(ips, 1)
     inputs = work.inputs(ips, 1)
@@ -85,10 +94,10 @@ def _call(name: str, url: str, start: Any, seconds: float, counts: Any) -> None:
     while time.perf_counter() < ends:
         work.verify(work.answers(inputs))
         done += len(inputs)
-    counts.put(done)
+    return done
 
 
-def _replay(name: str, url: str, start: Any, seconds: float, counts: Any) -> None:
+def _replay(name: str, url: str, start: Any, seconds: float) -> int:
     """Send what checks have sent, over and over and a batch at a time: only so are two cores enough to fill Redis."""
     import hiredis
 
@@ -114,7 +123,7 @@ def _replay(name: str, url: str, start: Any, seconds: float, counts: Any) -> Non
                 replies.feed(wire.recv(65536))
                 missing -= sum(1 for _ in _read(replies))
             done += EACH * len(ips)
-    counts.put(done)
+    return done
 
 
 def _reader(hiredis: Any, heard: list[bytes]) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,21 +25,21 @@ def url() -> Iterator[str]:
         yield started
 
 
-def test_a_tiny_bench_has_all_rows_and_goals(url: str) -> None:
+def test_a_tiny_bench_has_all_rows_and_goals_and_fills_the_docs(url: str, tmp_path: Path) -> None:
     run = processes.in_process("tests.benchmarks.processes:rows", url, 1, True, False, 2)
     once: dict[str, Any] = {"view_without_redis": {"ratio": 1.05}, "start": {"with": 1.0, "without": 1.0}}
     found = {"machine": "this one", "runs": [{"parser": "hiredis", **run}], **once}
+    found["facts"] = [{"package": row[0], "race": 50, "worst": None} for row in report.COMPARED]
     rows = report.Run(found["runs"][0], found)
     trips = {"bare": 1, "bare view": 0, "check": 1, "check3": 1, "view": 1, "limits": 1, "limits3": 3, "flooded": 0}
     assert {row: round(rows[row].trips) for row in trips} == trips
-    goals, checks = (sheet.markdown() for sheet in report.sheets(found))
+    goals, checks, _ = (sheet.markdown() for sheet in report.sheets(found))
     assert goals.count(" no |") + goals.count(" yes |") == len(report.GOALS)
     assert checks.count("\n| ") == len(run["rows"])
-
-
-@pytest.mark.parametrize("page", [report.PAGE, report.README], ids=lambda page: page.name)
-def test_a_page_has_the_place_for_the_figures(page: Path) -> None:
-    assert report.END in page.read_text(encoding="utf-8").partition(report.BEGIN)[2]
+    page, readme = (Path(shutil.copy(path, tmp_path)) for path in (report.PAGE, report.README))
+    report.write_docs(found, page, readme)
+    assert all(row["label"] in page.read_text() for row in run["rows"])
+    assert all(f"\n| {row[0]} | " in readme.read_text() for row in report.COMPARED)
 
 
 @pytest.mark.thorough("scale")
