@@ -65,15 +65,13 @@ class MinuteBucket(NamedTuple):
         return cls(now // MINUTE, day, {}, {}, {})
 
     def merge(self, other: MinuteBucket) -> None:
-        """Add another bucket's counts."""
+        """Add another bucket's counts. Its slots, asked for minutes ago, are of no interest any more."""
         for name, row in other.counts.items():
             mine = self.row(name)
             for kind, count in enumerate(row):
                 mine[kind] += count
         for subject, count in other.refused.items():
             self.add_refused(subject, count)
-        for name, span in other.slots.items():
-            self.add_slot(name, span)
 
     def row(self, name: str) -> list[int]:
         """Return the counts of a rule, or of `OTHER` if there are too many rules."""

@@ -75,6 +75,7 @@ class TestWhatIsCounted:
         peek("10/m", SUBJECT, name="a")
         refund("10/m", SUBJECT, name="a")
         check("10/m", SUBJECT, 0, name="a")
+        assert not check("0/m", SUBJECT, 0, name="b")
         assert counts() == {"a": (1, 1, 0)}
 
     def test_refusals_of_a_shadow_rule_are_counted_apart(self) -> None:

@@ -87,6 +87,8 @@ def test_the_usage_of_a_subject_is_what_was_decided(settings: Any) -> None:
         expected = {TODAY: {"few": Count(2, 1)}, TODAY + timedelta(days=1): {"few": Count(1, 0)}}
         assert usage.usage("user:1") == expected
         assert usage.usage("user:2") == {}
+    with freeze(START + 7 * DAY):
+        assert usage.usage("user:1") == expected
 
 
 @pytest.mark.usefixtures("either_store")

@@ -44,6 +44,11 @@ class TestDistinct:
         with freeze(START + 30 * DAY):
             assert self.devices("d", "c") == [True, False]
 
+    def test_a_value_is_not_forgotten_sooner_after_the_clock_stepped_back(self) -> None:
+        for moment, value, is_allowed in ((30, "a", True), (0, "a", True), (70, "b", False), (91, "b", True)):
+            with freeze(START + moment * SECOND):
+                assert self.devices(value, rate="1/m") == [is_allowed]
+
     @given(st.lists(st.tuples(st.integers(0, 20), st.sampled_from("abcdef")), max_size=40))
     def test_no_window_ever_holds_more_different_values_than_the_limit(self, uses: list[tuple[int, str]]) -> None:
         reset("3/m", "user:7", distinct=True)
