@@ -423,6 +423,17 @@ def test_running_totals_wrap_around_in_lua_as_in_the_specification(raw: redis.Re
         assert all(entry.total < WRAP for entry in states.get(key))
 
 
+@pytest.mark.usefixtures("redis_cache")
+def test_a_running_total_that_wraps_to_zero_hides_no_entry(raw: redis.Redis) -> None:
+    (hit,) = hits_of(Rule.make("sliding", "10/m"))
+    entries = (Entry(0, 5, START + 10 * SECOND), Entry(3, 3, START + 20 * SECOND))
+    states, key = DictStates(), hit.limits[0].key
+    states.put(key, entries, entries[-1].expiry)
+    raw.zadd(key, {f"{entry.total}:{entry.cost}": entry.expiry for entry in entries})
+    for run in (current_store().run, lambda asked, now: asked.run(states, now)):
+        assert answers(run(Decide([hit], "peek"), START))[0].remaining == 2
+
+
 @pytest.mark.hypothesis
 @pytest.mark.usefixtures("redis_cache")
 def test_lua_and_specification_never_differ(raw: redis.Redis, redis_server: RedisServer) -> None:
