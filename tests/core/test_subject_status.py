@@ -409,6 +409,17 @@ def test_a_block_that_ends_before_a_ban_refuses_until_the_end_of_the_ban() -> No
         assert refused.retry_after == 7_200
 
 
+@pytest.mark.usefixtures("redis_cache")
+def test_refusals_that_led_to_a_ban_do_not_lead_to_the_next_one() -> None:
+    options: dict[str, Any] = {"name": "banning", "ban": {"after": "3/h", "for": "1m"}}
+    with freeze(START):
+        for _ in range(4):
+            last = check("1/d", SUBJECT, **options)
+        assert last.outcomes[0].why == "banned"
+    with freeze(START + 120 * SECOND):
+        assert check("1/d", SUBJECT, **options).outcomes[0].why == ""
+
+
 def test_raise_if_refused_carries_the_reason() -> None:
     override("b 0 0 ")
     with freeze(START), pytest.raises(QuotaExceeded, match="blocked by an operator"):
