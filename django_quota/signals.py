@@ -1,8 +1,9 @@
 """Signals of this process: a hit was refused, a ban began, a limit is near; the store is gone, or back.
 
 `refused`, `banned` and `near_limit` are sent after the decision, in the process and thread (or event loop) that asked
-for it. While a subject is refused by a rule, `refused` is sent at most once a second. The others are sent once for each
-ban, and once when a limit comes near. Each carries
+for it. While a subject is refused by a rule, `refused` is sent at most once a second; a refusal that a process repeats
+from memory (`cache_refusals`) sends none. The others are sent once for each ban, and once when a limit comes near. Each
+carries
 
 `rule`      the `Rule`
 `subject`   the subject, such as `"ip:203.0.113.9"`

@@ -90,14 +90,9 @@ def named(part: str) -> str | None:
     return None if part.startswith(_DIGESTED) else unquote(part, errors="surrogatepass")
 
 
-@lru_cache(maxsize=4096)
-def _state_suffix(limit: Limit) -> str:
-    return f"}}:r:{field(limit.rule)}:{limit.state_id}"
-
-
 def subject_base(prefix: str, subject: str) -> str:
     """Return the beginning of all keys of a subject, up to the closing brace."""
-    return part_base(prefix, escape(subject))
+    return f"{prefix}:{VERSION}:{{{escape(subject)}"
 
 
 def part_base(prefix: str, part: str) -> str:
@@ -107,7 +102,7 @@ def part_base(prefix: str, part: str) -> str:
 
 def state_key(base: str, limit: Limit) -> str:
     """Return the key of the state of a limit; `base` is the `subject_base` of its subject."""
-    return base + _state_suffix(limit)
+    return f"{base}}}:r:{field(limit.rule)}:{limit.state_id}"
 
 
 def key_of(base: str, kind: str, *parts: str) -> str:

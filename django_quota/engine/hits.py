@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from django_quota.core.algorithms import Algorithm, Limit, Parameters, Verdict, encode_limit
 from django_quota.core.keys import field as field_of
+from django_quota.core.keys import state_key
 from django_quota.core.rules import Rule
 from django_quota.engine.resp import bulk
 
@@ -59,11 +60,17 @@ class CompiledRule(NamedTuple):
     field: str
     """The rule's name as fields of hashes have it."""
     head: str
-    """The arguments before the cost, as Redis takes them; empty if they depend on the time."""
+    """The arguments before the cost, as Redis takes them."""
     tail: str
-    """Those after it, except for the options that depend on the hit."""
+    """Those after it, except for the options that depend on the hit. Of no use unless all limits are fixed."""
     words: int
     """How many arguments that are, with the cost."""
+    fixed: tuple[tuple[str, Limit, Parameters], ...]
+    """For each limit that is the same at any time: what its key has behind the `subject_base`, and its parameters."""
+    is_fixed: bool
+    """Whether all limits are the same at any time."""
+    decides_alone: bool
+    """Whether its refusals do not refuse the plan: a shadow, or a rule that does not block."""
 
     @classmethod
     def of(cls, rule: Rule) -> CompiledRule:
@@ -76,15 +83,20 @@ class CompiledRule(NamedTuple):
 
     @classmethod
     def _compile(cls, rule: Rule) -> CompiledRule:
-        name = field_of(rule.name)
-        if any(limit.fixed is None for limit in rule.limits):
-            return cls(name, "", "", 0)
-        head = (name, "")
-        tail = [rule.warn_share, str(len(rule.limits))]
+        head, tail = (field_of(rule.name), ""), [rule.warn_share, str(len(rule.limits))]
         for limit in rule.limits:
             tail += limit.encoded
         tail += rule.encoded
-        return cls(name, bulk(head), bulk(tail), len(head) + 1 + len(tail))
+        fixed = tuple((state_key("", limit), limit, limit.fixed) for limit in rule.limits if limit.fixed is not None)
+        return cls(
+            field=head[0],
+            head=bulk(head),
+            tail=bulk(tail),
+            words=len(head) + 1 + len(tail),
+            fixed=fixed,
+            is_fixed=len(fixed) == len(rule.limits),
+            decides_alone=rule.shadow or not rule.block,
+        )
 
 
 _END = bulk(("",))

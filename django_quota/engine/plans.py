@@ -96,17 +96,18 @@ class Plan:
         if hit is not None:
             self._extend(hit, rule, base, cost, value)
             return
-        status_key = f"{base}}}:s"
-        published = _known.get((status_key, name)) if _known and self._remembers else None
-        hit = Hit(rule, name, status_key, subject, cost)
-        hit.limits = self._compiled(_overridden(hit, published) if published else rule, base, value)
+        hit = Hit(rule, name, f"{base}}}:s", subject, cost)
+        published = _known.get((hit.status_key, name)) if _known and self._remembers else None
+        if published:
+            rule = _overridden(hit, published)
+        elif compiled.is_fixed:
+            hit.compiled = compiled
+        hit.limits = self._compiled(rule, base, value)
         if not hit.limits:
             return
-        if not published and compiled.head:
-            hit.compiled = compiled
         self._hits[base, name] = hit
         self.hits.append(hit)
-        if rule.shadow or not rule.block:
+        if compiled.decides_alone:
             self._groups += 1
             hit.group = self._groups
         if rule.ban is not None and not rule.shadow:
@@ -129,12 +130,13 @@ class Plan:
                 raise name_conflict(rule, hit.rule)
 
     def _compiled(self, rule: Rule, base: str, value: str) -> list[CompiledLimit]:
-        limits = []
-        for limit in rule.limits:
-            limits.append(CompiledLimit.of(state_key(base, limit), limit, 0, value))
-            if limit.fixed is None:
-                self.timeless = False
-        return limits
+        compiled = CompiledRule.of(rule)
+        if compiled.is_fixed and not value:
+            return [
+                CompiledLimit(base + suffix, limit, fixed, limit.encoded) for suffix, limit, fixed in compiled.fixed
+            ]
+        self.timeless = self.timeless and compiled.is_fixed
+        return [CompiledLimit.of(state_key(base, limit), limit, 0, value) for limit in rule.limits]
 
     def __len__(self) -> int:
         return len(self.hits)

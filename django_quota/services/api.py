@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from django.http import HttpRequest
 
@@ -166,8 +166,19 @@ def plan_flow(
         name = user_subject(subject)
     else:
         raise RuleError(f"{subject!r} is not a subject. Use a text such as 'ip:203.0.113.9', a user or a request.")
+    if not rule.is_plain:  # most rules have nothing to look at here
+        rule = _decidable(rule, name, cost, value)
+    units = cast("int", rule.cost) if cost is None else validate_cost(cost, rule.name)
+    settings = current()
+    plan = Plan(settings.prefix, settings.events, time_zone)
+    plan.add(rule, name, units, "" if value is None else value_digest(rule, value))
+    return plan
+
+
+def _decidable(rule: Rule, subject: str, cost: int | None, value: object) -> Rule:
+    """Return the rule to decide without a request: that of the subject's tier. Raises `RuleError` if there is none."""
     if rule.tiers and rule.tier is None:
-        rule = rule.tiers[AUTHENTICATED if name.startswith("user:") else ANONYMOUS]
+        rule = rule.tiers[AUTHENTICATED if subject.startswith("user:") else ANONYMOUS]
     if rule.dynamic:
         raise RuleError(f"The rates of rule {rule.name!r} are functions of the request: pass the request as subject.")
     if cost is None and callable(rule.cost):
@@ -177,10 +188,7 @@ def plan_flow(
             f"Rule {rule.name!r} counts different values: check() and peek() take the value as value=.",
             "reset() forgets all of them; refund() and reserve() do not work with such a rule.",
         )
-    settings = current()
-    plan = Plan(settings.prefix, settings.events, time_zone)
-    plan.add(rule, name, validate_cost(rule.cost if cost is None else cost, rule.name), value_digest(rule, value))
-    return plan
+    return rule
 
 
 def _request_of(subject: Subject) -> HttpRequest | None:

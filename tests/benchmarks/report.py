@@ -257,7 +257,7 @@ def _compared(found: Found) -> Sheet:
             *("a limited view: client CPU", *RIGHT, "bytes a subject, 1000/m"),
         ],
         rows,
-        f"Measured by `make bench` in one run ({found['machine']}, {run.name} over TCP, 40 subjects in turn). The "
+        f"Measured by `make bench` in one run ({found['machine']}, {run.name}, TCP, 40 subjects in turn). The "
         "times are microseconds a check. The last three can check three limits in a view only. A bare redis-py "
         f"`EVALSHA` of a three-line counter takes {bare.cpu:.0f} of client CPU, {bare.wall:.0f} wall and "
         f"{bare.redis:.0f} in Redis. Compare the rows with each other, not with the figures of another machine.",

@@ -28,7 +28,7 @@ Command = Sequence[str | int]
 
 
 class NotSentError(RedisConnectionError):
-    """There is no connection to a server, so nothing was sent."""
+    """The server ran nothing: there is no connection, or it still loads its keys."""
 
 
 class _Call:
