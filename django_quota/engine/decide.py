@@ -40,23 +40,26 @@ MODULES: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in REGISTRY},
     "compensate": ("compensate",),
     "count_day": ("count_day",),
-    "events": ("event_log", "events"),
+    "events": ("log_keys", "event_log", "events"),
+    "flag": ("flag",),
     "holds": ("holds",),
     "refusal": ("refusal",),
+    "restore": ("restore",),
+    "sliding_wait": ("sliding_wait",),
     "subject_status": ("subject_status",),
     "where_it_may_write": ("where_it_may_write",),
 }
 """The modules of the script, and the files that each consists of. The last one returns the module."""
 
-_PLACE = "  -- %% modules %%\n"
-
 
 def _composed() -> str:
-    frame = lua_source("decide")
-    if frame.count(_PLACE) != 1:
-        raise RuntimeError(f"lua/decide.lua must contain {_PLACE!r} exactly once")
+    frame, constants = lua_source("decide"), lua_source("constants")
     modules = [f"if name == '{name}' then\n{''.join(map(lua_source, files))}end\n" for name, files in MODULES.items()]
-    return lua_source("clock") + frame.replace(_PLACE, "".join(modules))
+    for place, source in (("-- %% constants %%\n", constants), ("-- %% modules %%\n", constants + "".join(modules))):
+        if frame.count(place) != 1:
+            raise RuntimeError(f"lua/decide.lua must contain {place!r} exactly once")
+        frame = frame.replace(place, source)
+    return lua_source("clock") + frame
 
 
 class Decide(Operation):

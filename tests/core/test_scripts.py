@@ -80,6 +80,11 @@ def test_every_module_is_needed_and_every_need_is_a_module() -> None:
     assert named | set(REGISTRY) == set(MODULES)
 
 
+def test_the_frame_of_the_decision_makes_no_function_but_those_that_make_modules() -> None:
+    assert re.findall(r"function (\w+)", code("decide")) == ["make", "need"]
+    assert len(re.findall(r"\bfunction\b", code("decide"))) == 2
+
+
 def test_the_head_of_the_decision_is_what_the_caller_sends() -> None:
     ban = {"after": "20/m", "for": ["10m", "1h"]}
     rules = [
@@ -112,7 +117,7 @@ def test_the_head_of_the_decision_is_what_the_caller_sends() -> None:
 
 def test_the_decision_and_the_codec_give_flags_the_same_numbers() -> None:
     numbers: dict[str, int] = {}
-    for names, values in re.findall(r"^local ([A-Z_, ]+) = ([\d, ]+)$", code("decide"), re.MULTILINE):
+    for names, values in re.findall(r"^local ([A-Z_, ]+) = ([\d, ]+)$", code("constants"), re.MULTILINE):
         numbers.update(zip(names.split(", "), map(int, values.split(", ")), strict=True))
     assert {flag.name: flag.value for flag in Flag}.items() <= numbers.items()
     assert (numbers["OVERRIDDEN"], numbers["HOLDS_DUE"]) == (OVERRIDDEN, HOLDS_DUE)
@@ -143,6 +148,12 @@ def test_no_time_is_written_as_a_float(name: str) -> None:
     for call in re.findall(r"redis\.call\([^\n]*", code(name)):
         assert "..  now" not in call
         assert not re.search(r", now\b", call)
+
+
+@pytest.mark.parametrize("number", [0, 1, 99_999_999, 10**8, 10**8 + 1, 2**31, 2**32 + 7, 10**15, 2**52 - 1, 2**53 - 1])
+def test_lua_writes_whole_numbers_in_full(raw: redis.Redis, number: int) -> None:
+    text = lua_source("clock") + "return integer(tonumber(ARGV[2]))"
+    assert cast("Any", raw).eval(text, 0, 1, number) == str(number).encode()
 
 
 def test_a_time_survives_the_way_through_lua_to_the_microsecond(raw: redis.Redis) -> None:

@@ -1,4 +1,4 @@
--- calendar: one counter for each period of the calendar; the caller knows the time zone, Redis knows the time. A module of decide.
+-- calendar: one counter for each period of the calendar. A module of decide. The caller knows the time zone, Redis the time.
 --
 -- KEYS   limit.key: a string "<count> <end in microseconds>", as fixed_window keeps it
 -- ARGV   capacity; a, b, c = the edges of the current and the next period: [a, b) and [b, c), in microseconds
@@ -9,5 +9,4 @@ return {
   outside = function(limit) return now < limit.a or now >= limit.c end,
   peek = window.peek,
   consume = function(limit, over) return window.consume_until(limit, now < limit.b and limit.b or limit.c, over) end,
-  refund = window.refund,
 }

@@ -11,16 +11,16 @@ else
   now = tonumber(now)
 end
 
--- A whole number as a text. Lua itself would write a large one as 1.7637e+15. '%d' takes what fits into a C long, which may have
--- 32 bits: so a large number is written in two parts, in half the time that '%.0f' takes.
+-- A number as a text, without what is behind the point. Lua itself would write a large one as 1.7637e+15. '%d' takes a C long,
+-- which may have 32 bits: so a large number is written in two parts. That takes half the time of '%.0f'.
 local function integer(number)
   if number < 100000000 then return string.format('%d', number) end
   return string.format('%d%08d', number / 100000000, number % 100000000)
 end
 
--- A key's TTL in milliseconds: `grace` more than its content needs, since keys expire on the millisecond. Tests pass the time
--- in, and keys expire by Redis' own clock: then one hour more.
-local function lifetime(span) return integer(math.ceil(span / 1000) + grace) end
+-- A key's TTL in milliseconds, rounded up: `grace` more than its content needs, since keys expire on the millisecond. Tests pass
+-- the time in, and keys expire by Redis' own clock: then one hour more.
+local function lifetime(span) return integer((span + 999) / 1000 + grace) end
 
 local function expire(key, span) redis.call('PEXPIRE', key, lifetime(span)) end
 

@@ -9,12 +9,15 @@
 -- reply  compensate_all, flag_known: nothing
 --
 -- What others did meanwhile stays. If it cannot be told apart, less is restored, never more.
+
+local restore, window, bucket = need('restore'), need('fixed_window'), need('token_bucket')
+local WRAP = need('sliding_window').WRAP
+
 local compensators = {
   -- The hit's own entry goes, and the totals of later entries go down.
   sliding_window = function(limit, stop)
     local from = redis.call('ZRANGEBYSCORE', limit.key, integer(stop), '+inf', 'WITHSCORES')
     if not from[1] or tonumber(from[2]) ~= stop then return end
-    local WRAP = need('sliding_window').WRAP
     local first_cost = tonumber(string.match(from[1], ':(%d+)$'))
     local less = math.min(limit.cost, first_cost)
     local added, kept, removed = {}, {}, {}
@@ -45,24 +48,22 @@ local compensators = {
   end,
 
   token_bucket = function(limit, stop, before, refunded, alone)
-    local bucket = need('token_bucket')
     bucket.read(limit)
-    bucket.restore(limit, math.min(limit.cost * limit.a, bucket.left_of(limit, stop, before, refunded, alone)))
+    local left = restore.token_bucket.left_of(limit, stop, before, refunded, alone)
+    restore.token_bucket.restore(limit, math.min(limit.cost * limit.a, left))
   end,
 
   -- Later hits know when they leave: only the last place in the queue can be restored.
   leaky_bucket = function(limit, stop)
-    local bucket = need('token_bucket')
     bucket.read(limit)
-    if now + limit.backlog == stop then bucket.restore(limit, limit.cost * limit.a) end
+    if now + limit.backlog == stop then restore.leaky_bucket.restore(limit, limit.cost * limit.a) end
   end,
 }
 
 -- A window that was reset and opened again ends at another moment.
 compensators.fixed_window = function(limit, stop)
-  local window = need('fixed_window')
   window.read(limit)
-  if limit.stop == stop then window.refund(limit) end
+  if limit.stop == stop then restore.fixed_window.refund(limit) end
 end
 compensators.calendar = compensators.fixed_window
 
@@ -89,8 +90,8 @@ end
 
 local function flag_known(hit)
   for _, limit in ipairs(hit) do
-    if limit.before then add_flag(hit, KNOWN_BEFORE, limit.before) end
-    if limit.refunded_before then add_flag(hit, KNOWN_BEFORE, limit.refunded_before) end
+    if limit.before then need('flag')(hit, KNOWN_BEFORE, limit.before) end
+    if limit.refunded_before then need('flag')(hit, KNOWN_BEFORE, limit.refunded_before) end
   end
 end
 

@@ -1,5 +1,5 @@
 -- decide: decides one plan: any number of hits (a rule for a subject), each with any number of limits; all or nothing.
--- The line of percent signs stands for its modules: the algorithms and the other files that engine/decide.py lists.
+-- The lines of percent signs stand for constants, and for the modules that engine/decide.py lists: the algorithms and others.
 --
 -- KEYS   for each hit, in the plan's order: the status of the subject (a hash); the state of each limit; those of its options
 --        last, if the log is in this slot: the event stream, the index of bans, the stream of bans alone
@@ -12,13 +12,13 @@
 --            tentative check "record_day" (counts them for the day), "compensate <n|-><receipt>,<receipt> ..." (see compensate)
 --        [3] how many events the stream keeps; 0: no events; -1: the log is in another slot, and the caller writes events
 --        then for each hit: the rule's name in the fields of hashes; the rate override that its limits belong to, as it was
---            published ('' for none); the cost, a whole number from 0 up; the share of the limit, in thousandths, that emits "near"
---            (0: never); how many limits
+--            published ('' for none); the cost, a whole number from 0 up; the share of the limit, in thousandths, that emits
+--            "near" (0: never); how many limits
 --          for each limit: the algorithm, the capacity, a, b; for a calendar also c: whole numbers, see the algorithm
 --          then its options in any order, each a word with its arguments, and '' behind the last:
 --            "counted": a refused hit consumes too; "quiet": no events; "value" <digest>: what a limit of values counts
---            "group" <n>: it belongs to the n-th rule that decides for itself alone (a shadow, or one that does not block); without
---              it a refusal refuses the plan
+--            "group" <n>: it belongs to the n-th rule that decides for itself alone (a shadow, or one that does not block);
+--              without it a refusal refuses the plan
 --            "ban" <capacity> <a> <b> <span>,<span>: the sliding window of refusals that leads to a ban, and how long the first,
 --              the second and so on last; KEYS: these refusals
 --            "day" <begins> <ends>: counts the day with these edges; KEYS: its counts
@@ -37,27 +37,19 @@
 --            (value: as it was published; '' for none); 2: holds are due: their key is missing (value: also those of these
 --            limits, joined by commas), or more are due than one call restores. No reason: the edges of a day or of a calendar
 --            limit do not fit the time
-local NEVER = -1
-local SECOND, DAY = 1000000, 86400000000
-local EXEMPT, BLOCKED, BANNED, BAN_BEGAN, REFUSAL_EMITTED, NEAR_EMITTED, BAN_LEVEL, KNOWN_BEFORE = 1, 2, 3, 4, 5, 6, 7, 8
-local SETTLED_LATE = 9
-local OVERRIDDEN, HOLDS_DUE = 1, 2
--- Nothing counts further than this, even past a limit: doubles lose integers far above it.
-local MOST = 1000000000000000
+-- %% constants %%
 
+local ARGV, KEYS = ARGV, KEYS
 local mode, mode_arguments = ARGV[2], nil
 if mode ~= 'check' then mode, mode_arguments = string.match(mode, '^([%l_]+) ?(.*)$') end
 local is_decided = mode == 'compensate' or mode == 'record_day' -- the hits were decided before
-local stream_length = ARGV[3]
-local emits, events_key, bans_key, banned_key = stream_length ~= '0', nil, nil, nil
-if emits and stream_length ~= '-1' then events_key, bans_key, banned_key = KEYS[#KEYS - 2], KEYS[#KEYS - 1], KEYS[#KEYS] end
+local emits = ARGV[3] ~= '0'
 
 -- refused[0]: the plan is refused; refused[n]: the n-th rule that decides for itself is.
-local refused, flags = { [0] = mode == 'record_refusal' or nil }, {}
+local refused, flags = mode == 'record_refusal' and { [0] = true } or nil, nil
 
-local function add_flag(hit, flag, value) flags[#flags + 1], flags[#flags + 2], flags[#flags + 3] = hit.index, flag, value end
-
--- Redis runs this text anew at each call, and it takes time to make a function. So each module is made when it is first needed.
+-- Redis runs this text anew at each call, and it takes time to make functions and tables. So a module is made when it is first
+-- needed, and so is a table that is seldom used. The frame itself makes no other function than these two.
 local made, need = {}, nil
 
 local function make(name)
@@ -73,7 +65,7 @@ function need(name)
   return module
 end
 
-local hits, keys_read, read = {}, 0, 3
+local hits, keys_read, read = { nil }, 0, 3
 
 while read < #ARGV do
   local hit = {
@@ -87,7 +79,7 @@ while read < #ARGV do
     local algorithm = made[name] or need(name)
     local limit = {
       key = KEYS[keys_read + i], name = name, algorithm = algorithm, cost = hit.cost, capacity = ARGV[read + 2] + 0,
-      a = ARGV[read + 3] + 0, b = ARGV[read + 4] + 0,
+      a = ARGV[read + 3] + 0, b = ARGV[read + 4] + 0, remaining = 0, retry_after = 0,
     }
     read = read + 4
     if algorithm.outside then
@@ -115,11 +107,11 @@ while read < #ARGV do
       for i = 2, ARGV[read + 1] do hit.extra[i - 1] = need('holds').extra_limit(KEYS[keys_read + i]) end
       keys_read, read = keys_read + ARGV[read + 1], read + 2
     elseif option == 'group' then
-      hit.group, read = tonumber(ARGV[read + 1]), read + 2
+      hit.group, read = ARGV[read + 1] + 0, read + 2
     elseif option == 'value' then
       for _, limit in ipairs(hit) do limit.value = ARGV[read + 1] end
       read = read + 2
-    else -- 'counted', 'quiet'
+    else -- counted, quiet
       hit[option], read = true, read + 1
     end
   end
@@ -127,16 +119,23 @@ while read < #ARGV do
   hits[#hits + 1] = hit
 end
 
+local retry
 if mode ~= 'settle' and not is_decided then
-  local retry, status_key, has_status = { now, -1 }, nil, nil
-  for _, hit in ipairs(hits) do
+  local status_key, has_status
+  for h = 1, #hits do
+    local hit = hits[h]
     if hit.status_key ~= status_key then
       status_key = hit.status_key
       has_status = redis.call('EXISTS', status_key) == 1
     end
-    if has_status or hit.override ~= '' or hit.holds_key then need('subject_status').load(hit, retry) end
+    if has_status or hit.override ~= '' or hit.holds_key then
+      retry = retry or { now, -1 }
+      need('subject_status').load(hit, retry)
+    end
   end
-  if #retry > 2 then return retry end
+end
+if retry then
+  if retry[3] then return retry end
   for _, hit in ipairs(hits) do
     if hit.holds_key then
       local holds = need('holds')
@@ -144,13 +143,13 @@ if mode ~= 'settle' and not is_decided then
       if hit.more_due then retry[#retry + 1], retry[#retry + 2], retry[#retry + 3] = hit.index, HOLDS_DUE, '' end
     end
   end
-  if #retry > 2 then return retry end
+  if retry[3] then return retry end
 end
 
 if mode == 'refund' then
   for _, hit in ipairs(hits) do
     for _, limit in ipairs(hit) do
-      if hit.status ~= EXEMPT then limit.algorithm.refund(limit) end
+      if hit.status ~= EXEMPT then need('restore')[limit.name].refund(limit) end
     end
   end
 elseif mode == 'settle' then
@@ -167,37 +166,41 @@ end
 for h = 1, #hits do
   local hit = hits[h]
   for i = 1, #hit do
-    local limit = hit[i]
-    limit.allowed, limit.remaining, limit.retry_after, limit.reset, limit.more = limit.algorithm.peek(limit)
+    local limit, allowed = hit[i], nil
+    allowed, limit.remaining, limit.retry_after, limit.reset, limit.more = limit.algorithm.peek(limit)
     if hit.status == EXEMPT then
-      limit.allowed, limit.retry_after = true, 0
+      allowed, limit.retry_after = true, 0
     elseif hit.status then
+      limit.refused = not allowed
       need('subject_status').shut_out(limit, hit.stop)
+      allowed = false
     end
-    if not limit.allowed then
-      hit.refused = true
-      refused[hit.group] = true
+    if not allowed then
+      refused = refused or {}
+      hit.refused, limit.refused, refused[hit.group] = true, true, true
     end
   end
-  if hit.status then add_flag(hit, hit.status, hit.stop) end
+  if hit.status then need('flag')(hit, hit.status, hit.stop) end
 end
 
 if mode == 'check' or mode == 'reserve' or mode == 'tentative' or mode == 'record_refusal' then
-  for _, hit in ipairs(hits) do
+  for h = 1, #hits do
+    local hit = hits[h]
     if hit.cost == 0 then
       -- It asks whether there is room, and changes nothing.
-    elseif hit.status or refused[0] or refused[hit.group] then
+    elseif hit.status or (refused and (refused[0] or refused[hit.group])) then
       -- A refusal stands even if it cannot be counted and emitted.
       need('where_it_may_write')(need('refusal'), hit)
     else
-      local near
+      local warn, near = emits and hit.warn or 0, nil
       for i = 1, #hit do
         local limit = hit[i]
         limit.remaining, limit.retry_after, limit.reset, limit.more = limit.algorithm.consume(limit)
-        if emits and hit.warn > 0 and not near then
-          -- Without a division: it is near if `used` has just reached the threshold, and the threshold is not the limit itself.
-          local threshold, used = limit.capacity * hit.warn, limit.capacity - limit.remaining
-          if used * 1000 >= threshold and (used - limit.cost) * 1000 < threshold and threshold <= (limit.capacity - 1) * 1000 then
+        if warn > 0 and not near then
+          -- It is near if its use has just reached the threshold, and that is not the limit itself.
+          local capacity, threshold = limit.capacity, limit.capacity * warn
+          local used = capacity - limit.remaining
+          if used * 1000 >= threshold and (used - hit.cost) * 1000 < threshold and threshold <= (capacity - 1) * 1000 then
             near = limit
           end
         end
@@ -210,14 +213,18 @@ if mode == 'check' or mode == 'reserve' or mode == 'tentative' or mode == 'recor
   end
 end
 
-local reply = { now, refused[0] and 0 or 1 }
+local first = hits[1][1]
+local parts = {
+  struct.pack('<i8i8i8i8i8i8i8', now, refused and refused[0] and 0 or 1,
+    first.refused and 0 or 1, first.remaining, first.retry_after, first.reset, first.more),
+}
 for h = 1, #hits do
   local hit = hits[h]
-  for i = 1, #hit do
-    local limit, length = hit[i], #reply
-    reply[length + 1], reply[length + 2], reply[length + 3] = limit.allowed and 1 or 0, limit.remaining, limit.retry_after
-    reply[length + 4], reply[length + 5] = limit.reset, limit.more
+  for i = h == 1 and 2 or 1, #hit do
+    local limit = hit[i]
+    parts[#parts + 1] = struct.pack('<i8i8i8i8i8',
+      limit.refused and 0 or 1, limit.remaining, limit.retry_after, limit.reset, limit.more)
   end
 end
-for _, number in ipairs(flags) do reply[#reply + 1] = number end
-return struct.pack('<' .. string.rep('i8', #reply), unpack(reply))
+for i = 1, flags and #flags or 0 do parts[#parts + 1] = struct.pack('<i8', flags[i]) end
+return table.concat(parts)

@@ -3,6 +3,7 @@
 -- KEYS   limit.key: a sorted set; score = when the value is forgotten (microseconds), member = its digest
 -- ARGV   capacity; a = window in microseconds; the option "value" of the hit: the digest (none for a peek without one)
 -- reply  peek: allowed, remaining, retry_after, reset, more; consume: remaining, retry_after, reset, more
+
 local function read(limit)
   limit.live = redis.call('ZCOUNT', limit.key, '(' .. integer(now), '+inf')
   local last = redis.call('ZRANGE', limit.key, '-1', '-1', 'WITHSCORES')
@@ -38,9 +39,5 @@ return {
     read(limit)
     expire(limit.key, limit.expiry - now)
     return math.max(0, limit.capacity - limit.live), 0, limit.expiry - now, more_after(limit)
-  end,
-
-  refund = function(limit)
-    if limit.cost > 0 and limit.value then redis.call('ZREM', limit.key, limit.value) end
   end,
 }

@@ -1,15 +1,18 @@
--- events: what a hit leaves behind beside its limits: bans after too many refusals, events. A module of decide, with event_log.
+-- events: what a hit leaves behind beside its limits: bans after too many refusals, events. A module of decide, behind event_log.
 --
--- KEYS   hit.refusals_key: the refusals that lead to a ban, as sliding_window keeps them
+-- KEYS   hit.refusals.key: the refusals that lead to a ban, as sliding_window keeps them
 --        hit.status_key: see subject_status
 --        the log, if it is in this slot: see event_log
 -- ARGV   as decide
 -- reply  emit_near, emit_refused: nothing; they add flags
+
+local has_log = ARGV[3] ~= '-1'
+
 local function subject_of(hit) return string.match(hit.status_key, '{(.-)}') end
 
 -- If the log is in another slot, the flags report the event, and the caller writes it.
 local function append_event_of(kind, hit, limit, stop, level)
-  if events_key then append_event(kind, hit.rule, subject_of(hit), stop, level, limit.capacity, limit.remaining) end
+  if has_log then append_event(kind, hit.rule, subject_of(hit), stop, level, limit.capacity, limit.remaining) end
 end
 
 -- Says whether an event may be emitted again; if so, the next one may `span` from now.
@@ -39,14 +42,14 @@ local function count_refusal(hit)
     integer(stop) .. ' ' .. integer(level) .. ' ' .. integer(remembered))
   keep(hit.status_key, remembered - now)
   for _, limit in ipairs(hit) do need('subject_status').shut_out(limit, stop) end
-  add_flag(hit, BANNED, stop)
+  need('flag')(hit, BANNED, stop)
   if emits then
-    add_flag(hit, BAN_BEGAN, stop)
-    if bans_key then
+    need('flag')(hit, BAN_BEGAN, stop)
+    if has_log then
       index_ban(hit.rule, subject_of(hit), stop)
       append_event_of('banned', hit, hit[1], stop, level)
     else
-      add_flag(hit, BAN_LEVEL, level)
+      need('flag')(hit, BAN_LEVEL, level)
     end
   end
   return true
@@ -56,7 +59,7 @@ end
 local function refusing(hit)
   local longest
   for _, limit in ipairs(hit) do
-    if not limit.allowed then
+    if limit.refused then
       local wait = limit.retry_after == NEVER and math.huge or limit.retry_after
       if not longest or wait > longest.sort then
         limit.sort = wait
@@ -73,14 +76,14 @@ local function emit_refused(hit)
   local limit = refusing(hit)
   local stop = limit.retry_after == NEVER and 0 or now + limit.retry_after
   append_event_of('refused', hit, limit, stop, 0)
-  add_flag(hit, REFUSAL_EMITTED, stop)
+  need('flag')(hit, REFUSAL_EMITTED, stop)
 end
 
 -- `limit`: the first one whose use has just passed `warn_at`.
 local function emit_near(hit, limit)
   if not should_emit(hit, 'w:' .. hit.rule, math.min(math.max(limit.reset, SECOND), DAY)) then return end
   append_event_of('near', hit, limit, 0, 0)
-  add_flag(hit, NEAR_EMITTED, 0)
+  need('flag')(hit, NEAR_EMITTED, 0)
 end
 
 return { emit_near = emit_near, emit_refused = emit_refused }

@@ -3,6 +3,7 @@
 -- KEYS   limit.key: a string "<count> <end in microseconds>"
 -- ARGV   capacity; a = window in microseconds
 -- reply  peek: allowed, remaining, retry_after, reset, more; consume: remaining, retry_after, reset, more
+
 local function read(limit)
   limit.count, limit.stop = 0, now
   local value = redis.call('GET', limit.key)
@@ -29,6 +30,7 @@ end
 
 return {
   read = read,
+  write = write,
   consume_until = consume_until,
 
   peek = function(limit)
@@ -42,10 +44,4 @@ return {
   end,
 
   consume = function(limit, over) return consume_until(limit, now + limit.a, over) end,
-
-  refund = function(limit)
-    read(limit)
-    limit.count = limit.count - limit.cost
-    if limit.count > 0 then write(limit) else redis.call('DEL', limit.key) end
-  end,
 }

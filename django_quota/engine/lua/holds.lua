@@ -9,9 +9,9 @@
 --        hit.status_key: its field d:<rule> is the score of the first hold
 -- ARGV   as decide
 -- reply  hold: notes what the hit has just consumed; settle: replaces it by what was really used; restore_due: restores what is
---        due; credit_due: lets a peek subtract it; missing_limits: the names of limits whose keys restore_due needs;
---        extra_limit: one of those, for its key
-local sliding_window = need('sliding_window')
+--        due; credit_due: lets a peek subtract it; foresee: a sliding window without it; missing_limits: the names of limits
+--        whose keys restore_due needs; extra_limit: one of those, for its key
+local WRAP, restorers = need('sliding_window').WRAP, need('restore')
 
 -- How many due holds one call restores, and how many a peek takes into account.
 local RESTORE_BATCH, MAX_FORESEEN = 100, 1000
@@ -46,25 +46,27 @@ local function sliding_without(limit, parts)
   return entries
 end
 
--- Reads how the window would be without due holds, for a peek.
-function sliding_window.foresee(limit)
+-- Reads how the window would be without due holds, for a peek: returns what is used, and when it expires.
+local function foresee(limit)
+  local used, expiry = 0, now
   limit.entries = {}
   for _, entry in ipairs(sliding_without(limit, limit.abandoned)) do
     if entry.cost > 0 then
       limit.entries[#limit.entries + 1] = entry
-      limit.used, limit.expiry = limit.used + entry.cost, tonumber(entry.score)
+      used, expiry = used + entry.cost, tonumber(entry.score)
     end
   end
   local first = limit.entries[1]
   if first then limit.first_expiry, limit.first_cost = tonumber(first.score), first.cost end
+  return used, expiry
 end
 
-function sliding_window.restore_all(limit, parts)
+local function restore_sliding(limit, parts)
   local entries = sliding_without(limit, parts)
   local added, kept, removed, total = {}, {}, {}, limit.total
   for _, entry in ipairs(entries) do
     if entry.cost > 0 then
-      total = (total + entry.cost) % sliding_window.WRAP
+      total = (total + entry.cost) % WRAP
       local member = integer(total) .. ':' .. integer(entry.cost)
       added[#added + 1], added[#added + 2] = entry.score, member
       kept[member] = true
@@ -85,31 +87,32 @@ local function window_of(key) return string.match(key, '[^:]+$') end
 
 -- A limit that is not decided: holds only restore to it.
 local function extra_limit(key)
-  local algorithm = need(ALGORITHM_OF[string.match(window_of(key), '^%l+')])
-  return { key = key, algorithm = algorithm, cost = 0, capacity = 0, a = 0, b = 0 }
+  return { key = key, name = ALGORITHM_OF[string.match(window_of(key), '^%l+')], cost = 0, capacity = 0, a = 0, b = 0 }
 end
 
 -- How much of a hold's units still counts in a limit: in units; for a bucket in microseconds.
 local function still_used(limit, part)
-  if limit.algorithm.still_used then return limit.algorithm.still_used(limit, part.units, part.stop, part.words) end
+  local restorer = restorers[limit.name]
+  if restorer.still_used then return restorer.still_used(limit, part.units, part.stop, part.words) end
   return part.stop > now and part.units or 0
 end
 
 local function restore_to(limit, parts)
-  if limit.algorithm.restore_all then
+  local restorer = restorers[limit.name]
+  if limit.name == 'sliding_window' then
     for _, part in ipairs(parts) do
-      if part.stop > now then return limit.algorithm.restore_all(limit, parts) end
+      if part.stop > now then return restore_sliding(limit, parts) end
     end
     return
   end
   for _, part in ipairs(parts) do
     local amount = still_used(limit, part)
-    if amount > 0 and limit.algorithm.restore then
-      limit.algorithm.restore(limit, amount)
+    if amount > 0 and restorer.restore then
+      restorer.restore(limit, amount)
     elseif amount > 0 then
       local cost = limit.cost
       limit.cost = amount
-      local done, problem = pcall(limit.algorithm.refund, limit)
+      local done, problem = pcall(restorer.refund, limit)
       limit.cost = cost -- also if the server takes no writes: the hit is decided anyway
       if not done then error(problem, 0) end
     end
@@ -195,7 +198,7 @@ local function credit_due(hit)
   local parts = parts_of(due_of(hit, MAX_FORESEEN))
   for _, limit in ipairs(hit) do
     local some = parts[window_of(limit.key)]
-    if some and limit.algorithm.restore_all then
+    if some and limit.name == 'sliding_window' then
       limit.abandoned = some
     else
       for _, part in ipairs(some or {}) do limit.credit = (limit.credit or 0) + still_used(limit, part) end
@@ -210,7 +213,8 @@ local function hold(hit)
   local span = ttl
   for _, limit in ipairs(hit) do
     member = member .. ' ' .. window_of(limit.key) .. '=' .. integer(now + limit.reset)
-    if limit.algorithm.receipt then member = member .. limit.algorithm.receipt(limit) end
+    local receipt = restorers[limit.name].receipt
+    if receipt then member = member .. receipt(limit) end
     span = math.max(span, limit.reset)
   end
   redis.call('ZADD', hit.holds_key, integer(now + ttl), member)
@@ -231,7 +235,7 @@ local function settle(hit)
   local actual, due, token = string.match(mode_arguments, '^(%d+) (%d+) (%S+)$')
   local member, held, is_late = held_under(hit, token, due), 0, tonumber(due) <= now
   actual = tonumber(actual)
-  if is_late then add_flag(hit, SETTLED_LATE, tonumber(due)) end
+  if is_late then need('flag')(hit, SETTLED_LATE, tonumber(due)) end
   if member then
     redis.call('ZREM', hit.holds_key, member)
     note_first_due(hit)
@@ -256,5 +260,5 @@ end
 
 return {
   extra_limit = extra_limit, missing_limits = missing_limits, restore_due = restore_due, credit_due = credit_due, hold = hold,
-  settle = settle,
+  settle = settle, foresee = foresee,
 }

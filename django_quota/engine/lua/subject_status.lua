@@ -7,8 +7,9 @@
 --          d:<rule>       when the first open hold is due
 --          e:<rule>, w:<rule>  until when no more "refused", "near" events are emitted
 -- ARGV   as decide
--- reply  load: puts hit.status (EXEMPT, BLOCKED, BANNED or nil) and hit.stop (its end, 0 for never) on the hit, and on `retry` why
---        the hit must be sent in another form; shut_out: makes a limit refuse
+-- reply  load: puts hit.status (EXEMPT, BLOCKED, BANNED or nil) and hit.stop (its end, 0 for never) on the hit; why the hit must
+--        be sent in another form, if it must, goes into `retry`. shut_out: makes a limit refuse
+
 -- Returns the mode of an override that is in force now, its end, and the override itself.
 local function in_force(override)
   if not override then return end
@@ -23,7 +24,7 @@ local function later_of(one, other) return one > 0 and other > 0 and math.max(on
 -- Refuses until a ban or a block ends (0: never), and then for as long as the limit itself has no room.
 local function shut_out(limit, stop)
   local function later(own) return stop > 0 and own ~= NEVER and math.max(stop - now, own) or NEVER end
-  limit.allowed, limit.retry_after = false, later(limit.allowed and 0 or limit.retry_after)
+  limit.refused, limit.retry_after = true, later(limit.refused and limit.retry_after or 0)
   limit.more = later(limit.remaining > 0 and 0 or limit.more)
 end
 

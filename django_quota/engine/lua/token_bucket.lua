@@ -9,6 +9,7 @@
 --
 -- A clock that steps back would look like a backlog as long as the step. So a bucket that was written later than now moves
 -- back with the clock, as if the step had been refunded.
+
 local RESTORED_WRAP = 1125899906842624
 
 local function read(limit)
@@ -46,28 +47,6 @@ local function write(limit)
   redis.call('SET', limit.key, integer(now + limit.backlog) .. known, 'PX', lifetime(stays))
 end
 
-local function restore(limit, span, is_refund)
-  span = math.min(span, limit.backlog)
-  if span <= 0 then return end
-  if span == limit.backlog and not is_refund and limit.counts_until == 0 then -- it was the only one
-    redis.call('DEL', limit.key)
-    return
-  end
-  if limit.counts_until == 0 then limit.counts_until = now + limit.backlog end
-  limit.backlog, limit.restored = limit.backlog - span, (limit.restored + span) % RESTORED_WRAP
-  if is_refund then limit.refunded = (limit.refunded + span) % RESTORED_WRAP end
-  write(limit)
-end
-
--- How much (microseconds) is left of a hit; less if that is not known, never more. It has moved up by what was restored ahead
--- of it, at most by all that was restored. No more of it has flowed back than time has passed since it came, except that a
--- refund may have been of its own units.
-local function left_of(limit, stop, restored, refunded, alone)
-  local moved_up = (limit.restored - restored) % RESTORED_WRAP
-  local own = (limit.refunded - refunded) % RESTORED_WRAP
-  return math.max(0, math.min(math.max(stop - moved_up, alone - own) - now, limit.backlog))
-end
-
 local function remaining_of(limit)
   local left = limit.capacity * limit.a - limit.backlog
   return left > 0 and math.floor(left / limit.a) or 0
@@ -80,13 +59,13 @@ local function more_after(limit, remaining)
 end
 
 return {
+  RESTORED_WRAP = RESTORED_WRAP,
   read = read,
-  restore = restore,
-  left_of = left_of,
+  write = write,
 
   peek = function(limit)
     read(limit)
-    limit.before, limit.refunded_before = limit.before or limit.restored, limit.refunded_before or limit.refunded
+    if mode == 'tentative' then limit.before, limit.refunded_before = limit.restored, limit.refunded end
     local capacity, cost, backlog = limit.capacity, limit.cost, limit.backlog
     local wait = backlog + (cost - capacity) * limit.a
     local remaining = remaining_of(limit)
@@ -106,27 +85,8 @@ return {
     return remaining, 0, limit.backlog, more_after(limit, remaining)
   end,
 
-  refund = function(limit)
-    read(limit)
-    restore(limit, limit.cost * limit.a, true)
-  end,
-
   -- Writes a bucket after the clock has stepped back: from then on time passes for it again.
   follow_clock = function(limit)
     if limit.step > 0 then write(limit) end
-  end,
-
-  -- The receipt of a hold: its place in the queue.
-  receipt = function(limit)
-    return table.concat({
-      '', integer(limit.restored), integer(limit.refunded), integer(now + limit.cost * limit.a), integer(limit.a),
-    }, ':')
-  end,
-
-  still_used = function(limit, units, stop, words)
-    read(limit)
-    local restored, refunded, alone, interval = string.match(words, '^:(%d+):(%d+):(%d+):(%d+)$')
-    local left = left_of(limit, stop, tonumber(restored), tonumber(refunded), tonumber(alone))
-    return math.min(units * tonumber(interval), left)
   end,
 }

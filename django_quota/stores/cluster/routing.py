@@ -4,8 +4,8 @@ A server that answers MOVED, ASK, TRYAGAIN, CLUSTERDOWN, READONLY or NOSCRIPT ha
 again. A command that was sent and never answered may have been run, so it is not sent again.
 
 redis-py's cluster clients cannot do this for a limiter. The async one sends ASKING and the command over two connections
-as soon as it has two, so it does not reach a slot that is moving. In the sync one, all threads that meet a silent
-server wait for each other. Neither remaps the address in MOVED and ASK.
+as soon as two are idle, so it does not reach a slot that is moving. In the sync one of redis-py 8, the threads that
+meet a silent server wait for each other. Neither remaps the address in MOVED and ASK.
 """
 
 from __future__ import annotations

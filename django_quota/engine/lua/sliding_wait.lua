@@ -1,0 +1,23 @@
+-- sliding_wait: how long until a sliding window that was peeked has room. A module of decide.
+--
+-- KEYS   limit.key: see sliding_window
+-- ARGV   as decide
+-- reply  a function: microseconds until the entries have ended that give `needed` back, found by bisection
+local WRAP = need('sliding_window').WRAP
+
+return function(limit, needed)
+  if limit.first_cost >= needed then return limit.first_expiry - now end
+  for _, entry in ipairs(limit.entries or {}) do -- as it would be without due holds
+    needed = needed - entry.cost
+    if needed <= 0 then return tonumber(entry.score) - now end
+  end
+  local low = redis.call('ZCOUNT', limit.key, '-inf', integer(now)) + 1
+  local high = redis.call('ZCARD', limit.key) - 1
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    local entry = redis.call('ZRANGE', limit.key, middle, middle)
+    local total = tonumber(string.match(entry[1], '^%d+'))
+    if (total - limit.total + limit.used) % WRAP >= needed then high = middle else low = middle + 1 end
+  end
+  return tonumber(redis.call('ZRANGE', limit.key, low, low, 'WITHSCORES')[2]) - now
+end
