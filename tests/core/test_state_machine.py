@@ -18,7 +18,18 @@ from django_quota.core.algorithms import NEVER
 from django_quota.core.algorithms.sliding_window import WRAP, Entry
 from django_quota.core.algorithms.token_bucket import TokenBucket
 from django_quota.core.rules import Rule
-from django_quota.engine.codec import ALLOWED, PER_LIMIT, RETRY_WITH, HoldId, Mode, Reserve, Settle
+from django_quota.engine.codec import (
+    ALLOWED,
+    OVERRIDDEN,
+    PER_LIMIT,
+    REFUSED,
+    RETRY_WITH,
+    Flag,
+    HoldId,
+    Mode,
+    Reserve,
+    Settle,
+)
 from django_quota.engine.decide import Decide
 from django_quota.engine.operations import DictStates
 from django_quota.engine.plans import Plan
@@ -369,6 +380,26 @@ def test_a_rate_of_zero_keeps_nothing_even_if_refusals_count(algorithm: str, raw
             reply = run(Decide(hits_of(rule, now=moment), "check"), moment)
             assert (reply[1], answers(reply[: 2 + PER_LIMIT])[0].retry_after) == (0, NEVER)
     assert list(raw.scan_iter("*:r:*")) == []
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_a_subject_without_a_status_hides_no_other_one() -> None:
+    states = DictStates()
+    its_rule = Rule.make("exact", "5/m")
+    hits = [hit for subject in ("ip:1.2.3.4", "user:1") for hit in hits_of(its_rule, subject=subject)]
+    for run in (current_store().run, lambda asked, now: asked.run(states, now)):
+        run(publish("user:1", "*", "b 0 0 "), START)
+        reply = run(Decide(hits, "check"), START)
+        assert (reply[1], reply[-3:]) == (REFUSED, [1, Flag.BLOCKED, 0])
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_an_override_that_is_gone_with_the_whole_status_is_noticed() -> None:
+    states = DictStates()
+    (hit,) = hits_of(Rule.make("exact", "5/m"))
+    hit.override = "r 0 0 7/m"
+    for run in (current_store().run, lambda asked, now: asked.run(states, now)):
+        assert run(Decide([hit], "check"), START)[:4] == [START, RETRY_WITH, 0, OVERRIDDEN]
 
 
 @pytest.mark.usefixtures("redis_cache")
