@@ -19,8 +19,7 @@ from django_quota.services.request_decisions import DECIDED, request_flow
 from django_quota.services.site_rules import site_rules
 from django_quota.web.responses import (
     DEFERRED,
-    aapply_decision,
-    apply_decision,
+    apply_flow,
     refuse,
     unavailable,
     write_headers,
@@ -108,4 +107,4 @@ def _limit_flow(request: HttpRequest, view: Callable[..., Any] | None) -> Flow[H
     decision = yield from request_flow(rules, request)
     if site:  # so that a decorator with one of these rules does not count it again
         setattr(request, DECIDED, (site, decision))
-    return cast("HttpResponse | None", (yield IOCall(apply_decision, aapply_decision, request, decision)))
+    return (yield from apply_flow(request, decision))

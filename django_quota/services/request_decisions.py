@@ -39,6 +39,8 @@ logger = logging.getLogger("django_quota")
 
 def decide_request(rules: Sequence[Rule], request: HttpRequest) -> Decision:
     """Decide a request under these rules; see `request_flow`."""
+    if ongoing and (decision := _allow_during_outage(rules)):  # a flow would cost more than this
+        return decision
     return run_sync(request_flow(rules, request))
 
 

@@ -39,6 +39,7 @@ from django_quota.core.algorithms.concurrency import AtOnce
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.decisions import AnyLimit, Decision, Outcome
 from django_quota.core.errors import ConfigurationError
+from django_quota.core.flow import Flow, IOCall
 from django_quota.core.rates import Rate
 from django_quota.web.wording import message, rate_in_words, title, wait_in_words, whole_wait
 
@@ -66,6 +67,14 @@ async def aapply_decision(request: HttpRequest, decision: Decision) -> HttpRespo
     """Put a decision on `request.quota` without blocking the event loop; see `apply_decision`."""
     combined = _add_decision(request, decision)
     return await arefusal(request, combined) if decision.enforced else None
+
+
+def apply_flow(request: HttpRequest, decision: Decision) -> Flow[HttpResponse | None]:
+    """Put a decision on `request.quota`; see `apply_decision`."""
+    combined = _add_decision(request, decision)
+    if not decision.enforced:
+        return None
+    return cast("HttpResponse", (yield IOCall(refusal, arefusal, request, combined)))
 
 
 def write_headers(request: HttpRequest, response: R) -> R:
@@ -151,8 +160,9 @@ def set_headers(response: HttpResponseBase, decision: Decision) -> None:
     own = getattr(response, _OWN_HEADERS, ())
     if settings.headers and not ("ratelimit" in own or "ratelimit-policy" in own):
         names, policy = _policies(tuple([outcome.of for outcome in outcomes]))
-        response.headers["RateLimit-Policy"] = policy
-        response.headers["RateLimit"] = ", ".join(map(_state, names, outcomes))
+        headers = response.headers
+        headers["RateLimit-Policy"] = policy
+        headers["RateLimit"] = ", ".join(map(_state, names, outcomes))
     if settings.legacy_headers and decision.binding is not None:
         legacy = {"Limit": decision.limit, "Remaining": decision.remaining, "Reset": math.ceil(decision.reset_after)}
         for name, value in legacy.items():
@@ -205,12 +215,14 @@ _SHUT_OUT = ("blocked", "banned")
 
 
 def _state(name: str, outcome: Outcome) -> str:
-    remaining = min(max(outcome.remaining, 0), _MAX_INTEGER)
-    if outcome.why and not outcome.allowed and outcome.why in _SHUT_OUT:
+    remaining, wait = outcome.remaining, outcome.next_after
+    if not 0 <= remaining <= _MAX_INTEGER:
+        remaining = min(max(remaining, 0), _MAX_INTEGER)
+    if outcome.why in _SHUT_OUT and not outcome.allowed:
         remaining = 0
-    if outcome.next_after is None:  # nothing is used
+    if wait is None:  # nothing is used
         return f'"{name}";r={remaining}'
-    return f'"{name}";r={remaining};t={min(math.ceil(outcome.next_after), _MAX_INTEGER)}'
+    return f'"{name}";r={remaining};t={min(math.ceil(wait), _MAX_INTEGER)}'
 
 
 # --- the answer to a refused request ----------------------------------------------------------------------------------

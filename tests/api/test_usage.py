@@ -66,6 +66,12 @@ def test_a_plain_name_is_its_own(name: str) -> None:
     assert row_part(name) == escape(name)
 
 
+def test_a_day_waits_eight_days_for_the_roll_up(redis_cache: object, raw: redis.Redis) -> None:
+    check("1/h", "user:1")
+    (day,) = counted_days("user:1")
+    assert 8 * 86_400 - 60 < raw.ttl(day.key) <= 8 * 86_400
+
+
 def test_a_field_that_another_program_wrote_is_no_error(redis_cache: object, raw: redis.Redis) -> None:
     with freeze(START):
         check("1/h", "user:1")

@@ -397,6 +397,29 @@ def test_what_a_higher_rate_has_used_stays_used_when_refusals_count(algorithm: s
         assert (peek("10/h", SUBJECT, **options).remaining or 0) <= 2
 
 
+@pytest.mark.usefixtures("redis_cache")
+def test_a_block_that_ends_before_a_ban_refuses_until_the_end_of_the_ban() -> None:
+    options: dict[str, Any] = {"name": "banning", "ban": {"after": "1/m", "for": "2h"}}
+    with freeze(START):
+        check("1/h", SUBJECT, **options)
+        check("1/h", SUBJECT, **options)
+        override(f"b 0 {START + 600 * SECOND} ", "banning")
+        refused = check("1/h", SUBJECT, **options)
+        assert refused.outcomes[0].why == "blocked"
+        assert refused.retry_after == 7_200
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_refusals_that_led_to_a_ban_do_not_lead_to_the_next_one() -> None:
+    options: dict[str, Any] = {"name": "banning", "ban": {"after": "3/h", "for": "1m"}}
+    with freeze(START):
+        for _ in range(4):
+            last = check("1/d", SUBJECT, **options)
+        assert last.outcomes[0].why == "banned"
+    with freeze(START + 120 * SECOND):
+        assert check("1/d", SUBJECT, **options).outcomes[0].why == ""
+
+
 def test_raise_if_refused_carries_the_reason() -> None:
     override("b 0 0 ")
     with freeze(START), pytest.raises(QuotaExceeded, match="blocked by an operator"):
