@@ -394,6 +394,22 @@ def test_a_subject_without_a_status_hides_no_other_one() -> None:
 
 
 @pytest.mark.usefixtures("redis_cache")
+def test_the_day_counts_who_is_exempt_and_not_a_hit_that_another_one_refuses(raw: redis.Redis) -> None:
+    states = DictStates()
+    hits = hits_of(Rule.make("free", "5/m"), Rule.make("full", "0/m"), subject="user:1")
+    for run in (current_store().run, lambda asked, now: asked.run(states, now)):
+        run(publish("user:1", "free", "x 0 0 "), START)
+        for _ in range(2):
+            run(Decide(hits[:1], "check"), START)
+        run(publish("user:1", "free", ""), START)
+        run(Decide(hits, "check"), START)
+    key = hits[0].keys[-1]
+    counts: Any = raw.hgetall(key)
+    assert {name.decode(): int(count) for name, count in counts.items()} == states.get(key)
+    assert states.get(key) == {"#": START, "free:a": 2, "full:r": 1}
+
+
+@pytest.mark.usefixtures("redis_cache")
 def test_an_override_that_is_gone_with_the_whole_status_is_noticed() -> None:
     states = DictStates()
     (hit,) = hits_of(Rule.make("exact", "5/m"))
