@@ -189,10 +189,15 @@ class Reply:
 
     @classmethod
     def _decode(cls, reply: Sequence[Any], hits: Sequence[Hit]) -> Reply:
+        if not isinstance(reply, list):
+            raise TypeError("it is no list")
         now, verdict = reply[0], reply[1]
         if verdict == RETRY_WITH:
             rest = range(HEADER, len(reply), 3)
-            return cls(now, verdict, [], [], [RetryReason(reply[i], reply[i + 1], text(reply[i + 2])) for i in rest])
+            reasons = [RetryReason(reply[i], reply[i + 1], text(reply[i + 2])) for i in rest]
+            if not all(0 <= reason.hit < len(hits) and isinstance(reason.value, str) for reason in reasons):
+                raise ValueError("it asks for another form of nothing that was sent")
+            return cls(now, verdict, [], [], reasons)
         found, at = [], HEADER
         for hit in hits:
             of_hit = []
@@ -203,7 +208,10 @@ class Reply:
             found.append(of_hit)
         if at == len(reply):
             return cls(now, verdict, found)
-        return cls(now, verdict, found, [Flagged(*reply[i : i + 3]) for i in range(at, len(reply), 3)])
+        flags = [Flagged(*reply[i : i + 3]) for i in range(at, len(reply), 3)]
+        if not all(0 <= flagged.hit < len(hits) for flagged in flags):
+            raise ValueError("it has a flag of a hit that was not sent")
+        return cls(now, verdict, found, flags)
 
     def encode(self) -> list[Any]:
         """Return the reply as `Decide.read_reply` returns that of the script."""

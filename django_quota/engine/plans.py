@@ -126,7 +126,7 @@ class Plan:
             same = next((other for other in hit.limits if other.key == limit.key), None)
             if same is None:
                 hit.limits, hit.compiled = [*hit.limits, limit], None
-            elif same.limit is not limit.limit:
+            elif not same.limit.is_same_as(limit.limit):
                 raise name_conflict(rule, hit.rule)
 
     def _compiled(self, rule: Rule, base: str, value: str) -> list[CompiledLimit]:
@@ -343,7 +343,7 @@ def clear_known_overrides() -> None:
 def _overridden(hit: Hit, published: str) -> Rule:
     """Return the rule of a hit with the rates of an override, and note on the hit whose limits those are."""
     hit.override = published
-    rates = published.split(" ", 3)[3]
+    *_, rates = published.split(" ", 3)
     try:
         rule = hit.rule.with_rates(rates)
     except RuleError as error:

@@ -14,10 +14,12 @@ import itertools
 import threading
 import time
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from django_quota.conf import current
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.decisions import Decision, Outcome
+from django_quota.core.errors import StoreUnavailable
 from django_quota.core.forks import register_fork_aware
 from django_quota.core.rules import Rule
 from django_quota.engine.events import AppendEvents, EventRecord
@@ -28,12 +30,16 @@ from django_quota.services.flusher import flusher
 from django_quota.services.metrics import DecisionMetrics
 from django_quota.services.overrides import run_all
 from django_quota.stores.base import Store
+from django_quota.stores.redis.store import RedisStore
 
 MAX_REFUSALS = 10_000
 """How many refusals a process remembers. Above that it forgets all of them, and the next requests ask the store."""
 
 BATCH_SIZE = 500
 """How many refusals one round trip counts."""
+
+_Place = tuple[str, str, str]
+"""Where refusals are counted: the key of the subject's status, the key of the day (empty for none), and the rule."""
 
 
 def _clock() -> int:
@@ -134,8 +140,8 @@ class Refusals:
         self._size = 0
         self._uncounted: list[Refusal] = []
         """The refusals whose repetitions are to be counted."""
-        self._unsent: dict[tuple[str, str, str], tuple[Refusal, int]] = {}
-        """The repetitions that the store has not counted yet; by the keys of the subject and day, and the rule."""
+        self._unsent: dict[_Place, tuple[Refusal, int]] = {}
+        """The repetitions that the store has not counted yet."""
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -218,8 +224,15 @@ class Refusals:
         """Count what was refused from memory up to now. Raises `StoreUnavailable` if the store does not answer."""
         with self._sending:
             self._count()
-            while self._unsent:
-                self._send(list(self._unsent)[:BATCH_SIZE])
+            failure: StoreUnavailable | None = None
+            for places in self._by_server():
+                try:
+                    for first in range(0, len(places), BATCH_SIZE):
+                        self._send(places[first : first + BATCH_SIZE])
+                except StoreUnavailable as error:
+                    failure = error
+            if failure is not None:
+                raise failure
 
     def _count(self) -> None:
         """Take the repetitions into the metrics, and note what the store is to count."""
@@ -252,7 +265,15 @@ class Refusals:
             if not of_subject:
                 del self.table[refusal.hit.subject]
 
-    def _send(self, places: Sequence[tuple[str, str, str]]) -> None:
+    def _by_server(self) -> Collection[list[_Place]]:
+        """Return the keys of `_unsent` by server: what one has counted must not be sent again when another is away."""
+        store, found = self._store, dict[Any, list[_Place]]()
+        for place in self._unsent:
+            server = store.server_of(place[0]) if isinstance(store, RedisStore) else None
+            found.setdefault(server, []).append(place)
+        return found.values()
+
+    def _send(self, places: Sequence[_Place]) -> None:
         settings, now = current(), frozen_now()
         span = SECOND if settings.events else 0
         operations = [RecordRefusals(*place, self._unsent[place][1], span) for place in places]

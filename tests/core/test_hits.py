@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from django_quota.core.algorithms import base
 from django_quota.core.rules import Rule
 from django_quota.engine.codec import OVERRIDDEN
 from django_quota.engine.decide import Decide
@@ -67,3 +68,19 @@ def test_rules_that_differ_share_nothing(options: dict[str, Any], cost: int) -> 
     (plain,) = hits_of(Rule.make("rule", "50/m"))
     (other,) = hits_of(Rule.make("rule", "50/m", **options), cost=cost)
     assert plain.arguments != other.arguments
+
+
+def test_two_rules_of_one_name_share_a_limit_whatever_was_made_in_between() -> None:
+    plan, rule = Plan("quota"), Rule.make("rule", "5/m")
+    base._limit.cache_clear()
+    for each in (rule, Rule.make("rule", "5/m")):
+        plan.add(each, "user:1", 1)
+    assert len(plan.limits) == 1
+
+
+def test_an_override_without_rates_is_ignored(monkeypatch: Any) -> None:
+    monkeypatch.setattr("django_quota.engine.plans._known", {})
+    plan = Plan("quota")
+    plan.add(Rule.make("rule", "50/m"), "user:1", 1)
+    plan.revise([START, -1, 0, OVERRIDDEN, "r 0 0"])
+    assert [limit.parameters.capacity for limit in plan.limits] == [50]

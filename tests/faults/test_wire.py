@@ -63,7 +63,19 @@ def test_a_server_that_is_not_redis_counts_as_unavailable(
     assert all(PASSWORD not in text and len(text) < 600 and text.isprintable() for text in said)
 
 
-@pytest.mark.parametrize("words", [b"+OK\r\n", b"$-1\r\n", b"*0\r\n", b":1\r\n"])
+UNREADABLE = {
+    "ok": b"+OK\r\n",
+    "nothing": b"$-1\r\n",
+    "no-numbers": b"*0\r\n",
+    "number": b":1\r\n",
+    "seven-bytes": b"$7\r\nabcdefg\r\n",
+    "override-of-no-hit": b"*5\r\n:1\r\n:-1\r\n:9\r\n:1\r\n$0\r\n\r\n",
+    "override-that-is-a-number": b"*5\r\n:1\r\n:-1\r\n:0\r\n:1\r\n:5\r\n",
+    "event-of-no-hit": b"*10\r\n:1\r\n:1\r\n:1\r\n:2\r\n:3\r\n:4\r\n:5\r\n:9\r\n:5\r\n:0\r\n",
+}
+
+
+@pytest.mark.parametrize("words", UNREADABLE.values(), ids=UNREADABLE.keys())
 def test_a_decision_whose_reply_cannot_be_read_is_degraded(words: bytes, settings: Any) -> None:
     with saying(words) as port:
         settings.CACHES = caches_at(f"redis://127.0.0.1:{port}/0", 0.5)

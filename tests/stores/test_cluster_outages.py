@@ -13,6 +13,9 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_quota import acheck, check, peek, quota
+from django_quota.exceptions import StoreUnavailable
+from django_quota.services.registry import get_limiter
+from django_quota.services.usage import Count, usage
 from django_quota.stores.cluster.nodes import Node
 from django_quota.stores.cluster.store_cluster import ClusterStore
 from django_quota.stores.redis.breaker import FAILURES, Breaker
@@ -235,3 +238,20 @@ def test_servers_that_hang_hold_up_no_request_for_long(own: Cluster, monkeypatch
     trips.clear()
     assert check("900/m", SUBJECTS[0]).degraded
     assert len(trips) <= 3
+
+
+@pytest.mark.thorough("topology")
+def test_refusals_from_memory_count_once_while_another_server_is_gone(own: Cluster, clock: Clock) -> None:
+    wait_until(lambda: not any(decision.degraded for decision in ask("sync", SUBJECTS)))
+    users = {user: own.owner(f"quota:1:{{{user}}}:s") for user in [f"user:{number}" for number in range(12)]}
+    for user in users:
+        assert [bool(check("1/h", user, cache_refusals=60)) for _ in range(2)] == [True, False]
+    gone = users["user:0"]
+    stop(gone)
+    for user in users:
+        assert not check("1/h", user, cache_refusals=60)
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable):
+            get_limiter().refusals.flush()
+    found = [list(usage(user).values()) for user, server in users.items() if server != gone]
+    assert found == [[{"1/h": Count(1, 2)}]] * len(found)

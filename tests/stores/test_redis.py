@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,7 @@ from django_quota.engine.subject_operations import Reset, RuleState
 from django_quota.exceptions import ConfigurationError, StoreUnavailable
 from django_quota.stores.redis import connections
 from django_quota.stores.redis.config_checks import alias_problem
-from django_quota.stores.redis.connections import ASYNC_CONNECTIONS, async_connections
+from django_quota.stores.redis.connections import ASYNC_CONNECTIONS, ConnectionsByLoop, async_connections
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer, running_redis
 from tests.support.commands import wait_until
@@ -418,6 +419,28 @@ def test_the_store_opens_only_max_connections(redis_server: RedisServer, raw: re
 
     assert asyncio.run(race()) <= 6
     store.close()
+
+
+def test_a_thread_may_start_a_loop_while_another_one_looks_for_closed_loops() -> None:
+    found, loops = ConnectionsByLoop("default"), [Mock(is_closed=bool) for _ in range(500)]
+    is_over, interval = threading.Event(), sys.getswitchinterval()
+
+    def start_loops() -> None:
+        while not is_over.is_set():
+            for loop in loops:
+                found._by_loop[loop] = Mock()
+            found._by_loop.clear()
+
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(start_loops)
+        sys.setswitchinterval(1e-6)
+        try:
+            for _ in range(300):
+                found._forget_closed_loops()
+        finally:
+            sys.setswitchinterval(interval)
+            is_over.set()
+        other.result()
 
 
 def test_a_loop_closed_without_its_generators_is_forgotten(store: RedisStore) -> None:

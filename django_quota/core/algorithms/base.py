@@ -165,6 +165,10 @@ class Limit:
             return None
         return -(-self.algorithm.refill(self.rate, self.capacity) // SECOND)
 
+    def is_same_as(self, other: Limit) -> bool:
+        """Say whether another limit decides alike. It is a new object if the cache of `Limit.of` was full."""
+        return self is other or self.__reduce__() == other.__reduce__()
+
     def __repr__(self) -> str:
         return f"<Limit {self.rate} by {self.algorithm.name} of {self.rule!r}>"
 

@@ -481,8 +481,9 @@ class ConnectionsByLoop:
 
     def _forget_closed_loops(self) -> None:
         """Forget loops that were closed without ending their generators. `asyncio.run` always ends them."""
-        for loop in list(self._by_loop):
-            if loop.is_closed():
+        for loop_ref in self._by_loop.keyrefs():  # a list: other threads add and remove loops meanwhile
+            loop = loop_ref()
+            if loop is not None and loop.is_closed():
                 self._by_loop.pop(loop, None)
                 self._closers.pop(loop, None)
 
