@@ -97,29 +97,24 @@ class Decision:
     """Whether the request is refused with 429, or with 503 if degraded; `block=False` and `shadow=True` are not."""
     late: bool = False
     """Whether `settle()` came after the ttl of the reservation, and so charged the real cost now."""
-    _read: Callable[[], tuple[Outcome, ...]] | None = field(default=None, init=False, repr=False, compare=False)
-    """Returns the outcomes of a decision made by `allowing` or `refusing`, until somebody looks at them."""
+    _read_outcomes: Callable[[], tuple[Outcome, ...]] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
+    """Returns the outcomes of a decision that `lazy` made, until somebody looks at them."""
 
     @classmethod
-    def allowing(cls, read: Callable[[], tuple[Outcome, ...]]) -> Decision:
-        """Make the decision of a hit that all its limits allow. It reads their outcomes when somebody looks at them.
+    def lazy(cls, read_outcomes: Callable[[], tuple[Outcome, ...]], *, allowed: bool) -> Decision:
+        """Make the decision of a hit that all its limits allow, or that one refuses and enforces.
 
-        Most callers never look, and making the outcomes takes as long as deciding.
+        It reads the outcomes when somebody looks at them. Most callers never look, and making the outcomes takes as
+        long as deciding.
         """
         made, fill = object.__new__(cls), object.__setattr__
-        fill(made, "_read", read)
-        fill(made, "allowed", True)
+        fill(made, "_read_outcomes", read_outcomes)
+        fill(made, "allowed", allowed)
         fill(made, "degraded", False)
-        fill(made, "enforced", False)
+        fill(made, "enforced", not allowed)
         fill(made, "late", False)
-        return made
-
-    @classmethod
-    def refusing(cls, read: Callable[[], tuple[Outcome, ...]]) -> Decision:
-        """Make the decision of a hit that a limit refuses. It reads the outcomes when somebody looks at them."""
-        made = cls.allowing(read)
-        object.__setattr__(made, "allowed", False)
-        object.__setattr__(made, "enforced", True)
         return made
 
     if not TYPE_CHECKING:  # a checker would take any name for an attribute
@@ -127,11 +122,11 @@ class Decision:
         def __getattr__(self, name: str) -> Any:
             """Read the outcomes, or find the binding one: Python calls this for attributes that are not set yet."""
             fill = object.__setattr__
-            read = object.__getattribute__(self, "_read")
+            read = object.__getattribute__(self, "_read_outcomes")
             if read is not None:
                 outcomes = read()
                 fill(self, "outcomes", outcomes)
-                fill(self, "_read", None)
+                fill(self, "_read_outcomes", None)
                 return outcomes if name == "outcomes" else getattr(self, name)
             if name in _OF_BINDING:
                 binding = _binding(self.outcomes)

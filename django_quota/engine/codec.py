@@ -206,7 +206,7 @@ class Reply:
         return cls(now, verdict, found, [Flagged(*reply[i : i + 3]) for i in range(at, len(reply), 3)])
 
     def encode(self) -> list[Any]:
-        """Return the reply as the script sends it."""
+        """Return the reply as `Decide.read_reply` returns that of the script."""
         if self.verdict == RETRY_WITH:
             return [self.now, RETRY_WITH, *(word for reason in self.retries for word in reason)]
         limits = [int(number) for verdicts in self.hits for verdict in verdicts for number in verdict]
@@ -226,8 +226,8 @@ class Reply:
         return any(flag == Flag.SETTLED_LATE for _, flag, _ in self.flags)
 
 
-def allows_all(reply: Sequence[Any], hits: Sequence[Hit]) -> bool:
-    """Say whether a reply allows a plan without groups, and has no flags."""
+def allows_without_flags(reply: Sequence[Any], hits: Sequence[Hit]) -> bool:
+    """Say whether a reply allows a plan and has no flags. Without groups, all its limits allow then."""
     numbers = HEADER
     for hit in hits:
         numbers += PER_LIMIT * len(hit.limits)
@@ -249,8 +249,8 @@ def outcomes_of(reply: Reply, hits: Sequence[Hit]) -> tuple[Outcome, ...]:
     return tuple(outcomes)
 
 
-def outcomes_of_allowed(reply: Sequence[Any], hits: Sequence[Hit]) -> tuple[Outcome, ...]:
-    """Return one outcome for each limit; the reply is as `allows_all` describes it."""
+def allowed_outcomes(reply: Sequence[Any], hits: Sequence[Hit]) -> tuple[Outcome, ...]:
+    """Return one outcome for each limit; all limits allow; see `allows_without_flags`."""
     outcomes = []
     at = HEADER
     for hit in hits:

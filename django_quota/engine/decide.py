@@ -40,14 +40,14 @@ MODULES: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in REGISTRY},
     "compensate": ("compensate",),
     "count_day": ("count_day",),
-    "events": ("log_keys", "event_log", "events"),
+    "events": ("decide_log_keys", "event_log", "events"),
     "flag": ("flag",),
     "holds": ("holds",),
     "refusal": ("refusal",),
     "restore": ("restore",),
     "sliding_wait": ("sliding_wait",),
     "subject_status": ("subject_status",),
-    "where_it_may_write": ("where_it_may_write",),
+    "try_write": ("try_write",),
 }
 """The modules of the script, and the files that each consists of. The last one returns the module."""
 
@@ -63,7 +63,7 @@ def _composed() -> str:
 
 
 class Decide(Operation):
-    """Decide hits; the reply is that of `lua/decide.lua`, which `codec.Reply` reads.
+    """Decide hits. `read_reply` unpacks the reply of `lua/decide.lua`, and `codec.Reply` gives its numbers names.
 
     `mode`: see `codec.Mode`. `log`: where events are written; None: no events.
     """
@@ -96,7 +96,7 @@ class Decide(Operation):
         words = 6 + len(log.keys)
         for hit in self.hits:
             keys += hit.keys
-            number, packed = hit.packed
+            number, packed = hit.packed_arguments
             words += number
             arguments += packed
         count = str(len(keys) + len(log.keys))
@@ -108,7 +108,7 @@ class Decide(Operation):
         return text.encode() if text.isascii() else super().evalsha(now)
 
     def read_reply(self, reply: Any) -> Any:
-        """Return the numbers of a decision. A request for another form is a list already."""
+        """Return the numbers in the text of a decision. A request for another form is a list already."""
         if isinstance(reply, bytes) and len(reply) % _NUMBER == 0:
             return list(struct.unpack(f"<{len(reply) // _NUMBER}q", reply))
         return reply

@@ -1,7 +1,7 @@
 """What happens around a decision: the counts of the day, bans after too many refusals, and events.
 
-The specification of `lua/events.lua`. Redis alone keeps the event stream and the index of bans; the specification only
-returns the flags that report events.
+The specification of `lua/count_day.lua` and `lua/events.lua`. Redis alone keeps the event stream and the index of bans;
+the specification only returns the flags that report events.
 """
 
 from __future__ import annotations

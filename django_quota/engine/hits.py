@@ -29,10 +29,9 @@ class CompiledLimit(NamedTuple):
 
         `now` (microseconds) is used by calendar limits only, `value` (a digest) by limits that count different values.
         """
-        if limit.fixed is not None and not value:
-            return cls(key, limit, limit.fixed, limit.encoded)
-        if limit.fixed is not None:
-            return cls(key, limit, limit.fixed._replace(value=value), limit.encoded)
+        timeless = limit.timeless_parameters
+        if timeless is not None:
+            return cls(key, limit, timeless._replace(value=value) if value else timeless, limit.encoded)
         parameters = limit.algorithm.parameters(limit.rate, limit.options, now)
         return cls(key, limit, parameters, encode_limit(limit.algorithm, parameters))
 
@@ -43,7 +42,7 @@ class CompiledLimit(NamedTuple):
 
     def at(self, now: int) -> CompiledLimit:
         """Return the limit for another moment; only a calendar limit changes."""
-        return self if self.limit.fixed is not None else CompiledLimit.of(self.key, self.limit, now)
+        return self if self.limit.timeless_parameters is not None else CompiledLimit.of(self.key, self.limit, now)
 
 
 class DayKey(NamedTuple):
@@ -59,15 +58,15 @@ class CompiledRule(NamedTuple):
 
     field: str
     """The rule's name as fields of hashes have it."""
-    head: str
+    before_cost: str
     """The arguments before the cost, as Redis takes them."""
-    tail: str
-    """Those after it, except for the options that depend on the hit. Of no use unless all limits are fixed."""
-    words: int
+    after_cost: str
+    """Those after it, except for the options that depend on the hit. Of use only if the rule is timeless."""
+    number_of_arguments: int
     """How many arguments that are, with the cost."""
-    fixed: tuple[tuple[str, Limit, Parameters], ...]
+    timeless_limits: tuple[tuple[str, Limit, Parameters], ...]
     """For each limit that is the same at any time: what its key has behind the `subject_base`, and its parameters."""
-    is_fixed: bool
+    timeless: bool
     """Whether all limits are the same at any time."""
     decides_alone: bool
     """Whether its refusals do not refuse the plan: a shadow, or a rule that does not block."""
@@ -83,18 +82,22 @@ class CompiledRule(NamedTuple):
 
     @classmethod
     def _compile(cls, rule: Rule) -> CompiledRule:
-        head, tail = (field_of(rule.name), ""), [rule.warn_share, str(len(rule.limits))]
+        before, after = (field_of(rule.name), ""), [rule.warn_share, str(len(rule.limits))]
         for limit in rule.limits:
-            tail += limit.encoded
-        tail += rule.encoded
-        fixed = tuple((state_key("", limit), limit, limit.fixed) for limit in rule.limits if limit.fixed is not None)
+            after += limit.encoded
+        after += rule.encoded
+        timeless = tuple(
+            (state_key("", limit), limit, limit.timeless_parameters)
+            for limit in rule.limits
+            if limit.timeless_parameters is not None
+        )
         return cls(
-            field=head[0],
-            head=bulk(head),
-            tail=bulk(tail),
-            words=len(head) + 1 + len(tail),
-            fixed=fixed,
-            is_fixed=len(fixed) == len(rule.limits),
+            field=before[0],
+            before_cost=bulk(before),
+            after_cost=bulk(after),
+            number_of_arguments=len(before) + 1 + len(after),
+            timeless_limits=timeless,
+            timeless=len(timeless) == len(rule.limits),
             decides_alone=rule.shadow or not rule.block,
         )
 
@@ -172,17 +175,17 @@ class Hit:
         return arguments
 
     @property
-    def packed(self) -> tuple[int, str]:
+    def packed_arguments(self) -> tuple[int, str]:
         """The number of its arguments, and the arguments as Redis takes them."""
         compiled = self.compiled
         if compiled is None or self.group or self.holds or self.value:
             arguments = self.arguments
             return len(arguments), bulk(arguments)
         cost = str(self.cost)
-        text = f"{compiled.head}${len(cost)}\r\n{cost}\r\n{compiled.tail}"
+        text = f"{compiled.before_cost}${len(cost)}\r\n{cost}\r\n{compiled.after_cost}"
         if self.day:
-            return compiled.words + 4, text + bulk(("day", self.day.begins, self.day.ends, ""))
-        return compiled.words + 1, text + _END
+            return compiled.number_of_arguments + 4, text + bulk(("day", self.day.begins, self.day.ends, ""))
+        return compiled.number_of_arguments + 1, text + _END
 
 
 @dataclass(slots=True)

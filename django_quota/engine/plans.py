@@ -26,10 +26,10 @@ from django_quota.engine.codec import (
     HoldId,
     Mode,
     Reply,
-    allows_all,
+    allowed_outcomes,
+    allows_without_flags,
     emitted,
     outcomes_of,
-    outcomes_of_allowed,
 )
 from django_quota.engine.compensate import compensated, compensation
 from django_quota.engine.decide import Decide
@@ -100,7 +100,7 @@ class Plan:
         published = _known.get((hit.status_key, name)) if _known and self._remembers else None
         if published:
             rule = _overridden(hit, published)
-        elif compiled.is_fixed:
+        elif compiled.timeless:
             hit.compiled = compiled
         hit.limits = self._compiled(rule, base, value)
         if not hit.limits:
@@ -131,11 +131,12 @@ class Plan:
 
     def _compiled(self, rule: Rule, base: str, value: str) -> list[CompiledLimit]:
         compiled = CompiledRule.of(rule)
-        if compiled.is_fixed and not value:
+        if compiled.timeless and not value:
             return [
-                CompiledLimit(base + suffix, limit, fixed, limit.encoded) for suffix, limit, fixed in compiled.fixed
+                CompiledLimit(base + suffix, limit, parameters, limit.encoded)
+                for suffix, limit, parameters in compiled.timeless_limits
             ]
-        self.timeless = self.timeless and compiled.is_fixed
+        self.timeless = self.timeless and compiled.timeless
         return [CompiledLimit.of(state_key(base, limit), limit, 0, value) for limit in rule.limits]
 
     def __len__(self) -> int:
@@ -277,9 +278,9 @@ class Plan:
 
         `is_last`: whether the plan is not used again, so that the decision may read its outcomes later.
         """
-        if is_last and not self.has_groups and allows_all(raw, self.hits):
+        if is_last and not self.has_groups and allows_without_flags(raw, self.hits):
             self._raw = raw
-            return Decision.allowing(partial(outcomes_of_allowed, raw, self.hits))
+            return Decision.lazy(partial(allowed_outcomes, raw, self.hits), allowed=True)
         reply = Reply.decode(raw, self.hits)
         if reply.verdict == RETRY_WITH:
             return None

@@ -45,7 +45,7 @@ def _clock() -> int:
 class Refusal:
     """One remembered refusal: a rule, a subject, and what was refused."""
 
-    __slots__ = ("_taken", "begins", "cost", "decided_at", "ends", "hit", "outcomes", "repeat", "rule")
+    __slots__ = ("_counted", "begins", "cost", "decided_at", "ends", "hit", "outcomes", "repeat", "rule")
 
     def __init__(self, hit: Hit, outcomes: tuple[Outcome, ...], decided_at: int, begins: int, span: int) -> None:
         self.rule = hit.rule
@@ -59,7 +59,7 @@ class Refusal:
         """From when and until when it is repeated, by `_clock`."""
         self.repeat = itertools.count().__next__
         """Counts a repetition, without a lock."""
-        self._taken = 0
+        self._counted = 0
 
     def outcomes_at(self, now: int) -> list[Outcome]:
         """Return the outcomes, with times that have counted down."""
@@ -71,9 +71,9 @@ class Refusal:
                 outcome.cost,
                 outcome.allowed,
                 outcome.remaining,
-                _less(outcome.retry_after, elapsed),
+                _count_down(outcome.retry_after, elapsed),
                 max(0.0, outcome.reset_after - elapsed),
-                _less(outcome.next_after, elapsed),
+                _count_down(outcome.next_after, elapsed),
                 outcome.delay,
                 outcome.shadow,
                 outcome.enforced,
@@ -82,13 +82,13 @@ class Refusal:
             for outcome in self.outcomes
         ]
 
-    def take(self) -> int:
+    def take_count(self) -> int:
         """Return how often it was repeated since the last call."""
-        number = self.repeat()
-        repeated, self._taken = number - self._taken, number + 1
+        number = self.repeat()  # reading the number counts as one more
+        repeated, self._counted = number - self._counted, number + 1
         return repeated
 
-    def at(self, now: int) -> int:
+    def store_time(self, now: int) -> int:
         """Return the store's time at `now`, or when it was repeated last if that was earlier."""
         return self.decided_at + max(0, min(now, self.ends) - self.begins)
 
@@ -104,7 +104,7 @@ class Refusal:
         return EventRecord("refused", self.hit.field, subject, until, 0, longest.limit, longest.remaining)
 
 
-def _less(seconds: float | None, elapsed: float) -> float | None:
+def _count_down(seconds: float | None, elapsed: float) -> float | None:
     return None if seconds is None else max(0.0, seconds - elapsed)
 
 
@@ -162,7 +162,9 @@ class Refusals:
         for refusal in found:
             refusal.repeat()
         flusher.wake()
-        return Decision.refusing(lambda: tuple([outcome for each in found for outcome in each.outcomes_at(now)]))
+        return Decision.lazy(
+            lambda: tuple([outcome for each in found for outcome in each.outcomes_at(now)]), allowed=False
+        )
 
     def remember(self, plan: Plan, decision: Decision, decided_at: int, changes: int) -> None:
         """Remember who refused a plan; `changes`: what `self.changes` was before the store was asked.
@@ -230,12 +232,12 @@ class Refusals:
                 if now >= refusal.ends:
                     self._remove(refusal)
         for refusal in refusals:
-            number = refusal.take()
+            number = refusal.take_count()
             if not number:
                 continue
             hit = refusal.hit
             if self._metrics is not None:
-                self._metrics.count_refusals(refusal.at(now), hit.field, hit.subject, number)
+                self._metrics.count_refusals(refusal.store_time(now), hit.field, hit.subject, number)
             # Within a second of an event there is no other. So a refusal that is repeated no longer needs none.
             if hit.day is not None or refusal.ends - refusal.begins > SECOND:
                 place = (hit.status_key, hit.day.key if hit.day else "", hit.field)

@@ -131,7 +131,7 @@ CASES: dict[str, dict[str, Any]] = {
 def bench_of(case: str) -> tuple[Bench, Ideal]:
     options = dict(CASES[case])
     rule = Rule.make("rule", options.pop("rate"), algorithm="token_bucket", **options)
-    return Bench(rule), Ideal(rule.limits[0].fixed.a)  # type: ignore[union-attr]
+    return Bench(rule), Ideal(rule.limits[0].timeless_parameters.a)  # type: ignore[union-attr]
 
 
 def play(bench: Bench, ideal: Ideal, act: tuple[int, str, int, int]) -> None:

@@ -115,20 +115,20 @@ def test_each_reply_has_its_own_time(redis_server: RedisServer, raw: redis.Redis
     assert asyncio.run(read()) == [[b"list:0", b"a"], [b"list:2", b"c"]]
 
 
-def test_a_task_can_be_cancelled_during_the_last_look(
+def test_a_task_can_be_cancelled_after_its_time_is_over(
     redis_server: RedisServer, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del raw
-    monkeypatch.setattr(connections_module, "LAST_LOOK", 3_600)
+    monkeypatch.setattr(connections_module, "GRACE", 3_600)
 
     async def read() -> None:
         connections = connections_to(redis_server, 0.02)
         connection = await connections.take()
         command = pack_command(("BLPOP", "nothing", 60))
         reading = asyncio.ensure_future(connections.exchange(connection, command))
-        while connections._next_look == math.inf or not connections._busy:  # noqa: ASYNC110 — until the exchange begins
+        while connections._next_check == math.inf or not connections._busy:  # noqa: ASYNC110 — until the exchange begins
             await asyncio.sleep(0)
-        while connections._next_look < math.inf:  # noqa: ASYNC110 — until its time is over
+        while connections._next_check < math.inf:  # noqa: ASYNC110 — until its time is over
             await asyncio.sleep(0)
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):

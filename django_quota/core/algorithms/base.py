@@ -146,17 +146,17 @@ class Limit:
     options: Options
     state_id: str
     """The name of its state among the limits of the rule, such as `"sw.60s"`."""
-    fixed: Parameters | None
+    timeless_parameters: Parameters | None
     """Its parameters if they are the same at any time; None for the calendar."""
     encoded: tuple[str, ...]
-    """Its name and fixed parameters as the script takes them; empty for the calendar."""
+    """Its name and these parameters as the script takes them; empty for the calendar."""
     unit: ClassVar[str] = "requests"
     """What is counted, as the RateLimit-Policy header has it."""
 
     @property
     def capacity(self) -> int:
         """The most that can be left: the burst of a bucket, else the count of the rate."""
-        return self.rate.count if self.fixed is None else self.fixed.capacity
+        return self.rate.count if self.timeless_parameters is None else self.timeless_parameters.capacity
 
     @property
     def window(self) -> int | None:
@@ -181,9 +181,9 @@ class Limit:
 def _limit(rule: str, rate: Rate, algorithm: Algorithm[Any], options: Options) -> Limit:
     # One object for equal limits: then they compare and hash by identity, which the hot path does many times.
     algorithm.validate(rate, options)
-    fixed = algorithm.parameters(rate, options, 0) if algorithm.timeless else None
-    encoded = () if fixed is None else encode_limit(algorithm, fixed)
-    return Limit(rule, rate, algorithm, options, algorithm.state_id(rate, options), fixed, encoded)
+    timeless = algorithm.parameters(rate, options, 0) if algorithm.timeless else None
+    encoded = () if timeless is None else encode_limit(algorithm, timeless)
+    return Limit(rule, rate, algorithm, options, algorithm.state_id(rate, options), timeless, encoded)
 
 
 REGISTRY: dict[str, Algorithm[Any]] = {}

@@ -139,7 +139,7 @@ if retry then
   for _, hit in ipairs(hits) do
     if hit.holds_key then
       local holds = need('holds')
-      if mode == 'peek' or not need('where_it_may_write')(holds.restore_due, hit) then holds.credit_due(hit) end
+      if mode == 'peek' or not need('try_write')(holds.restore_due, hit) then holds.credit_due(hit) end
       if hit.more_due then retry[#retry + 1], retry[#retry + 2], retry[#retry + 3] = hit.index, HOLDS_DUE, '' end
     end
   end
@@ -190,7 +190,7 @@ if mode == 'check' or mode == 'reserve' or mode == 'tentative' or mode == 'recor
       -- It asks whether there is room, and changes nothing.
     elseif hit.status or (refused and (refused[0] or refused[hit.group])) then
       -- A refusal stands even if it cannot be counted and emitted.
-      need('where_it_may_write')(need('refusal'), hit)
+      need('try_write')(need('refusal'), hit)
     else
       local warn, near = emits and hit.warn or 0, nil
       for i = 1, #hit do

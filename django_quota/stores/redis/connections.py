@@ -227,8 +227,8 @@ _SYNC_ONLY = frozenset(
 LATE = 0.1
 """Seconds by which a time-out must be late, so that something has blocked the event loop."""
 
-LAST_LOOK = 0.01
-"""Seconds for a last look at a socket after a time-out: a busy event loop ends time-outs before it reads sockets."""
+GRACE = 0.01
+"""Seconds that a reply has after its time is over: a busy event loop ends time-outs before it reads sockets."""
 
 _TIMED_OUT = (TimeoutError, RedisTimeoutError, MasterNotFoundError)
 """What connecting raises when time is over. No sentinel names a primary if none has answered in time."""
@@ -283,7 +283,7 @@ class AsyncConnections:
         self._idle: list[Any] = []
         self._busy: dict[Any, float] = {}
         """The connections with a reply under way, and when it must have come (seconds of the event loop)."""
-        self._next_look = math.inf
+        self._next_check = math.inf
         self._timer: asyncio.TimerHandle | None = None
 
     async def take(self, seconds: float | None = None, is_refusing: Callable[[], bool] | None = None) -> Any:
@@ -339,7 +339,7 @@ class AsyncConnections:
             if is_cut(error):
                 raise ConnectFailedError(f"cut before an answer: {error}") from error
             raise
-        connection.socket_timeout = None  # from now on `exchange` looks after the time
+        connection.socket_timeout = None  # from now on `exchange` watches the time
         return connection
 
     async def exchange(
@@ -351,8 +351,8 @@ class AsyncConnections:
         """
         loop = asyncio.get_running_loop()
         deadline = self._busy[connection] = loop.time() + (self._reply_timeout if seconds is None else seconds)
-        if deadline < self._next_look:
-            self._look_at(deadline, loop)
+        if deadline < self._next_check:
+            self._check_at(deadline, loop)
         try:
             await connection.send_packed_command((packed,))
             found: list[Any] = []
@@ -372,23 +372,23 @@ class AsyncConnections:
         del self._busy[connection]
         return found
 
-    def _look_at(self, moment: float, loop: asyncio.AbstractEventLoop) -> None:
+    def _check_at(self, moment: float, loop: asyncio.AbstractEventLoop) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._next_look = moment
-        self._timer = loop.call_at(moment, self._look, loop)
+        self._next_check = moment
+        self._timer = loop.call_at(moment, self._check, loop)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Find replies that have not come in time. They get a last look: the loop may only not have read them."""
-        now = max(loop.time(), self._next_look)
-        self._next_look, self._timer = math.inf, None
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Find replies that have not come in time. They get a moment more: the loop may only not have read them."""
+        now = max(loop.time(), self._next_check)
+        self._next_check, self._timer = math.inf, None
         overdue = {connection: deadline for connection, deadline in self._busy.items() if deadline <= now}
         if overdue:
-            loop.call_later(LAST_LOOK, self._cut, overdue)
+            loop.call_later(GRACE, self._abort, overdue)
         if len(overdue) < len(self._busy):
-            self._look_at(min(deadline for deadline in self._busy.values() if deadline > now), loop)
+            self._check_at(min(deadline for deadline in self._busy.values() if deadline > now), loop)
 
-    def _cut(self, overdue: Mapping[Any, float]) -> None:
+    def _abort(self, overdue: Mapping[Any, float]) -> None:
         """Cut the connections whose replies have still not come: `exchange` raises."""
         for connection, deadline in overdue.items():
             if self._busy.get(connection) == deadline:

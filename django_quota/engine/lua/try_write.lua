@@ -1,4 +1,4 @@
--- where_it_may_write: calls a function that writes, and says whether it could. A module of decide.
+-- try_write: calls a function that writes, and says whether it could. A module of decide.
 --
 -- KEYS   as decide
 -- ARGV   as decide
