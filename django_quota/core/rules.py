@@ -298,7 +298,7 @@ class Rule:
     tiers: Mapping[str, Rule] = field(init=False, repr=False, compare=False)
     """The rule of each tier, by the tier's name; empty if the rates are not by tier."""
     is_plain: bool = field(init=False, repr=False, compare=False)
-    """Whether the rule needs nothing of a request but its key."""
+    """Whether the rule needs nothing of a request but its key, once it is known to apply there."""
     needs_body: bool = field(init=False, repr=False, compare=False)
     """Whether `key` or `distinct` is a form field, so that the body of the request must be read."""
     warn_share: str = field(init=False, repr=False, compare=False)
@@ -315,7 +315,7 @@ class Rule:
         object.__setattr__(self, "dynamic", dynamic)
         object.__setattr__(self, "limits", () if dynamic else _limits(self))
         object.__setattr__(self, "tiers", _rules_of_tiers(self))
-        of_request = (self.methods, self.skip, self.exempt, self.match, self.distinct)
+        of_request = (self.methods, self.skip, self.exempt, self.distinct)
         is_plain = not dynamic and not callable(self.cost) and all(option is None for option in of_request)
         object.__setattr__(self, "is_plain", is_plain)
         object.__setattr__(self, "needs_body", _is_form_field((self.key, self.distinct)))

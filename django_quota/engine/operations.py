@@ -10,7 +10,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from django_quota.engine.resp import pack_command
@@ -30,9 +30,12 @@ class Script:
         return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
+_LUA = Path(__file__).with_name("lua")
+
+
 def lua_source(name: str) -> str:
     """Return the text of `lua/<name>.lua`."""
-    return files("django_quota.engine").joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+    return (_LUA / f"{name}.lua").read_text(encoding="utf-8")
 
 
 def script(*names: str) -> Script:

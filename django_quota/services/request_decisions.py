@@ -102,16 +102,16 @@ def request_plan(rules: Iterable[Rule], request: HttpRequest) -> Flow[Plan]:
     key: object = None
     subject: str | None = None
     for rule in rules:
-        is_plain = rule.is_plain  # most rules have none of the options below
+        is_plain = rule.is_plain  # most rules have no other options than a match
         if not is_plain and (yield from _is_skipped(rule, request)):
             continue
         if subject is None or rule.key != key:  # stacked rules mostly share their key
             key = rule.key
             subject = ip_subject(request) if key == "ip" else (yield from subject_flow(key, request))
+        if rule.match is not None and _is_decided(rule, subject, request):
+            continue
         if is_plain:
             plan.add(rule, subject, cast("int", rule.cost))
-            continue
-        if rule.match is not None and _is_decided(rule, subject, request):
             continue
         cost = (
             validate_cost((yield from call_flow(rule.cost, request)), rule.name) if callable(rule.cost) else rule.cost

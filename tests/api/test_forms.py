@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from django_quota import Decision, Rule, acheck, check, peek, quota, reset
+from django_quota.engine.plans import Plan
 from django_quota.services.registry import get_limiter
 from django_quota.services.request_decisions import adecide_request, decide_request
 from django_quota.services.usage import usage
@@ -192,8 +193,8 @@ class TestAllOrNothing:
         counted: list[tuple[list[str], bool]] = []
         metrics: Any = get_limiter().metrics
 
-        def count(now: int, hits: Any, decision: Decision) -> None:
-            counted.append(([hit.rule.name for hit in hits], decision.allowed))
+        def count(now: int, plan: Plan, decision: Decision) -> None:
+            counted.append(([hit.rule.name for hit in plan.hits], decision.allowed))
 
         monkeypatch.setattr(metrics, "count", count)
         rules = [BY_PHONE, Rule.make("by-ip", "2/m", key="ip")]

@@ -156,17 +156,21 @@ settings.configure(
 for name in sys.argv[1:]:
     __import__(name)
 django.setup()
+from django.core.cache import cache
+cache.client
 print(time.process_time() - began)
 """
-"""A project as `startproject` makes it, with a cache on Redis, up to the end of `django.setup()`."""
+"""A project as `startproject` makes it, with a cache on Redis: `django.setup()`, and the cache made."""
 
 
 def start(times: int) -> dict[str, float]:
     """Return the least CPU time, in milliseconds, that Django takes to start with us and without."""
-    pairs = [(_start("django_quota"), _start()) for _ in range(times)]
+    pairs = [(_start("django_quota"), _start()) for _ in range(times + 1)][1:]  # the first ones compile
     return {"with": min(pair[0] for pair in pairs), "without": min(pair[1] for pair in pairs)}
 
 
 def _start(*apps: str) -> float:
-    done = subprocess.run([sys.executable, "-c", _START, *apps], stdout=subprocess.PIPE, text=True, check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-c", _START, *apps]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     return float(done.stdout) * 1000

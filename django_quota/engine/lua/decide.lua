@@ -126,7 +126,7 @@ if mode ~= 'settle' and not is_decided then
     local hit = hits[h]
     if hit.status_key ~= status_key then
       status_key = hit.status_key
-      has_status = redis.call('EXISTS', status_key) == 1
+      has_status = redis.call('HLEN', status_key) > 0 -- EXISTS would be one more permission
     end
     if has_status or hit.override ~= '' or hit.holds_key then
       retry = retry or { now, -1 }
