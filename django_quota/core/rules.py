@@ -602,10 +602,9 @@ def _rules_of_tiers(rule: Rule) -> Mapping[str, Rule]:
 
 def _encoded(rule: Rule) -> tuple[str, ...]:
     """Return the options of a rule as `lua/decide.lua` takes them; a shadow emits nothing, and bans nobody."""
-    counted = ("counted",) if rule.count_refused else ()
     if rule.shadow:
-        return (*counted, "quiet")
-    return counted if rule.ban is None else (*counted, "ban", *rule.ban.encoded)
+        return ("quiet",)
+    return () if rule.ban is None else ("ban", *rule.ban.encoded)
 
 
 def _limits(rule: Rule) -> tuple[Limit, ...]:

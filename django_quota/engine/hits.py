@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -85,7 +85,7 @@ class CompiledRule(NamedTuple):
         before, after = (field_of(rule.name), ""), [rule.warn_share, str(len(rule.limits))]
         for limit in rule.limits:
             after += limit.encoded
-        after += rule.encoded
+        after += [*_counted(rule.limits), *rule.encoded]
         timeless = tuple(
             (state_key("", limit), limit, limit.timeless_parameters)
             for limit in rule.limits
@@ -100,6 +100,13 @@ class CompiledRule(NamedTuple):
             timeless=len(timeless) == len(rule.limits),
             decides_alone=rule.shadow or not rule.block,
         )
+
+
+def _counted(limits: Iterable[Limit]) -> Iterator[str]:
+    """Yield an option for each limit of which refused hits consume too. Rules of one name may differ in that."""
+    for number, limit in enumerate(limits, 1):
+        if limit.options.count_refused:
+            yield from ("counted", str(number))
 
 
 _END = bulk(("",))
@@ -162,7 +169,7 @@ class Hit:
         arguments: list[str | int] = [*head]
         for limit in self.limits:
             arguments += limit.encoded
-        arguments += self.rule.encoded
+        arguments += [*_counted(limit.limit for limit in self.limits), *self.rule.encoded]
         if self.value:
             arguments += ("value", self.value)
         if self.group:

@@ -357,6 +357,18 @@ def test_refused_hits_count_only_where_the_rule_itself_refused_them(aside: dict[
         assert peek(watched, "ip:127.0.0.1").remaining == 0
 
 
+@pytest.mark.usefixtures("either_store")
+@pytest.mark.parametrize("order", [1, -1])
+def test_refused_hits_count_under_the_rule_of_a_name_that_says_so(order: int) -> None:
+    counted = Rule.make("both", "9/h", key="ip", count_refused=True)
+    plain = Rule.make("both", "1/m; 9/d", key="ip")
+    with freeze(START):
+        for _ in range(3):
+            decide_request([counted, plain][::order], RequestFactory().get("/"))
+        assert peek(counted, "ip:127.0.0.1").remaining == 6
+        assert [outcome.remaining for outcome in peek(plain, "ip:127.0.0.1").outcomes] == [0, 8]
+
+
 def test_a_blocking_rule_is_not_swallowed_by_a_shadow_of_its_name(memory_store: None) -> None:
     rules = [Rule.make("x", "2/m", shadow=True), Rule.make("x", "2/m")]
     with pytest.raises(RuleError, match="share one count"):

@@ -107,7 +107,7 @@ def test_the_head_of_the_decision_is_what_the_caller_sends() -> None:
         "a%20b", "", 1, "800", 2, "sliding_window", "5", "60000000", "0", "sliding_window", "7", "3600000000", "0",
         "ban", "20", "60000000", "0", "600000000,3600000000", *day, "",
         "b", "", 1, "0", 1, "calendar", "9", "1763683200000000", "1763769600000000", "1763856000000000",
-        "counted", "quiet", "group", 1, *day, "",
+        "counted", "1", "quiet", "group", 1, *day, "",
         "c", "", 1, "800", 1, "distinct", "3", "60000000", "0",
         "value", "cafe", *day, "holds", 2, "",
     ]  # fmt: skip

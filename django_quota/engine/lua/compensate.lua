@@ -71,7 +71,7 @@ local function compensate(hit, limit, receipt)
   local stop, before, refunded, alone = string.match(receipt, '^(%d+):?(%d*):?(%d*):?(%d*)$')
   stop = tonumber(stop)
   -- A limit that counts refused hits keeps the hit, since its plan was refused.
-  if (hit.counted and hit.group == 0) or stop <= now then return end
+  if (limit.counted and hit.group == 0) or stop <= now then return end
   compensators[limit.name](limit, stop, tonumber(before), tonumber(refunded), tonumber(alone))
 end
 

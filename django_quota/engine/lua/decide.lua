@@ -16,7 +16,7 @@
 --            "near" (0: never); how many limits
 --          for each limit: the algorithm, the capacity, a, b; for a calendar also c: whole numbers, see the algorithm
 --          then its options in any order, each a word with its arguments, and '' behind the last:
---            "counted": a refused hit consumes too; "quiet": no events; "value" <digest>: what a limit of values counts
+--            "counted" <n>: a refused hit consumes of its n-th limit too; "quiet": no events; "value" <digest>: what a limit of values counts
 --            "group" <n>: it belongs to the n-th rule that decides for itself alone (a shadow, or one that does not block);
 --              without it a refusal refuses the plan
 --            "ban" <capacity> <a> <b> <span>,<span>: the sliding window of refusals that leads to a ban, and how long the first,
@@ -111,8 +111,10 @@ while read < #ARGV do
     elseif option == 'value' then
       for _, limit in ipairs(hit) do limit.value = ARGV[read + 1] end
       read = read + 2
-    else -- counted, quiet
-      hit[option], read = true, read + 1
+    elseif option == 'counted' then
+      hit[ARGV[read + 1] + 0].counted, read = true, read + 2
+    else
+      hit.quiet, read = true, read + 1
     end
   end
   if is_outside and not is_decided then return { now, -1 } end

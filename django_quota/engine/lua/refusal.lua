@@ -6,7 +6,7 @@
 return function(hit)
   local group_refused = refused and refused[hit.group]
   for _, limit in ipairs(hit.status and {} or hit) do
-    if hit.counted and limit.capacity > 0 and group_refused then
+    if limit.counted and limit.capacity > 0 and group_refused then
       limit.algorithm.consume(limit)
       -- What a refused hit has filled also refuses the next one: the reply says for how long.
       local allowed
