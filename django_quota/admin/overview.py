@@ -166,10 +166,10 @@ _SYSTEM_KINDS = {
     "bans": gettext_lazy("the list of bans"),
     "overrides": gettext_lazy("whether overrides are published"),
     "sweep": gettext_lazy("progress of the sweep"),
-    "tally": gettext_lazy("checks by rule"),
+    "metrics": gettext_lazy("checks by rule"),
     "refused": gettext_lazy("subjects refused most"),
     "slots": gettext_lazy("slots used lately"),
-    "told": gettext_lazy("last report of each process"),
+    "sent": gettext_lazy("last report of each process"),
     "workers": gettext_lazy("processes that share the limits"),
 }
 

@@ -45,11 +45,11 @@ SYSTEM_KINDS = {
     "bans": "all bans: <subject> <rule>, by their end; a sorted set",
     "overrides": "the generation of the overrides that is published; overrides:<...>, its lock and its counts; strings",
     "sweep": "how far a sweep has come; a string",
-    "tally": "checks of all subjects, by rule: tally:<date>, tally:<minute since 1970>; a hash",
+    "metrics": "checks of all subjects, by rule: metrics:<date>, metrics:<minute since 1970>; a hash",
     "refused": "who was refused how often on a day: refused:<date>; a sorted set",
     "slots": "slots that were asked for lately: <subject> <name> <limit>, by when they are forgotten; a sorted set",
     "workers": "processes that share the limits: a token each, by when it is no longer counted; a sorted set",
-    "told": "the number of the last metrics that a process has sent: told:<token>; a string",
+    "sent": "the number of the last metrics that a process has sent: sent:<token>; a string",
 }
 """The content of a key without a subject, by the first part of its name; see `system_key`."""
 

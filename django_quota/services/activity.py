@@ -169,7 +169,7 @@ def _of_redis(store: RedisStore, guess: int) -> Activity:
     with store.commands() as client, client.pipeline(transaction=False) as lent:
         pipeline: Any = lent  # redis-py leaves it untyped
         pipeline.time()
-        pipeline.hgetall(system_key(prefix, f"tally:{day.isoformat()}"))
+        pipeline.hgetall(system_key(prefix, f"metrics:{day.isoformat()}"))
         pipeline.zrevrange(system_key(prefix, f"refused:{day.isoformat()}"), 0, SUBJECTS - 1, withscores=True)
         pipeline.zcount(system_key(prefix, "bans"), after, "+inf")
         pipeline.zrangebyscore(system_key(prefix, "bans"), after, "+inf", start=0, num=BANS, withscores=True)
@@ -190,7 +190,7 @@ def _read_more(store: RedisStore, found: Activity, slots: Sequence[str]) -> None
     minutes = _minutes(found.now) if fields else ()
     if not minutes and not slots:
         return
-    counts = [system_key(prefix, f"tally:{minute}") for minute in minutes]
+    counts = [system_key(prefix, f"metrics:{minute}") for minute in minutes]
     places = [key for slot in slots for key in _slot_keys(slot)]
     replies: dict[str, Any] = {}
     walk = Walk(store)
@@ -219,12 +219,14 @@ def _of_memory(store: Store, now: int) -> Activity:
         return [dict(zip(flat[::2], map(int, flat[1::2]), strict=True)) for flat in reply]
 
     today = day.isoformat()
-    counts, refused, slots = read(system_key(prefix, what) for what in (f"tally:{today}", f"refused:{today}", "slots"))
+    counts, refused, slots = read(
+        system_key(prefix, what) for what in (f"metrics:{today}", f"refused:{today}", "slots")
+    )
     found = Activity(now, day, _rules(counts), bans=None)
     most = sorted(refused.items(), key=lambda pair: -pair[1])[:SUBJECTS]
     found.refused = [RefusedSubject(named(subject), count) for subject, count in most]
     if found.rules:
-        _put_minutes(found, read(system_key(prefix, f"tally:{minute}") for minute in _minutes(now)))
+        _put_minutes(found, read(system_key(prefix, f"metrics:{minute}") for minute in _minutes(now)))
     live = [slot for slot, stop in slots.items() if stop > now][:MAX_SLOTS_READ]
     held = [[sum(stop > now for stop in ends.values()) for ends in read(_slot_keys(slot))] for slot in live]
     found.slots = _fullest(_slot_use(slot, *counted) for slot, counted in zip(live, held, strict=True))

@@ -209,10 +209,10 @@ class DecisionMetrics:
             if count
         }
         keys = MetricsKeys(
-            system_key(prefix, f"tally:{day}"),
-            system_key(prefix, f"tally:{bucket.minute}"),
+            system_key(prefix, f"metrics:{day}"),
+            system_key(prefix, f"metrics:{bucket.minute}"),
             system_key(prefix, f"refused:{day}"),
             system_key(prefix, "slots"),
-            system_key(prefix, f"told:{self._token}"),
+            system_key(prefix, f"sent:{self._token}"),
         )
         return AddMetrics(keys, self._number, counts, bucket.refused, bucket.slots)

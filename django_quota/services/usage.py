@@ -18,6 +18,7 @@ from django_quota.core.clock import frozen_now
 from django_quota.core.days import day_of
 from django_quota.core.errors import RuleError
 from django_quota.core.keys import escape, key_of, named, part_base, pattern, read
+from django_quota.engine.events import DAY, DAY_TTL
 from django_quota.engine.operations import text
 from django_quota.engine.usage_operations import DropDay, ReadDays
 from django_quota.services.registry import get_limiter
@@ -27,7 +28,7 @@ from django_quota.stores.cluster.walking import Walk
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis.store import RedisStore, time_of
 
-DAYS_KEPT = 8
+DAYS_KEPT = DAY_TTL // DAY
 """Days for which Redis keeps the counts of a day."""
 
 ALLOWED, REFUSED, OPENED = "a", "r", "#"

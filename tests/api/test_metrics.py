@@ -219,7 +219,7 @@ class TestTheWay:
         """Return the counts of all days in Redis."""
         found: dict[str, int] = {}
         client: Any = raw  # redis-py leaves its replies open
-        for key in client.keys("quota:1:{!}:tally:20*-*"):
+        for key in client.keys("quota:1:{!}:metrics:20*-*"):
             for name, count in client.hgetall(key).items():
                 found[name.decode()] = found.get(name.decode(), 0) + int(count)
         return found
@@ -260,7 +260,7 @@ class TestTheWay:
     def test_what_redis_refuses_fails_no_request_and_is_kept(
         self, raw: redis.Redis, caplog: pytest.LogCaptureFixture
     ) -> None:
-        number = f"quota:1:{{!}}:told:{metrics()._token}"
+        number = f"quota:1:{{!}}:sent:{metrics()._token}"
         raw.rpush(number, "not a number")
         for _ in range(4):
             assert check("9/m", SUBJECT, name="a")
@@ -384,7 +384,7 @@ class TestTheEndOfAProcess:
         assert self.sent(raw) == 0
 
     def sent(self, raw: redis.Redis) -> int:
-        keys: Any = raw.keys("quota:1:{!}:tally:20*-*")
+        keys: Any = raw.keys("quota:1:{!}:metrics:20*-*")
         return sum(int(count) for key in keys for count in cast("Any", raw).hvals(key))
 
     def run(self, server: RedisServer, folder: Path, *words: str) -> int:

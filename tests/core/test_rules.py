@@ -130,9 +130,8 @@ def test_a_rule_with_a_dynamic_rate_is_not_plain(rate: Any) -> None:
     assert Rule.make("r", rate).with_rates("2/s").is_plain
 
 
-def test_a_rule_with_a_match_is_not_plain() -> None:
-    assert Rule.from_setting("r", "1/s").is_plain
-    assert not Rule.from_setting("r", {"rate": "1/s", "match": "/"}).is_plain
+def test_a_rule_with_only_a_match_is_plain() -> None:
+    assert Rule.from_setting("r", {"rate": "1/s", "match": "/"}).is_plain
 
 
 def test_a_list_as_key_is_a_tuple() -> None:

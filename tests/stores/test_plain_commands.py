@@ -157,7 +157,7 @@ def asks_within(kind: str) -> None:
     """Make a call within a block of plain commands."""
     with redis_store().commands() as client:
         if kind == "run":
-            assert redis_store().run(Once("quota:1:{!}:told:x", 60_000_000)) == 1
+            assert redis_store().run(Once("quota:1:{!}:sent:x", 60_000_000)) == 1
         else:
             with redis_store().commands() as inner:
                 assert inner.time()
@@ -174,7 +174,7 @@ def test_a_call_within_a_probing_block_is_made(kind: str, redis_cache: RedisServ
 @pytest.mark.parametrize("kind", ["run", "commands"])
 def test_a_call_within_a_probing_block_of_a_cluster_server_is_made(kind: str, cluster: Cluster) -> None:
     found: Any = redis_store()
-    node = found._router.node(found.server_of("quota:1:{!}:told:x"))
+    node = found._router.node(found.server_of("quota:1:{!}:sent:x"))
     node.breaker = opened(Clock())
     asks_within(kind)
     assert not node.breaker.is_open
@@ -188,8 +188,8 @@ def test_only_the_probing_block_waits_for_a_server_that_is_gone(settings: Any) -
     def twice() -> None:
         with store_.commands():
             with pytest.raises(StoreUnavailable, match="refused"):
-                store_.run(Once("quota:1:{!}:told:x", 60_000_000))
-            store_.run(Once("quota:1:{!}:told:x", 60_000_000))
+                store_.run(Once("quota:1:{!}:sent:x", 60_000_000))
+            store_.run(Once("quota:1:{!}:sent:x", 60_000_000))
 
     with pytest.raises(StoreUnavailable, match="several times in a row"):
         twice()

@@ -17,7 +17,7 @@ local function keep_to_last(key)
   if last[1] then keep(key, math.max(1, math.ceil((tonumber(last[2]) - now) / 1000) + 1)) end
 end
 
--- Appends to a reply the notes of an outbox that are still carried on and were made so long ago: each with its score.
+-- Appends to a reply the transfers of an outbox that can still be resumed and began `age` ago or earlier: each with its score.
 local function append_overdue(reply, key, kept, age, skipped, most)
   local first, last = '(' .. integer(now), integer(now + kept - age)
   local found = redis.call('ZRANGEBYSCORE', key, first, last, 'WITHSCORES', 'LIMIT', skipped, most)
