@@ -16,7 +16,8 @@
 --            "near" (0: never); how many limits
 --          for each limit: the algorithm, the capacity, a, b; for a calendar also c: whole numbers, see the algorithm
 --          then its options in any order, each a word with its arguments, and '' behind the last:
---            "counted" <n>: a refused hit consumes of its n-th limit too; "quiet": no events; "value" <digest>: what a limit of values counts
+--            "counted" <n>: a refused hit consumes of its n-th limit too; "quiet": no events
+--            "value" <digest>: what a limit of values counts
 --            "group" <n>: it belongs to the n-th rule that decides for itself alone (a shadow, or one that does not block);
 --              without it a refusal refuses the plan
 --            "ban" <capacity> <a> <b> <span>,<span>: the sliding window of refusals that leads to a ban, and how long the first,
