@@ -22,7 +22,7 @@ from tests.faults.harness import (
     caches_at,
     use_site_rules,
 )
-from tests.faults.sockets import ConnectionFault, Proxy, saying
+from tests.faults.sockets import GARBAGE, ConnectionFault, Proxy, saying
 from tests.support.stores import redis_store
 
 ALONE = [call for call in CALLS if "before" not in call.name]
@@ -140,6 +140,10 @@ def test_a_reply_cut_off_at_any_byte_fails_only_that_call(mode: str, how: str, p
     assert whole > 100
     told = {n: after(proxy, mode, ConnectionFault(n, how), 1_000 + n) for n in range(whole)}
     undone = [n for n, degraded in told.items() if degraded[1]]
+    if how == "garbage":
+        # Garbage that ends where the reply would have ended is not to be told from it, and the end comes behind it. The
+        # greeting has the number of the client, which gets longer.
+        undone = [n for n in undone if not 0 <= n - (whole - len(GARBAGE)) <= 3]
     assert undone == []
     if how != "garbage":  # within a text of the greeting it is not to be told from one
         assert [n for n, degraded in told.items() if not degraded[0] and n < whole - 100] == []
