@@ -619,12 +619,13 @@ class TestWaiting:
     @pytest.mark.usefixtures("places_are_kept_often")
     def test_who_waits_outlives_a_restart_of_the_store(self, monkeypatch: pytest.MonkeyPatch) -> None:
         store = current_store()
-        down = threading.Event()
+        down, has_failed = threading.Event(), threading.Event()
         failures = iter(range(4))
 
         def failing(verb: Callable[..., Any]) -> Callable[..., Any]:
             def fail(*asked: Any) -> Any:
                 if down.is_set() and next(failures, None) is not None:
+                    has_failed.set()
                     raise StoreUnavailable("it is restarting")
                 return verb(*asked)
 
@@ -634,6 +635,7 @@ class TestWaiting:
         monkeypatch.setattr(store, "run", failing(store.run))
         with in_line("line", 1) as futures:
             down.set()
+            assert has_failed.wait(60)  # a call that began before must not find the line forgotten
             forget("line")
             lease = futures[0].result(60)
         assert next(failures, None) is None
