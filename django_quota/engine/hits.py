@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -82,10 +82,8 @@ class CompiledRule(NamedTuple):
 
     @classmethod
     def _compile(cls, rule: Rule) -> CompiledRule:
-        before, after = (field_of(rule.name), ""), [rule.warn_share, str(len(rule.limits))]
-        for limit in rule.limits:
-            after += limit.encoded
-        after += [*_counted(rule.limits), *rule.encoded]
+        before = (field_of(rule.name), "")
+        after = _after_cost(rule, [(limit, limit.encoded) for limit in rule.limits])
         timeless = tuple(
             (state_key("", limit), limit, limit.timeless_parameters)
             for limit in rule.limits
@@ -102,11 +100,18 @@ class CompiledRule(NamedTuple):
         )
 
 
-def _counted(limits: Iterable[Limit]) -> Iterator[str]:
-    """Yield an option for each limit of which refused hits consume too. Rules of one name may differ in that."""
-    for number, limit in enumerate(limits, 1):
-        if limit.options.count_refused:
-            yield from ("counted", str(number))
+def _after_cost(rule: Rule, limits: Sequence[tuple[Limit, Sequence[str]]]) -> list[str | int]:
+    """Return the arguments of a hit behind its cost, up to the options that not all hits of the rule share.
+
+    `limits`: each with its own arguments.
+    """
+    arguments: list[str | int] = [rule.warn_share, len(limits)]
+    for _, encoded in limits:
+        arguments += encoded
+    for number, (limit, _) in enumerate(limits, 1):
+        if limit.options.count_refused:  # rules of one name may differ in it
+            arguments += ("counted", str(number))
+    return [*arguments, *rule.encoded]
 
 
 _END = bulk(("",))
@@ -165,11 +170,8 @@ class Hit:
     @property
     def arguments(self) -> list[str | int]:
         """Its arguments, in the order that `lua/decide.lua` lists."""
-        head = (self.field, self.override, self.cost, self.rule.warn_share, len(self.limits))
-        arguments: list[str | int] = [*head]
-        for limit in self.limits:
-            arguments += limit.encoded
-        arguments += [*_counted(limit.limit for limit in self.limits), *self.rule.encoded]
+        arguments: list[str | int] = [self.field, self.override, self.cost]
+        arguments += _after_cost(self.rule, [(limit.limit, limit.encoded) for limit in self.limits])
         if self.value:
             arguments += ("value", self.value)
         if self.group:

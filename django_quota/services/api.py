@@ -7,7 +7,7 @@ from typing import Any, Unpack, cast
 
 from django.http import HttpRequest
 
-from django_quota.conf import current, rule_of, time_zone
+from django_quota.conf import current, rule_of
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow, IOCall, run_async, run_sync
@@ -16,7 +16,7 @@ from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, CallOptions, Rule
 from django_quota.engine.codec import Mode
 from django_quota.engine.plans import Plan
 from django_quota.services.registry import get_limiter
-from django_quota.services.request_decisions import rule_plan_flow, value_digest
+from django_quota.services.request_decisions import new_plan, rule_plan_flow, value_digest
 from django_quota.services.subjects import is_user, named_subject, user_subject
 
 RuleOrRate = str | Rule
@@ -169,8 +169,7 @@ def plan_flow(
     if not rule.is_plain:  # most rules have nothing to look at here
         rule = _rule_without_request(rule, name, cost, value)
     units = cast("int", rule.cost) if cost is None else validate_cost(cost, rule.name)
-    settings = current()
-    plan = Plan(settings.prefix, settings.events, time_zone)
+    plan = new_plan()
     plan.add(rule, name, units, "" if value is None else value_digest(rule, value))
     return plan
 

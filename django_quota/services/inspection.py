@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from django.utils.translation import gettext_lazy
 
-from django_quota.conf import current, rule_of, time_zone
+from django_quota.conf import current, rule_of
 from django_quota.core import keys
 from django_quota.core.algorithms import ALGORITHMS
 from django_quota.core.clock import SECOND, frozen_now
@@ -34,6 +34,7 @@ from django_quota.services.health import is_full, refused_change
 from django_quota.services.known_rules import known_rules, known_slots
 from django_quota.services.overrides import ALL_RULES, Override, status_key
 from django_quota.services.registry import get_limiter
+from django_quota.services.request_decisions import new_plan
 from django_quota.services.usage import Count, usage
 from django_quota.stores.redis.store import RedisStore
 
@@ -451,8 +452,7 @@ def _peek_at(snapshot: SubjectSnapshot, questions: Sequence[_Question]) -> Itera
 
 def plan_for(subject: str, rules: Iterable[Rule]) -> Plan:
     """Return a plan of one hit for each rule."""
-    settings = current()
-    plan = Plan(settings.prefix, settings.events, time_zone)
+    plan = new_plan()
     for rule in rules:
         plan.add(rule, subject, 1)
     return plan

@@ -95,10 +95,15 @@ def _allowed_during_outage(rule: str) -> Decision:
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
 
+def new_plan() -> Plan:
+    """Return an empty plan, by the settings."""
+    settings = current()
+    return Plan(settings.prefix, settings.events, time_zone)
+
+
 def request_plan(rules: Iterable[Rule], request: HttpRequest) -> Flow[Plan]:
     """Return the plan of a request: the rules that apply to it, each with its subject and cost."""
-    settings = current()
-    plan = Plan(settings.prefix, settings.events, time_zone)
+    plan = new_plan()
     key: object = None
     subject: str | None = None
     for rule in rules:
@@ -132,8 +137,7 @@ def rule_plan_flow(rule: Rule, request: HttpRequest, cost: int | None, value: ob
     digested = value_digest(rule, value)
     if rule.distinct is not None and value is None:
         digested = yield from _value_flow(rule, request)
-    settings = current()
-    plan = Plan(settings.prefix, settings.events, time_zone)
+    plan = new_plan()
     plan.add(rule, subject, validate_cost(units, rule.name), digested)
     return plan
 

@@ -864,18 +864,27 @@ def test_two_consumers_share_the_events(manage: Manage, raw: redis.Redis, tmp_pa
     assert sorted(int(value) for (value,) in ran(path)) == list(range(30))
 
 
-@pytest.mark.thorough("processes")
-def test_two_consumers_of_one_host_do_not_run_an_event_at_once(
-    manage: Manage, raw: redis.Redis, tmp_path: Path
-) -> None:
+def consumer_at_a_gate(manage: Manage, raw: redis.Redis, tmp_path: Path) -> tuple[Any, Path, Path]:
+    """Start a consumer of two events whose program waits until the gate, a pipe, is opened for writing.
+
+    Return the process, the file that notes what ran, and the gate.
+    """
     path, gate = tmp_path / "ran", tmp_path / "gate"
     os.mkfifo(gate)
     tell(raw, "ip:1")
     tell(raw, "ip:2")
     code = RECORD + f"open({str(gate)!r}).read()"
-    busy = manage.start(
+    process = manage.start(
         "quota_events", "--since", "beginning", "--exec", sys.executable, "-I", "-S", "-c", code, str(path), "{value}"
     )
+    return process, path, gate
+
+
+@pytest.mark.thorough("processes")
+def test_two_consumers_of_one_host_do_not_run_an_event_at_once(
+    manage: Manage, raw: redis.Redis, tmp_path: Path
+) -> None:
+    busy, path, gate = consumer_at_a_gate(manage, raw, tmp_path)
     wait_until(lambda: ran(path))
     manage.start("quota_events", "--exec", *recorder(path, "{value}"))
     wait_until(lambda: len(ran(path)) == 2)
@@ -925,14 +934,7 @@ def test_what_a_consumer_is_stopped_at_is_taken_over_at_once(stream: EventStream
 def test_a_signal_lets_the_running_program_finish_and_takes_no_other(
     manage: Manage, raw: redis.Redis, tmp_path: Path
 ) -> None:
-    path, gate = tmp_path / "ran", tmp_path / "gate"
-    os.mkfifo(gate)
-    tell(raw, "ip:1")
-    tell(raw, "ip:2")
-    code = RECORD + f"open({str(gate)!r}).read()"
-    process = manage.start(
-        "quota_events", "--since", "beginning", "--exec", sys.executable, "-I", "-S", "-c", code, str(path), "{value}"
-    )
+    process, path, gate = consumer_at_a_gate(manage, raw, tmp_path)
     wait_until(lambda: ran(path))
     process.send_signal(signal.SIGTERM)
     with gate.open("w"):  # opens when the program reads, so that it was still running

@@ -32,7 +32,7 @@ NONE = "—"
 
 COLUMNS = (
     "tried", "exceptions", "over, Redis answering", "over, after a loss", "allow", "deny", "local, worst window",
-    "left behind", "longest ms", "p99 ms", "first s", "all s", "told gone", "told back",
+    "left behind", "longest ms", "p99 ms", "first s", "all s", "outages reported", "ends reported",
 )  # fmt: skip
 
 

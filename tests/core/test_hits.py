@@ -13,6 +13,7 @@ from django_quota.engine.codec import OVERRIDDEN
 from django_quota.engine.decide import Decide
 from django_quota.engine.hits import Hit
 from django_quota.engine.plans import Plan
+from django_quota.engine.resp import pack_command
 from tests.support.steps import START, hits_of
 
 
@@ -84,3 +85,29 @@ def test_an_override_without_rates_is_ignored(monkeypatch: Any) -> None:
     plan.add(Rule.make("rule", "50/m"), "user:1", 1)
     plan.revise([START, -1, 0, OVERRIDDEN, "r 0 0"])
     assert [limit.parameters.capacity for limit in plan.limits] == [50]
+
+
+COMMANDS = {
+    "plain": [Rule.make("a", "5/m; 7/h")],
+    "not ascii": [Rule.make("süß", "5/m")],
+    "calendar": [Rule.make("a", "9/d", algorithm="calendar")],
+    "one name": [Rule.make("a", "5/m"), Rule.make("a", "70/h", count_refused=True)],
+    "ban and shadow": [Rule.make("a", "5/m", ban={"after": "3/m", "for": "1h"}), Rule.make("b", "5/m", shadow=True)],
+}
+
+
+@pytest.mark.parametrize("rules", COMMANDS.values(), ids=COMMANDS.keys())
+@pytest.mark.parametrize("subject", ["ip:203.0.113.9", "user:42", "user:ü"])
+@pytest.mark.parametrize("prefix", ["quota", "größe"])
+@pytest.mark.parametrize("now", [None, START])
+def test_what_rules_have_ready_is_the_command_as_any_other_is_sent(
+    rules: list[Rule], subject: str, prefix: str, now: int | None
+) -> None:
+    plan = Plan(prefix, events=99)
+    for rule in rules:
+        plan.add(rule, subject, 3)
+    for holds in (False, True):
+        if holds:
+            plan.include_holds()
+        decide = plan.operation(START, "check")
+        assert decide.evalsha(now) == pack_command(decide.command(now))

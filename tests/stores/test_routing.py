@@ -269,7 +269,7 @@ class TestServersThatFail:
     def test_a_silent_server_is_asked_for_the_table_last(self) -> None:
         servers = self.failed(NO_ANSWER)
         for _ in range(4):
-            servers.router.is_doubtful = True
+            servers.router.is_stale = True
             run_sync(servers.router.refresh(), servers.perform)
             servers.now += 0.2
         assert {at for at, _ in servers.sent} == {A}
@@ -337,7 +337,7 @@ class TestServersThatFail:
         for port in range(2, 50):
             servers.slots = [[0, 16383, ["10.0.0.1", port, "id"]]]
             servers.now += 1
-            servers.router.is_doubtful = True
+            servers.router.is_stale = True
             servers.run(FIRST)
             assert {A, Address("10.0.0.1", port)} <= set(servers.router.nodes)
             assert len(servers.router.nodes) <= MAX_GONE + 2
@@ -371,7 +371,7 @@ class TestTheReplyToClusterSlots:
         servers.run(FIRST)
         servers.now += 1
         servers.slots = reply
-        servers.router.is_doubtful = True
+        servers.router.is_stale = True
         assert servers.run(FIRST) == [2]
         assert servers.router.primaries == [A, B]
         assert servers.times("CLUSTER") == 3  # the other server was asked, too

@@ -92,12 +92,12 @@ class Router:
         """All servers with slots, each once."""
         self._owners: dict[int, Address] = {}
         """The slot table. It may be out of date: a server that no longer has a slot names the one that has it."""
-        self.is_doubtful = True
-        """Whether the table should be read again."""
+        self.is_stale = True
+        """Whether the slot table may be out of date, so that it should be read again."""
         self._read_at = self._next_probe = clock() - REFRESH_INTERVAL
         self._failing: dict[Address, tuple[Exception, float]] = {}
         """The servers that did not run their last command, why, and since when."""
-        self._stuck: dict[int, float] = {}
+        self._not_waited_for: dict[int, float] = {}
         """Until when nobody waits for a slot, because its move took too long."""
 
     @property
@@ -153,7 +153,7 @@ class Router:
         try:
             replies: list[Any] = yield IOCall(node.send, node.asend, commands)
         except (RedisError, OSError) as error:
-            self.is_doubtful = True
+            self.is_stale = True
             return [error] * len(commands)
         if self._failing and not isinstance(replies[-1], Exception):
             self._failing.pop(server, None)
@@ -188,14 +188,14 @@ class Router:
                 attempt.before = (ASKING,)
             else:
                 self._owners[asked.slot] = attempt.server
-                self.is_doubtful = True  # one slot seldom comes alone
+                self.is_stale = True  # one slot seldom comes alone
             return
         if code == "TRYAGAIN":
             yield from self._wait(asked.slot, attempt, error)
             attempt.server = yield from self.up_to_date_owner(asked.slot)
             return
         if code in ("CLUSTERDOWN", "MASTERDOWN", "READONLY") or isinstance(error, NotSentError):
-            self.is_doubtful = True  # another server may have the slot by now
+            self.is_stale = True  # another server may have the slot by now
             attempt.server = (yield from self.up_to_date_owner(asked.slot)) or server
         if attempt.server == server:
             raise error
@@ -204,9 +204,9 @@ class Router:
         """Sleep before the next attempt at a moving slot. Raises the error if there is no time left."""
         now = self._clock()
         if not attempt.deadline:
-            attempt.deadline = now if now < self._stuck.get(slot, now) else now + MOVE_TIMEOUT
+            attempt.deadline = now if now < self._not_waited_for.get(slot, now) else now + MOVE_TIMEOUT
         elif now >= attempt.deadline:
-            self._stuck[slot] = now + MOVE_TIMEOUT
+            self._not_waited_for[slot] = now + MOVE_TIMEOUT
         if now >= attempt.deadline:
             raise error
         yield IOCall(time.sleep, asyncio.sleep, min(attempt.sleep, attempt.deadline - now))
@@ -227,7 +227,7 @@ class Router:
             yield from self._probe()
         yield from self.refresh()
         server = self.owner(slot)
-        self.is_doubtful = self.is_doubtful or server is None
+        self.is_stale = self.is_stale or server is None
         return server
 
     def _probe(self) -> Flow[None]:
@@ -238,7 +238,7 @@ class Router:
         now = self._clock()
         if now < self._next_probe:
             return
-        self._next_probe, self.is_doubtful = now + PROBE_INTERVAL, True
+        self._next_probe, self.is_stale = now + PROBE_INTERVAL, True
         for server, (error, since) in sorted(self._failing.copy().items(), key=lambda each: each[1][1]):
             is_silent = not isinstance(error, ResponseError)
             if is_silent and server in self.primaries and since <= now - PROBE_INTERVAL:
@@ -249,7 +249,7 @@ class Router:
     def refresh(self) -> Flow[None]:
         """Read the table from the first server that answers, if that is due or nothing is known yet."""
         now = self._clock()
-        if self.primaries and not (self.is_doubtful and now >= self._read_at + REFRESH_INTERVAL):
+        if self.primaries and not (self.is_stale and now >= self._read_at + REFRESH_INTERVAL):
             return
         self._read_at = now  # other callers use the old table meanwhile
         error: Exception = NotSentError("no server of the cluster is known")
@@ -270,7 +270,7 @@ class Router:
             raise error  # otherwise the old table may still be right
 
     def _learn(self, owners: dict[int, Address]) -> None:
-        self._owners, self.primaries, self.is_doubtful = owners, sorted(set(owners.values())), False
+        self._owners, self.primaries, self.is_stale = owners, sorted(set(owners.values())), False
         for server in set(self._failing).difference(self.primaries):
             self._failing.pop(server, None)
         gone = set(self.nodes).difference(self.primaries, self._seeds)

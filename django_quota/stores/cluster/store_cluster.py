@@ -114,23 +114,23 @@ class ClusterStore(RedisStore):
     def _channel(self, process: str) -> WakeUpChannel:
         """Open the wake-up channel of a process. Every server receives what is published on another one."""
         node = self._router.node(run_sync(self._router.server_of(SYSTEM_SLOT)))
-        with self._in_doubt():
+        with self._stale_after_errors():
             return node.blocking.channel(process)
 
     async def acall(self, command: Sequence[str | int], seconds: float) -> Any:
         """Send a command on a system key that blocks for some seconds at most; see `RedisStore.acall`."""
         with _translated():
             node = self._router.node(await run_async(self._router.server_of(SYSTEM_SLOT)))
-            with self._in_doubt():
+            with self._stale_after_errors():
                 return await node.blocking.acall(command, seconds)
 
     @contextmanager
-    def _in_doubt(self) -> Iterator[None]:
+    def _stale_after_errors(self) -> Iterator[None]:
         """Read the slot table again after an error: another server may have the slot by now."""
         try:
             yield
         except BaseException:
-            self._router.is_doubtful = True
+            self._router.is_stale = True
             raise
 
     # --- plain commands -----------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class ClusterStore(RedisStore):
     @contextmanager
     def commands(self, server: Server = None) -> Iterator[Redis]:
         """Lend a client of one server for plain commands; None: the server of the system keys."""
-        with _translated((RedisError, OSError)), self._in_doubt():
+        with _translated((RedisError, OSError)), self._stale_after_errors():
             at = self.server_of(SYSTEM_TAG) if server is None else server
             with self._router.node(at).commands() as client:
                 yield client
@@ -146,7 +146,7 @@ class ClusterStore(RedisStore):
     def servers(self) -> Sequence[Server]:
         """Return all primaries."""
         with _translated():
-            self._router.is_doubtful = True  # a walk over all keys must not miss a new server
+            self._router.is_stale = True  # a walk over all keys must not miss a new server
             run_sync(self._router.refresh())
             return self._router.primaries
 
