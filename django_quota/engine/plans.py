@@ -126,7 +126,7 @@ class Plan:
             same = next((other for other in hit.limits if other.key == limit.key), None)
             if same is None:
                 hit.limits, hit.compiled = [*hit.limits, limit], None
-            elif not same.limit.is_same_as(limit.limit):
+            elif same.limit != limit.limit:
                 raise name_conflict(rule, hit.rule)
 
     def _compiled(self, rule: Rule, base: str, value: str) -> list[CompiledLimit]:

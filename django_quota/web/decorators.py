@@ -235,7 +235,7 @@ def _refuse_shared_names(rule: Rule, inner: Limited) -> None:
         if not isinstance(other, Rule) or other.name != rule.name or other.key != rule.key:
             continue
         by_state = {limit.state_id: limit for limit in other.limits}
-        same = all(by_state.get(limit.state_id, limit).is_same_as(limit) for limit in rule.limits)
+        same = all(by_state.get(limit.state_id, limit) == limit for limit in rule.limits)
         if not same or not rule.is_compatible_with(other):
             raise name_conflict(rule, other)
 

@@ -165,9 +165,12 @@ class Limit:
             return None
         return -(-self.algorithm.refill(self.rate, self.capacity) // SECOND)
 
-    def is_same_as(self, other: Limit) -> bool:
-        """Say whether another limit decides alike. It is a new object if the cache of `Limit.of` was full."""
-        return self is other or self.__reduce__() == other.__reduce__()
+    def __eq__(self, other: object) -> bool:
+        # Written out because most comparisons are of one object with itself: see `_limit`.
+        return self is other or (isinstance(other, Limit) and self.__reduce__() == other.__reduce__())
+
+    def __hash__(self) -> int:
+        return hash((self.rule, self.state_id))
 
     def __repr__(self) -> str:
         return f"<Limit {self.rate} by {self.algorithm.name} of {self.rule!r}>"
@@ -183,7 +186,7 @@ class Limit:
 
 @lru_cache(maxsize=4096)
 def _limit(rule: str, rate: Rate, algorithm: Algorithm[Any], options: Options) -> Limit:
-    # One object for equal limits: then they compare and hash by identity, which the hot path does many times.
+    # Mostly one object for equal limits: then they compare by identity, which the hot path does many times.
     algorithm.validate(rate, options)
     timeless = algorithm.parameters(rate, options, 0) if algorithm.timeless else None
     encoded = () if timeless is None else encode_limit(algorithm, timeless)
