@@ -5,29 +5,28 @@ The `@quota` on the outside of the view is decided in the same call.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, cast
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
-from django_quota.core.decisions import QuotaExceeded
+from django_quota.core.decisions import Decision, QuotaExceeded
 from django_quota.core.errors import StoreUnavailable
-from django_quota.core.flow import Flow, IOCall, run_async, run_sync
+from django_quota.core.rules import Rule
 from django_quota.services.registry import get_limiter
-from django_quota.services.request_decisions import DECIDED, request_flow
+from django_quota.services.request_decisions import DECIDED, adecide_request, decide_request
 from django_quota.services.site_rules import site_rules
 from django_quota.web.responses import (
     DEFERRED,
-    apply_flow,
+    add_decision,
+    arefusal,
+    refusal,
     refuse,
     unavailable,
     write_headers,
 )
 from django_quota.web.view_lookup import claim_view_rules
-
-_ASKED = "_django_quota_asked"
-"""The attribute of a request whose rules of the settings have been decided."""
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -55,31 +54,32 @@ class QuotaMiddleware:
                 # Django would run a sync function in a thread.
                 self.process_view = self._aprocess_view  # type: ignore[method-assign, assignment]
 
-    def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
-        """Answer a request."""
-        if self.is_async:
-            return run_async(self._answer_flow(request))
-        return run_sync(self._answer_flow(request))
-
-    def _answer_flow(self, request: HttpRequest) -> Flow[HttpResponseBase]:
+    def __call__(self, request: HttpRequest) -> Any:
+        """Answer a request. Returns a coroutine if the next middleware does."""
         if hasattr(request, DEFERRED):
-            return cast("HttpResponseBase", (yield IOCall(self.get_response, self.get_response, request)))
+            return self.get_response(request)
         setattr(request, DEFERRED, True)
-        response = yield IOCall(self.get_response, self.get_response, request)
-        refused = None if hasattr(request, _ASKED) else (yield from _limit_flow(request, None))
-        delattr(request, DEFERRED)
-        return write_headers(request, _replaced(response, refused))
+        if self.is_async:
+            return self._acall(request)
+        response = self.get_response(request)
+        refused = None if hasattr(request, DECIDED) else _limit(request, None)
+        return _finished(request, response, refused)
+
+    async def _acall(self, request: HttpRequest) -> HttpResponseBase:
+        response = await self.get_response(request)
+        refused = None if hasattr(request, DECIDED) else await _alimit(request, None)
+        return _finished(request, response, refused)
 
     def process_view(
         self, request: HttpRequest, view: Callable[..., Any], _args: Args, _kwargs: Kwargs
     ) -> HttpResponse | None:
         """Decide before the view; return a response if the request is refused."""
-        return None if hasattr(request, _ASKED) else run_sync(_limit_flow(request, view))
+        return None if hasattr(request, DECIDED) else _limit(request, view)
 
     async def _aprocess_view(
         self, request: HttpRequest, view: Callable[..., Any], _args: Args, _kwargs: Kwargs
     ) -> HttpResponse | None:
-        return None if hasattr(request, _ASKED) else await run_async(_limit_flow(request, view))
+        return None if hasattr(request, DECIDED) else await _alimit(request, view)
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         """Answer a `QuotaExceeded` or a `StoreUnavailable` that left a view."""
@@ -89,22 +89,44 @@ class QuotaMiddleware:
         return refuse(request, exception.decision) if isinstance(exception, QuotaExceeded) else None
 
 
-def _replaced(response: Any, refused: HttpResponse | None) -> HttpResponseBase:
-    """Return the response to send. A refusal also closes the response that it replaces, such as a file."""
-    if refused is None:
-        return cast("HttpResponseBase", response)
-    refused._resource_closers += getattr(response, "_resource_closers", ())  # type: ignore[attr-defined]  # noqa: SLF001 — close() itself says that the request is over
-    return refused
-
-
-def _limit_flow(request: HttpRequest, view: Callable[..., Any] | None) -> Flow[HttpResponse | None]:
+def _limit(request: HttpRequest, view: Callable[..., Any] | None) -> HttpResponse | None:
     """Decide the rules of the settings and of the view; return a response if the request is refused."""
-    setattr(request, _ASKED, True)
-    site = site_rules(request)
-    rules = site if view is None else site + claim_view_rules(request, view)
+    site, rules = _rules(request, view)
     if not rules:
         return None
-    decision = yield from request_flow(rules, request)
+    decision = decide_request(rules, request)
+    combined = _note(request, site, decision)
+    return refusal(request, combined) if decision.enforced else None
+
+
+async def _alimit(request: HttpRequest, view: Callable[..., Any] | None) -> HttpResponse | None:
+    """Decide without blocking the event loop; see `_limit`."""
+    site, rules = _rules(request, view)
+    if not rules:
+        return None
+    decision = await adecide_request(rules, request)
+    combined = _note(request, site, decision)
+    return await arefusal(request, combined) if decision.enforced else None
+
+
+def _rules(request: HttpRequest, view: Callable[..., Any] | None) -> tuple[list[Rule], list[Rule]]:
+    """Return the rules of the settings that a request meets, and these with those of its view."""
+    setattr(request, DECIDED, None)
+    site = site_rules(request)
+    return site, site if view is None else site + claim_view_rules(request, view)
+
+
+def _note(request: HttpRequest, site: list[Rule], decision: Decision) -> Decision:
+    """Note a decision on the request; return all that was decided about it."""
     if site:  # so that a decorator with one of these rules does not count it again
         setattr(request, DECIDED, (site, decision))
-    return (yield from apply_flow(request, decision))
+    return add_decision(request, decision)
+
+
+def _finished(request: HttpRequest, response: Any, refused: HttpResponse | None) -> HttpResponseBase:
+    """Return the response to send, with its headers. A refusal also closes the one that it replaces, such as a file."""
+    delattr(request, DEFERRED)
+    if refused is None:
+        return write_headers(request, cast("HttpResponseBase", response))
+    refused._resource_closers += getattr(response, "_resource_closers", ())  # type: ignore[attr-defined]  # noqa: SLF001 — close() itself says that the request is over
+    return write_headers(request, refused)

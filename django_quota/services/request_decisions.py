@@ -143,7 +143,10 @@ def rule_plan_flow(rule: Rule, request: HttpRequest, cost: int | None, value: ob
 
 
 DECIDED = "_django_quota_decided"
-"""The attribute of a request with the rules of the settings that the middleware has decided, and their Decision."""
+"""The attribute of a request that the middleware has decided: the rules of the settings, and the Decision on them.
+
+It is None if no rule of the settings applies, and while they are decided.
+"""
 
 
 def _is_decided(rule: Rule, subject: str, request: HttpRequest) -> bool:

@@ -21,9 +21,10 @@ from django_quota.core.rules import Rule, RuleOptions, dotted_path, name_conflic
 from django_quota.services.request_decisions import adecide_request, decide_request
 from django_quota.services.subjects import check_keys, compile_key, is_async_callable
 from django_quota.web.responses import (
-    aapply_decision,
-    apply_decision,
+    add_decision,
+    arefusal,
     arefuse_in_view,
+    refusal,
     refuse_in_view,
     write_headers,
 )
@@ -305,9 +306,10 @@ def _wrapper(spec: Limited) -> Callable[..., Any]:
             # The dispatch() of an async class-based view is a sync function that returns a coroutine.
             return _acall(spec, request, owner, args, kwargs)
         if not is_claimed(request, spec):
-            refused = apply_decision(request, decide_request(spec.rules(owner), request))
-            if refused is not None:
-                return refused
+            decision = decide_request(spec.rules(owner), request)
+            combined = add_decision(request, decision)
+            if decision.enforced:
+                return refusal(request, combined)
         try:
             response = view(*args, **kwargs)
             if not isinstance(response, HttpResponseBase) and isawaitable(response):
@@ -332,9 +334,10 @@ async def _acall(
     spec: Limited, request: HttpRequest, owner: type | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> HttpResponseBase:
     if not is_claimed(request, spec):
-        refused = await aapply_decision(request, await adecide_request(spec.rules(owner), request))
-        if refused is not None:
-            return refused
+        decision = await adecide_request(spec.rules(owner), request)
+        combined = add_decision(request, decision)
+        if decision.enforced:
+            return await arefusal(request, combined)
     try:
         return await _finish(request, spec.view(*args, **kwargs))
     except QuotaExceeded as exceeded:
