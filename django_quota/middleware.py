@@ -14,8 +14,9 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django_quota.core.decisions import QuotaExceeded
 from django_quota.core.errors import StoreUnavailable
 from django_quota.core.flow import Flow, IOCall, run_async, run_sync
+from django_quota.core.rules import Rule
 from django_quota.services.registry import get_limiter
-from django_quota.services.request_decisions import DECIDED, request_flow
+from django_quota.services.request_decisions import note_decided, request_flow
 from django_quota.services.site_rules import site_rules
 from django_quota.web.responses import (
     DEFERRED,
@@ -25,6 +26,7 @@ from django_quota.web.responses import (
     write_headers,
 )
 from django_quota.web.view_lookup import claim_view_rules
+from django_quota.web.waiting_rules import rules_for_now, rules_left
 
 _ASKED = "_django_quota_asked"
 """The attribute of a request whose rules of the settings have been decided."""
@@ -66,7 +68,10 @@ class QuotaMiddleware:
             return cast("HttpResponseBase", (yield IOCall(self.get_response, self.get_response, request)))
         setattr(request, DEFERRED, True)
         response = yield IOCall(self.get_response, self.get_response, request)
-        refused = None if hasattr(request, _ASKED) else (yield from _limit_flow(request, None))
+        if hasattr(request, _ASKED):
+            refused = yield from _decide_flow(request, rules_left(request))
+        else:
+            refused = yield from _limit_flow(request, None)
         delattr(request, DEFERRED)
         return write_headers(request, _replaced(response, refused))
 
@@ -101,10 +106,14 @@ def _limit_flow(request: HttpRequest, view: Callable[..., Any] | None) -> Flow[H
     """Decide the rules of the settings and of the view; return a response if the request is refused."""
     setattr(request, _ASKED, True)
     site = site_rules(request)
-    rules = site if view is None else site + claim_view_rules(request, view)
+    rules = site if view is None else rules_for_now(request, view, site + claim_view_rules(request, view))
+    return (yield from _decide_flow(request, rules))
+
+
+def _decide_flow(request: HttpRequest, rules: list[Rule]) -> Flow[HttpResponse | None]:
+    """Decide rules; return a response if the request is refused."""
     if not rules:
         return None
     decision = yield from request_flow(rules, request)
-    if site:  # so that a decorator with one of these rules does not count it again
-        setattr(request, DECIDED, (site, decision))
+    note_decided(request, rules, decision)
     return (yield from apply_flow(request, decision))
