@@ -11,22 +11,24 @@ from typing import Any, cast
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
-from django_quota.core.decisions import Decision, QuotaExceeded
+from django_quota.core.decisions import QuotaExceeded
 from django_quota.core.errors import StoreUnavailable
 from django_quota.core.rules import Rule
 from django_quota.services.registry import get_limiter
-from django_quota.services.request_decisions import DECIDED, adecide_request, decide_request
 from django_quota.services.site_rules import site_rules
 from django_quota.web.responses import (
     DEFERRED,
-    add_decision,
-    arefusal,
-    refusal,
+    alimit_request,
+    limit_request,
     refuse,
     unavailable,
     write_headers,
 )
 from django_quota.web.view_lookup import claim_view_rules
+from django_quota.web.waiting_rules import rules_for_now, rules_left
+
+_ASKED = "_django_quota_asked"
+"""The attribute of a request whose rules of the settings have been decided."""
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -62,24 +64,24 @@ class QuotaMiddleware:
         if self.is_async:
             return self._acall(request)
         response = self.get_response(request)
-        refused = None if hasattr(request, DECIDED) else _limit(request, None)
+        refused = limit_request(request, _rules_after(request), is_noted=True)
         return _finished(request, response, refused)
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
         response = await self.get_response(request)
-        refused = None if hasattr(request, DECIDED) else await _alimit(request, None)
+        refused = await alimit_request(request, _rules_after(request), is_noted=True)
         return _finished(request, response, refused)
 
     def process_view(
         self, request: HttpRequest, view: Callable[..., Any], _args: Args, _kwargs: Kwargs
     ) -> HttpResponse | None:
         """Decide before the view; return a response if the request is refused."""
-        return None if hasattr(request, DECIDED) else _limit(request, view)
+        return limit_request(request, _rules_before(request, view), is_noted=True)
 
     async def _aprocess_view(
         self, request: HttpRequest, view: Callable[..., Any], _args: Args, _kwargs: Kwargs
     ) -> HttpResponse | None:
-        return None if hasattr(request, DECIDED) else await _alimit(request, view)
+        return await alimit_request(request, _rules_before(request, view), is_noted=True)
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         """Answer a `QuotaExceeded` or a `StoreUnavailable` that left a view."""
@@ -89,38 +91,20 @@ class QuotaMiddleware:
         return refuse(request, exception.decision) if isinstance(exception, QuotaExceeded) else None
 
 
-def _limit(request: HttpRequest, view: Callable[..., Any] | None) -> HttpResponse | None:
-    """Decide the rules of the settings and of the view; return a response if the request is refused."""
-    site, rules = _rules(request, view)
-    if not rules:
-        return None
-    decision = decide_request(rules, request)
-    combined = _note(request, site, decision)
-    return refusal(request, combined) if decision.enforced else None
+def _rules_before(request: HttpRequest, view: Callable[..., Any]) -> list[Rule]:
+    """Return the rules to decide before the view: those of the settings, and those of the view."""
+    if hasattr(request, _ASKED):
+        return []
+    setattr(request, _ASKED, True)
+    return rules_for_now(request, view, site_rules(request) + claim_view_rules(request, view))
 
 
-async def _alimit(request: HttpRequest, view: Callable[..., Any] | None) -> HttpResponse | None:
-    """Decide without blocking the event loop; see `_limit`."""
-    site, rules = _rules(request, view)
-    if not rules:
-        return None
-    decision = await adecide_request(rules, request)
-    combined = _note(request, site, decision)
-    return await arefusal(request, combined) if decision.enforced else None
-
-
-def _rules(request: HttpRequest, view: Callable[..., Any] | None) -> tuple[list[Rule], list[Rule]]:
-    """Return the rules of the settings that a request meets, and these with those of its view."""
-    setattr(request, DECIDED, None)
-    site = site_rules(request)
-    return site, site if view is None else site + claim_view_rules(request, view)
-
-
-def _note(request: HttpRequest, site: list[Rule], decision: Decision) -> Decision:
-    """Note a decision on the request; return all that was decided about it."""
-    if site:  # so that a decorator with one of these rules does not count it again
-        setattr(request, DECIDED, (site, decision))
-    return add_decision(request, decision)
+def _rules_after(request: HttpRequest) -> list[Rule]:
+    """Return the rules to decide on the way back: those that the view has left, or all if there was no view."""
+    if hasattr(request, _ASKED):
+        return rules_left(request)
+    setattr(request, _ASKED, True)
+    return site_rules(request)
 
 
 def _finished(request: HttpRequest, response: Any, refused: HttpResponse | None) -> HttpResponseBase:

@@ -146,16 +146,24 @@ def rule_plan_flow(rule: Rule, request: HttpRequest, cost: int | None, value: ob
     return plan
 
 
-DECIDED = "_django_quota_decided"
-"""The attribute of a request that the middleware has decided: the rules of the settings, and the Decision on them.
+_DECIDED = "_django_quota_decided"
+"""The attribute of a request with the rules of the settings that have been decided, and their Decision."""
 
-It is None if no rule of the settings applies, and while they are decided.
-"""
+
+def note_decided(request: HttpRequest, rules: Sequence[Rule], decision: Decision) -> None:
+    """Note the rules of the settings that a Decision is about, so that a decorator does not count them again."""
+    of_settings = [rule for rule in rules if rule.match is not None]
+    if not of_settings:
+        return
+    earlier: tuple[list[Rule], Decision] | None = getattr(request, _DECIDED, None)
+    if earlier is not None:
+        of_settings, decision = of_settings + earlier[0], decision.combined_with(earlier[1])
+    setattr(request, _DECIDED, (of_settings, decision))
 
 
 def _is_decided(rule: Rule, subject: str, request: HttpRequest) -> bool:
-    """Return whether the middleware has decided a rule of the settings that a decorator names too."""
-    decided: tuple[list[Rule], Decision] | None = getattr(request, DECIDED, None)
+    """Return whether a rule of the settings, which a decorator names too, has been decided already."""
+    decided: tuple[list[Rule], Decision] | None = getattr(request, _DECIDED, None)
     if decided is None or rule not in decided[0]:
         return False
     return any((outcome.rule, outcome.subject) == (rule.name, subject) for outcome in decided[1].outcomes)

@@ -40,6 +40,8 @@ from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.decisions import AnyLimit, Decision, Outcome
 from django_quota.core.errors import ConfigurationError
 from django_quota.core.rates import Rate
+from django_quota.core.rules import Rule
+from django_quota.services.request_decisions import adecide_request, decide_request, note_decided
 from django_quota.web.wording import message, rate_in_words, title, wait_in_words, whole_wait
 
 R = TypeVar("R", bound=HttpResponseBase)
@@ -54,6 +56,31 @@ class QuotaRequest(HttpRequest):
 
 DEFERRED = "_django_quota_deferred"
 """The attribute of a request whose response passes the middleware, which then writes the headers."""
+
+
+def limit_request(request: HttpRequest, rules: Sequence[Rule], *, is_noted: bool = False) -> HttpResponse | None:
+    """Decide rules; return the response if they refuse the request.
+
+    `is_noted`: whether decorators that name one of these rules, which are of the settings, must not count it again.
+    """
+    if not rules:
+        return None
+    decision = decide_request(rules, request)
+    if is_noted:
+        note_decided(request, rules, decision)
+    combined = add_decision(request, decision)
+    return refusal(request, combined) if decision.enforced else None
+
+
+async def alimit_request(request: HttpRequest, rules: Sequence[Rule], *, is_noted: bool = False) -> HttpResponse | None:
+    """Decide rules without blocking the event loop; see `limit_request`."""
+    if not rules:
+        return None
+    decision = await adecide_request(rules, request)
+    if is_noted:
+        note_decided(request, rules, decision)
+    combined = add_decision(request, decision)
+    return await arefusal(request, combined) if decision.enforced else None
 
 
 def write_headers(request: HttpRequest, response: R) -> R:
