@@ -87,7 +87,7 @@ def test_every_snippet_of_the_tour_prints_what_it_shows(tour: dict[str, Any]) ->
     views = [name for name, value in tour.items() if limited(value)]
     assert sorted(views) == [
         "export", "forgotten_password", "front_page", "gentle", "log_in", "lookup", "members", "report", "search",
-        "sms_code", "watch",
+        "sms_code", "sms_code_api", "watch",
     ]  # fmt: skip
 
 
