@@ -19,12 +19,12 @@ from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from django_quota import counter
 from django_quota.engine import counter_operations as operations
 from django_quota.engine import transfer_operations as transfers
 from django_quota.engine.counter_operations import DONE, MAX_INT64, MIN_INT64
 from django_quota.engine.operations import DictStates, Operation, text
 from django_quota.engine.transfer_operations import LEASE, MARGIN, OVERDUE, PendingTransfer, Source
-from django_quota.services.counters import counter
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer
@@ -326,10 +326,10 @@ def test_100_processes_take_exactly_what_there_is() -> None:
         assert ended(children) == [0] * 100
     os.close(ready)
     with os.fdopen(results, "rb") as pipe:
-        told = list(result.iter_unpack(pipe.read()))
-    assert len(told) == 100
-    assert sum(taken for taken, _ in told) == 1_000
-    assert min(lowest for _, lowest in told) >= 0
+        lines = list(result.iter_unpack(pipe.read()))
+    assert len(lines) == 100
+    assert sum(taken for taken, _ in lines) == 1_000
+    assert min(lowest for _, lowest in lines) >= 0
     assert STOCK.get("sku:1") == 0
 
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota import QuotaExceeded, Rule
+from django_quota import Decision, Outcome, QuotaExceeded, Rule
 from django_quota.core.algorithms import Limit, base
-from django_quota.core.decisions import Decision, Outcome
 from django_quota.engine.codec import Flag, Reply, emitted, outcomes_of
 from tests.support.steps import SECOND, START, hits_of
 
@@ -189,8 +188,8 @@ def test_a_decision_explains_itself(decision: Decision, text: str) -> None:
 def test_the_wait_in_words_is_never_too_short(wait: float, least: int) -> None:
     words = Decision.of((outcome(ok=False, wait=wait),)).explain().partition("again in ")[2].rstrip(".").split()
     sizes = {"day": 86_400, "hour": 3_600, "minute": 60, "second": 1}
-    told = sum(int(n) * sizes[u.rstrip("s")] for n, u in zip(words[::2], words[1::2], strict=True))
-    assert told >= least
+    total = sum(int(n) * sizes[u.rstrip("s")] for n, u in zip(words[::2], words[1::2], strict=True))
+    assert total >= least
 
 
 def test_the_window_of_an_outcome_is_whole_seconds_and_none_for_months() -> None:

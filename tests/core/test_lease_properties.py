@@ -21,6 +21,7 @@ from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from django_quota import slot
 from django_quota.engine.lease_operations import (
     Acquire,
     Holders,
@@ -34,7 +35,6 @@ from django_quota.engine.lease_operations import (
 from django_quota.engine.once_operation import Once
 from django_quota.engine.operations import DictStates, Operation, text
 from django_quota.exceptions import QuotaExceeded
-from django_quota.services.leases import slot
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis.store import RedisStore
 from django_quota.stores.wait_queue import PLACE_TTL
@@ -320,11 +320,11 @@ def until_one_waits(raw: redis.Redis, name: str) -> None:
 def test_never_do_more_hold_a_slot_though_some_are_killed_and_their_slots_come_back(
     raw: redis.Redis, tmp_path: Path
 ) -> None:
-    told, tell = os.pipe()
+    reader, tell = os.pipe()
     never, ever = os.pipe()
     with processes() as victims, processes() as children:
         victims.extend(started(partial(hold_for_ever, tmp_path, tell, never)) for _ in range(LIMIT))
-        tokens = [heard(told, TOKEN_SIZE).decode().strip() for _ in range(LIMIT)]
+        tokens = [heard(reader, TOKEN_SIZE).decode().strip() for _ in range(LIMIT)]
         victims.append(started(partial(wait_for_ever, "killed", LIMIT)))
         until_one_waits(raw, "killed")
         children.extend(started(partial(work, tmp_path)) for _ in range(6))
@@ -336,7 +336,7 @@ def test_never_do_more_hold_a_slot_though_some_are_killed_and_their_slots_come_b
         for token in tokens:  # nobody renews it any more: it ends by itself, and for this test soon
             assert current_store().run(Renew(keys, token, SECOND // 20))
         assert ended(children) == [0] * 8
-    for end in (told, tell, never, ever):
+    for end in (reader, tell, never, ever):
         os.close(end)
     assert slot("killed", LIMIT).holders() == []
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from django.http import HttpResponse
 
-from django_quota import Decision, QuotaExceeded, acheck, check, peek, quota, refund, reset
-from django_quota.core.rules import Rule
+from django_quota import Decision, QuotaExceeded, Rule, acheck, check, peek, quota, refund, reset
 from django_quota.engine import plans
 from django_quota.exceptions import RuleError, StoreUnavailable
 from django_quota.services.registry import get_limiter
@@ -379,7 +378,7 @@ class TestBans:
             ({"after": "20/m", "for": ["367d"]}, "between a second and 366 days"),
         ],
     )
-    def test_what_cannot_be_read_is_an_error_that_says_what_would_do(self, ban: Any, says: str) -> None:
+    def test_what_cannot_be_read_is_an_error_that_says_what_to_write(self, ban: Any, says: str) -> None:
         with pytest.raises(RuleError, match=says) as caught:
             check("1/m", SUBJECT, ban=ban)
         assert "'after': '20/m'" in str(caught.value)

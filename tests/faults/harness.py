@@ -6,8 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from django_quota import Decision, StoreUnavailable, acheck, check
-from django_quota.services.reservations import Hold
+from django_quota import Decision, Hold, StoreUnavailable, acheck, check
 from django_quota.stores.redis.breaker import RESET_TIMEOUT, Breaker
 from django_quota.testing import RedisServer
 from tests.faults.calls import CALLS, SITE, Call, call_problem, do, promise_problem
@@ -81,9 +80,9 @@ def assert_own_answers(mode: str, number: int = 10) -> None:
             return [await acheck(f"{n}/m", f"user:apart-{n}") for n in asked]
 
         decisions = asyncio.run(ask())
-    told = [(one.limit, one.subject) for one in decisions if not one.degraded]
+    answered = [(one.limit, one.subject) for one in decisions if not one.degraded]
     mine = [(n, f"user:apart-{n}") for n, one in zip(asked, decisions, strict=True) if not one.degraded]
-    assert told == mine
+    assert answered == mine
 
 
 def assert_recovers(mode: str, clock: Clock) -> None:

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from django_quota import acheck, aonce, check, once, peek
+from django_quota import acheck, aonce, check, lock, once, peek
 from django_quota.exceptions import StoreUnavailable
 from django_quota.services import overrides
-from django_quota.services.leases import lock
 from django_quota.services.once import _operation
 from django_quota.stores.cluster.slots import Address, slot_of
 from django_quota.stores.cluster.store_cluster import ClusterStore
@@ -124,7 +123,7 @@ def test_a_slot_that_moves_under_traffic_loses_no_decision_and_admits_none_too_m
     assert (traffic.admitted, traffic.degraded) == (2_000, 0)
 
 
-def test_transfers_keep_the_sum_while_the_slots_of_givers_and_takers_move(moving: Cluster) -> None:
+def test_transfers_keep_the_sum_while_the_slots_of_both_totals_move(moving: Cluster) -> None:
     filled()
     done = threading.Event()
     movers = Movers(threads=3, tasks=3)
