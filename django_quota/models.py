@@ -308,13 +308,10 @@ class DailyCounter(models.Model):
     day = models.DateField(_("day"))
     allowed = models.PositiveBigIntegerField(_("allowed"), default=0)
     refused = models.PositiveBigIntegerField(_("refused"), default=0)
-    incarnation = models.PositiveBigIntegerField(
-        default=0,
-        editable=False,
-        help_text=_("Which hash in Redis was carried last: its beginning, in microseconds since 1970."),
-    )
-    carried_allowed = models.PositiveBigIntegerField(default=0, editable=False)
-    carried_refused = models.PositiveBigIntegerField(default=0, editable=False)
+    # What was copied last, and from which hash: the time of its first count, in microseconds since 1970.
+    incarnation = models.PositiveBigIntegerField(default=0, editable=False)
+    copied_allowed = models.PositiveBigIntegerField(default=0, editable=False)
+    copied_refused = models.PositiveBigIntegerField(default=0, editable=False)
 
     objects = DailyCounterQuerySet.as_manager()
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from io import StringIO
 
+from django.conf import settings
 from django.core.management import call_command
 from django_redis import get_redis_connection
 
 from django_quota import counter
-from django_quota.conf import current
-from django_quota.core.keys import pattern
 
 STOCK = 20
 CREDITS = 100
@@ -25,7 +24,7 @@ def start_over() -> None:
 
 def _forget_all() -> None:
     """Delete the keys under `QUOTA["PREFIX"]` and no others: other programs may share the Redis."""
-    client = get_redis_connection(current().cache)
-    keys = list(client.scan_iter(match=pattern(current().prefix), count=500))
+    client = get_redis_connection(settings.QUOTA["CACHE"])
+    keys = list(client.scan_iter(match=f"{settings.QUOTA['PREFIX']}:*", count=500))
     if keys:
         client.unlink(*keys)

@@ -13,7 +13,7 @@ from django_quota import concurrency, counter, quota, reserve, reset
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
-    from django_quota.web.responses import QuotaRequest
+    from django_quota import QuotaRequest
 
 
 @quota("10/m", key="ip")

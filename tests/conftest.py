@@ -18,8 +18,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.backends.sqlite3.base import DatabaseWrapper as SqliteWrapper
 
+from django_quota import Lease
 from django_quota.services.flusher import Flusher, flusher
-from django_quota.services.leases import Lease, LeaseRefresher
+from django_quota.services.leases import LeaseRefresher
 from django_quota.stores.cluster.client import ClusterConnectionFactory
 from django_quota.testing import RedisServer, running_redis
 from tests.support import inputs, selection

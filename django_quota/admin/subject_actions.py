@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 from django import forms
 from django.core.exceptions import ValidationError
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError
 from django.utils import timezone
 from django.utils.functional import Promise
 from django.utils.translation import gettext as _
@@ -21,31 +21,13 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_quota.admin.admin_wording import moment_in_words, rule_in_words, sentence
 from django_quota.core.errors import QuotaError
 from django_quota.core.keys import named
-from django_quota.models import QuotaOverride, begin_writing
-from django_quota.services.override_sync import write_database
+from django_quota.models import QuotaOverride
+from django_quota.services.override_sync import set_override, write_database
 from django_quota.services.overrides import ALL_RULES
 from django_quota.services.reset import lift_bans, reset_subject
 
-SPANS: Mapping[str, timedelta] = {
-    "1h": timedelta(hours=1),
-    "1d": timedelta(days=1),
-    "7d": timedelta(days=7),
-}
+SPANS = {"1h": timedelta(hours=1), "1d": timedelta(days=1), "7d": timedelta(days=7)}
 """How long an override may last, besides until it is cleared."""
-
-_SPAN_CHOICES = (
-    ("1h", gettext_lazy("an hour")),
-    ("1d", gettext_lazy("a day")),
-    ("7d", gettext_lazy("seven days")),
-    ("", gettext_lazy("until it is cleared")),
-)
-
-MODES = {
-    "raise": QuotaOverride.Mode.RATE,
-    "exempt": QuotaOverride.Mode.EXEMPT,
-    "block": QuotaOverride.Mode.BLOCKED,
-}
-"""The mode of the override that each of these actions creates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +38,22 @@ class ActionTarget:
     rule: str = ALL_RULES
     """A rule's name, or `"*"` for all rules. To lift a ban, it is `BanStatus.field`."""
 
-    @property
-    def words(self) -> str:
-        """The rule, as part of a sentence."""
-        return rule_in_words(self.rule)
-
-
-class ConfirmForm(forms.Form):
-    """The form of an action that only needs a confirmation."""
-
 
 class OverrideActionForm(forms.Form):
     """How long an override lasts, and why it was created."""
 
-    span = forms.ChoiceField(label=gettext_lazy("For"), choices=_SPAN_CHOICES, required=False)
+    span = forms.TypedChoiceField(
+        label=gettext_lazy("For"),
+        choices=(
+            ("1h", gettext_lazy("an hour")),
+            ("1d", gettext_lazy("a day")),
+            ("7d", gettext_lazy("seven days")),
+            ("", gettext_lazy("until it is cleared")),
+        ),
+        coerce=SPANS.get,
+        empty_value=None,
+        required=False,
+    )
     reason = forms.CharField(
         label=gettext_lazy("Reason"),
         max_length=500,
@@ -94,12 +78,14 @@ class RaiseForm(OverrideActionForm):
 class Action:
     """Something that a user of the admin can do to a subject."""
 
-    name = ""
-    label: str | Promise = ""
+    name: str
+    label: Promise
+    consequence: Promise
+    """What will happen, for the confirmation page; it takes `subject` and `rule`."""
     destructive = False
     """Whether it takes something from the subject, or cannot be undone."""
-    permission = ""
-    form: type[forms.Form] = ConfirmForm
+    permission: str
+    form: type[forms.Form] = forms.Form
 
     def has_permission(self, user: Any) -> bool:
         """Return whether a user has the permission for it."""
@@ -109,9 +95,13 @@ class Action:
         """Return whether a user may do it; `ruled` are the rules that have an override, looked up if it is None."""
         return self.has_permission(user)
 
+    def rule_words(self, target: ActionTarget) -> str:
+        """Return the rule, as part of a sentence."""
+        return rule_in_words(target.rule)
+
     def warning(self, target: ActionTarget) -> str:
         """Return what will happen, for the confirmation page."""
-        raise NotImplementedError
+        return str(self.consequence) % {"subject": target.subject, "rule": self.rule_words(target)}
 
     def do(self, target: ActionTarget, given: Mapping[str, Any], user: Any) -> str:
         """Do it, and return what was done. Raises `StoreUnavailable`, or `ValidationError` for fields of the form."""
@@ -123,23 +113,19 @@ class ResetUsage(Action):
 
     name = "reset"
     label = gettext_lazy("Reset")
+    consequence = gettext_lazy(
+        "This forgets all that was counted for %(subject)s under %(rule)s, lifts its bans and drops open holds. "
+        "Overrides and daily counts stay."
+    )
     destructive = True
     permission = "reset_subject"
-
-    def warning(self, target: ActionTarget) -> str:
-        """Return what will be forgotten."""
-        words = {"subject": target.subject, "rule": target.words}
-        return _(
-            "This forgets all that was counted for %(subject)s under %(rule)s, lifts its bans and drops open holds. "
-            "Overrides and daily counts stay."
-        ) % words  # fmt: skip
 
     def do(self, target: ActionTarget, given: Mapping[str, Any], user: Any) -> str:
         """Forget it."""
         done = reset_subject(target.subject, None if target.rule == ALL_RULES else [target.rule])
         if not done.dropped:
-            return _("Nothing was counted under %s, so nothing was forgotten.") % target.words
-        return _("What was counted under %s was forgotten.") % target.words
+            return _("Nothing was counted under %s, so nothing was forgotten.") % self.rule_words(target)
+        return _("What was counted under %s was forgotten.") % self.rule_words(target)
 
 
 class LiftBan(Action):
@@ -147,31 +133,30 @@ class LiftBan(Action):
 
     name = "lift"
     label = gettext_lazy("Lift ban")
+    consequence = gettext_lazy(
+        "This ends the ban of %(subject)s from %(rule)s. What was counted stays. The next ban counts as the first "
+        "again."
+    )
     permission = "lift_ban"
 
-    def warning(self, target: ActionTarget) -> str:
-        """Return which bans end."""
-        words = {"subject": target.subject, "rule": self._words(target)}
-        return _(
-            "This ends the ban of %(subject)s from %(rule)s. What was counted stays. The next ban counts as the first "
-            "again."
-        ) % words  # fmt: skip
+    def rule_words(self, target: ActionTarget) -> str:
+        """Return the rule whose ban is lifted."""
+        return rule_in_words(target.rule if target.rule == ALL_RULES else named(target.rule) or target.rule)
 
     def do(self, target: ActionTarget, given: Mapping[str, Any], user: Any) -> str:
         """End them."""
         lifted = lift_bans(target.subject, None if target.rule == ALL_RULES else [target.rule])
         if not lifted:
-            return _("No ban from %s was in force.") % self._words(target)
+            return _("No ban from %s was in force.") % self.rule_words(target)
         return ngettext("%d ban was lifted.", "%d bans were lifted.", lifted) % lifted
-
-    def _words(self, target: ActionTarget) -> str:
-        return target.words if target.rule == ALL_RULES else rule_in_words(named(target.rule) or target.rule)
 
 
 class OverrideAction(Action):
     """Create an override, or replace the one of this subject and rule."""
 
-    destructive = False
+    mode: QuotaOverride.Mode
+    result: Promise
+    """What holds then, as the beginning of a sentence before the rule's name; `%s` is the rate."""
     permission = "add_quotaoverride"
     form = OverrideActionForm
 
@@ -187,45 +172,23 @@ class OverrideAction(Action):
 
     def do(self, target: ActionTarget, given: Mapping[str, Any], user: Any) -> str:
         """Save the row, and return what holds now."""
-        span = SPANS.get(given.get("span") or "")
         values = {
-            "mode": MODES[self.name],
+            "mode": self.mode,
             "rate": given.get("rate", ""),
-            "reason": given.get("reason", ""),
+            "reason": given["reason"],
             "created_by": user,
             "starts": None,
-            "expires": None if span is None else timezone.now() + span,
+            "expires": given["span"] and timezone.now() + given["span"],
         }
+        may_replace = user.has_perm("django_quota.change_quotaoverride")
         try:
-            row = _saved(target, values, with_change=user.has_perm("django_quota.change_quotaoverride"))
+            row = set_override(target.subject, target.rule, values, may_replace=may_replace)
         except IntegrityError as error:
             raise ValidationError(_("Somebody else has just created an override. Look at it first.")) from error
         until = _("until it is cleared") if row.expires is None else _("until %s") % moment_in_words(row.expires)
-        done = self.done(row)
-        return sentence(f"{done} {target.words}, {until}") + (f" ({row.reason})" if row.reason else "")
-
-    def done(self, row: QuotaOverride) -> str:
-        """Return what holds, as the beginning of a sentence before the rule's name."""
-        raise NotImplementedError
-
-
-def _saved(target: ActionTarget, values: Mapping[str, Any], *, with_change: bool) -> QuotaOverride:
-    """Save these values in the row of the subject and the rule, or in a new row.
-
-    `with_change`: whether an existing row may be changed. If not, it raises `IntegrityError`.
-    """
-    database = write_database()
-    with transaction.atomic(using=database):
-        begin_writing(database)
-        row = overrides_of(target.subject).filter(rule=target.rule).first()
-        if row is not None and not with_change:  # somebody created it after the permission was checked
-            raise IntegrityError
-        row = row or QuotaOverride(subject=target.subject, rule=target.rule)
-        for name, value in values.items():
-            setattr(row, name, value)
-        row.full_clean()
-        row.save(using=database)
-    return cast("QuotaOverride", row)
+        result = str(self.result) % row.rate if row.rate else self.result
+        done = sentence(f"{result} {self.rule_words(target)}, {until}")
+        return f"{done} ({row.reason})" if row.reason else done
 
 
 class Raise(OverrideAction):
@@ -233,19 +196,13 @@ class Raise(OverrideAction):
 
     name = "raise"
     label = gettext_lazy("Raise for a day")
+    consequence = gettext_lazy(
+        "For %(subject)s, the rate below replaces the rates of %(rule)s from the next request on, for the time "
+        "that you choose. What was used before still counts."
+    )
+    mode = QuotaOverride.Mode.RATE
+    result = gettext_lazy("%s holds under")
     form = RaiseForm
-
-    def warning(self, target: ActionTarget) -> str:
-        """Return what will hold."""
-        words = {"subject": target.subject, "rule": target.words}
-        return _(
-            "For %(subject)s, the rate below replaces the rates of %(rule)s from the next request on, for the time "
-            "that you choose. What was used before still counts."
-        ) % words  # fmt: skip
-
-    def done(self, row: QuotaOverride) -> str:
-        """Return which rate holds."""
-        return _("%s holds under") % row.rate
 
 
 class Exempt(OverrideAction):
@@ -253,18 +210,12 @@ class Exempt(OverrideAction):
 
     name = "exempt"
     label = gettext_lazy("Exempt")
-
-    def warning(self, target: ActionTarget) -> str:
-        """Return that nothing is limited."""
-        words = {"subject": target.subject, "rule": target.words}
-        return _(
-            "From the next request on, %(subject)s is not limited under %(rule)s: every request is admitted, and none "
-            "is counted."
-        ) % words  # fmt: skip
-
-    def done(self, row: QuotaOverride) -> str:
-        """Return that nothing is limited."""
-        return _("Exempt from")
+    consequence = gettext_lazy(
+        "From the next request on, %(subject)s is not limited under %(rule)s: every request is admitted, and none "
+        "is counted."
+    )
+    mode = QuotaOverride.Mode.EXEMPT
+    result = gettext_lazy("Exempt from")
 
 
 class Block(OverrideAction):
@@ -272,19 +223,13 @@ class Block(OverrideAction):
 
     name = "block"
     label = gettext_lazy("Block")
+    consequence = gettext_lazy(
+        "From the next request on, every request of %(subject)s under %(rule)s is refused, for the time that you "
+        "choose."
+    )
     destructive = True
-
-    def warning(self, target: ActionTarget) -> str:
-        """Return that nothing is admitted."""
-        words = {"subject": target.subject, "rule": target.words}
-        return _(
-            "From the next request on, every request of %(subject)s under %(rule)s is refused, for the time that you "
-            "choose."
-        ) % words  # fmt: skip
-
-    def done(self, row: QuotaOverride) -> str:
-        """Return that nothing is admitted."""
-        return _("Blocked under")
+    mode = QuotaOverride.Mode.BLOCKED
+    result = gettext_lazy("Blocked under")
 
 
 class Clear(Action):
@@ -292,21 +237,17 @@ class Clear(Action):
 
     name = "clear"
     label = gettext_lazy("Clear override")
+    consequence = gettext_lazy(
+        "This deletes the override of %(subject)s for %(rule)s. From the next request on, the limits of the "
+        "settings hold again."
+    )
     permission = "delete_quotaoverride"
-
-    def warning(self, target: ActionTarget) -> str:
-        """Return what holds again."""
-        words = {"subject": target.subject, "rule": target.words}
-        return _(
-            "This deletes the override of %(subject)s for %(rule)s. From the next request on, the limits of the "
-            "settings hold again."
-        ) % words  # fmt: skip
 
     def do(self, target: ActionTarget, given: Mapping[str, Any], user: Any) -> str:
         """Delete it."""
         row = overrides_of(target.subject).filter(rule=target.rule).first()
         if row is None:
-            return _("There was no override for %s.") % target.words
+            return _("There was no override for %s.") % self.rule_words(target)
         said = str(row)
         row.delete()
         return _("Cleared: %s") % said

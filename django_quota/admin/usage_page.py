@@ -1,7 +1,7 @@
 """The usage page of a subject: a year as a heat map, its days as bars and as a table, and a CSV download.
 
 Its numbers add what is rolled up into rows to what only Redis has so far, which the page calls live. Each check is in
-exactly one of them: where a roll-up has carried a part of a day, only the rest of that day is live.
+exactly one of them: where a roll-up has copied a part of a day, only the rest of that day is live.
 """
 
 from __future__ import annotations

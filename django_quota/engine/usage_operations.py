@@ -20,7 +20,7 @@ class ReadDays(Operation):
         """Return nothing: the keys are enough."""
         return []
 
-    def run(self, states: States, now: int) -> list[list[str]]:  # noqa: ARG002 — a day is kept until it is carried
+    def run(self, states: States, now: int) -> list[list[str]]:  # noqa: ARG002 — a day is kept until it is copied
         """Read them."""
         days = [states.get(key) or {} for key in self.keys]
         return [[str(part) for pair in day.items() for part in pair] for day in days]
@@ -39,7 +39,7 @@ class DropDay(Operation):
         """Return the arguments that `lua/drop_day.lua` lists."""
         return [part for pair in self.fields.items() for part in pair]
 
-    def run(self, states: States, now: int) -> int:  # noqa: ARG002 — a day is kept until it is carried
+    def run(self, states: States, now: int) -> int:  # noqa: ARG002 — a day is kept until it is copied
         """Drop them."""
         key = self.keys[0]
         found = {field: str(value) for field, value in (states.get(key) or {}).items()}

@@ -160,7 +160,7 @@ def plan_flow(
     rule = rule_of(rule_or_rate, options)
     if isinstance(subject, str):
         name = named_subject(subject)
-    elif (request := _request_of(subject)) is not None:
+    elif (request := django_request(subject)) is not None:
         return (yield from rule_plan_flow(rule, request, cost, value))
     elif is_user(subject):
         name = user_subject(subject)
@@ -190,7 +190,8 @@ def _rule_without_request(rule: Rule, subject: str, cost: int | None, value: obj
     return rule
 
 
-def _request_of(subject: Subject) -> HttpRequest | None:
+def django_request(subject: Subject) -> HttpRequest | None:
+    """Return Django's request if a subject is one, or wraps one; else None."""
     if isinstance(subject, HttpRequest):
         return subject
     wrapped = getattr(subject, "_request", None)  # the request of Django REST framework wraps Django's

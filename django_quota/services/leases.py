@@ -27,6 +27,7 @@ from django_quota.core.rates import parse_seconds
 from django_quota.core.rules import is_valid_name
 from django_quota.engine.lease_operations import Acquire, Holders, Release, Renew, SlotKeys
 from django_quota.engine.operations import Operation, text
+from django_quota.services.observers import notify, receivers
 from django_quota.services.registry import get_limiter
 from django_quota.services.subjects import GLOBAL, subject_of
 from django_quota.stores.base import Store
@@ -299,7 +300,12 @@ class _SlotState:
     def _decision(self, granted: bool, free: int, wait: int, reset: int) -> Decision:
         limit, next_after = Concurrency(self.slot.name, self.slot.limit), wait / SECOND
         retry_after = 0.0 if granted else next_after
-        return Decision.of((Outcome(limit, self.subject, 1, granted, free, retry_after, reset / SECOND, next_after),))
+        decision = Decision.of(
+            (Outcome(limit, self.subject, 1, granted, free, retry_after, reset / SECOND, next_after),)
+        )
+        if receivers:
+            notify(decision)
+        return decision
 
 
 def _pause(seconds: float) -> IOCall:

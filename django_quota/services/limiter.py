@@ -18,6 +18,7 @@ from django_quota.core.flow import Flow, IOCall, run_sync
 from django_quota.engine.codec import Mode, Reserve, Settle, consumes
 from django_quota.engine.plans import Plan
 from django_quota.services.metrics import DecisionMetrics
+from django_quota.services.observers import notify, receivers
 from django_quota.services.outages import OutageReportingStore, Outages
 from django_quota.services.refusals import Refusals
 from django_quota.services.workers import Workers, part_of
@@ -62,14 +63,14 @@ class Limiter:
         """Decide a plan; see `decision_flow`."""
         return run_sync(self.decision_flow(plan, mode))
 
-    def decision_flow(self, plan: Plan, mode: Mode) -> Flow[Decision]:
-        """Decide a plan in one call to the store."""
+    def decision_flow(self, plan: Plan, mode: Mode, *, is_step: bool = False) -> Flow[Decision]:
+        """Decide a plan in one call to the store. `is_step`: it is part of a decision, which observers hear as one."""
         if not plan:
             return plan.unlimited()
         refusals = self.refusals
         is_check = mode in ("check", "tentative")
         if is_check and refusals.table and (known := refusals.answer(plan)) is not None:
-            return known
+            return _observed(known, mode) if receivers and not is_step else known
         changes = refusals.changes
         now = frozen_now()
         guess = self._guess(plan, now)
@@ -85,15 +86,17 @@ class Limiter:
                     announcements = self._note_answer(plan, reply, decision, mode)
                     if announcements:
                         yield IOCall(send, asend, announcements, Limiter)
-                    return decision
+                    return _observed(decision, mode) if receivers and not is_step else decision
                 guesses, trips = guesses + (not plan.revise(reply)), trips + 1
                 guess = self._learn_clock(reply[0])
             raise StoreUnavailable(_SLOW)  # noqa: TRY301 — it is an outage like any other
         except StoreFull:
-            return plan.uncounted(plan.rules)
+            decision = plan.uncounted(plan.rules)
+            return decision if is_step else _observed(decision, mode)
         except StoreUnavailable as error:
             yield IOCall(send, asend, self.outages.failed(error, plan.subjects), Limiter)
-            return self._decide_without_store(plan, mode, error)
+            decision = self._decide_without_store(plan, mode, error)
+            return decision if is_step else _observed(decision, mode)
         finally:
             if mode == "refund" or isinstance(mode, Settle):  # there may be room again
                 refusals.forget(plan.subjects)
@@ -107,14 +110,14 @@ class Limiter:
         """
         decision = yield from self.decision_flow(first, "tentative")
         if decision.enforced:
-            return decision
+            return _observed(decision, "check")
         second = yield from make_second()
-        decided = yield from self.decision_flow(second, "check")
+        decided = yield from self.decision_flow(second, "check", is_step=True)
         if decided.enforced:
             decision = yield from self._compensation_flow(first, decision)
         else:
             yield from self._confirmation_flow(first, decision)
-        return decision.combined_with(decided)
+        return _observed(decision.combined_with(decided), "check")
 
     def _confirmation_flow(self, plan: Plan, decision: Decision) -> Flow[None]:
         """Count a tentative plan, which stands now, for the day and in the metrics."""
@@ -204,3 +207,10 @@ class Limiter:
         if decision is None:
             raise RuntimeError("The memory store asked for another form of a plan without overrides.")
         return decision
+
+
+def _observed(decision: Decision, mode: Mode) -> Decision:
+    """Let the observers hear a decision that counts something."""
+    if mode == "check" or isinstance(mode, Reserve):
+        notify(decision)
+    return decision

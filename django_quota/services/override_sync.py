@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -41,7 +41,7 @@ from django_quota.core.errors import (
 )
 from django_quota.core.keys import pattern, read
 from django_quota.core.rates import parse_rates
-from django_quota.models import OverrideGeneration, OverrideOutbox, QuotaOverride, overrides_changed
+from django_quota.models import OverrideGeneration, OverrideOutbox, QuotaOverride, begin_writing, overrides_changed
 from django_quota.services import overrides
 from django_quota.services.flusher import flusher
 from django_quota.services.overrides import (
@@ -92,6 +92,29 @@ class Republished(NamedTuple):
     """How many subjects have overrides."""
     withdrawn: int
     """How many subjects had overrides in Redis that have no row any more."""
+
+
+# --- saving one -------------------------------------------------------------------------------------------------------
+
+
+def set_override(subject: str, rule: str, values: Mapping[str, Any], *, may_replace: bool = True) -> QuotaOverride:
+    """Save the override of a subject and a rule, in place of the one that they have.
+
+    `may_replace`: if False, an override that is there already stays, and `IntegrityError` is raised. Raises
+    `ValidationError` for a wrong value.
+    """
+    database = write_database()
+    row = QuotaOverride(subject=subject, rule=rule, **values)
+    row.full_clean(validate_unique=False, validate_constraints=False)  # `clean` checks the values
+    with transaction.atomic(using=database):
+        begin_writing(database)
+        if may_replace:
+            row, _ = QuotaOverride.objects.using(database).update_or_create(
+                subject=row.subject, rule=rule, defaults=values
+            )
+        else:
+            row.save(using=database, force_insert=True)
+    return row
 
 
 # --- when they change -------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from django_quota.core.rates import validate_cost
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Exemption, Rule, dotted_path
 from django_quota.engine.plans import Plan
 from django_quota.services.addresses import is_from
+from django_quota.services.observers import notify, receivers
 from django_quota.services.outages import ongoing
 from django_quota.services.registry import get_limiter
 from django_quota.services.subjects import (
@@ -84,7 +85,10 @@ def _allow_during_outage(rules: Sequence[Rule]) -> Decision | None:
     for rule in rules:
         if (rule.on_unavailable or default) != "allow":
             return None
-    return _allowed_during_outage(rules[0].name)
+    decision = _allowed_during_outage(rules[0].name)
+    if receivers:
+        notify(decision)
+    return decision
 
 
 @lru_cache(maxsize=256)

@@ -115,7 +115,7 @@ def settle(row: DailyCounter, incarnation: int, count: Count) -> Count:
     added = uncopied(row, incarnation, count)
     row.allowed += added.allowed
     row.refused += added.refused
-    row.incarnation, (row.carried_allowed, row.carried_refused) = incarnation, count
+    row.incarnation, (row.copied_allowed, row.copied_refused) = incarnation, count
     return added
 
 
@@ -128,7 +128,7 @@ def uncopied(row: DailyCounter, incarnation: int, count: Count) -> Count:
     is new too: the clock of that Redis is behind.
     """
     if incarnation == row.incarnation:
-        return Count(max(0, count.allowed - row.carried_allowed), max(0, count.refused - row.carried_refused))
+        return Count(max(0, count.allowed - row.copied_allowed), max(0, count.refused - row.copied_refused))
     return count if incarnation > row.incarnation - MAX_CLOCK_SKEW else Count()
 
 
@@ -143,7 +143,7 @@ def counts_by_row(day: DayUsage) -> dict[RowKey, Count]:
 
 
 def _is_new(row: DailyCounter, incarnation: int, count: Count) -> bool:
-    return (row.incarnation, row.carried_allowed, row.carried_refused) != (incarnation, *count)
+    return (row.incarnation, row.copied_allowed, row.copied_refused) != (incarnation, *count)
 
 
 def _has_news(day: DayUsage, known: Mapping[RowKey, DailyCounter]) -> bool:
@@ -168,7 +168,7 @@ def _save(rows: Collection[DailyCounter], using: str) -> None:
     DailyCounter.objects.using(using).bulk_create(
         rows,
         update_conflicts=True,
-        update_fields=["allowed", "refused", "incarnation", "carried_allowed", "carried_refused"],
+        update_fields=["allowed", "refused", "incarnation", "copied_allowed", "copied_refused"],
         unique_fields=["pk"] if has_target else None,
     )
 

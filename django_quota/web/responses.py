@@ -59,19 +59,19 @@ DEFERRED = "_django_quota_deferred"
 
 def apply_decision(request: HttpRequest, decision: Decision) -> HttpResponse | None:
     """Put a decision on `request.quota`, combined with earlier ones; return the response if it refuses the request."""
-    combined = _add_decision(request, decision)
+    combined = add_decision(request, decision)
     return refusal(request, combined) if decision.enforced else None
 
 
 async def aapply_decision(request: HttpRequest, decision: Decision) -> HttpResponse | None:
     """Put a decision on `request.quota` without blocking the event loop; see `apply_decision`."""
-    combined = _add_decision(request, decision)
+    combined = add_decision(request, decision)
     return await arefusal(request, combined) if decision.enforced else None
 
 
 def apply_flow(request: HttpRequest, decision: Decision) -> Flow[HttpResponse | None]:
     """Put a decision on `request.quota`; see `apply_decision`."""
-    combined = _add_decision(request, decision)
+    combined = add_decision(request, decision)
     if not decision.enforced:
         return None
     return cast("HttpResponse", (yield IOCall(refusal, arefusal, request, combined)))
@@ -93,7 +93,8 @@ def decision_of(request: HttpRequest) -> Decision | None:
     return decision if isinstance(decision, Decision) else None
 
 
-def _add_decision(request: HttpRequest, decision: Decision) -> Decision:
+def add_decision(request: HttpRequest, decision: Decision) -> Decision:
+    """Put a decision on `request.quota`, combined with earlier ones; return the combined one."""
     earlier = decision_of(request)
     combined = decision if earlier is None else earlier.combined_with(decision)
     cast("QuotaRequest", request).quota = combined
@@ -122,7 +123,7 @@ async def arefuse_in_view(request: HttpRequest, decision: Decision) -> HttpRespo
 
 def unavailable(request: HttpRequest) -> HttpResponse:
     """Return the response to a `StoreUnavailable` that left a view: the 503 of `on_unavailable="deny"`."""
-    return refusal(request, _add_decision(request, _UNDECIDED))
+    return refusal(request, add_decision(request, _UNDECIDED))
 
 
 _UNDECIDED = Decision(allowed=False, rule="", subject="", degraded=True, enforced=True)
@@ -132,7 +133,7 @@ def _refused(request: HttpRequest, decision: Decision) -> Decision:
     """Return the decision to answer with: all decisions on the request, if they refuse it."""
     earlier = decision_of(request)
     known = earlier is not None and set(decision.outcomes) <= set(earlier.outcomes)
-    combined = earlier if earlier is not None and known else _add_decision(request, decision)
+    combined = earlier if earlier is not None and known else add_decision(request, decision)
     return decision if combined.allowed else combined
 
 

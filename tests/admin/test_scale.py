@@ -50,12 +50,12 @@ SUBJECT = f"CASE {NUMBER} WHEN 0 THEN 'ip:203.0.113.9' ELSE 'user:' || {NUMBER} 
 FILL = {
     "sqlite": f"""
         WITH RECURSIVE numbers (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers WHERE n < {ROWS - 1})
-        INSERT INTO {TABLE} (subject, rule, day, allowed, refused, incarnation, carried_allowed, carried_refused)
+        INSERT INTO {TABLE} (subject, rule, day, allowed, refused, incarnation, copied_allowed, copied_refused)
         SELECT {SUBJECT}, 'rule-' || (n % {RULES}),
             date('2025-11-20', '-' || ({DAYS - 1} - n / {RULES * SUBJECTS}) || ' days'),
             n % 97, n % 7, 0, 0, 0 FROM numbers""",
     "postgresql": f"""
-        INSERT INTO {TABLE} (subject, rule, day, allowed, refused, incarnation, carried_allowed, carried_refused)
+        INSERT INTO {TABLE} (subject, rule, day, allowed, refused, incarnation, copied_allowed, copied_refused)
         SELECT {SUBJECT}, 'rule-' || (n % {RULES}), date '2025-11-20' - ({DAYS - 1} - n / {RULES * SUBJECTS}),
             n % 97, n % 7, 0, 0, 0 FROM generate_series(0, {ROWS - 1}) AS n""",
 }

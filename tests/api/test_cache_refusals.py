@@ -14,11 +14,23 @@ from django.urls import path
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from django_quota import acheck, arefund, areset, check, peek, quota, refund, reserve, reset
-from django_quota.core.decisions import Decision
-from django_quota.core.errors import RuleError, StoreUnavailable
+from django_quota import (
+    Decision,
+    Rule,
+    RuleError,
+    StoreUnavailable,
+    acheck,
+    arefund,
+    areset,
+    check,
+    peek,
+    quota,
+    refund,
+    reserve,
+    reset,
+)
 from django_quota.core.flow import Flow, IOCall, run_sync
-from django_quota.core.rules import MAX_CACHE_REFUSALS, Rule
+from django_quota.core.rules import MAX_CACHE_REFUSALS
 from django_quota.engine.decide import Decide
 from django_quota.engine.plans import Plan
 from django_quota.engine.refusal_operation import RecordRefusals

@@ -18,13 +18,10 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from django_quota import check, quota
+from django_quota import QuotaRequest, check, concurrency, quota, slot
 from django_quota.engine.lease_operations import Renew, SlotKeys
 from django_quota.exceptions import ConfigurationError, RuleError
-from django_quota.services.leases import slot
 from django_quota.testing import RedisServer, freeze
-from django_quota.web.concurrency import concurrency
-from django_quota.web.responses import QuotaRequest
 from tests.support.calls import get, run
 from tests.support.commands import wait_until
 from tests.support.steps import SECOND, START

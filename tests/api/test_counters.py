@@ -19,10 +19,10 @@ from django.test import RequestFactory
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from django_quota import Counter, counter
 from django_quota.engine.counter_operations import MAX_INT64, MIN_INT64, WRONG_DAY
 from django_quota.exceptions import ConfigurationError, CounterError, RuleError, StoreUnavailable
 from django_quota.services import counters
-from django_quota.services.counters import Counter, counter
 from django_quota.testing import freeze
 from tests.support.inputs import inputs
 from tests.support.steps import SECOND, START

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import django_quota
-from django_quota import QuotaError, QuotaExceeded, RateError, Rule, StoreUnavailable
-from django_quota.core.decisions import Decision, Outcome
+from django_quota import Decision, Outcome, QuotaError, QuotaExceeded, RateError, Rule, StoreUnavailable
 from django_quota.core.errors import did_you_mean
 from django_quota.exceptions import ConfigurationError, RuleError, StoreCommandDenied
 

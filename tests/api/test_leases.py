@@ -14,10 +14,10 @@ import pytest
 import redis
 from django.contrib.auth.models import User
 
+from django_quota import Lease, lock, slot
 from django_quota.engine.lease_operations import Acquire, Release, SlotKeys, make_token
 from django_quota.engine.operations import text
 from django_quota.exceptions import LeaseLost, QuotaExceeded, RuleError, StoreUnavailable
-from django_quota.services.leases import Lease, lock, slot
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.wait_queue import Waiter, WaitQueue
 from django_quota.testing import RedisServer, freeze

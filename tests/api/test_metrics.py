@@ -14,8 +14,7 @@ import pytest
 import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from django_quota import QuotaExceeded, acheck, check, peek, refund, reserve, slot
-from django_quota.core.rules import Rule
+from django_quota import QuotaExceeded, Rule, acheck, check, peek, refund, reserve, slot
 from django_quota.engine.metrics_operation import FIELDS, OTHER, SUBJECTS, AddMetrics, MetricsKeys
 from django_quota.services.activity import Activity, activity
 from django_quota.services.flusher import flusher

@@ -11,9 +11,9 @@ import redis
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from django_quota import aonce, once
 from django_quota.core.keys import read
 from django_quota.exceptions import RuleError, StoreUnavailable
-from django_quota.services.once import aonce, once
 from django_quota.testing import freeze
 from tests.support.inputs import inputs
 from tests.support.steps import SECOND, START

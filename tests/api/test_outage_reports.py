@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota import aonce, check, concurrency, counter, once, slot
-from django_quota.core.clock import freeze
 from django_quota.core.days import day_of
 from django_quota.exceptions import StoreCommandDenied, StoreFull, StoreOutOfMemory, StoreUnavailable
 from django_quota.services.outages import (
@@ -24,7 +23,7 @@ from django_quota.services.outages import (
 )
 from django_quota.services.registry import get_limiter
 from django_quota.signals import store_back, store_lost
-from django_quota.testing import RedisServer
+from django_quota.testing import RedisServer, freeze
 from tests.support.calls import get, run
 from tests.support.steps import START
 from tests.support.stores import current_store

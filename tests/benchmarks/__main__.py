@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from django_quota.testing.redis_server import server_programs
+from django_quota.testing import server_programs
 from tests.benchmarks import processes, report
 from tests.benchmarks.measure import EACH
 

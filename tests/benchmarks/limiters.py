@@ -29,10 +29,10 @@ from rest_framework.throttling import AnonRateThrottle
 from rest_framework.views import APIView
 
 import django_quota
-from django_quota import acheck, check, quota
-from django_quota.core.clock import SECOND, freeze
-from django_quota.core.rules import Rule
+from django_quota import Rule, acheck, check, quota
+from django_quota.core.clock import SECOND
 from django_quota.middleware import QuotaMiddleware
+from django_quota.testing import freeze
 from tests.benchmarks.facts import Contender, Hit
 from tests.benchmarks.measure import Row, Work
 

@@ -14,7 +14,7 @@ from typing import Any
 import django
 from django.conf import settings
 
-from django_quota.testing.redis_server import running_redis
+from django_quota.testing import running_redis
 from tests.support.ports import free_port
 
 PARSERS = {"hiredis": "", "python": "import sys; sys.modules['hiredis'] = None; "}

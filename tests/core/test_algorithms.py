@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from django_quota import Rule
 from django_quota.core.algorithms import NEVER
 from django_quota.core.algorithms.calendar import edges
 from django_quota.core.algorithms.sliding_window import WRAP, Entry
-from django_quota.core.rules import Rule
 from django_quota.engine.codec import ALLOWED
 from django_quota.engine.decide import Decide
 from django_quota.engine.plans import Plan

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, target
 from hypothesis import strategies as st
 
-from django_quota.core.rules import Rule
+from django_quota import Rule
 from django_quota.engine.codec import ALLOWED, REFUSED, RETRY_WITH
 from django_quota.engine.decide import Decide
 from django_quota.engine.operations import DictStates, Operation

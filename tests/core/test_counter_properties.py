@@ -19,12 +19,12 @@ from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from django_quota import counter
 from django_quota.engine import counter_operations as operations
 from django_quota.engine import transfer_operations as transfers
 from django_quota.engine.counter_operations import DONE, MAX_INT64, MIN_INT64
 from django_quota.engine.operations import DictStates, Operation, text
 from django_quota.engine.transfer_operations import LEASE, MARGIN, OVERDUE, PendingTransfer, Source
-from django_quota.services.counters import counter
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer

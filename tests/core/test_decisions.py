@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota import QuotaExceeded, Rule
+from django_quota import Decision, Outcome, QuotaExceeded, Rule
 from django_quota.core.algorithms import Limit, base
-from django_quota.core.decisions import Decision, Outcome
 from django_quota.engine.codec import Flag, Reply, emitted, outcomes_of
 from tests.support.steps import SECOND, START, hits_of
 

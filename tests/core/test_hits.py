@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from django_quota import Rule
 from django_quota.core.algorithms import base
-from django_quota.core.rules import Rule
 from django_quota.engine.codec import OVERRIDDEN
 from django_quota.engine.decide import Decide
 from django_quota.engine.hits import Hit

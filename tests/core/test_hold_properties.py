@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from django_quota.core.rules import Rule
+from django_quota import Rule
 from django_quota.engine.codec import HoldId, Mode, Reserve, Settle
 from django_quota.engine.operations import DictStates
 from django_quota.engine.plans import Plan

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from django_quota import slot
 from django_quota.engine.lease_operations import (
     Acquire,
     Holders,
@@ -34,7 +35,6 @@ from django_quota.engine.lease_operations import (
 from django_quota.engine.once_operation import Once
 from django_quota.engine.operations import DictStates, Operation, text
 from django_quota.exceptions import QuotaExceeded
-from django_quota.services.leases import slot
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis.store import RedisStore
 from django_quota.stores.wait_queue import PLACE_TTL

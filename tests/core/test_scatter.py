@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_quota import Rule
 from django_quota.core.algorithms import NEVER
 from django_quota.core.algorithms.sliding_window import Entry
 from django_quota.core.algorithms.token_bucket import Bucket
 from django_quota.core.flow import run_sync
-from django_quota.core.rules import Rule
 from django_quota.engine.codec import ALLOWED, PER_LIMIT, REFUSED, Compensate
 from django_quota.engine.decide import Decide
 from django_quota.engine.operations import DictStates, Operation

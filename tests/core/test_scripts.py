@@ -10,9 +10,9 @@ import pytest
 import redis
 
 import django_quota
+from django_quota import Rule
 from django_quota.admin.admin_wording import ALGORITHM_NAMES
 from django_quota.core.algorithms import ALGORITHMS, REGISTRY
-from django_quota.core.rules import Rule
 from django_quota.engine.codec import HOLDS_DUE, OVERRIDDEN, PER_LIMIT, Flag
 from django_quota.engine.compensate import _COMPENSATORS
 from django_quota.engine.decide import MODULES, Decide

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from django_quota import Rule
 from django_quota.core.algorithms import NEVER
 from django_quota.core.algorithms.sliding_window import WRAP, Entry
 from django_quota.core.algorithms.token_bucket import TokenBucket
-from django_quota.core.rules import Rule
 from django_quota.engine.codec import (
     ALLOWED,
     OVERRIDDEN,

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from django.http import HttpResponse
 
-from django_quota import Decision, QuotaExceeded, acheck, check, peek, quota, refund, reset
-from django_quota.core.rules import Rule
+from django_quota import Decision, QuotaExceeded, Rule, acheck, check, peek, quota, refund, reset
 from django_quota.engine import plans
 from django_quota.exceptions import RuleError, StoreUnavailable
 from django_quota.services.registry import get_limiter

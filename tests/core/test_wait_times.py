@@ -12,9 +12,8 @@ from django.http import HttpRequest, HttpResponse
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from django_quota import Decision, check, quota, reserve
+from django_quota import Decision, Rule, check, quota, reserve
 from django_quota.core.algorithms import AlgorithmName
-from django_quota.core.rules import Rule
 from django_quota.engine.operations import DictStates
 from django_quota.engine.plans import Plan
 from django_quota.testing import freeze

@@ -6,8 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from django_quota import Decision, StoreUnavailable, acheck, check
-from django_quota.services.reservations import Hold
+from django_quota import Decision, Hold, StoreUnavailable, acheck, check
 from django_quota.stores.redis.breaker import RESET_TIMEOUT, Breaker
 from django_quota.testing import RedisServer
 from tests.faults.calls import CALLS, SITE, Call, call_problem, do, promise_problem

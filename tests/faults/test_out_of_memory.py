@@ -11,7 +11,7 @@ import redis
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from django_quota.core.rules import Rule
+from django_quota import Rule
 from django_quota.engine.codec import PER_LIMIT, HoldId, Mode, PlainMode, Reserve, Settle
 from django_quota.engine.plans import Plan
 from django_quota.exceptions import StoreUnavailable

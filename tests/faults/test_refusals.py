@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import redis
 
-from django_quota import Decision, check, peek, refund, reserve
+from django_quota import Decision, Rule, check, peek, refund, reserve
 from django_quota.core.algorithms import ALGORITHMS
-from django_quota.core.rules import Rule
 from django_quota.engine.plans import Plan
 from django_quota.services.outages import SETTLE_TIME, Outages
 from django_quota.services.registry import get_limiter

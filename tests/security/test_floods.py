@@ -20,8 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import django_quota
-from django_quota import QuotaError, acheck, check, concurrency, counter, once, peek, quota, reserve, slot
-from django_quota.core.rules import Rule
+from django_quota import QuotaError, Rule, acheck, check, concurrency, counter, once, peek, quota, reserve, slot
 from django_quota.engine.decide import Decide
 from django_quota.engine.operations import DictStates
 from django_quota.exceptions import StoreFull

@@ -16,9 +16,8 @@ from django.test import RequestFactory
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from django_quota import acheck, areset, check, counter, peek, refund, reserve, reset
+from django_quota import Rule, acheck, areset, check, counter, peek, refund, reserve, reset
 from django_quota.conf import current
-from django_quota.core.rules import Rule
 from django_quota.engine.plans import Plan
 from django_quota.exceptions import ConfigurationError, StoreUnavailable
 from django_quota.services import overrides

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from django_quota import acheck, aonce, check, once, peek
+from django_quota import acheck, aonce, check, lock, once, peek
 from django_quota.exceptions import StoreUnavailable
 from django_quota.services import overrides
-from django_quota.services.leases import lock
 from django_quota.services.once import _operation
 from django_quota.stores.cluster.slots import Address, slot_of
 from django_quota.stores.cluster.store_cluster import ClusterStore

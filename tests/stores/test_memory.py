@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from django_quota.core.rules import Rule
+from django_quota import Rule
 from django_quota.engine.hits import Hit
 from django_quota.engine.subject_operations import Reset, RuleState
 from django_quota.stores.memory import MemoryStore

@@ -20,8 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.exceptions import InvalidResponse
 
-from django_quota import acheck, check, peek
-from django_quota.core.rules import Rule
+from django_quota import Rule, acheck, check, peek
 from django_quota.engine.hits import Hit
 from django_quota.engine.resp import pack_command
 from django_quota.engine.subject_operations import Reset, RuleState

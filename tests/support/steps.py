@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from django_quota.core.rules import Rule
+from django_quota import Rule
 from django_quota.engine.codec import PER_LIMIT, RETRY_WITH, Mode
 from django_quota.engine.decide import Decide
 from django_quota.engine.hits import CompiledLimit, Hit

@@ -23,7 +23,7 @@ from django_quota import (
 )
 
 if TYPE_CHECKING:
-    from django_quota.web.responses import QuotaRequest
+    from django_quota import QuotaRequest
 
 
 def by_hand(request: HttpRequest) -> HttpResponse:

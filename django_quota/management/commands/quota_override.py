@@ -9,7 +9,6 @@ from typing import Any
 from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.core.management.base import CommandError, CommandParser
-from django.db import transaction
 from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 
@@ -19,7 +18,7 @@ from django_quota.core.rules import is_valid_name
 from django_quota.management.console import SUBJECT_HELP, QuotaCommand, printable
 from django_quota.models import QuotaOverride
 from django_quota.services.lookup import network_hint, parse_rule_input, parse_search_input, parse_subject_input
-from django_quota.services.override_sync import are_pending, write_database
+from django_quota.services.override_sync import are_pending, set_override, write_database
 from django_quota.services.overrides import ALL_RULES
 from django_quota.services.subjects import named_subject
 
@@ -93,16 +92,10 @@ class Command(QuotaCommand):
         subject, database = parse_subject_input(options["subject"]), write_database()
         self.note_subject(options["subject"], subject)
         self.note_rules([rule])
-        with transaction.atomic(using=database):
-            row = QuotaOverride.objects.using(database).filter(subject=subject, rule=rule).first()
-            row = row or QuotaOverride(subject=subject, rule=rule)
-            for name, value in values.items():
-                setattr(row, name, value)
-            try:
-                row.full_clean()
-            except ValidationError as error:
-                raise CommandError(_problems(error)) from error
-            row.save(using=database)
+        try:
+            row = set_override(subject, rule, values)
+        except ValidationError as error:
+            raise CommandError(_problems(error)) from error
         self._print([row], options)
         self._check_published({subject}, database)
 

@@ -1,0 +1,109 @@
+"""The functions that integrations stand on: other frameworks, logins, task queues, exporters of metrics.
+
+The middleware, `@quota` and `django_quota.contrib` decide and answer with the same functions. So an integration that
+calls them agrees with all others. For work without a request, use `check_all` and `reserve_all` of `django_quota`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+
+from django_quota.conf import rule_of
+from django_quota.core.decisions import Decision
+from django_quota.core.errors import RuleError
+from django_quota.core.rules import Rule
+from django_quota.services import addresses
+from django_quota.services.api import RuleOrRate, django_request
+from django_quota.services.observers import observe, unobserve
+from django_quota.services.request_decisions import adecide_request, decide_request
+from django_quota.web import responses
+
+__all__ = [
+    "adecide",
+    "apply_decision",
+    "arefusal",
+    "client_ip",
+    "decide",
+    "observe",
+    "refusal",
+    "unobserve",
+    "write_headers",
+]
+
+R = TypeVar("R", bound=HttpResponseBase)
+
+
+def decide(request: Any, rules: RuleOrRate | Iterable[RuleOrRate]) -> Decision:
+    """Decide a request under some rules, in one call to the store, and count it if all of them allow it.
+
+    `request`: Django's, or one that wraps it, as that of Django REST framework does. `rules`: names of rules in the
+    settings, rates (`"10/m"`, which limits by IP) and `Rule` objects, one or several. Rules with the same name share
+    one count. `methods`, `skip` and `exempt` of each rule apply, as for `@quota`. A rule that the middleware has
+    decided for this request is left out. If no rule is left, the request is allowed, and the Decision has no outcomes.
+
+    `Decision.enforced` says whether to refuse the request. Then answer with `refusal`. In any case pass the Decision to
+    `apply_decision`, so that it shows on `request.quota` and in the headers.
+
+    Raises `RuleError` if a rule is wrong. While Redis does not answer, nothing is raised and the Decision is
+    `degraded`.
+    """
+    return decide_request(_read_rules(rules), _read_request(request))
+
+
+async def adecide(request: Any, rules: RuleOrRate | Iterable[RuleOrRate]) -> Decision:
+    """Decide a request without blocking the event loop; see `decide`."""
+    return await adecide_request(_read_rules(rules), _read_request(request))
+
+
+def apply_decision(request: Any, decision: Decision) -> Decision:
+    """Put a Decision on `request.quota`, combined with those that are there; return the combined one."""
+    return responses.add_decision(_read_request(request), decision)
+
+
+def refusal(request: Any, decision: Decision) -> HttpResponse:
+    """Return the response to a refused request, as `@quota` sends it: 429, or 503 if Redis did not answer.
+
+    `decision`: what `apply_decision` returned. The response has its headers. Raises `ConfigurationError` if the
+    `RESPONSE` setting returns something else than a response.
+    """
+    return responses.refusal(_read_request(request), decision)
+
+
+async def arefusal(request: Any, decision: Decision) -> HttpResponse:
+    """Return the response to a refused request without blocking the event loop; see `refusal`."""
+    return await responses.arefusal(_read_request(request), decision)
+
+
+def write_headers(response: R, decision: Decision) -> R:
+    """Write RateLimit-Policy and RateLimit to a response, as the settings say, and return it.
+
+    `decision`: what `apply_decision` returned. With the middleware you need not call this.
+    """
+    responses.set_headers(response, decision)
+    return response
+
+
+def client_ip(request: Any) -> str:
+    """Return the address of the client, as `key="ip"` counts it: behind `TRUSTED_PROXIES`, and IPv6 as its network.
+
+    Raises `ConfigurationError` if there is no address.
+    """
+    return addresses.client_ip(_read_request(request))
+
+
+def _read_rules(rules: RuleOrRate | Iterable[RuleOrRate]) -> list[Rule]:
+    given = [rules] if isinstance(rules, (str, Rule)) else rules
+    return [rule_of(rule, {}) for rule in given]
+
+
+def _read_request(request: Any) -> HttpRequest:
+    found = django_request(request)
+    if found is None:
+        raise RuleError(
+            f"{request!r} is not a request of Django, and wraps none.",
+            "Without a request, use check_all([(rule, subject), ...]).",
+        )
+    return found

@@ -1,0 +1,223 @@
+"""The functions for integrations: they decide and answer as the decorators and the middleware do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client, RequestFactory
+from django.urls import path
+
+from django_quota import Decision, Rule, acheck, check, peek, quota, refund, reserve, slot
+from django_quota.adapters import (
+    adecide,
+    apply_decision,
+    arefusal,
+    client_ip,
+    decide,
+    observe,
+    refusal,
+    unobserve,
+    write_headers,
+)
+from django_quota.core.errors import ConfigurationError, RuleError, StoreUnavailable
+from django_quota.exceptions import QuotaExceeded
+from django_quota.services import observers
+from django_quota.services.registry import get_limiter
+from django_quota.testing import freeze
+from tests.support.calls import calls_of
+from tests.support.steps import START
+
+IP = "ip:127.0.0.1"
+
+
+def request_by(method: str = "get", **given: Any) -> HttpRequest:
+    request: HttpRequest = getattr(RequestFactory(), method)("/", **given)
+    return request
+
+
+@pytest.mark.usefixtures("either_store")
+class TestDecide:
+    def test_names_rates_and_rules_are_decided_in_one_call(
+        self, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"search": "5/m"}}
+        rules: list[str | Rule] = ["search", "9/h", Rule.make("own", "7/d", key="header:X-Key")]
+        request = request_by(headers={"X-Key": "k"})
+        decide(request, rules)  # makes the limiter
+        calls = calls_of(monkeypatch)
+        decision = decide(request, rules)
+        assert len(calls) == 1
+        assert [outcome.remaining for outcome in decision.outcomes] == [3, 7, 5]
+        decision = asyncio.run(adecide(request, rules))
+        assert [outcome.remaining for outcome in decision.outcomes] == [2, 6, 4]
+        assert peek("search", IP).remaining == 2
+
+    def test_methods_skip_and_exempt_apply_as_on_a_view(self) -> None:
+        rules = [
+            Rule.make("posts", "0/m", methods=["POST"]),
+            Rule.make("skipped", "0/m", skip=lambda request: True),
+            Rule.make("exempt", "0/m", exempt="127.0.0.0/8"),
+        ]
+        assert decide(request_by(), rules).outcomes == ()
+        assert not decide(request_by("post"), rules)
+
+    def test_one_rule_needs_no_list_and_none_limit_nothing(self) -> None:
+        assert decide(request_by(), "3/m").remaining == 2
+        assert decide(request_by(), []).outcomes == ()
+
+    def test_a_request_that_wraps_djangos_is_seen_through(self) -> None:
+        wrapped = SimpleNamespace(_request=request_by())
+        decision = apply_decision(wrapped, decide(wrapped, "0/m"))
+        assert wrapped._request.quota is decision
+        assert refusal(wrapped, decision).status_code == 429
+        assert client_ip(wrapped) == "127.0.0.1"
+
+    def test_what_is_no_request_or_no_rule_is_named(self) -> None:
+        with pytest.raises(RuleError, match=r"'ip:1.2.3.4' is not a request of Django.*check_all"):
+            decide("ip:1.2.3.4", "10/m")
+        with pytest.raises(RuleError, match="serach"):
+            decide(request_by(), "serach")
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestAnswers:
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_a_refusal_is_that_of_the_decorator(self, is_async: bool) -> None:
+        rule = Rule.make("tests.full", "0/m")
+        view: Any = quota(rule=rule)(lambda request: HttpResponse())
+        with freeze(START):
+            expected = view(request_by())
+            request = request_by()
+            decision = apply_decision(request, decide(request, [rule]))
+            found = asyncio.run(arefusal(request, decision)) if is_async else refusal(request, decision)
+        assert (found.status_code, found.content, found.headers) == (429, expected.content, expected.headers)
+
+    def test_decisions_of_one_request_are_joined(self) -> None:
+        request = request_by()
+        first = apply_decision(request, decide(request, [Rule.make("first", "5/m")]))
+        both = apply_decision(request, decide(request, [Rule.make("second", "2/m")]))
+        assert both.outcomes[:1] == first.outcomes
+        assert both.rule == "second"
+        response = write_headers(HttpResponse(), both)
+        assert response.headers["RateLimit"].startswith('"first";r=4')
+
+    def test_headers_are_left_out_where_the_settings_say_so(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "HEADERS": False}
+        assert "RateLimit" not in write_headers(HttpResponse(), decide(request_by(), "5/m")).headers
+
+
+def decided_again(request: HttpRequest) -> HttpResponse:
+    decision = apply_decision(request, decide(request, ["everywhere", "8/m"]))
+    return HttpResponse(f"{len(decision.outcomes)}")
+
+
+async def adecided_again(request: HttpRequest) -> HttpResponse:
+    decision = apply_decision(request, await adecide(request, ["everywhere", "8/m"]))
+    return HttpResponse(f"{len(decision.outcomes)}")
+
+
+urlpatterns = [path("again/", decided_again), path("aagain/", adecided_again)]
+
+
+@pytest.mark.urls(__name__)
+@pytest.mark.usefixtures("either_store")
+def test_a_rule_that_the_middleware_has_decided_is_not_counted_twice(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"everywhere": {"rate": "5/m", "match": "/"}}}
+    assert Client().get("/again/").content == b"2"
+    assert peek("everywhere", IP).remaining == 4
+
+    async def ask() -> Any:
+        return await AsyncClient().get("/aagain/")
+
+    response = asyncio.run(ask())
+    assert response.content == b"2"
+    assert peek("everywhere", IP).remaining == 3
+    assert '"everywhere"' in response.headers["RateLimit"]
+
+
+@pytest.fixture
+def heard() -> Iterator[list[Decision]]:
+    found: list[Decision] = []
+    observe(found.append)
+    yield found
+    unobserve(found.append)
+
+
+class TestObservers:
+    @pytest.mark.usefixtures("either_store")
+    def test_checks_requests_reservations_and_slots_are_heard(self, heard: list[Decision]) -> None:
+        made = [check("1/m", "user:1"), asyncio.run(acheck("1/m", "user:1")), decide(request_by(), "2/m")]
+        with reserve("5/m", "user:1", 3) as hold:
+            made.append(hold.decision)
+        with pytest.raises(QuotaExceeded):
+            reserve("5/m", "user:1", 3)
+        with slot("export", 1):
+            pass
+        assert heard[:4] == made
+        assert [decision.allowed for decision in heard] == [True, False, True, True, False, True]
+        peek("1/m", "user:1")
+        refund("1/m", "user:1")
+        assert len(heard) == 6
+
+    @pytest.mark.usefixtures("either_store")
+    def test_refusals_from_memory_are_heard_each_time(self, heard: list[Decision]) -> None:
+        for _ in range(5):
+            check("1/m", "user:1", cache_refusals=9)
+        assert [decision.allowed for decision in heard] == [True, False, False, False, False]
+
+    @pytest.mark.usefixtures("memory_store")
+    def test_a_request_whose_body_is_read_late_is_one_decision(self, heard: list[Decision]) -> None:
+        for refuses in (False, True):
+            rules = [Rule.make("all", "9/m"), Rule.make("sms", "0/m" if refuses else "9/m", key="post:phone")]
+            request = RequestFactory().post("/", {"phone": "123"})
+            decision = decide(request, rules)
+            assert heard.pop() == decision
+            assert heard == []
+            assert len(decision.outcomes) == 2
+
+    @pytest.mark.usefixtures("memory_store")
+    def test_degraded_decisions_are_heard(self, heard: list[Decision], monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: Any) -> Any:
+            raise StoreUnavailable("a test")
+
+        monkeypatch.setattr(get_limiter().store, "run", fail)
+        check("5/m", "user:1", on_unavailable="deny")
+        assert [decision.degraded for decision in heard] == [True]
+
+    @pytest.mark.usefixtures("memory_store")
+    def test_an_observer_that_raises_is_logged_and_breaks_nothing(
+        self, heard: list[Decision], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        @observe
+        def broken(decision: Decision) -> None:
+            raise ValueError("broken on purpose")
+
+        heard.clear()
+        try:
+            with caplog.at_level(logging.ERROR, "django_quota"):
+                assert check("5/m", "user:1")
+        finally:
+            assert unobserve(broken)
+        assert "An observer of decisions failed" in caplog.text
+        assert len(heard) == 1
+
+    def test_an_observer_is_a_sync_function_and_is_kept_once(self) -> None:
+        async def later(decision: Decision) -> None: ...
+
+        wrong: Any
+        for wrong in (later, "path.to.function"):
+            with pytest.raises(ConfigurationError, match="not a sync function"):
+                observe(wrong)
+        before = list(observers.receivers)
+        found: list[Decision] = []
+        observe(found.append)
+        observe(found.append)
+        assert len(observers.receivers) == len(before) + 1
+        assert unobserve(found.append)
+        assert not unobserve(found.append)
