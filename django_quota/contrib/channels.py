@@ -208,7 +208,7 @@ def _request_of(scope: Scope) -> HttpRequest:
     request = ASGIRequest({**scope, "type": "http", "method": "GET"}, io.BytesIO())
     user = scope.get("user")
     # Channels has loaded its lazy user. A lazy one would be loaded once more, in a thread.
-    request.user = cast("Any", user)._wrapped if isinstance(user, LazyObject) else user  # noqa: SLF001
+    request.user = cast("Any", user)._wrapped if isinstance(user, LazyObject) else cast("Any", user)  # noqa: SLF001
     request.session = cast("Any", scope.get("session"))
     return request
 

@@ -1,6 +1,6 @@
 """Limits on the operations of Django Ninja.
 
-`@api.get("/search")` above `@limits("10/s", "500/h", key="auth")` limits who has authenticated, in one call to the store.
+`@limits("10/s", "500/h", key="auth")` below `@api.get("/search")` limits each client that has authenticated.
 
 An operation is decided after its authentication and before its input is validated: so an invalid request counts too.
 """
@@ -22,15 +22,14 @@ from ninja.errors import Throttled
 from ninja.operation import Operation
 
 from django_quota.adapters import adecide, apply_decision, client_ip, decide, write_headers
-from django_quota.conf import current
 from django_quota.core.decisions import Decision, QuotaExceeded
 from django_quota.core.errors import RuleError, StoreUnavailable
 from django_quota.core.rules import Rule, RuleOptions, dotted_path
 from django_quota.services.api import check
 from django_quota.services.subjects import digest, is_user
-from django_quota.web.wording import message, title, whole_wait
+from django_quota.web.wording import message, whole_wait
 
-O = TypeVar("O", bound=Callable[..., Any])  # noqa: E741 — an operation
+F = TypeVar("F", bound=Callable[..., Any])
 """The function of an operation."""
 
 
@@ -51,29 +50,41 @@ class OperationRefused(QuotaExceeded, Throttled):
 def limits(
     *rates: str | Callable[[Any], Any] | None,
     rule: str | Rule | None = None,
-    key: Any = "auth",
     name: str | None = None,
     **options: Unpack[RuleOptions],
-) -> Callable[[O], O]:
+) -> Callable[[F], F]:
     """Limit an operation, sync or async; write it above or below `@api.get(...)`.
 
-    `rates`: `"10/s"`, or several. `rule`: the name of a rule in the settings instead, or a `Rule`. `key`: who is
-    limited; `"auth"` is what the authentication of the operation returned (a user, or else a digest of its text), and
-    the IP address of a request without. Other keys and the options are those of `@quota`. `name`: the name of the rule,
-    by default the path of the function. Several `@limits` of an operation are decided in one call.
+    `rates`: `"10/s"`, or several. `rule`: the name of a rule in the settings instead, or a `Rule`. `name`: the name of
+    the rule, by default the path of the function. The options are those of `@quota`. `key`: who is limited; the default
+    `"auth"` is what the authentication of the operation returned (a user, or else a digest of its text), and the IP
+    address of a request without one. Several `@limits` of an operation are decided in one call.
 
     A refusal goes to the exception handlers of the API as `OperationRefused`. Raises `RuleError` at import.
     """
     if rule is not None and (rates or options or name is not None):
         raise RuleError("@limits(rule=...) takes everything from the rule, so it accepts no other arguments.")
 
-    def decorate(function: O) -> O:
+    def decorate(function: F) -> F:
         made = rule
         if made is None:
-            made = Rule.make(name or dotted_path(function), *rates, key=auth if key == "auth" else key, **options)
-        return cast("O", decorate_view(lambda run: _limited(run, made))(function))
+            given: dict[str, Any] = {"key": "auth", **options}
+            given["key"] = auth if given["key"] == "auth" else given["key"]
+            made = Rule.make(name or _name_of(function), *rates, **given)
+        return decorate_view(lambda run: _limited(run, made))(function)
 
     return decorate
+
+
+_COUNT = "_django_quota_limits"
+"""The attribute of a function with the number of its `@limits` without a name."""
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """Return the path of a function; another `@limits` on it gets a number, since its rates count by themselves."""
+    count = getattr(function, _COUNT, 0) + 1
+    setattr(function, _COUNT, count)
+    return dotted_path(function) if count == 1 else f"{dotted_path(function)}#{count}"
 
 
 def auth(request: HttpRequest) -> Any:
@@ -81,25 +92,30 @@ def auth(request: HttpRequest) -> Any:
     found = getattr(request, "auth", None)
     if found is None or is_user(found):
         return found
-    if type(found).__str__ is object.__str__:
+    kind: Any = type(found)
+    if kind.__str__ is object.__str__:
         key = getattr(found, "pk", None)
         if key is None:
             raise RuleError(
                 f"The authentication returned {type(found).__name__}, which identifies nobody.",
-                "Return a text, a user or an object with a `pk` or `__str__`, or use a function of the request as key=.",
+                "Return a text, a user or an object with a `pk`, or use a function of the request as key=.",
             )
         return f"{type(found).__name__}.{key}"
     return digest(str(found))
 
 
 def install(api: NinjaAPI) -> None:
-    """Let an API answer what the limiter raises in its operations: `QuotaExceeded` with 429, `StoreUnavailable` with 503.
+    """Let an API answer what the limiter raises in its operations: 429 for `QuotaExceeded`, 503 for `StoreUnavailable`.
 
     The answers have the form of the API's own errors, `{"detail": ...}`, with Retry-After and the RateLimit headers.
     """
-    api.add_exception_handler(QuotaExceeded, lambda request, error: _answer(api, request, error.decision))
     undecided = Decision(allowed=False, rule="", subject="", degraded=True, enforced=True)
-    api.add_exception_handler(StoreUnavailable, lambda request, _: _answer(api, request, undecided))
+
+    def answer(request: HttpRequest, error: Any) -> HttpResponse:
+        return _answer(api, request, error.decision if isinstance(error, QuotaExceeded) else undecided)
+
+    api.add_exception_handler(QuotaExceeded, answer)
+    api.add_exception_handler(StoreUnavailable, answer)
 
 
 def _answer(api: NinjaAPI, request: HttpRequest, decision: Decision) -> HttpResponse:
@@ -168,6 +184,11 @@ def _refusal(operation: Operation, request: HttpRequest, decision: Decision) -> 
     if not decision.enforced:
         return None
     return _with_headers(operation.api.on_exception(request, OperationRefused(combined)), combined)
+
+
+def _finished(request: HttpRequest, response: Any) -> Any:
+    decision = getattr(request, "quota", None)
+    return write_headers(response, decision) if isinstance(decision, Decision) else response
 
 
 # --- throttles --------------------------------------------------------------------------------------------------------

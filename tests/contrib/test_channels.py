@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,12 +17,13 @@ from django_quota import Rule, RuleError, peek, slot
 from django_quota.contrib.channels import QuotaSocket
 from django_quota.exceptions import ConfigurationError
 from django_quota.testing import freeze
+from tests.support.pages import blocks, run_page
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 
-HTTP_RESPONSE = {"websocket.http.response": {}}
+HTTP_RESPONSE: dict[str, Any] = {"websocket.http.response": {}}
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
@@ -86,7 +89,7 @@ def ran(work: Any) -> Any:
 
 
 @pytest.mark.parametrize("extensions", [HTTP_RESPONSE, {}, None])
-def test_a_refused_handshake_is_a_429_where_the_server_can_answer_and_a_403_elsewhere(extensions: Any) -> None:
+def test_a_refused_handshake_is_a_429_or_else_a_403(extensions: Any) -> None:
     application = QuotaSocket(echo, connect="1/m", key="ip")
 
     async def work() -> list[dict[str, Any]]:
@@ -314,3 +317,29 @@ def test_a_rule_counts_under_its_own_name() -> None:
 
     ran(work)
     assert peek(rule, "ip:192.0.2.1").remaining == 4
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_makes_a_limited_application_and_shows_the_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ChatConsumer:
+        @staticmethod
+        def as_asgi() -> Any:
+            return echo
+
+    consumers = ModuleType("chat.consumers")
+    consumers.ChatConsumer = ChatConsumer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "chat.consumers", consumers)
+    names = run_page("docs/channels.md")
+
+    async def work() -> list[dict[str, Any]]:
+        client = Client(names["application"], path="/chat/", user=None)
+        events = [await client.next()]
+        return events + [await client.says() for _ in range(21)]
+
+    with freeze(NOON):
+        events = ran(work)
+    assert events[0]["type"] == "websocket.accept"
+    shown = [json.loads(text) for language, text in blocks("docs/channels.md") if language == "json"]
+    assert shown == [json.loads(events[-1]["text"])]

@@ -77,7 +77,7 @@ def site(program: str, redis_server: RedisServer, raw: Any) -> Iterator[Site]:
     made.kill()
 
 
-def test_a_refused_handshake_is_a_429_on_uvicorn_and_a_403_on_daphne(site: Site, program: str) -> None:
+def test_a_refused_handshake_is_a_429_or_on_daphne_a_403(site: Site, program: str) -> None:
     async def work() -> Any:
         with pytest.raises(InvalidStatus) as refused:
             async with site.socket("ann", query="&refused"):
@@ -125,7 +125,7 @@ async def open_at_once(site: Site, stack: AsyncExitStack, count: int) -> int:
     return sum(await asyncio.gather(*(one() for _ in range(count))))
 
 
-def test_of_a_thousand_sockets_as_many_open_as_may_and_those_of_a_killed_server_come_free(site: Site) -> None:
+def test_so_many_sockets_open_as_may_and_those_of_a_killed_server_come_free(site: Site) -> None:
     async def work() -> None:
         async with AsyncExitStack() as stack:
             assert await open_at_once(site, stack, 1_000) == AT_ONCE

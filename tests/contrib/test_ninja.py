@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, cast
 
 import pytest
 from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
-from django.test import AsyncClient, Client
+from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
 from ninja import NinjaAPI, Router
 from ninja.security import APIKeyHeader, HttpBearer, django_auth
+from ninja.testing import TestClient
 
 from django_quota import QuotaExceeded, RuleError, StoreUnavailable, check
 from django_quota.contrib import ninja as contrib
 from django_quota.contrib.ninja import OperationRefused, install, limits
+from django_quota.testing import freeze
 from tests.support.calls import calls_of
+from tests.support.pages import run_page
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
@@ -195,7 +199,7 @@ def test_several_limits_of_an_operation_are_one_call(monkeypatch: pytest.MonkeyP
     replies = [get("/api/stacked") for _ in range(3)]
     assert [reply.status_code for reply in replies] == [200, 200, 429]
     assert len(calls) == 3
-    assert replies[0]["RateLimit-Policy"] == '"wide";q=5;w=60, "narrow-60";q=2;w=60, "narrow-3600";q=9;w=3600'
+    assert replies[0]["RateLimit-Policy"] == '"wide";q=5;w=60, "narrow-m";q=2;w=60, "narrow-h";q=9;w=3600'
 
 
 def test_the_key_auth_takes_an_object_by_its_primary_key() -> None:
@@ -257,16 +261,14 @@ def test_install_answers_in_the_form_of_the_api() -> None:
 
 def test_an_exception_handler_of_the_api_gets_the_decision() -> None:
     other = NinjaAPI(urls_namespace="quota-tests-handler")
-    other.get("/")(limits("0/m", key="ip", name="handled")(lambda request: "ok"))
+    other.get("/handled")(limits("0/m", key="ip", name="handled")(lambda request: "ok"))
 
     @other.exception_handler(OperationRefused)
     def answer(request: HttpRequest, error: OperationRefused) -> HttpResponse:
         assert isinstance(error, QuotaExceeded)
         return HttpResponse(error.decision.rule, status=error.status_code)
 
-    view = other.urls[0][-1].callback
-    from django.test import RequestFactory
-
+    (view,) = [cast("Any", each.callback) for each in other.urls[0] if str(each.pattern) == "handled"]
     reply = view(RequestFactory().get("/"))
     assert (reply.status_code, reply.content) == (429, b"handled")
 
@@ -296,3 +298,12 @@ def test_a_throttle_says_when_to_try_again() -> None:
 def test_a_forged_header_gives_no_new_address() -> None:
     statuses = [get("/throttled/visitors", **{"X-Forwarded-For": f"198.51.100.{n}"}).status_code for n in (1, 2)]
     assert statuses == [200, 429]
+
+
+def test_the_page_prints_what_it_shows() -> None:
+    with freeze(datetime(2026, 11, 22, 12, tzinfo=UTC)):
+        names = run_page("docs/ninja.md")
+    client = TestClient(names["shop"], headers={"Authorization": "Bearer token-2"})
+    replies = [client.get("/export") for _ in range(3)]
+    assert replies[0]["RateLimit-Policy"] == '"export#2";q=2;w=60, "export";q=20;w=60'
+    assert replies[2].json()["error"] == "too_many"
