@@ -39,8 +39,9 @@ from django_quota.core.algorithms.concurrency import AtOnce
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.decisions import AnyLimit, Decision, Outcome
 from django_quota.core.errors import ConfigurationError
-from django_quota.core.flow import Flow, IOCall
 from django_quota.core.rates import Rate
+from django_quota.core.rules import Rule
+from django_quota.services.request_decisions import adecide_request, decide_request, note_decided
 from django_quota.web.wording import message, rate_in_words, title, wait_in_words, whole_wait
 
 R = TypeVar("R", bound=HttpResponseBase)
@@ -57,24 +58,29 @@ DEFERRED = "_django_quota_deferred"
 """The attribute of a request whose response passes the middleware, which then writes the headers."""
 
 
-def apply_decision(request: HttpRequest, decision: Decision) -> HttpResponse | None:
-    """Put a decision on `request.quota`, combined with earlier ones; return the response if it refuses the request."""
+def limit_request(request: HttpRequest, rules: Sequence[Rule], *, is_noted: bool = False) -> HttpResponse | None:
+    """Decide rules; return the response if they refuse the request.
+
+    `is_noted`: whether decorators that name one of these rules, which are of the settings, must not count it again.
+    """
+    if not rules:
+        return None
+    decision = decide_request(rules, request)
+    if is_noted:
+        note_decided(request, rules, decision)
     combined = add_decision(request, decision)
     return refusal(request, combined) if decision.enforced else None
 
 
-async def aapply_decision(request: HttpRequest, decision: Decision) -> HttpResponse | None:
-    """Put a decision on `request.quota` without blocking the event loop; see `apply_decision`."""
+async def alimit_request(request: HttpRequest, rules: Sequence[Rule], *, is_noted: bool = False) -> HttpResponse | None:
+    """Decide rules without blocking the event loop; see `limit_request`."""
+    if not rules:
+        return None
+    decision = await adecide_request(rules, request)
+    if is_noted:
+        note_decided(request, rules, decision)
     combined = add_decision(request, decision)
     return await arefusal(request, combined) if decision.enforced else None
-
-
-def apply_flow(request: HttpRequest, decision: Decision) -> Flow[HttpResponse | None]:
-    """Put a decision on `request.quota`; see `apply_decision`."""
-    combined = add_decision(request, decision)
-    if not decision.enforced:
-        return None
-    return cast("HttpResponse", (yield IOCall(refusal, arefusal, request, combined)))
 
 
 def write_headers(request: HttpRequest, response: R) -> R:

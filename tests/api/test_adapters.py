@@ -71,6 +71,31 @@ class TestDecide:
         assert decide(request_by(), "3/m").remaining == 2
         assert decide(request_by(), []).outcomes == ()
 
+    def test_a_pair_names_its_subject_and_goes_in_the_same_call(
+        self, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"search": {"rate": "5/m", "key": "path"}}}
+        decide(request_by(), "9/h")  # makes the limiter
+        calls = calls_of(monkeypatch)
+        decision = decide(request_by(), ["9/h", ("search", "user:42"), ("3/m", "ip:2001:db8::1")])
+        assert len(calls) == 1
+        found = [(outcome.subject, outcome.remaining) for outcome in decision.outcomes]
+        assert found == [(IP, 7), ("user:42", 4), ("ip:2001:db8::/64", 2)]
+        assert not asyncio.run(adecide(request_by(), [("0/m", "user:42")]))
+        with pytest.raises(RuleError, match="pass the request"):
+            decide(request_by(), [(Rule.make("own", lambda request: "5/m"), "user:42")])
+
+    def test_a_pair_is_decided_before_the_body_is_read(self) -> None:
+        rules: list[Any] = [("1/m", "user:42"), Rule.make("phone", "5/m", key="post:phone")]
+        assert [bool(decide(request_by("post", data={"phone": "1"}), rules)) for _ in range(2)] == [True, False]
+        assert decide(request_by("post", data={"phone": "1"}), rules[1:]).remaining == 3
+
+    def test_a_rule_of_the_settings_that_it_decided_is_not_counted_again(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"search": {"rate": "5/m", "match": "/search/"}}}
+        request = request_by()
+        assert decide(request, "search").remaining == 4
+        assert decide(request, "search").outcomes == ()
+
     def test_a_request_that_wraps_djangos_is_seen_through(self) -> None:
         wrapped = SimpleNamespace(_request=request_by())
         decision = apply_decision(wrapped, decide(wrapped, "0/m"))
