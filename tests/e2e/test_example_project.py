@@ -423,11 +423,11 @@ def test_the_history_is_one_year_up_to_yesterday_and_always_the_same(database: o
     def write() -> list[tuple[str, str, date, int, int]]:
         rows = DailyCounter.objects.values_list("subject", "rule", "day", "allowed", "refused")
         DailyCounter.objects.all().delete()
-        told: list[tuple[int, int]] = []
-        written = history.write_history(users, lambda done, total: told.append((done, total)))
+        progress: list[tuple[int, int]] = []
+        written = history.write_history(users, lambda done, total: progress.append((done, total)))
         assert written == rows.count()
-        assert told[0] == (0, written)
-        assert told[-1] == (written, written)
+        assert progress[0] == (0, written)
+        assert progress[-1] == (written, written)
         return list(rows)
 
     users = history.write_people(new_accounts())
