@@ -36,6 +36,8 @@ PAGES = [
 ]
 TOUR = ("README.md", "docs/guide.md", "docs/reference.md")
 """The pages whose examples build on each other, in their order."""
+INTEGRATIONS = ("docs/channels.md", "docs/ninja.md")
+"""Pages that are run with their packages, in tests/contrib."""
 
 
 def read(page: str | Path) -> str:
@@ -87,7 +89,7 @@ def test_every_snippet_of_the_tour_prints_what_it_shows(tour: dict[str, Any]) ->
     views = [name for name, value in tour.items() if limited(value)]
     assert sorted(views) == [
         "export", "forgotten_password", "front_page", "gentle", "log_in", "lookup", "members", "report", "search",
-        "sms_code", "watch",
+        "sms_code", "sms_code_api", "watch",
     ]  # fmt: skip
 
 
@@ -277,7 +279,7 @@ def find_spec_of(path: list[str]) -> bool:
     return module.with_suffix(".py").exists() or (module / "__init__.py").exists()
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if str(page) not in TOUR], ids=str)
+@pytest.mark.parametrize("page", [page for page in PAGES if str(page) not in (*TOUR, *INTEGRATIONS)], ids=str)
 def test_the_python_that_a_page_shows_runs(page: Path) -> None:
     for text in re.findall(r"```python\n(.*?)```", read(page), re.DOTALL):
         exec(text, {})
