@@ -12,22 +12,23 @@ from inspect import isawaitable
 from typing import Any, TypeVar, Unpack, cast
 
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpRequest, HttpResponseBase
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from django_quota.conf import current
 from django_quota.core.decisions import QuotaExceeded
 from django_quota.core.errors import ConfigurationError, RateError, RuleError, SubjectKeyError
 from django_quota.core.rules import Rule, RuleOptions, dotted_path, name_conflict
-from django_quota.services.request_decisions import adecide_request, decide_request
 from django_quota.services.subjects import check_keys, compile_key, is_async_callable
 from django_quota.web.responses import (
-    aapply_decision,
-    apply_decision,
+    DEFERRED,
+    alimit_request,
     arefuse_in_view,
+    limit_request,
     refuse_in_view,
     write_headers,
 )
-from django_quota.web.view_kinds import dispatch_of, is_a_trial, is_async, is_dispatch, naming, request_of
+from django_quota.web.view_kinds import called_view, dispatch_of, is_a_trial, is_async, is_dispatch, naming, request_of
+from django_quota.web.waiting_rules import rules_for_now, rules_left
 
 V = TypeVar("V", bound=Callable[..., Any])
 """A view function, a method of a view, or a class of views."""
@@ -305,14 +306,14 @@ def _wrapper(spec: Limited) -> Callable[..., Any]:
             # The dispatch() of an async class-based view is a sync function that returns a coroutine.
             return _acall(spec, request, owner, args, kwargs)
         if not is_claimed(request, spec):
-            refused = apply_decision(request, decide_request(spec.rules(owner), request))
+            refused = limit_request(request, rules_for_now(request, called_view(view, args), spec.rules(owner)))
             if refused is not None:
                 return refused
         try:
             response = view(*args, **kwargs)
             if not isinstance(response, HttpResponseBase) and isawaitable(response):
                 return _finish(request, response)  # an async view behind a sync wrapper
-            return write_headers(request, response)
+            return _decide_waiting(request) or write_headers(request, response)
         except QuotaExceeded as exceeded:
             return refuse_in_view(request, exceeded.decision)
 
@@ -332,7 +333,8 @@ async def _acall(
     spec: Limited, request: HttpRequest, owner: type | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> HttpResponseBase:
     if not is_claimed(request, spec):
-        refused = await aapply_decision(request, await adecide_request(spec.rules(owner), request))
+        rules = rules_for_now(request, called_view(spec.view, args), spec.rules(owner))
+        refused = await alimit_request(request, rules)
         if refused is not None:
             return refused
     try:
@@ -345,6 +347,19 @@ async def _finish(request: HttpRequest, response: Any) -> HttpResponseBase:
     try:
         if isawaitable(response):
             response = await response
-        return write_headers(request, cast("HttpResponseBase", response))
+        return await _adecide_waiting(request) or write_headers(request, cast("HttpResponseBase", response))
     except QuotaExceeded as exceeded:
         return await arefuse_in_view(request, exceeded.decision)
+
+
+def _decide_waiting(request: HttpRequest) -> HttpResponse | None:
+    """Decide the rules that the view has left, unless the middleware does; return a response if they refuse."""
+    if getattr(request, DEFERRED, False) or not (rules := rules_left(request)):
+        return None
+    return limit_request(request, rules)
+
+
+async def _adecide_waiting(request: HttpRequest) -> HttpResponse | None:
+    if getattr(request, DEFERRED, False) or not (rules := rules_left(request)):
+        return None
+    return await alimit_request(request, rules)

@@ -96,3 +96,10 @@ def request_of(args: tuple[Any, ...], kwargs: dict[str, Any], decorator: str) ->
         if isinstance(found, HttpRequest):  # the request of Django REST framework wraps Django's
             return found, type(args[0]) if position and args else None
     raise ConfigurationError(f"{decorator} is on a function that got no request. Use it on a view.")
+
+
+def called_view(view: Any, args: tuple[Any, ...]) -> Any:
+    """Return what a call of a view calls: the instance if it is the `dispatch` of a class-based view, else itself."""
+    if not args or not is_dispatch(view):
+        return view
+    return _bound_to(view) if isinstance(args[0], HttpRequest) else args[0]

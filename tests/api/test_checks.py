@@ -14,7 +14,7 @@ from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
-from django.urls import path
+from django.urls import include, path, re_path
 from django.views import View
 from hypothesis import given
 from hypothesis import strategies as st
@@ -394,7 +394,9 @@ class TestClientChosenKeys:
     def with_middleware(self, settings: Any) -> None:
         settings.MIDDLEWARE = [THEIRS, OURS]
 
-    @pytest.mark.parametrize("key", ["header:X-Api-Key", "cookie:c", "get:q", "post:p", "path", ("ip", "path")])
+    @pytest.mark.parametrize(
+        "key", ["header:X-Api-Key", "cookie:c", "get:q", "post:p", "json:p", "path", ("ip", "path")]
+    )
     def test_w014_there_is_no_rule_by_ip(self, key: Any) -> None:
         (found,) = findings({"RULES": {"api": {**API, "key": key}, "login": {**BY_IP, "match": "/login"}}})
         part = key if isinstance(key, str) else "path"
@@ -442,6 +444,58 @@ class TestClientChosenKeys:
             view = limit(view)
         settings.ROOT_URLCONF = SimpleURLs([path("", view)])
         assert ids({"RULES": rules}) == expected
+
+
+def _view(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+class TestKeysThatNoRequestHas:
+    """They would limit everybody by IP, and nothing would say so."""
+
+    SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
+
+    @pytest.fixture(autouse=True)
+    def by_ip(self, settings: Any) -> None:
+        settings.MIDDLEWARE = [THEIRS, OURS]
+
+    @pytest.mark.parametrize(
+        ("middleware", "engine", "problem"),
+        [
+            ([], "db", "no middleware sets it"),
+            ([SESSIONS], "signed_cookies", "a session in a signed cookie has no lasting key"),
+            ([SESSIONS], "db", None),
+            ([SESSIONS], "cache", None),
+        ],
+    )
+    @pytest.mark.parametrize("key", ["session", ("ip", "session")])
+    def test_w015_there_are_no_session_keys(
+        self, key: Any, middleware: list[str], engine: str, problem: str | None, settings: Any
+    ) -> None:
+        settings.MIDDLEWARE = [*middleware, THEIRS, OURS]
+        settings.SESSION_ENGINE = f"django.contrib.sessions.backends.{engine}"
+        found = findings({"RULES": {"api": {**API, "key": key}, "site": BY_IP}})
+        assert [(each.id, problem in each.msg) for each in found if problem] == (
+            [("django_quota.W015", True)] * len(found)
+        )
+        assert len(found) == (problem is not None)
+
+    @pytest.mark.parametrize(
+        ("route", "near"),
+        [
+            (path("<int:pk>/", _view), None),
+            (path("<slug:tenant>/", include([path("x/", _view)])), "Did you mean 'tenant'?"),
+            (re_path(r"^(?P<pk>\\d+)$", _view), None),
+            (path("", _view, {"pk": 1}), None),
+            (path("x/", include([path("<int:pk>/", _view)])), None),
+            (path("", _view), "Use the name in a path(), for example 'pk' of <int:pk>."),
+        ],
+    )
+    def test_w016_no_url_has_the_argument(self, route: Any, near: str | None, settings: Any) -> None:
+        settings.ROOT_URLCONF = SimpleURLs([route])
+        name = "tennant" if near and "tenant" in near else "pk"
+        found = findings({"RULES": {"api": {**API, "key": f"kwarg:{name}"}, "site": BY_IP}})
+        assert [(each.id, each.hint) for each in found] == ([("django_quota.W016", near)] if near else [])
 
 
 class SimpleURLs:

@@ -17,7 +17,7 @@ from django_quota.engine.resp import pack_command
 from tests.support.steps import START, hits_of
 
 
-def told(hits: Sequence[Hit]) -> tuple[Sequence[str], list[str | int]]:
+def sent(hits: Sequence[Hit]) -> tuple[Sequence[str], list[str | int]]:
     """Return the keys and the arguments of their decision."""
     decide = Decide(hits, "check")
     return decide.keys, decide.arguments()
@@ -43,7 +43,7 @@ def test_a_day_is_counted_for_the_user_among_subjects_of_one_plan_and_for_no_oth
     assert [hit.subject for hit in hits if hit.day] == ["user:42", "user:7"]
 
 
-def test_an_override_that_was_told_is_in_the_next_plan_of_its_subject_at_once(monkeypatch: Any) -> None:
+def test_an_override_that_a_reply_named_is_in_the_next_plan_of_its_subject(monkeypatch: Any) -> None:
     monkeypatch.setattr("django_quota.engine.plans._known", {})
     rule = Rule.make("rule", "50/m")
     (plan, again, other) = (Plan("quota") for _ in range(3))
@@ -57,8 +57,8 @@ def test_an_override_that_was_told_is_in_the_next_plan_of_its_subject_at_once(mo
         [50],
     ]
     assert [each.hits[0].override for each in (plan, again, other)] == ["r 0 0 7/m", "r 0 0 7/m", ""]
-    told_again = told(again.operation(START, "check").hits)
-    assert told_again == told(plan.operation(START, "check").hits)
+    told_again = sent(again.operation(START, "check").hits)
+    assert told_again == sent(plan.operation(START, "check").hits)
     assert "r 0 0 7/m" in told_again[1]
 
 

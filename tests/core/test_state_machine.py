@@ -123,12 +123,12 @@ class Stores(RuleBasedStateMachine):
         # One rule asks one subject once, in a plan.
         asked=st.lists(hits(), min_size=1, max_size=3, unique_by=lambda hit: (hit[0].name, hit[1])),
         stale=st.integers(0, 40),
-        told=st.booleans(),
+        with_events=st.booleans(),
     )
-    def a_plan_is_decided(self, mode: Mode, asked: list[Asked], stale: int, told: bool) -> None:
+    def a_plan_is_decided(self, mode: Mode, asked: list[Asked], stale: int, with_events: bool) -> None:
         guess = self.now - (0 if stale else 3 * 86_400 * SECOND)
         before = self.dump()
-        plan, reply = self.everywhere(lambda: self.plan(asked, told), mode, guess)
+        plan, reply = self.everywhere(lambda: self.plan(asked, with_events), mode, guess)
         after = self.dump()
         replied = answers(reply[: 2 + PER_LIMIT * len(list(plan.limits))])
         for step, answer in zip(plan.limits, replied, strict=True):
@@ -151,15 +151,15 @@ class Stores(RuleBasedStateMachine):
         if mode == "peek":
             assert after == before
 
-    @rule(asked=hits(), ttl=st.one_of(st.integers(1, 90 * SECOND), st.just(3_600 * SECOND)), told=st.booleans())
-    def some_is_reserved(self, asked: Asked, ttl: int, told: bool) -> None:
+    @rule(asked=hits(), ttl=st.one_of(st.integers(1, 90 * SECOND), st.just(3_600 * SECOND)), with_events=st.booleans())
+    def some_is_reserved(self, asked: Asked, ttl: int, with_events: bool) -> None:
         if asked[0].distinct:
             return
         self.tokens += 1
         token = f"t{self.tokens}"
 
         def holding() -> Plan:
-            plan = self.plan([asked], told)
+            plan = self.plan([asked], with_events)
             plan.include_holds()
             return plan
 
@@ -180,7 +180,7 @@ class Stores(RuleBasedStateMachine):
         asked, held = self.held[which % len(self.held)]
 
         def holding() -> Plan:
-            plan = self.plan([asked], told=False)
+            plan = self.plan([asked], with_events=False)
             plan.include_holds()
             return plan
 
@@ -214,7 +214,7 @@ class Stores(RuleBasedStateMachine):
     def a_rule_is_reset(self, its_rule: Rule, subject: str) -> None:
         replies = []
         for run in self.stores():
-            forgetting = self.plan([(its_rule, subject, 0, "")], told=True).reset_operation()
+            forgetting = self.plan([(its_rule, subject, 0, "")], with_events=True).reset_operation()
             replies.append(run(forgetting, self.now))
         assert replies[0] == replies[2]
         left = {key.encode() for key in forgetting.keys[1:]} & self.dump().keys()
@@ -223,8 +223,8 @@ class Stores(RuleBasedStateMachine):
 
     # --- how ----------------------------------------------------------------------------------------------------------
 
-    def plan(self, asked: list[Asked], told: bool) -> Plan:
-        plan = Plan("quota", 100 if told else 0)
+    def plan(self, asked: list[Asked], with_events: bool) -> Plan:
+        plan = Plan("quota", 100 if with_events else 0)
         for its_rule, subject, cost, value in asked:
             plan.add(its_rule, subject, cost, value)
         return plan

@@ -186,8 +186,8 @@ class TestPlaces:
         limited = quota("1/m", key="ip", name="r")(view_async if is_async else view)
         assert [run(limited, forging()).status_code for _ in range(3)] == [200, 429, 429]
         assert run(limited, get(REMOTE_ADDR=VICTIM)).status_code == 200
-        told = EventStream(redis_store(), "quota").last(9, lambda event: True)
-        assert {event.subject for event in told} == {f"ip:{PEER}"}
+        events = EventStream(redis_store(), "quota").last(9, lambda event: True)
+        assert {event.subject for event in events} == {f"ip:{PEER}"}
         assert [each.subject for each in activity().refused] == [f"ip:{PEER}"]
 
     def test_a_slot(self) -> None:

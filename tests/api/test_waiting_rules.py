@@ -1,0 +1,183 @@
+"""Rules that wait for a view which finds the user itself, as frameworks with tokens do."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
+
+from django_quota import Rule, quota
+from django_quota.web.responses import alimit_request, limit_request
+from django_quota.web.waiting_rules import decides_later, needs_view, take_waiting_rules
+from tests.api.test_middleware import both, fetch
+from tests.support.calls import run
+
+pytestmark = pytest.mark.usefixtures("memory_store")
+
+
+def by_tenant(request: HttpRequest) -> str:
+    return "tenant"
+
+
+def authenticate(request: HttpRequest) -> HttpResponse | None:
+    """Do what a framework does: read the token, and answer a wrong one."""
+    token = request.headers.get("X-Token", "")
+    request.user = SimpleNamespace(is_authenticated=token.isdigit(), pk=token)  # type: ignore[assignment]
+    return None if token.isdigit() else HttpResponse(status=401)
+
+
+class TokenView(View):
+    decides = True
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        refused = authenticate(request)
+        if refused is None and self.decides:
+            refused = limit_request(request, take_waiting_rules(request))
+        return refused or HttpResponse("ok")
+
+
+@decides_later
+def is_a_token_view(view: Any) -> bool:
+    view_class = view if isinstance(view, TokenView) else getattr(view, "view_class", None)
+    return isinstance(view_class, TokenView) or (isinstance(view_class, type) and issubclass(view_class, TokenView))
+
+
+class AsyncTokenView(TokenView):
+    view_is_async = True
+
+    def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        return self.answer(request)
+
+    async def answer(self, request: HttpRequest) -> HttpResponseBase:
+        refused = authenticate(request)
+        if refused is None:
+            refused = await alimit_request(request, take_waiting_rules(request))
+        return refused or HttpResponse("ok")
+
+
+class Forgetful(TokenView):
+    decides = False
+
+
+class Limited(TokenView):
+    pass
+
+
+class LimitedAsync(AsyncTokenView):
+    pass
+
+
+class Decorated(TokenView):
+    pass
+
+
+limited = quota("2/m", key="user", name="mine")
+urlpatterns = [
+    path("token/", TokenView.as_view()),
+    path("class/", limited(Limited).as_view()),
+    path("async-class/", limited(LimitedAsync).as_view()),
+    path("method/", method_decorator(limited, name="dispatch")(Decorated).as_view()),
+    path("function/", limited(TokenView.as_view())),
+    path("forgetful/", limited(Forgetful.as_view())),
+    path("two/", quota("4/m", key="ip", name="address")(limited(TokenView.as_view()))),
+]
+ROUTES = ["class", "async-class", "method", "function"]
+
+
+@pytest.fixture(autouse=True)
+def urls(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+
+
+def statuses(kind: str, route: str, *tokens: str) -> list[int]:
+    return [ask(kind, route, token).status_code for token in tokens]
+
+
+def ask(kind: str, route: str, token: str) -> Any:
+    return fetch(kind, f"/{route}/", 1, **{"X-Token": token})[0]
+
+
+@both
+@pytest.mark.parametrize("with_middleware", [True, False])
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_limit_by_user_on_the_view_knows_who_has_the_token(
+    kind: str, route: str, with_middleware: bool, settings: Any
+) -> None:
+    if not with_middleware:
+        settings.MIDDLEWARE = []
+    assert statuses(kind, route, "1", "1", "2", "1", "2", "2") == [200, 200, 200, 429, 200, 429]
+
+
+@both
+def test_a_rule_of_the_settings_waits_too(kind: str, settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"each": {"rate": "1/m", "key": "user", "match": "/token/"}}}
+    assert statuses(kind, "token", "1", "2", "1", "2") == [200, 200, 429, 429]
+
+
+@both
+@pytest.mark.parametrize("with_middleware", [True, False])
+@pytest.mark.parametrize("route", ROUTES)
+def test_wrong_tokens_count_for_the_address_when_they_are_answered(
+    kind: str, route: str, with_middleware: bool, settings: Any
+) -> None:
+    if not with_middleware:
+        settings.MIDDLEWARE = []
+    assert statuses(kind, route, "x", "x", "x", "1") == [401, 401, 429, 200]
+
+
+@pytest.mark.parametrize("with_middleware", [True, False])
+def test_a_view_that_decides_nothing_is_limited_on_the_way_back(with_middleware: bool, settings: Any) -> None:
+    if not with_middleware:
+        settings.MIDDLEWARE = []
+    assert statuses("sync", "forgetful", "1", "1", "1", "2") == [200, 200, 429, 200]
+
+
+def test_a_rule_by_address_does_not_wait() -> None:
+    assert statuses("sync", "two", "x", "x", "x", "x", "1") == [401, 401, 429, 429, 429]
+    reply = ask("sync", "two", "1")
+    assert '"address"' in reply.headers["RateLimit"]
+    assert '"mine"' not in reply.headers["RateLimit"]
+
+
+def test_one_response_has_the_headers_of_both_decisions() -> None:
+    reply = ask("sync", "two", "1")
+    assert reply.headers["RateLimit-Policy"] == '"address";q=4;w=60, "mine";q=2;w=60'
+
+
+def test_other_views_decide_at_once() -> None:
+    view = limited(lambda request: HttpResponse("ok"))
+    assert [run(view).status_code for _ in range(3)] == [200, 200, 429]
+
+
+@pytest.mark.parametrize(
+    ("options", "waits"),
+    [
+        ({}, False),
+        ({"key": "user"}, True),
+        ({"key": ("path", "user")}, True),
+        ({"key": "user_or_ip"}, True),
+        ({"key": ("ip", "header:X-Api.Key", "cookie:device", "get:token", "path")}, False),
+        ({"key": "global", "methods": ["POST"], "exempt": "10.0.0.0/8"}, False),
+        ({"key": by_tenant}, True),
+        ({"key": f"{__name__}.by_tenant"}, True),
+        ({"key": "post:phone"}, True),
+        ({"distinct": "header:X-Device"}, False),
+        ({"distinct": by_tenant}, True),
+        ({"exempt": "staff"}, True),
+        ({"exempt": by_tenant}, True),
+        ({"skip": by_tenant}, True),
+        ({"cost": lambda request: 2}, True),
+    ],
+)
+def test_rules_wait_for_the_user_the_body_and_functions(options: dict[str, Any], waits: bool) -> None:
+    assert needs_view(Rule.make("some", "10/m", **options)) is waits
+
+
+def test_rates_by_tier_and_of_a_function_wait() -> None:
+    assert needs_view(Rule.make("tiers", {"anonymous": "1/m", "authenticated": "2/m"}))
+    assert needs_view(Rule.make("function", by_tenant))
