@@ -1,0 +1,1 @@
+"""Integrations with other packages, one module each. A module imports its package only there."""
