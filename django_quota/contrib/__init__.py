@@ -1,1 +1,1 @@
-"""Integrations with other packages, one module each. A module imports its package only there."""
+"""Integrations with other packages: each module imports its package, and nothing else imports the module."""

@@ -1,6 +1,6 @@
 """The decision on a request: its rules become one plan, and the plan is decided in one call to the store.
 
-A body is read only when it is needed. If some rules limit by a form field and the body is not read yet, the other rules
+A body is read only when it is needed. If some rules limit by a field of it that is not read yet, the other rules
 are decided first, in a call of their own. So a request that an address limit or a ban refuses costs no parsing.
 """
 
@@ -64,10 +64,10 @@ def request_flow(rules: Sequence[Rule], request: HttpRequest, pairs: Pairs = ())
     if not current().enabled:
         return _NOT_LIMITED
     limiter = get_limiter()
-    if has_unread_body(request):
-        need_body = [rule for rule in rules if rule.needs_body]
-        others = [rule for rule in rules if not rule.needs_body]
-        if need_body and (others or pairs):
+    need_body = [rule for rule in rules if rule.reads_body and has_unread_body(request, rule.reads_body)]
+    if need_body:
+        others = [rule for rule in rules if not rule.reads_body or not has_unread_body(request, rule.reads_body)]
+        if others or pairs:
             first = _with_pairs((yield from request_plan(others, request)), pairs)
             return (yield from limiter.two_step_flow(first, partial(request_plan, need_body, request)))
     plan = _with_pairs((yield from request_plan(rules, request)), pairs)

@@ -65,7 +65,7 @@ def rules_for_now(request: HttpRequest, view: Any, rules: list[Rule]) -> list[Ru
 def needs_view(rule: Rule) -> bool:
     """Say whether a rule needs the user, the body, or a function of the request, which may look at the user."""
     functions: Sequence[object] = (rule.cost, rule.skip, rule.tier, *rule.rates)
-    if rule.tiers or rule.needs_body or any(map(callable, functions)):
+    if rule.tiers or rule.reads_body or any(map(callable, functions)):
         return True
     if rule.exempt is not None and (rule.exempt.staff or rule.exempt.functions):
         return True

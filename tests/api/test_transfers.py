@@ -598,7 +598,7 @@ def test_a_note_is_overdue_from_five_seconds_to_400_days_to_the_microsecond(age:
 
 @pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize("is_full", [False, True])
-def test_what_redis_cannot_give_back_stays_noted_until_it_can(raw: redis.Redis, is_full: bool) -> None:
+def test_what_redis_cannot_return_stays_in_the_outbox_until_it_can(raw: redis.Redis, is_full: bool) -> None:
     store: Any = current_store()
     source, note = source_of("a"), note_of("x")
     store.run(Set([source.total], 3, TTL), START)

@@ -378,7 +378,7 @@ class TestBans:
             ({"after": "20/m", "for": ["367d"]}, "between a second and 366 days"),
         ],
     )
-    def test_what_cannot_be_read_is_an_error_that_says_what_would_do(self, ban: Any, says: str) -> None:
+    def test_what_cannot_be_read_is_an_error_that_says_what_to_write(self, ban: Any, says: str) -> None:
         with pytest.raises(RuleError, match=says) as caught:
             check("1/m", SUBJECT, ban=ban)
         assert "'after': '20/m'" in str(caught.value)
