@@ -379,9 +379,8 @@ def resume_overdue(run: Callable[[Operation], Any], outbox: str, *, dry_run: boo
 
 
 def _resume(run: Callable[[Operation], Any], source: Source, noted: OutboxEntry, now: int, *, dry_run: bool) -> bool:
-    note = PendingTransfer.read(noted.encoded)
+    note = PendingTransfer.read(noted.encoded, source.outbox)
     if note is None:
-        logger.warning("An entry of %s is not the note of a transfer: %r", source.outbox, noted.encoded)
         return False
     if not dry_run:
         try:

@@ -60,11 +60,11 @@ class Lease:
         Raises `LeaseLost` if the lease has ended or was released, `RuleError` for a wrong number of seconds, and
         `StoreUnavailable`.
         """
-        run_sync(self._renewing(lease))
+        run_sync(self.renewing(lease))
 
     async def arenew(self, lease: float | None = None) -> None:
         """Start the lease again from now; see `renew`."""
-        await run_async(self._renewing(lease))
+        await run_async(self.renewing(lease))
 
     def release(self) -> None:
         """Give the slot back. A second call does nothing.
@@ -83,7 +83,8 @@ class Lease:
         self._refresher = LeaseRefresher(self, self._state.slot.lease / 3)
         yield IOCall(self._refresher.start, self._refresher.astart)
 
-    def _renewing(self, lease: float | None) -> Flow[Any]:
+    def renewing(self, lease: float | None = None) -> Flow[None]:
+        """Start the lease again from now; see `renew`."""
         span = self._state.slot.span if lease is None else parse_seconds("lease", lease, 30)
         if self._is_released or not (yield self._state.call(Renew(self._state.keys, self.token, span))):
             raise self._lost()
@@ -355,9 +356,8 @@ class LeaseRefresher:
     """
 
     def __init__(self, lease: Lease, interval: float) -> None:
-        self._lease = weakref.ref(lease)
-        self._interval = interval
         self._stopped = threading.Event()
+        self._flow = _refresh(self._stopped, weakref.ref(lease), interval)
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -365,7 +365,7 @@ class LeaseRefresher:
         """Renew the lease from a thread."""
         self._thread = threading.Thread(
             target=copy_context().run,  # `freeze` sets a context variable
-            args=(_renew_until, self._stopped, self._lease, self._interval),
+            args=(run_sync, self._flow),
             name="django-quota-lease",
             daemon=True,
         )
@@ -373,7 +373,7 @@ class LeaseRefresher:
 
     async def astart(self) -> None:
         """Renew the lease from a task of the running loop."""
-        self._task = asyncio.create_task(_arenew(self._lease, self._interval), name="django-quota-lease")
+        self._task = asyncio.create_task(run_async(self._flow), name="django-quota-lease")
 
     def stop(self) -> None:
         """End it, from any thread."""
@@ -396,28 +396,13 @@ class LeaseRefresher:
         await asyncio.wait([self._task])
 
 
-def _renew_until(stopped: threading.Event, of: weakref.ref[Lease], interval: float) -> None:
-    while not stopped.wait(interval):
+def _refresh(stopped: threading.Event, of: weakref.ref[Lease], interval: float) -> Flow[None]:
+    while not (yield IOCall(stopped.wait, asyncio.sleep, interval)):  # a task is cancelled instead
         lease = of()
         if lease is None:
             return
         try:
-            lease.renew()
-        except LeaseLost:
-            return  # `release` raises it
-        except StoreUnavailable:
-            pass  # the next round tries again
-        del lease
-
-
-async def _arenew(of: weakref.ref[Lease], interval: float) -> None:
-    while True:
-        await asyncio.sleep(interval)
-        lease = of()
-        if lease is None:
-            return
-        try:
-            await lease.arenew()
+            yield from lease.renewing()
         except LeaseLost:
             return  # `release` raises it
         except StoreUnavailable:
