@@ -78,7 +78,7 @@ class Lease:
         """Give the slot back, even if the task is cancelled meanwhile; see `release`."""
         await run_async(self._releasing())
 
-    def refreshing(self) -> Flow[Any]:
+    def refreshing(self) -> Flow[None]:
         """Renew the lease in the background until it is released."""
         self._refresher = LeaseRefresher(self, self._state.slot.lease / 3)
         yield IOCall(self._refresher.start, self._refresher.astart)
@@ -89,7 +89,7 @@ class Lease:
         if self._is_released or not (yield self._state.call(Renew(self._state.keys, self.token, span))):
             raise self._lost()
 
-    def _releasing(self) -> Flow[Any]:
+    def _releasing(self) -> Flow[None]:
         if self._is_released:
             return
         was_tried, self._was_tried = self._was_tried, True
@@ -152,29 +152,29 @@ class Slot:
 
         Raises `QuotaExceeded` if no slot came free, and `StoreUnavailable`.
         """
-        return cast("Lease", run_sync(self.acquiring(self.subject, get_limiter().reporting_store)))
+        return run_sync(self.acquiring(self.subject, get_limiter().reporting_store))
 
     async def aacquire(self) -> Lease:
         """Take a slot; see `acquire`. A task that is cancelled while it waits leaves the queue."""
-        return cast("Lease", await run_async(self.acquiring(self.subject, get_limiter().reporting_store)))
+        return await run_async(self.acquiring(self.subject, get_limiter().reporting_store))
 
     def holders(self) -> list[tuple[str, float]]:
         """Return the holders: each token and the seconds until its lease ends, the first to end first.
 
         It writes nothing. Raises `StoreUnavailable`.
         """
-        return cast("list[tuple[str, float]]", run_sync(self._holders()))
+        return run_sync(self._holders())
 
     async def aholders(self) -> list[tuple[str, float]]:
         """Return the holders; see `holders`."""
-        return cast("list[tuple[str, float]]", await run_async(self._holders()))
+        return await run_async(self._holders())
 
-    def _holders(self) -> Flow[Any]:
+    def _holders(self) -> Flow[list[tuple[str, float]]]:
         state = _SlotState(self, self.subject, get_limiter().reporting_store)
         reply = yield state.call(Holders(state.keys))
         return [(text(token), ends / SECOND) for token, ends in zip(reply[::2], reply[1::2], strict=True)]
 
-    def acquiring(self, subject: str, store: Store) -> Flow[Any]:
+    def acquiring(self, subject: str, store: Store) -> Flow[Lease]:
         """Take the slot of a subject in a store; the flow's result is the lease. See `acquire`."""
         state, token = _SlotState(self, subject, store), store.wait_queue.new_token(self.limit, self.span)
         try:
@@ -248,7 +248,7 @@ class _SlotState:
         now = frozen_now()
         return IOCall(self._store.run, self._store.arun, operation, now)
 
-    def entering(self, token: str) -> Flow[Any]:
+    def entering(self, token: str) -> Flow[Decision]:
         """Wait for a slot; the flow's result is the decision. Raises `QuotaExceeded` where none came free."""
         metrics = get_limiter().metrics
         if metrics is not None:
@@ -256,7 +256,7 @@ class _SlotState:
         with self._store.wait_queue.join(self.keys, token, frozen_now()) as waiter:
             return (yield from self._waiting(token, waiter))
 
-    def _waiting(self, token: str, waiter: Waiter) -> Flow[Any]:
+    def _waiting(self, token: str, waiter: Waiter) -> Flow[Decision]:
         deadline = time.monotonic() + self.slot.timeout
         queued = False
         while True:
@@ -283,7 +283,7 @@ class _SlotState:
             if waiter.granted is not None:
                 return self._decision(True, *waiter.granted)
 
-    def abandoning(self, token: str) -> Flow[Any]:
+    def abandoning(self, token: str) -> Flow[bool]:
         """Take a token out of the queue and out of its slot; the flow's result is whether the store answered."""
         try:
             yield from self.releasing(token)
@@ -291,7 +291,7 @@ class _SlotState:
             return False
         return True
 
-    def releasing(self, token: str) -> Flow[Any]:
+    def releasing(self, token: str) -> Flow[bool]:
         """Release a slot and wake its next holder; the flow's result is whether the token still held the slot."""
         held, next_holder, *granted = yield self.call(Release(self.keys, token))
         if next_holder:
