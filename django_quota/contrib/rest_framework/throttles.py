@@ -45,7 +45,7 @@ Pair = tuple[Rule, str]
 Entry = Rule | Pair
 
 
-class QuotaThrottled(exceptions.Throttled, QuotaExceeded):  # type: ignore[misc]
+class QuotaThrottled(exceptions.Throttled, QuotaExceeded):
     """A throttle refuses: 429, or 503 if Redis did not answer and the rule says `on_unavailable="deny"`.
 
     The exception handler of the project gets it like each `Throttled`. `decision` has the limit.
@@ -162,7 +162,7 @@ class _TogetherMixin:
     def wait(self) -> float | None:
         """Return the seconds until the same request is allowed; None if waiting does not help."""
         if self._answer is None:
-            return cast("float | None", super().wait())  # type: ignore[misc]
+            return cast("float | None", cast("Any", super()).wait())
         return self._answer.decision.retry_after
 
 
@@ -245,7 +245,7 @@ def _finalize(
 # --- rules of the settings --------------------------------------------------------------------------------------------
 
 
-class QuotaThrottle(_TogetherMixin, throttling.BaseThrottle):  # type: ignore[misc]
+class QuotaThrottle(_TogetherMixin, throttling.BaseThrottle):
     """Limits a view by the rules in its `quota_rules`, by its `throttle_scope`, and by the rules that wait for it.
 
     `quota_rules` lists names of rules in the settings and `Rule` objects. `throttle_scope` is such a name too; if there
@@ -294,7 +294,7 @@ def named_rule(rule: str | Rule, view: Any) -> Rule:
 # --- the throttles of the framework -----------------------------------------------------------------------------------
 
 
-class SimpleRateThrottle(_TogetherMixin, throttling.SimpleRateThrottle):  # type: ignore[misc]
+class SimpleRateThrottle(_TogetherMixin, throttling.SimpleRateThrottle):
     """The framework's `SimpleRateThrottle`, decided by Redis: give it a `scope` or a `rate`, and `get_cache_key()`.
 
     Each throttle of a view counts by itself, as the framework's do: a request that another one refuses counts. Rates
@@ -353,15 +353,15 @@ def _rule_of(name: str, count: int, seconds: float) -> Rule:
     return Rule.make(name, f"{count}/{unit}", key="user", block=False)
 
 
-class AnonRateThrottle(SimpleRateThrottle, throttling.AnonRateThrottle):  # type: ignore[misc]
+class AnonRateThrottle(SimpleRateThrottle, throttling.AnonRateThrottle):
     """Limits each address that has not authenticated, by the rate `"anon"` of `DEFAULT_THROTTLE_RATES`."""
 
 
-class UserRateThrottle(SimpleRateThrottle, throttling.UserRateThrottle):  # type: ignore[misc]
+class UserRateThrottle(SimpleRateThrottle, throttling.UserRateThrottle):
     """Limits each user, and each address without one, by the rate `"user"` of `DEFAULT_THROTTLE_RATES`."""
 
 
-class ScopedRateThrottle(SimpleRateThrottle, throttling.ScopedRateThrottle):  # type: ignore[misc]
+class ScopedRateThrottle(SimpleRateThrottle, throttling.ScopedRateThrottle):
     """Limits each user or address on the views of one `throttle_scope`, by its rate in `DEFAULT_THROTTLE_RATES`."""
 
     rate: str | None = None
