@@ -18,6 +18,7 @@ from django_quota import Rule
 from django_quota.core.algorithms import NEVER
 from django_quota.core.algorithms.sliding_window import WRAP, Entry
 from django_quota.core.algorithms.token_bucket import TokenBucket
+from django_quota.core.keys import field
 from django_quota.engine.codec import (
     ALLOWED,
     OVERRIDDEN,
@@ -33,6 +34,8 @@ from django_quota.engine.codec import (
 from django_quota.engine.decide import Decide
 from django_quota.engine.operations import DictStates
 from django_quota.engine.plans import Plan
+from django_quota.engine.subject_operations import BanSubject, LiftBans
+from django_quota.services.overrides import status_key
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer
@@ -209,6 +212,21 @@ class Stores(RuleBasedStateMachine):
         value = "" if mode == "gone" else f"{mode} {start} {stop} {rates if mode == 'r' else ''}"
         for run in self.stores():
             run(publish(subject, its_rule, value), self.now)
+
+    @rule(its_rule=st.sampled_from(RULES), subject=SUBJECTS, span=st.integers(1, 90 * SECOND))
+    def code_bans_a_subject(self, its_rule: Rule, subject: str, span: int) -> None:
+        remembered = its_rule.ban.durations[-1] if its_rule.ban else 0
+        operation = BanSubject(status_key("quota", subject), field(its_rule.name), span, remembered)
+        replies = [run(operation, self.now) for run in self.stores()]
+        assert replies[0] == replies[1] == replies[2]
+        assert replies[0][0] >= self.now + span
+        self.every_key_has_a_ttl()
+
+    @rule(its_rules=st.lists(st.sampled_from(RULES), max_size=3), subject=SUBJECTS)
+    def code_lifts_bans(self, its_rules: list[Rule], subject: str) -> None:
+        operation = LiftBans(status_key("quota", subject), [field(each.name) for each in its_rules])
+        replies = [run(operation, self.now) for run in self.stores()]
+        assert replies[0] == replies[1] == replies[2]
 
     @rule(its_rule=st.sampled_from(RULES), subject=SUBJECTS)
     def a_rule_is_reset(self, its_rule: Rule, subject: str) -> None:
@@ -423,9 +441,9 @@ def test_running_totals_wrap_around_in_lua_as_in_the_specification(raw: redis.Re
     its_rule = Rule.make("sliding", f"{10**12}/d")
     (hit,) = hits_of(its_rule, cost=10**12 // 3)
     key, states, expiry = hit.limits[0].key, DictStates(), START + 3_600 * SECOND
-    raw.zadd(key, {f"{WRAP - 2}:1": expiry})
+    raw.zadd(key, {f"{2 * WRAP - 2}:1": expiry})
     raw.pexpire(key, 3_600_000)
-    states.put(key, (Entry(WRAP - 2, 1, expiry),), expiry)
+    states.put(key, (Entry(2 * WRAP - 2, 1, expiry),), expiry)
     for number in range(1, 4):
         replies = [
             run(Decide([hit], "check"), START + number)
@@ -436,18 +454,18 @@ def test_running_totals_wrap_around_in_lua_as_in_the_specification(raw: redis.Re
         assert [(member.decode(), int(score)) for member, score in kept] == [
             (f"{entry.total}:{entry.cost}", entry.expiry) for entry in states.get(key)
         ]
-        assert all(entry.total < WRAP for entry in states.get(key))
+        assert all(WRAP <= entry.total < 2 * WRAP for entry in states.get(key))
 
 
 @pytest.mark.usefixtures("redis_cache")
 def test_a_running_total_that_wraps_to_zero_hides_no_entry(raw: redis.Redis) -> None:
     (hit,) = hits_of(Rule.make("sliding", "10/m"))
-    entries = (Entry(0, 5, START + 10 * SECOND), Entry(3, 3, START + 20 * SECOND))
-    states, key = DictStates(), hit.limits[0].key
-    states.put(key, entries, entries[-1].expiry)
-    raw.zadd(key, {f"{entry.total}:{entry.cost}": entry.expiry for entry in entries})
+    (key, states, expiry), hit.cost = (hit.limits[0].key, DictStates(), START + 10 * SECOND), 3
+    raw.zadd(key, {f"{2 * WRAP - 3}:1": expiry})
+    states.put(key, (Entry(2 * WRAP - 3, 1, expiry),), expiry)
     for run in (current_store().run, lambda asked, now: asked.run(states, now)):
-        assert answers(run(Decide([hit], "peek"), START))[0].remaining == 2
+        assert [answers(run(Decide([hit], "check"), START + n))[0].remaining for n in (1, 2)] == [6, 3]
+        assert answers(run(Decide([hit], "peek"), START + 3))[0].remaining == 3
 
 
 @pytest.mark.hypothesis
