@@ -17,7 +17,21 @@ from typing import Any
 import redis
 from django.core.management import call_command
 
-from django_quota import QuotaError, acheck, check, counter, once, peek, refund, reserve, reset, slot
+from django_quota import (
+    QuotaError,
+    acheck,
+    ban,
+    check,
+    counter,
+    once,
+    peek,
+    refund,
+    reserve,
+    reset,
+    reset_subject,
+    slot,
+    unban,
+)
 from django_quota.core.clock import SECOND
 from django_quota.core.keys import key_of, subject_base, system_key
 from django_quota.engine.counter_operations import Set
@@ -89,6 +103,13 @@ def limits_async() -> None:
 def a_round_of_the_flusher() -> None:
     check("7/m", WHO)
     flusher.flush()
+
+
+def bans_in_code() -> None:
+    ban(WHO, "9/m", 600)
+    unban(WHO, "9/m")
+    unban(WHO)
+    reset_subject(WHO)
 
 
 def refunds_and_resets() -> None:
@@ -197,6 +218,7 @@ WEB: tuple[Callable[[], None], ...] = (
     limits,
     limits_async,
     refunds_and_resets,
+    bans_in_code,
     reservations,
     counters,
     transfers_between_slots,
