@@ -248,6 +248,7 @@ def _check_one_call(path: str, rule: Rule, other: Rule) -> Iterator[CheckMessage
     try:
         for each in (other, rule):
             plan.add(each, GLOBAL, 1 if callable(each.cost) else each.cost)
+        len(plan.hits)  # compares them
     except RuleError as error:
         yield Error(f"The view {path}: {error}", hint="Give the view's limit another name=.", id="django_quota.E011")
 
