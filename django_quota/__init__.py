@@ -17,11 +17,11 @@ from django_quota.exceptions import (
     RuleError,
     StoreUnavailable,
 )
-from django_quota.services.api import acheck, apeek, arefund, areset, check, peek, refund, reset
+from django_quota.services.api import acheck, acheck_all, apeek, arefund, areset, check, check_all, peek, refund, reset
 from django_quota.services.counters import Counter, counter
 from django_quota.services.leases import Lease, lock, slot
 from django_quota.services.once import aonce, once
-from django_quota.services.reservations import Hold, areserve, reserve
+from django_quota.services.reservations import Hold, areserve, areserve_all, reserve, reserve_all
 from django_quota.web.concurrency import concurrency
 from django_quota.web.decorators import quota
 from django_quota.web.responses import QuotaRequest
@@ -43,12 +43,15 @@ __all__ = [
     "RuleError",
     "StoreUnavailable",
     "acheck",
+    "acheck_all",
     "aonce",
     "apeek",
     "arefund",
     "areserve",
+    "areserve_all",
     "areset",
     "check",
+    "check_all",
     "concurrency",
     "counter",
     "lock",
@@ -57,6 +60,7 @@ __all__ = [
     "quota",
     "refund",
     "reserve",
+    "reserve_all",
     "reset",
     "slot",
 ]

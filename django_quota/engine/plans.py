@@ -26,6 +26,7 @@ from django_quota.engine.codec import (
     HoldId,
     Mode,
     Reply,
+    Reservation,
     allowed_outcomes,
     allows_without_flags,
     emitted,
@@ -56,6 +57,8 @@ class Plan:
     timeless = True
     """Whether the plan is the same at any time: it has no calendar limit, and counts no day."""
     _groups = 0
+    _reserves = False
+    """Whether hits note what they consume as holds, so that the plan is used again."""
     _remembers = True
     """Whether rate overrides that the process remembers replace rates."""
     _subject = ""
@@ -162,13 +165,24 @@ class Plan:
                 hit.day = DayKey(_subject_key(hit, f"day:{day.date}"), day.begins, day.ends)
 
     def include_holds(self) -> None:
-        """Send the keys of holds along: to reserve, and to settle."""
+        """Send the keys of holds along, so that a reset drops them."""
         for hit in self.hits:
             hit.holds = _subject_key(hit, f"h:{hit.field}")
 
-    def hold_id(self, token: str, ttl: int) -> HoldId | None:
-        """Return the name of the hold that the last reply took; None if nothing was consumed."""
-        return HoldId(self._reply.now + ttl, token) if self._reply and self.has_consumed else None
+    def reserve(self, reservation: Reservation, hits: Sequence[Hit] | None = None) -> None:
+        """Let these hits, or all, note what they consume as holds. Then `holds` names these."""
+        for hit in self.hits if hits is None else hits:
+            hit.reservation, hit.holds = reservation, _subject_key(hit, f"h:{hit.field}")
+            self._reserves = True
+
+    @property
+    def holds(self) -> list[HoldId | None]:
+        """The hold of each hit that the last reply noted or renewed; None for a hit that consumed nothing."""
+        found: list[HoldId | None] = [None] * len(self.hits)
+        for index, flag, value in self._reply.flags if self._reply else ():
+            if flag == Flag.HELD:
+                found[index] = HoldId(value, self.hits[index].reservation.token)
+        return found
 
     @property
     def decided_at(self) -> int | None:
@@ -192,7 +206,8 @@ class Plan:
             raise RuntimeError("a plan that no store has decided has nothing to take back")
         _, chosen = compensation(self.hits, before, keep_near=True)
         after = Reply.decode(raw, [self.hits[index] for index in chosen])
-        return Decision.of(outcomes_of(compensated(before, chosen, after), self.hits))
+        self._decoded = compensated(before, chosen, after)
+        return Decision.of(outcomes_of(self._decoded, self.hits))
 
     def day_record(self) -> Decide | None:
         """Return the operation that counts its hits for the day; None if there is nothing to count."""
@@ -278,7 +293,7 @@ class Plan:
 
         `is_last`: whether the plan is not used again, so that the decision may read its outcomes later.
         """
-        if is_last and not self.has_groups and allows_without_flags(raw, self.hits):
+        if is_last and not self.has_groups and not self._reserves and allows_without_flags(raw, self.hits):
             self._raw = raw
             return Decision.lazy(partial(allowed_outcomes, raw, self.hits), allowed=True)
         reply = Reply.decode(raw, self.hits)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from django_quota.conf import current
 from django_quota.core.algorithms.concurrency import Concurrency
@@ -348,13 +348,23 @@ def lock(name: str, lease: float = 30, wait: float | None = None, subject: Any =
 # --- renewing in the background ---------------------------------------------------------------------------------------
 
 
+class Renewed(Protocol):
+    """What a refresher renews: a lease, or the reservation of a stream."""
+
+    def renew(self) -> Any:
+        """Let it last longer."""
+
+    async def arenew(self) -> Any:
+        """Let it last longer."""
+
+
 class LeaseRefresher:
     """Renews a lease at an interval, from a thread (`start`) or a task (`astart`).
 
     It ends when it is stopped, when the lease is lost, and when nobody has a reference to the lease any more.
     """
 
-    def __init__(self, lease: Lease, interval: float) -> None:
+    def __init__(self, lease: Renewed, interval: float) -> None:
         self._lease = weakref.ref(lease)
         self._interval = interval
         self._stopped = threading.Event()
@@ -396,7 +406,7 @@ class LeaseRefresher:
         await asyncio.wait([self._task])
 
 
-def _renew_until(stopped: threading.Event, of: weakref.ref[Lease], interval: float) -> None:
+def _renew_until(stopped: threading.Event, of: weakref.ref[Renewed], interval: float) -> None:
     while not stopped.wait(interval):
         lease = of()
         if lease is None:
@@ -410,7 +420,7 @@ def _renew_until(stopped: threading.Event, of: weakref.ref[Lease], interval: flo
         del lease
 
 
-async def _arenew(of: weakref.ref[Lease], interval: float) -> None:
+async def _arenew(of: weakref.ref[Renewed], interval: float) -> None:
     while True:
         await asyncio.sleep(interval)
         lease = of()
