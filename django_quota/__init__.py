@@ -18,10 +18,12 @@ from django_quota.exceptions import (
     StoreUnavailable,
 )
 from django_quota.services.api import acheck, acheck_all, apeek, arefund, areset, check, check_all, peek, refund, reset
+from django_quota.services.bans import aban, aunban, ban, unban
 from django_quota.services.counters import Counter, counter
 from django_quota.services.leases import Lease, lock, slot
 from django_quota.services.once import aonce, once
 from django_quota.services.reservations import Hold, areserve, areserve_all, reserve, reserve_all
+from django_quota.services.reset import areset_subject, reset_subject
 from django_quota.web.concurrency import concurrency
 from django_quota.web.decorators import quota
 from django_quota.web.responses import QuotaRequest
@@ -42,6 +44,7 @@ __all__ = [
     "Rule",
     "RuleError",
     "StoreUnavailable",
+    "aban",
     "acheck",
     "acheck_all",
     "aonce",
@@ -50,6 +53,9 @@ __all__ = [
     "areserve",
     "areserve_all",
     "areset",
+    "areset_subject",
+    "aunban",
+    "ban",
     "check",
     "check_all",
     "concurrency",
@@ -62,7 +68,9 @@ __all__ = [
     "reserve",
     "reserve_all",
     "reset",
+    "reset_subject",
     "slot",
+    "unban",
 ]
 
 __version__ = "0.1.0"

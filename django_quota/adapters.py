@@ -6,7 +6,7 @@ calls them agrees with all others. For work without a request, use `check_all` a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
@@ -16,10 +16,12 @@ from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError
 from django_quota.core.rules import Rule
 from django_quota.services import addresses
-from django_quota.services.api import RuleOrRate, django_request
+from django_quota.services.api import RuleOrRate, django_request, rule_without_request
 from django_quota.services.observers import observe, unobserve
-from django_quota.services.request_decisions import adecide_request, decide_request
-from django_quota.web import responses
+from django_quota.services.request_decisions import adecide_request, decide_request, note_decided
+from django_quota.services.subjects import BODY_PARSER, named_subject
+from django_quota.web import responses, waiting_rules
+from django_quota.web.waiting_rules import decides_later
 
 __all__ = [
     "adecide",
@@ -27,8 +29,10 @@ __all__ = [
     "arefusal",
     "client_ip",
     "decide",
+    "decides_later",
     "observe",
     "refusal",
+    "take_waiting_rules",
     "unobserve",
     "write_headers",
 ]
@@ -36,13 +40,17 @@ __all__ = [
 R = TypeVar("R", bound=HttpResponseBase)
 
 
-def decide(request: Any, rules: RuleOrRate | Iterable[RuleOrRate]) -> Decision:
+RuleOrPair = RuleOrRate | tuple[RuleOrRate, str]
+
+
+def decide(request: Any, rules: RuleOrRate | Iterable[RuleOrPair]) -> Decision:
     """Decide a request under some rules, in one call to the store, and count it if all of them allow it.
 
     `request`: Django's, or one that wraps it, as that of Django REST framework does. `rules`: names of rules in the
-    settings, rates (`"10/m"`, which limits by IP) and `Rule` objects, one or several. Rules with the same name share
-    one count. `methods`, `skip` and `exempt` of each rule apply, as for `@quota`. A rule that the middleware has
-    decided for this request is left out. If no rule is left, the request is allowed, and the Decision has no outcomes.
+    settings, rates (`"10/m"`, which limits by IP) and `Rule` objects, one or several; a pair `(rule, "user:42")` names
+    the subject itself. Rules with the same name share one count. `methods`, `skip` and `exempt` of each rule apply, as
+    for `@quota`, except for pairs. A rule that has been decided for this request is left out. If no rule is left, the
+    request is allowed, and the Decision has no outcomes.
 
     `Decision.enforced` says whether to refuse the request. Then answer with `refusal`. In any case pass the Decision to
     `apply_decision`, so that it shows on `request.quota` and in the headers.
@@ -50,12 +58,37 @@ def decide(request: Any, rules: RuleOrRate | Iterable[RuleOrRate]) -> Decision:
     Raises `RuleError` if a rule is wrong. While Redis does not answer, nothing is raised and the Decision is
     `degraded`.
     """
-    return decide_request(_read_rules(rules), _read_request(request))
+    read, pairs = _read_rules(rules)
+    found = _read_request(request)
+    decision = decide_request(read, found, pairs)
+    note_decided(found, read, decision)
+    return decision
 
 
-async def adecide(request: Any, rules: RuleOrRate | Iterable[RuleOrRate]) -> Decision:
+async def adecide(request: Any, rules: RuleOrRate | Iterable[RuleOrPair]) -> Decision:
     """Decide a request without blocking the event loop; see `decide`."""
-    return await adecide_request(_read_rules(rules), _read_request(request))
+    read, pairs = _read_rules(rules)
+    found = _read_request(request)
+    decision = await adecide_request(read, found, pairs)
+    note_decided(found, read, decision)
+    return decision
+
+
+def take_waiting_rules(request: Any) -> list[Rule]:
+    """Return the rules of the settings and of `@quota` that wait for the view; see `decides_later`.
+
+    They wait no longer: pass them to `decide`, with the rules of your own.
+    """
+    return waiting_rules.take_waiting_rules(_read_request(request))
+
+
+def set_body_parser(request: Any, parse: Callable[[], Any]) -> None:
+    """Give the function that returns the parsed body of a request, for a framework that parses bodies by itself.
+
+    The keys `post:` and `json:` take their fields from what it returns, if that is a dict. It is called once, and only
+    if a rule needs the body. What it raises leaves `decide`.
+    """
+    setattr(_read_request(request), BODY_PARSER, parse)
 
 
 def apply_decision(request: Any, decision: Decision) -> Decision:
@@ -94,9 +127,16 @@ def client_ip(request: Any) -> str:
     return addresses.client_ip(_read_request(request))
 
 
-def _read_rules(rules: RuleOrRate | Iterable[RuleOrRate]) -> list[Rule]:
-    given = [rules] if isinstance(rules, (str, Rule)) else rules
-    return [rule_of(rule, {}) for rule in given]
+def _read_rules(rules: RuleOrRate | Iterable[RuleOrPair]) -> tuple[list[Rule], list[tuple[Rule, str]]]:
+    """Return the rules of the request, and those with a subject of their own."""
+    read, pairs = [], []
+    for each in [rules] if isinstance(rules, (str, Rule)) else rules:
+        if not isinstance(each, tuple):
+            read.append(rule_of(each, {}))
+            continue
+        rule, subject = rule_of(each[0], {}), named_subject(each[1])
+        pairs.append((rule if rule.is_plain else rule_without_request(rule, subject, None, None), subject))
+    return read, pairs
 
 
 def _read_request(request: Any) -> HttpRequest:

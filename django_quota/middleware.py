@@ -5,7 +5,7 @@ The `@quota` on the outside of the view is decided in the same call.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, cast
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
@@ -13,14 +13,13 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from django_quota.core.decisions import QuotaExceeded
 from django_quota.core.errors import StoreUnavailable
-from django_quota.core.flow import Flow, IOCall, run_async, run_sync
 from django_quota.core.rules import Rule
 from django_quota.services.registry import get_limiter
-from django_quota.services.request_decisions import note_decided, request_flow
 from django_quota.services.site_rules import site_rules
 from django_quota.web.responses import (
     DEFERRED,
-    apply_flow,
+    alimit_request,
+    limit_request,
     refuse,
     unavailable,
     write_headers,
@@ -57,34 +56,32 @@ class QuotaMiddleware:
                 # Django would run a sync function in a thread.
                 self.process_view = self._aprocess_view  # type: ignore[method-assign, assignment]
 
-    def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
-        """Answer a request."""
-        if self.is_async:
-            return run_async(self._answer_flow(request))
-        return run_sync(self._answer_flow(request))
-
-    def _answer_flow(self, request: HttpRequest) -> Flow[HttpResponseBase]:
+    def __call__(self, request: HttpRequest) -> Any:
+        """Answer a request. Returns a coroutine if the next middleware does."""
         if hasattr(request, DEFERRED):
-            return cast("HttpResponseBase", (yield IOCall(self.get_response, self.get_response, request)))
+            return self.get_response(request)
         setattr(request, DEFERRED, True)
-        response = yield IOCall(self.get_response, self.get_response, request)
-        if hasattr(request, _ASKED):
-            refused = yield from _decide_flow(request, rules_left(request))
-        else:
-            refused = yield from _limit_flow(request, None)
-        delattr(request, DEFERRED)
-        return write_headers(request, _replaced(response, refused))
+        if self.is_async:
+            return self._acall(request)
+        response = self.get_response(request)
+        refused = limit_request(request, _rules_after(request), is_noted=True)
+        return _finished(request, response, refused)
+
+    async def _acall(self, request: HttpRequest) -> HttpResponseBase:
+        response = await self.get_response(request)
+        refused = await alimit_request(request, _rules_after(request), is_noted=True)
+        return _finished(request, response, refused)
 
     def process_view(
         self, request: HttpRequest, view: Callable[..., Any], _args: Args, _kwargs: Kwargs
     ) -> HttpResponse | None:
         """Decide before the view; return a response if the request is refused."""
-        return None if hasattr(request, _ASKED) else run_sync(_limit_flow(request, view))
+        return limit_request(request, _rules_before(request, view), is_noted=True)
 
     async def _aprocess_view(
         self, request: HttpRequest, view: Callable[..., Any], _args: Args, _kwargs: Kwargs
     ) -> HttpResponse | None:
-        return None if hasattr(request, _ASKED) else await run_async(_limit_flow(request, view))
+        return await alimit_request(request, _rules_before(request, view), is_noted=True)
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         """Answer a `QuotaExceeded` or a `StoreUnavailable` that left a view."""
@@ -94,26 +91,26 @@ class QuotaMiddleware:
         return refuse(request, exception.decision) if isinstance(exception, QuotaExceeded) else None
 
 
-def _replaced(response: Any, refused: HttpResponse | None) -> HttpResponseBase:
-    """Return the response to send. A refusal also closes the response that it replaces, such as a file."""
-    if refused is None:
-        return cast("HttpResponseBase", response)
-    refused._resource_closers += getattr(response, "_resource_closers", ())  # type: ignore[attr-defined]  # noqa: SLF001 — close() itself says that the request is over
-    return refused
-
-
-def _limit_flow(request: HttpRequest, view: Callable[..., Any] | None) -> Flow[HttpResponse | None]:
-    """Decide the rules of the settings and of the view; return a response if the request is refused."""
+def _rules_before(request: HttpRequest, view: Callable[..., Any]) -> list[Rule]:
+    """Return the rules to decide before the view: those of the settings, and those of the view."""
+    if hasattr(request, _ASKED):
+        return []
     setattr(request, _ASKED, True)
-    site = site_rules(request)
-    rules = site if view is None else rules_for_now(request, view, site + claim_view_rules(request, view))
-    return (yield from _decide_flow(request, rules))
+    return rules_for_now(request, view, site_rules(request) + claim_view_rules(request, view))
 
 
-def _decide_flow(request: HttpRequest, rules: list[Rule]) -> Flow[HttpResponse | None]:
-    """Decide rules; return a response if the request is refused."""
-    if not rules:
-        return None
-    decision = yield from request_flow(rules, request)
-    note_decided(request, rules, decision)
-    return (yield from apply_flow(request, decision))
+def _rules_after(request: HttpRequest) -> list[Rule]:
+    """Return the rules to decide on the way back: those that the view has left, or all if there was no view."""
+    if hasattr(request, _ASKED):
+        return rules_left(request)
+    setattr(request, _ASKED, True)
+    return site_rules(request)
+
+
+def _finished(request: HttpRequest, response: Any, refused: HttpResponse | None) -> HttpResponseBase:
+    """Return the response to send, with its headers. A refusal also closes the one that it replaces, such as a file."""
+    delattr(request, DEFERRED)
+    if refused is None:
+        return write_headers(request, cast("HttpResponseBase", response))
+    refused._resource_closers += getattr(response, "_resource_closers", ())  # type: ignore[attr-defined]  # noqa: SLF001 — close() itself says that the request is over
+    return write_headers(request, refused)

@@ -299,8 +299,8 @@ class Rule:
     """The rule of each tier, by the tier's name; empty if the rates are not by tier."""
     is_plain: bool = field(init=False, repr=False, compare=False)
     """Whether the rule needs nothing of a request but its key, once it is known to apply there."""
-    needs_body: bool = field(init=False, repr=False, compare=False)
-    """Whether `key` or `distinct` is a form field, so that the body of the request must be read."""
+    reads_body: Literal["", "post", "json"] = field(init=False, repr=False, compare=False)
+    """The kind of key that `key` or `distinct` is, if that reads the body of the request; else empty."""
     warn_share: str = field(init=False, repr=False, compare=False)
     """`warn_at` in thousandths as `lua/decide.lua` takes it: "0" if the rule emits no "near" events."""
     encoded: tuple[str, ...] = field(init=False, repr=False, compare=False)
@@ -318,7 +318,7 @@ class Rule:
         of_request = (self.methods, self.skip, self.exempt, self.distinct)
         is_plain = not dynamic and not callable(self.cost) and all(option is None for option in of_request)
         object.__setattr__(self, "is_plain", is_plain)
-        object.__setattr__(self, "needs_body", _is_form_field((self.key, self.distinct)))
+        object.__setattr__(self, "reads_body", _body_kind((self.key, self.distinct)))
         object.__setattr__(self, "warn_share", "0" if self.shadow else str(int((self.warn_at or 0) * 1000)))
         object.__setattr__(self, "encoded", _encoded(self))
 
@@ -463,10 +463,12 @@ def is_lambda(function: Any) -> bool:
     return str(getattr(function, "__qualname__", "")).endswith("<lambda>")
 
 
-def _is_form_field(key: object) -> bool:
+def _body_kind(key: object) -> Literal["", "post", "json"]:
     if isinstance(key, tuple):
-        return any(map(_is_form_field, key))
-    return isinstance(key, str) and key.startswith("post:")
+        return next(filter(None, map(_body_kind, key)), "")
+    if not isinstance(key, str):
+        return ""
+    return "post" if key.startswith("post:") else "json" if key.startswith("json:") else ""
 
 
 def _normalize(rule: Rule) -> None:

@@ -228,14 +228,14 @@ def plan_flow(
     else:
         raise RuleError(f"{subject!r} is not a subject. Use a text such as 'ip:203.0.113.9', a user or a request.")
     if not rule.is_plain:  # most rules have nothing to look at here
-        rule = _rule_without_request(rule, name, cost, value)
+        rule = rule_without_request(rule, name, cost, value)
     units = cast("int", rule.cost) if cost is None else validate_cost(cost, rule.name)
     plan = new_plan() if plan is None else plan
     plan.add(rule, name, units, "" if value is None else value_digest(rule, value))
     return plan
 
 
-def _rule_without_request(rule: Rule, subject: str, cost: int | None, value: object) -> Rule:
+def rule_without_request(rule: Rule, subject: str, cost: int | None, value: object) -> Rule:
     """Return the rule for a subject without a request: that of its tier. Raises `RuleError` if it needs a request."""
     if rule.tiers and rule.tier is None:
         rule = rule.tiers[AUTHENTICATED if subject.startswith("user:") else ANONYMOUS]

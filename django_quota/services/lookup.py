@@ -20,17 +20,26 @@ from django.db import connections, router
 from django.db.models import Q
 from django.http import HttpRequest, QueryDict
 from django.http.request import HttpHeaders
+from django.urls import ResolverMatch
 from django.utils.translation import gettext as _
 
-from django_quota.conf import current, rule_of
+from django_quota.conf import rule_of
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import run_sync
 from django_quota.core.rules import dotted_path, is_valid_name
 from django_quota.models import DailyCounter
-from django_quota.services.addresses import FULL_IPV6, canonical, is_network
+from django_quota.services.addresses import FULL, canonical, is_network, own_prefixes
 from django_quota.services.known_rules import known_rules
 from django_quota.services.overrides import ALL_RULES
-from django_quota.services.subjects import GLOBAL, named_subject, path_subject, subject_flow, user_subject
+from django_quota.services.subjects import (
+    GLOBAL,
+    JSON_BODY,
+    named_subject,
+    path_subject,
+    session_subject,
+    subject_flow,
+    user_subject,
+)
 
 MAX_USERS = 20
 """Users that one text may match."""
@@ -51,19 +60,20 @@ MAX_RULES = 10
 # --- from text to a subject -------------------------------------------------------------------------------------------
 
 _BETWEEN_PARTS = re.compile(
-    r"\+(?=(?:ip|user|path|header|cookie|get|post):|(?:header|cookie|get|post|key)\.|global(?:\+|\Z))"
+    r"\+(?=(?:ip|user|session|path|header|cookie|kwarg|get|post|json):|(?:header|cookie|kwarg|get|post|json|key)\."
+    r"|session=|global(?:\+|\Z))"
 )
 """The plus signs that separate the parts of a subject. A plus sign before anything else belongs to a value."""
 
-_FIELDS = ("header", "cookie", "get", "post")
+_FIELDS = ("header", "cookie", "kwarg", "get", "post", "json")
 """The kinds that take a value after an equals sign. Their subjects begin with `header.`, `cookie.` and so on."""
 
-_VALUE = re.compile(r"(header|cookie|get|post):([^=]+)=(.*)", re.DOTALL)
+_VALUE = re.compile(r"(header|cookie|kwarg|get|post|json):([^=]+)=(.*)|session=(.*)", re.DOTALL)
 
 
 def is_address(text: str) -> bool:
     """Return whether a text is an IP address or a network, without the `ip:` of a subject."""
-    return is_network(text) or canonical(text, FULL_IPV6) is not None
+    return is_network(text) or canonical(text, FULL) is not None
 
 
 def parse_subject_input(text: str) -> str:
@@ -96,7 +106,8 @@ def _parse_part(part: str) -> str:
         return f"ip:{part}"
     value = _VALUE.fullmatch(part)
     if value:
-        return _subject_of_value(*value.groups())
+        kind, name, text, session = value.groups()
+        return _subject_of_value(kind or "session", name or "", session if kind is None else text)
     kind, colon, path = part.partition(":")
     return path_subject(unquote(path, errors="surrogatepass")) if kind == "path" and colon else part
 
@@ -111,6 +122,15 @@ def _subject_of_value(kind: str, name: str, value: str) -> str:
         request.META[HttpHeaders.to_wsgi_name(name)] = value
     elif kind == "cookie":
         request.COOKIES[name] = value
+    elif kind == "kwarg":
+        request.resolver_match = ResolverMatch(subject_flow, (), {name: value})
+    elif kind == "json":
+        body: Any = value
+        for part in reversed(name.split(".")):
+            body = {part: body}
+        setattr(request, JSON_BODY, body)
+    elif kind == "session":
+        return session_subject(value)
     else:
         fields = QueryDict(mutable=True)
         fields[name] = value
@@ -182,7 +202,13 @@ def _prefix_of(key: str) -> str:
 def _placeholder(key: object) -> str:
     if not isinstance(key, str):
         return f"key.{dotted_path(key)}:<value>"
-    known = {"ip": "ip:<address>", "user": "user:<key>", "user_or_ip": "user:<key>", "path": "path:<path>"}
+    known = {
+        "ip": "ip:<address>",
+        "user": "user:<key>",
+        "user_or_ip": "user:<key>",
+        "session": "session=<key>",
+        "path": "path:<path>",
+    }
     if key in known or ":" not in key:
         return known.get(key, key if key == GLOBAL else f"key.{key}:<value>")
     return f"{key}=<value>"
@@ -228,18 +254,19 @@ def _is_misspelt(subject: str) -> bool:
 
 def is_bare(subject: str) -> bool:
     """Return whether a subject is a word that no request has: not `global`, and not a kind with a value."""
-    return ":" not in subject and subject != GLOBAL
+    return ":" not in subject and subject != GLOBAL and not subject.startswith("session=")
 
 
 def network_hint(text: str) -> str:
     """Say why a network is not a subject; empty for other texts, and for networks that IPv6 addresses count by."""
-    bare, own = text.removeprefix("ip:"), current().ipv6_prefix
+    bare, (ipv4, ipv6) = text.removeprefix("ip:"), own_prefixes()
+    own = ipv6 if ":" in bare else ipv4
     if not is_network(bare) or "+" in text or (bare.endswith(f"/{own}") and _is_subject(bare)):
         return ""
     return _(
         "No request has the subject “%(subject)s”: it is a network. Use one address. IPv6 addresses "
         "count by their /%(bits)d."
-    ) % {"subject": text, "bits": own}  # fmt: skip
+    ) % {"subject": text, "bits": ipv6}  # fmt: skip
 
 
 def _is_subject(address: str) -> bool:
@@ -413,14 +440,13 @@ def _end_of_prefix(text: str) -> str:
     return ""
 
 
-def distinct_names(
-    field: str, prefix: str = "", limit: int = MAX_NAMES, using: str | None = None, model: Any = DailyCounter
-) -> list[str]:
+def distinct_names(field: str, prefix: str = "", limit: int = MAX_NAMES, model: Any = DailyCounter) -> list[str]:
     """Return the first `limit` different values of a field (`"subject"` or `"rule"`) that begin with `prefix`, sorted.
 
-    SELECT DISTINCT would read all rows. This query jumps through the index from one value to the next instead.
+    SELECT DISTINCT would read all rows, and a loop would take a query for each value. This query jumps through the
+    index from one value to the next.
     """
-    alias = using or router.db_for_read(model)
+    alias = router.db_for_read(model)
     connection = connections[alias]
     query = model.objects.using(alias).filter(starts_with(field, prefix, alias)).order_by(field).values(field).query
     compiler = query.get_compiler(alias)

@@ -1,6 +1,6 @@
 """The decision on a request: its rules become one plan, and the plan is decided in one call to the store.
 
-A body is read only when it is needed. If some rules limit by a form field and the body is not read yet, the other rules
+A body is read only when it is needed. If some rules limit by a field of it that is not read yet, the other rules
 are decided first, in a call of their own. So a request that an address limit or a ban refuses costs no parsing.
 """
 
@@ -38,33 +38,46 @@ from django_quota.stores.redis.store import RedisStore
 logger = logging.getLogger("django_quota")
 
 
-def decide_request(rules: Sequence[Rule], request: HttpRequest) -> Decision:
+Pairs = Sequence[tuple[Rule, str]]
+"""Rules, each with a subject that the caller names."""
+
+
+def decide_request(rules: Sequence[Rule], request: HttpRequest, pairs: Pairs = ()) -> Decision:
     """Decide a request under these rules; see `request_flow`."""
-    if ongoing and (decision := _allow_during_outage(rules)):  # a flow would cost more than this
+    if ongoing and not pairs and (decision := _allow_during_outage(rules)):  # a flow would cost more than this
         return decision
-    return run_sync(request_flow(rules, request))
+    return run_sync(request_flow(rules, request, pairs))
 
 
-async def adecide_request(rules: Sequence[Rule], request: HttpRequest) -> Decision:
+async def adecide_request(rules: Sequence[Rule], request: HttpRequest, pairs: Pairs = ()) -> Decision:
     """Decide a request under these rules without blocking the event loop; see `request_flow`."""
-    return await run_async(request_flow(rules, request))
+    return await run_async(request_flow(rules, request, pairs))
 
 
-def request_flow(rules: Sequence[Rule], request: HttpRequest) -> Flow[Decision]:
-    """Decide a request under these rules. If none of them applies, it is allowed and has no outcomes."""
-    if ongoing and (decision := _allow_during_outage(rules)):
+def request_flow(rules: Sequence[Rule], request: HttpRequest, pairs: Pairs = ()) -> Flow[Decision]:
+    """Decide a request under these rules, and subjects under theirs.
+
+    If no rule applies, the request is allowed and has no outcomes.
+    """
+    if ongoing and (decision := _allow_during_outage([*rules, *(rule for rule, _ in pairs)] if pairs else rules)):
         return decision
     if not current().enabled:
         return _NOT_LIMITED
     limiter = get_limiter()
-    if has_unread_body(request):
-        need_body = [rule for rule in rules if rule.needs_body]
-        others = [rule for rule in rules if not rule.needs_body]
-        if need_body and others:
-            first = yield from request_plan(others, request)
+    need_body = [rule for rule in rules if rule.reads_body and has_unread_body(request, rule.reads_body)]
+    if need_body:
+        others = [rule for rule in rules if not rule.reads_body or not has_unread_body(request, rule.reads_body)]
+        if others or pairs:
+            first = _with_pairs((yield from request_plan(others, request)), pairs)
             return (yield from limiter.two_step_flow(first, partial(request_plan, need_body, request)))
-    plan = yield from request_plan(rules, request)
+    plan = _with_pairs((yield from request_plan(rules, request)), pairs)
     return (yield from limiter.decision_flow(plan, "check"))
+
+
+def _with_pairs(plan: Plan, pairs: Pairs) -> Plan:
+    for rule, subject in pairs:
+        plan.add(rule, subject, cast("int", rule.cost))
+    return plan
 
 
 _NOT_LIMITED = Decision(allowed=True, rule="", subject="")

@@ -100,11 +100,11 @@ class Hold:
         if it was settled, if the ttl had ended before, so that the estimate has come back, or if the store does not
         answer. Raises `RuleError` for another ttl.
         """
-        return run_sync(self._renewing(ttl))
+        return run_sync(self.renewing(ttl))
 
     async def arenew(self, ttl: float | None = None) -> bool:
         """Let the reservation last longer; see `renew`."""
-        return await run_async(self._renewing(ttl))
+        return await run_async(self.renewing(ttl))
 
     def stream(self, response: S, used: Callable[[], Actual]) -> S:
         """Settle when a stream ends or its client goes away; return the stream to send instead.
@@ -157,7 +157,8 @@ class Hold:
             given = [actual] * len(names)
         return [validate_cost(cost, name) for cost, name in zip(given, names, strict=True)]
 
-    def _renewing(self, ttl: float | None) -> Flow[bool]:
+    def renewing(self, ttl: float | None = None) -> Flow[bool]:
+        """Let the reservation last longer; see `renew`."""
         span = self._span if ttl is None else parse_seconds("ttl", ttl, 60)
         holds = self._holds
         if holds is None:

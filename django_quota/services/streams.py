@@ -56,13 +56,9 @@ class _Stream:
         self._refresher = LeaseRefresher(self, hold.ttl / 3)
         self._has_begun = self._is_over = False
 
-    def renew(self) -> None:
+    def renewing(self) -> Flow[Any]:
         """Renew the hold; the refresher calls this."""
-        self._hold.renew()
-
-    async def arenew(self) -> None:
-        """Renew the hold; the refresher calls this."""
-        await self._hold.arenew()
+        return self._hold.renewing()
 
     def close(self) -> None:
         """End the stream, and settle its hold."""

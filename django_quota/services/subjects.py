@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
-from django.core.exceptions import SynchronousOnlyOperation
-from django.http import HttpRequest, QueryDict
+from django.conf import settings
+from django.contrib.sessions.backends.signed_cookies import SessionStore as SignedCookieSession
+from django.core.exceptions import BadRequest, RequestDataTooBig, SynchronousOnlyOperation
+from django.http import HttpRequest, QueryDict, RawPostDataException
 from django.utils.encoding import force_bytes
 from django.utils.functional import LazyObject
 
@@ -23,7 +26,7 @@ from django_quota.conf import current, import_function
 from django_quota.core.errors import ConfigurationError, RuleError, SubjectKeyError, did_you_mean
 from django_quota.core.flow import Flow, IOCall
 from django_quota.core.rules import Rule, dotted_path, is_lambda
-from django_quota.services.addresses import canonical_part, client_ip
+from django_quota.services.addresses import Prefixes, canonical_part, client_ip, own_prefixes
 
 Resolver: TypeAlias = Callable[[HttpRequest], "str | Flow[Any] | None"]
 """Returns a part of a subject; None if the request does not have it."""
@@ -121,6 +124,8 @@ def _compile_text(key: str, *, exact: bool) -> tuple[Resolver, ...]:
     if key in _PLAIN:
         return (_PLAIN[key],)
     kind, colon, name = key.partition(":")
+    if kind == "json" and "" in name.strip().split("."):
+        raise SubjectKeyError(f"key={key!r} is no path.", "Use, for example, 'json:phone' or 'json:user.email'.")
     if kind in _FIELDS and name.strip():
         return (partial(_FIELDS[kind], name.strip(), exact),)
     if kind in _NAMED and name.strip():
@@ -185,21 +190,27 @@ def _from_cookie(name: str, request: HttpRequest) -> str | None:
 
 
 def _from_get(name: str, exact: bool, request: HttpRequest) -> str | None:
-    return _from_field("get", name, request.GET, exact=exact)
+    return _from_field("get", name, request.GET.get(name), exact=exact)
 
 
 def _from_post(name: str, exact: bool, request: HttpRequest) -> Flow[Any]:
-    if has_unread_body(request):
+    if hasattr(request, BODY_PARSER):
+        return (yield from _from_body("post", name, (name,), exact, request))
+    if has_unread_body(request, "post"):
         # Parsing takes long, so async code does it in a thread.
         fields = yield IOCall(partial(_form_of, request), partial(sync_to_async(_form_of), request))
     else:
         fields = request.POST
-    return _from_field("post", name, fields, exact=exact)
+    return _from_field("post", name, fields.get(name), exact=exact)
 
 
-def has_unread_body(request: HttpRequest) -> bool:
-    """Return whether a request has a form that is not parsed yet: a long one takes a tenth of a second."""
-    return request.method == "POST" and request.content_type in _FORMS and not hasattr(request, "_post")
+def has_unread_body(request: HttpRequest, kind: str) -> bool:
+    """Return whether a key of this kind (`"post"` or `"json"`) has to read the body: a long one takes long."""
+    if hasattr(request, BODY_PARSER):
+        return not hasattr(request, JSON_BODY)
+    if kind == "post":
+        return request.method == "POST" and request.content_type in _FORMS and not hasattr(request, "_post")
+    return not hasattr(request, JSON_BODY) and not hasattr(request, "_body") and _may_have_body(request)
 
 
 _FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
@@ -210,13 +221,96 @@ def _form_of(request: HttpRequest) -> QueryDict:
     return request.POST
 
 
-def _from_field(kind: str, name: str, fields: QueryDict, *, exact: bool) -> str | None:
-    """Return the part for a form field.
+def _from_json(path: str, exact: bool, request: HttpRequest) -> Flow[Any]:
+    return (yield from _from_body("json", path, path.split("."), exact, request))
+
+
+def _from_body(kind: str, path: str, names: Sequence[str], exact: bool, request: HttpRequest) -> Flow[Any]:
+    value = getattr(request, JSON_BODY, None)
+    if value is None:
+        value = yield IOCall(partial(_json_of, request), partial(sync_to_async(_json_of), request))
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    if isinstance(value, (bool, list, dict)):
+        raise BadRequest(f"The field {path!r} of the body is not a text or a number.")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # 42, 42.0, 4.2e1 and "42" are one value for most views
+    return _from_field(kind, path, None if value is None else str(value), exact=exact)
+
+
+JSON_BODY = "_django_quota_json"
+"""The attribute of a request with the object in its JSON body; an empty dict if it has none."""
+
+BODY_PARSER = "_django_quota_body_parser"
+"""The attribute of a request with a function that returns the fields of its body: a framework that parses it by itself
+sets it. Then the keys `post:` and `json:` take their fields from there."""
+
+MAX_JSON = 2_621_440
+"""Bytes: the longest body that is parsed as JSON, if `DATA_UPLOAD_MAX_MEMORY_SIZE` sets no other limit."""
+
+
+def _json_of(request: HttpRequest) -> dict[str, Any]:
+    """Return the object in the JSON body of a request, or what the framework has parsed.
+
+    A view may parse the body whatever its Content-Type says, so that is tried here too. Raises `BadRequest` for a body
+    that says that it is JSON and is not, and `RequestDataTooBig`.
+    """
+    parse = getattr(request, BODY_PARSER, None)
+    if parse is not None:
+        parsed = parse()
+        setattr(request, JSON_BODY, parsed if isinstance(parsed, dict) else {})
+        return cast("dict[str, Any]", getattr(request, JSON_BODY))
+    found: Any = {}
+    content_type = request.content_type or ""
+    says_json = content_type == "application/json" or content_type.endswith("+json")
+    try:
+        body = _body_of(request)
+        found = json.loads(body) if body else {}
+    except (ValueError, RecursionError) as error:
+        if says_json:
+            raise BadRequest("The body is not JSON.") from error
+    except RequestDataTooBig:
+        if says_json:
+            raise
+    except RawPostDataException as error:
+        if says_json:
+            raise ConfigurationError(
+                "A key of the kind 'json:' cannot read the body: other code has read it as a stream before.",
+                "Let that code use request.body, or run after the limit.",
+            ) from error
+    fields: dict[str, Any] = found if isinstance(found, dict) else {}
+    setattr(request, JSON_BODY, fields)
+    return fields
+
+
+def _body_of(request: HttpRequest) -> bytes:
+    """Return the body of a request. Raises `RequestDataTooBig`, before it is read if its length is known."""
+    allowed: int | None = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    most = MAX_JSON if allowed is None else allowed
+    if not _may_have_body(request):
+        return b""
+    if int(request.META.get("CONTENT_LENGTH") or 0) <= most and len(request.body) <= most:
+        return request.body
+    raise RequestDataTooBig("The body is longer than DATA_UPLOAD_MAX_MEMORY_SIZE.")
+
+
+def _may_have_body(request: HttpRequest) -> bool:
+    """Return whether a request may have a body. With ASGI, one of unknown length has no Content-Length."""
+    meta = request.META
+    if meta.get("CONTENT_LENGTH") not in (None, "", "0") or hasattr(request, "_body"):
+        return True
+    return hasattr(request, "scope") and (request.method not in _BODILESS or "HTTP_TRANSFER_ENCODING" in meta)
+
+
+_BODILESS = ("GET", "HEAD", "OPTIONS")
+
+
+def _from_field(kind: str, name: str, value: str | None, *, exact: bool) -> str | None:
+    """Return the part for a field of a form, a query or a JSON body.
 
     Values that Django's forms treat as equal are one subject: surrounding blanks, Unicode forms (NFKC) and case do not
     count. `exact`: the value counts as it was sent; `distinct=` needs that.
     """
-    value = fields.get(name)
     if value and not exact:
         value = value.strip()
         if len(value) <= MAX_FOLDED:
@@ -226,6 +320,37 @@ def _from_field(kind: str, name: str, fields: QueryDict, *, exact: bool) -> str 
 
 MAX_FOLDED = 1_000
 """Characters: a longer field is not normalised, because that takes long. No name is that long."""
+
+
+def _from_kwarg(name: str, request: HttpRequest) -> str | None:
+    match = request.resolver_match
+    value = None if match is None else match.kwargs.get(name)
+    if value is None or value == "":
+        return None
+    if _is_shown_by_address(value):
+        raise RuleError(
+            f"The URL argument {name!r} is a {type(value).__name__}, which has no text of its own.",
+            "Give the class a __str__, or use a function of the request as the key.",
+        )
+    return f"kwarg.{_escape(name)}:{_escape(str(value))}"
+
+
+def _session(request: HttpRequest) -> Flow[Any]:
+    """Return the part for the session: a digest of its key, which is a secret.
+
+    The key comes from the cookie, so it counts only if there is such a session: loading it finds out. Looking for any
+    name in it loads it, and changes nothing. Sessions in signed cookies have no key that lasts.
+    """
+    session: Any = getattr(request, "session", None)
+    if getattr(session, "session_key", None) is None or isinstance(session, SignedCookieSession):
+        return None
+    yield IOCall(session.has_key, session.ahas_key, "")
+    return session_subject(session.session_key) if session.session_key else None
+
+
+def session_subject(session_key: str) -> str:
+    """Return the subject of a session."""
+    return f"session:{digest(session_key)}"
 
 
 def _from_callable(function: Callable[[HttpRequest], Any], request: HttpRequest) -> Flow[Any]:
@@ -264,15 +389,28 @@ _PLAIN: dict[str, Resolver] = {
     "ip": ip_subject,
     "user": _user,
     "user_or_ip": _user,
+    "session": _session,
     "path": lambda request: path_subject(request.path_info),
     GLOBAL: lambda request: GLOBAL,  # noqa: ARG005
 }
 _NAMED: dict[str, Callable[[str, HttpRequest], str | None]] = {
     "header": _from_header,
     "cookie": _from_cookie,
+    "kwarg": _from_kwarg,
 }
-_FIELDS: dict[str, Callable[[str, bool, HttpRequest], str | Flow[Any] | None]] = {"get": _from_get, "post": _from_post}
-_EXAMPLES = {"header": "X-Api-Key", "cookie": "device", "get": "token", "post": "phone"}
+_FIELDS: dict[str, Callable[[str, bool, HttpRequest], str | Flow[Any] | None]] = {
+    "get": _from_get,
+    "post": _from_post,
+    "json": _from_json,
+}
+_EXAMPLES = {
+    "header": "X-Api-Key",
+    "cookie": "device",
+    "kwarg": "pk",
+    "get": "token",
+    "post": "phone",
+    "json": "phone",
+}
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
@@ -329,8 +467,8 @@ def user_subject(user: Any) -> str:
 
 def named_subject(subject: str) -> str:
     """Return a subject from a text, with addresses as `ip_subject` writes them."""
-    prefix = current().ipv6_prefix
-    return _named(subject, prefix) if len(subject) <= MAX_REMEMBERED else _named.__wrapped__(subject, prefix)
+    prefixes = own_prefixes()
+    return _named(subject, prefixes) if len(subject) <= MAX_REMEMBERED else _named.__wrapped__(subject, prefixes)
 
 
 MAX_REMEMBERED = 200
@@ -338,11 +476,11 @@ MAX_REMEMBERED = 200
 
 
 @lru_cache(maxsize=8192)
-def _named(subject: str, ipv6_prefix: int) -> str:
+def _named(subject: str, prefixes: Prefixes) -> str:
     if not subject:
         raise RuleError("An empty text is not a subject. Use, for example, 'ip:203.0.113.9', 'user:42' or 'global'.")
     if subject.startswith("ip:") or "+ip:" in subject:
-        subject = "+".join(canonical_part(part, ipv6_prefix) for part in subject.split("+"))
+        subject = "+".join(canonical_part(part, prefixes) for part in subject.split("+"))
     return _UNPRINTABLE.sub(_percent, subject)
 
 

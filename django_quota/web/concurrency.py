@@ -25,7 +25,7 @@ from django_quota.services.leases import Lease, Slot
 from django_quota.services.registry import get_limiter
 from django_quota.services.subjects import GLOBAL, compile_key, subject_flow
 from django_quota.stores.base import Store
-from django_quota.web.responses import apply_flow, arefuse_in_view, refuse_in_view, write_headers
+from django_quota.web.responses import add_decision, arefusal, arefuse_in_view, refusal, refuse_in_view, write_headers
 from django_quota.web.view_kinds import dispatch_of, is_async, naming, request_of
 
 logger = logging.getLogger("django_quota")
@@ -124,8 +124,11 @@ class Gate:
         slot = self.slot(owner)
         subject = yield from subject_flow(self._key, request)
         lease, decision = yield from self._take_flow(slot, subject)
-        holding = _Holding(lease)
-        return holding, (yield from apply_flow(request, decision if self._block else _not_enforced(decision)))
+        if not self._block:
+            decision = _not_enforced(decision)
+        combined = add_decision(request, decision)
+        refused = (yield IOCall(refusal, arefusal, request, combined)) if decision.enforced else None
+        return _Holding(lease), refused
 
     def slot(self, owner: type | None) -> Slot:
         """Return the slot of a view of this class (None for a function)."""

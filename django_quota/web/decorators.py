@@ -18,13 +18,12 @@ from django_quota.conf import current
 from django_quota.core.decisions import QuotaExceeded
 from django_quota.core.errors import ConfigurationError, RateError, RuleError, SubjectKeyError
 from django_quota.core.rules import Rule, RuleOptions, dotted_path, name_conflict
-from django_quota.services.request_decisions import adecide_request, decide_request
 from django_quota.services.subjects import check_keys, compile_key, is_async_callable
 from django_quota.web.responses import (
     DEFERRED,
-    aapply_decision,
-    apply_decision,
+    alimit_request,
     arefuse_in_view,
+    limit_request,
     refuse_in_view,
     write_headers,
 )
@@ -307,8 +306,7 @@ def _wrapper(spec: Limited) -> Callable[..., Any]:
             # The dispatch() of an async class-based view is a sync function that returns a coroutine.
             return _acall(spec, request, owner, args, kwargs)
         if not is_claimed(request, spec):
-            rules = rules_for_now(request, called_view(view, args), spec.rules(owner))
-            refused = apply_decision(request, decide_request(rules, request))
+            refused = limit_request(request, rules_for_now(request, called_view(view, args), spec.rules(owner)))
             if refused is not None:
                 return refused
         try:
@@ -336,7 +334,7 @@ async def _acall(
 ) -> HttpResponseBase:
     if not is_claimed(request, spec):
         rules = rules_for_now(request, called_view(spec.view, args), spec.rules(owner))
-        refused = await aapply_decision(request, await adecide_request(rules, request))
+        refused = await alimit_request(request, rules)
         if refused is not None:
             return refused
     try:
@@ -358,10 +356,10 @@ def _decide_waiting(request: HttpRequest) -> HttpResponse | None:
     """Decide the rules that the view has left, unless the middleware does; return a response if they refuse."""
     if getattr(request, DEFERRED, False) or not (rules := rules_left(request)):
         return None
-    return apply_decision(request, decide_request(rules, request))
+    return limit_request(request, rules)
 
 
 async def _adecide_waiting(request: HttpRequest) -> HttpResponse | None:
     if getattr(request, DEFERRED, False) or not (rules := rules_left(request)):
         return None
-    return await aapply_decision(request, await adecide_request(rules, request))
+    return await alimit_request(request, rules)

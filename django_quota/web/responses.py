@@ -37,10 +37,11 @@ from django_quota.conf import current
 from django_quota.core.algorithms import Limit
 from django_quota.core.algorithms.concurrency import AtOnce
 from django_quota.core.clock import SECOND, frozen_now
-from django_quota.core.decisions import AnyLimit, Decision, Outcome
+from django_quota.core.decisions import AnyLimit, Decision, Left, Outcome
 from django_quota.core.errors import ConfigurationError
-from django_quota.core.flow import Flow, IOCall
 from django_quota.core.rates import Rate
+from django_quota.core.rules import Rule
+from django_quota.services.request_decisions import adecide_request, decide_request, note_decided
 from django_quota.web.wording import message, rate_in_words, title, wait_in_words, whole_wait
 
 R = TypeVar("R", bound=HttpResponseBase)
@@ -57,24 +58,29 @@ DEFERRED = "_django_quota_deferred"
 """The attribute of a request whose response passes the middleware, which then writes the headers."""
 
 
-def apply_decision(request: HttpRequest, decision: Decision) -> HttpResponse | None:
-    """Put a decision on `request.quota`, combined with earlier ones; return the response if it refuses the request."""
+def limit_request(request: HttpRequest, rules: Sequence[Rule], *, is_noted: bool = False) -> HttpResponse | None:
+    """Decide rules; return the response if they refuse the request.
+
+    `is_noted`: whether decorators that name one of these rules, which are of the settings, must not count it again.
+    """
+    if not rules:
+        return None
+    decision = decide_request(rules, request)
+    if is_noted:
+        note_decided(request, rules, decision)
     combined = add_decision(request, decision)
     return refusal(request, combined) if decision.enforced else None
 
 
-async def aapply_decision(request: HttpRequest, decision: Decision) -> HttpResponse | None:
-    """Put a decision on `request.quota` without blocking the event loop; see `apply_decision`."""
+async def alimit_request(request: HttpRequest, rules: Sequence[Rule], *, is_noted: bool = False) -> HttpResponse | None:
+    """Decide rules without blocking the event loop; see `limit_request`."""
+    if not rules:
+        return None
+    decision = await adecide_request(rules, request)
+    if is_noted:
+        note_decided(request, rules, decision)
     combined = add_decision(request, decision)
     return await arefusal(request, combined) if decision.enforced else None
-
-
-def apply_flow(request: HttpRequest, decision: Decision) -> Flow[HttpResponse | None]:
-    """Put a decision on `request.quota`; see `apply_decision`."""
-    combined = add_decision(request, decision)
-    if not decision.enforced:
-        return None
-    return cast("HttpResponse", (yield IOCall(refusal, arefusal, request, combined)))
 
 
 def write_headers(request: HttpRequest, response: R) -> R:
@@ -154,16 +160,16 @@ _OWN_HEADERS = "_django_quota_own_headers"
 
 def set_headers(response: HttpResponseBase, decision: Decision) -> None:
     """Write RateLimit-Policy and RateLimit, and X-RateLimit-* if the setting says so."""
-    outcomes = [outcome for outcome in decision.outcomes if not outcome.shadow]
-    if not outcomes:
+    left = decision.left()
+    if not left:
         return
     settings = current()
     own = getattr(response, _OWN_HEADERS, ())
     if settings.headers and not ("ratelimit" in own or "ratelimit-policy" in own):
-        names, policy = _policies(tuple([outcome.of for outcome in outcomes]))
+        names, policy = _policies(tuple([of for of, _, _ in left]))
         headers = response.headers
         headers["RateLimit-Policy"] = policy
-        headers["RateLimit"] = ", ".join(map(_state, names, outcomes))
+        headers["RateLimit"] = ", ".join(map(_state, names, left))
     if settings.legacy_headers and decision.binding is not None:
         legacy = {"Limit": decision.limit, "Remaining": decision.remaining, "Reset": math.ceil(decision.reset_after)}
         for name, value in legacy.items():
@@ -212,15 +218,10 @@ def _policy(name: str, limit: AnyLimit) -> str:
     return f'"{name}";q={limit.capacity}{unit}{window}'
 
 
-_SHUT_OUT = ("blocked", "banned")
-
-
-def _state(name: str, outcome: Outcome) -> str:
-    remaining, wait = outcome.remaining, outcome.next_after
+def _state(name: str, left: Left) -> str:
+    _, remaining, wait = left
     if not 0 <= remaining <= _MAX_INTEGER:
         remaining = min(max(remaining, 0), _MAX_INTEGER)
-    if outcome.why in _SHUT_OUT and not outcome.allowed:
-        remaining = 0
     if wait is None:  # nothing is used
         return f'"{name}";r={remaining}'
     return f'"{name}";r={remaining};t={min(math.ceil(wait), _MAX_INTEGER)}'

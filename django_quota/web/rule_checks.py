@@ -34,7 +34,7 @@ from django_quota.web.view_lookup import limited_views, shared_names, views_unde
 
 _RULE_HINT = "The options of a rule are listed in docs/reference.md."
 
-_CLIENT_CHOSEN_KINDS = ("header:", "cookie:", "get:", "post:")
+_CLIENT_CHOSEN_KINDS = ("header:", "cookie:", "kwarg:", "get:", "post:", "json:")
 
 
 def check_rules() -> Iterator[CheckMessage]:
@@ -45,6 +45,8 @@ def check_rules() -> Iterator[CheckMessage]:
     yield from _check_decorators(patterns)
     yield from _check_middleware(applied)
     yield from _check_users(applied, patterns)
+    yield from _check_sessions(applied, patterns)
+    yield from _check_url_arguments(applied, patterns)
     yield from _check_view_names(applied, patterns)
     yield from _check_name_conflicts(patterns)
     yield from _check_client_chosen_keys(applied, patterns)
@@ -122,6 +124,61 @@ def _check_users(applied: Sequence[Rule], patterns: Sequence[Any]) -> Iterator[C
             hint="Add 'django.contrib.auth.middleware.AuthenticationMiddleware' to MIDDLEWARE.",
             id="django_quota.W005",
         )
+
+
+def _check_sessions(applied: Sequence[Rule], patterns: Sequence[Any]) -> Iterator[CheckMessage]:
+    """Find rules by the session on a site whose sessions have no key, or no middleware."""
+    rule = next((rule for rule in _all_rules(applied, patterns) if "session" in _texts_of_key(rule)), None)
+    if rule is None:
+        return
+    problem = hint = ""
+    if not any("session" in str(path).lower() for path in settings.MIDDLEWARE):
+        problem = "no middleware sets it"
+        hint = "Add 'django.contrib.sessions.middleware.SessionMiddleware' to MIDDLEWARE."
+    elif settings.SESSION_ENGINE.endswith(".signed_cookies"):
+        problem = "a session in a signed cookie has no lasting key"
+        hint = "Use another SESSION_ENGINE, or another key."
+    if problem:
+        yield CheckWarning(
+            f"Rule {rule.name!r} needs the session, but {problem}: everybody is limited by IP.",
+            hint=hint,
+            id="django_quota.W015",
+        )
+
+
+def _check_url_arguments(applied: Sequence[Rule], patterns: Sequence[Any]) -> Iterator[CheckMessage]:
+    """Find rules by a URL argument that no URL captures."""
+    captured = set(_captured_arguments(patterns))
+    for rule in _all_rules(applied, patterns):
+        for key in _texts_of_key(rule):
+            kind, _colon, name = key.partition(":")
+            if kind == "kwarg" and name.strip() not in captured:
+                near = did_you_mean(name.strip(), captured)
+                yield CheckWarning(
+                    f"Rule {rule.name!r} is limited by {key!r}, but no URL has this argument: everybody is limited by "
+                    "IP.",
+                    hint=near.strip() if "mean" in near else "Use the name in a path(), for example 'pk' of <int:pk>.",
+                    id="django_quota.W016",
+                )
+
+
+def _captured_arguments(patterns: Iterable[Any]) -> Iterator[str]:
+    for pattern in patterns:
+        yield from pattern.pattern.regex.groupindex
+        yield from getattr(pattern, "default_args", None) or getattr(pattern, "default_kwargs", None) or ()
+        yield from _captured_arguments(getattr(pattern, "url_patterns", ()))
+
+
+def _all_rules(applied: Sequence[Rule], patterns: Sequence[Any]) -> Iterator[Rule]:
+    yield from applied
+    for view in limited_views(patterns):
+        yield from view.rules()
+
+
+def _texts_of_key(rule: Rule) -> list[str]:
+    """Return the parts of a rule's key, and of the values that it counts, that are texts."""
+    keys = [key for given in (rule.key, rule.distinct) for key in (given if isinstance(given, tuple) else (given,))]
+    return [key for key in keys if isinstance(key, str)]
 
 
 def _rules_without_a_framework(patterns: Iterable[Any]) -> Iterator[Rule]:
@@ -220,7 +277,7 @@ def _client_chosen_key(rule: Rule) -> str:
     """Return the part of a rule's key that a client chooses; empty if there is none, or if the rule is unlimited."""
     keys = rule.key if isinstance(rule.key, tuple) else (rule.key,)
     texts = [key for key in keys if isinstance(key, str)] if rule.rates else []
-    return next((key for key in texts if key == "path" or key.startswith(_CLIENT_CHOSEN_KINDS)), "")
+    return next((key for key in texts if key in ("path", "session") or key.startswith(_CLIENT_CHOSEN_KINDS)), "")
 
 
 def _is_by_ip(rule: Rule) -> bool:

@@ -46,10 +46,16 @@ def take_waiting_rules(request: HttpRequest) -> list[Rule]:
 
 
 def rules_left(request: HttpRequest) -> list[Rule]:
-    """Return the rules that still wait when the view has answered; none if the request is refused already."""
+    """Return the rules that still wait when the view has answered; none if the request is refused already.
+
+    Rules that need the body are left out if the view has read it, so that it cannot be read again.
+    """
     rules = take_waiting_rules(request)
     decision = decision_of(request) if rules else None
-    return [] if decision is not None and decision.enforced else rules
+    if decision is not None and decision.enforced:
+        return []
+    is_readable = not getattr(request, "_read_started", False) or hasattr(request, "_body")
+    return [rule for rule in rules if is_readable or not rule.reads_body]
 
 
 def rules_for_now(request: HttpRequest, view: Any, rules: list[Rule]) -> list[Rule]:
@@ -65,7 +71,7 @@ def rules_for_now(request: HttpRequest, view: Any, rules: list[Rule]) -> list[Ru
 def needs_view(rule: Rule) -> bool:
     """Say whether a rule needs the user, the body, or a function of the request, which may look at the user."""
     functions: Sequence[object] = (rule.cost, rule.skip, rule.tier, *rule.rates)
-    if rule.tiers or rule.needs_body or any(map(callable, functions)):
+    if rule.tiers or rule.reads_body or any(map(callable, functions)):
         return True
     if rule.exempt is not None and (rule.exempt.staff or rule.exempt.functions):
         return True

@@ -278,18 +278,18 @@ def test_a_viewer_above_the_cap_is_turned_away(monkeypatch: pytest.MonkeyPatch) 
         watching = [streamed() for _ in range(2)]
         for each in watching:
             assert await anext(each) == b"retry: 2000\n\n"
-        told = [part async for part in streamed()]  # nobody follows yet, and both are counted
+        sent = [part async for part in streamed()]  # nobody follows yet, and both are counted
         for each in watching:
             await anext(each)
         viewers = broadcaster_of(redis_store(), "quota").viewers
         await watching[0].aclose()  # one leaves, and there is room again
         later = await anext(streamed())
         await watching[1].aclose()
-        return told, viewers, later
+        return sent, viewers, later
 
     refuse(1)
-    told, viewers, later = asyncio.run(read())
-    assert told == [b"event: full\ndata: Too many.\n\n"]
+    sent, viewers, later = asyncio.run(read())
+    assert sent == [b"event: full\ndata: Too many.\n\n"]
     assert viewers == 2
     assert later == b"retry: 2000\n\n"
 

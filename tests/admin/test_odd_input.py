@@ -291,8 +291,8 @@ class TestNetworks:
     def test_a_block_of_a_network_is_not_saved_silently(self, client: Client, network: str) -> None:
         fields = {"subject": network, "rule": "*", "mode": "blocked"}
         answer = client.post(f"{ROOT}quotaoverride/add/", fields, follow=True)
-        told = answer.text.replace("it is a network", "is a network")
-        assert IN_WORDS in told or "is not an IP address" in told
+        words = answer.text.replace("it is a network", "is a network")
+        assert IN_WORDS in words or "is not an IP address" in words
         if not network.endswith("2001:db8::/32"):  # which nobody meets either, but is spelt as a subject of IPv6
             assert QuotaOverride.objects.count() == 1
 

@@ -218,13 +218,6 @@ class TestForm:
         assert client.post(f"{LIST}{made.pk}/change/", filled()).status_code == 403
         assert client.get(f"{LIST}add/").status_code == 403
 
-    def test_no_page_has_inline_style_or_script(self) -> None:
-        made, client = row(), superuser()
-        for url in (LIST, f"{LIST}add/", f"{LIST}{made.pk}/change/"):
-            shown = client.get(url).content.decode()
-            assert "style=" not in shown
-            assert all("src=" in tag.partition(">")[0] for tag in shown.split("<script")[1:] if "json" not in tag[:60])
-
 
 @pytest.mark.usefixtures("database", "either_store")
 class TestPreview:
@@ -449,7 +442,7 @@ class TestUnpublishedChanges:
         yield request.param
         raw.replicaof("NO", "ONE")
 
-    def told(self, path: str, fields: dict[str, Any]) -> bool:
+    def warned(self, path: str, fields: dict[str, Any]) -> bool:
         answer = superuser().post(path, fields, follow=True)
         shown = [str(message) for message in answer.context["messages"]]
         assert shown, answer.text
@@ -459,26 +452,28 @@ class TestUnpublishedChanges:
         return f"{LIST}{QuotaOverride.objects.get(subject='user:1').pk}/{what}/"
 
     def test_adding(self, is_away: bool) -> None:
-        assert self.told(f"{LIST}add/", filled()) == is_away
+        assert self.warned(f"{LIST}add/", filled()) == is_away
 
     def test_changing(self, is_away: bool) -> None:
-        assert self.told(self.path("change"), filled(subject="user:1", rule="*")) == is_away
+        assert self.warned(self.path("change"), filled(subject="user:1", rule="*")) == is_away
 
     def test_changing_the_subject(self, is_away: bool) -> None:
-        assert self.told(self.path("change"), filled(subject="user:9", rule="*")) == is_away
+        assert self.warned(self.path("change"), filled(subject="user:9", rule="*")) == is_away
 
     def test_deleting(self, is_away: bool) -> None:
-        assert self.told(self.path("delete"), {"post": "yes"}) == is_away
+        assert self.warned(self.path("delete"), {"post": "yes"}) == is_away
 
     @pytest.mark.parametrize("action", ["delete_selected", "block_selected", "expire_selected"])
     def test_bulk_actions(self, is_away: bool, action: str) -> None:
         keys = [one.pk for one in QuotaOverride.objects.all()]
-        assert self.told(LIST, {"action": action, "_selected_action": keys, "confirmed": "yes", "post": "1"}) == is_away
+        assert (
+            self.warned(LIST, {"action": action, "_selected_action": keys, "confirmed": "yes", "post": "1"}) == is_away
+        )
 
     def test_the_buttons_of_a_subject(self, is_away: bool) -> None:
         url = "/admin/django_quota/subject/action/block/"
-        assert self.told(url, {"subject": "user:3", "confirmed": "yes", "span": "1d", "reason": ""}) == is_away
+        assert self.warned(url, {"subject": "user:3", "confirmed": "yes", "span": "1d", "reason": ""}) == is_away
 
     def test_no_warning_where_limits_are_switched_off(self, is_away: bool, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
-        assert not self.told(f"{LIST}add/", filled())
+        assert not self.warned(f"{LIST}add/", filled())

@@ -22,6 +22,7 @@ from django_quota.adapters import (
     decide,
     observe,
     refusal,
+    set_body_parser,
     unobserve,
     write_headers,
 )
@@ -39,6 +40,18 @@ IP = "ip:127.0.0.1"
 def request_by(method: str = "get", **given: Any) -> HttpRequest:
     request: HttpRequest = getattr(RequestFactory(), method)("/", **given)
     return request
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_json_body_that_somebody_else_has_parsed_is_taken() -> None:
+    rule = Rule.make("by-phone", "9/m", key="json:phone")
+    one, other, none = (request_by("post", data="broken", content_type="application/json") for _ in range(3))
+    set_body_parser(one, lambda: {"phone": "1"})
+    set_body_parser(other, lambda: {"phone": 1})
+    set_body_parser(none, lambda: [{"phone": "1"}])
+    subjects = [decide(each, rule).subject for each in (one, other, none)]
+    assert subjects[0] == subjects[1]
+    assert subjects[2] == IP
 
 
 @pytest.mark.usefixtures("either_store")
@@ -70,6 +83,31 @@ class TestDecide:
     def test_one_rule_needs_no_list_and_none_limit_nothing(self) -> None:
         assert decide(request_by(), "3/m").remaining == 2
         assert decide(request_by(), []).outcomes == ()
+
+    def test_a_pair_names_its_subject_and_goes_in_the_same_call(
+        self, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"search": {"rate": "5/m", "key": "path"}}}
+        decide(request_by(), "9/h")  # makes the limiter
+        calls = calls_of(monkeypatch)
+        decision = decide(request_by(), ["9/h", ("search", "user:42"), ("3/m", "ip:2001:db8::1")])
+        assert len(calls) == 1
+        found = [(outcome.subject, outcome.remaining) for outcome in decision.outcomes]
+        assert found == [(IP, 7), ("user:42", 4), ("ip:2001:db8::/64", 2)]
+        assert not asyncio.run(adecide(request_by(), [("0/m", "user:42")]))
+        with pytest.raises(RuleError, match="pass the request"):
+            decide(request_by(), [(Rule.make("own", lambda request: "5/m"), "user:42")])
+
+    def test_a_pair_is_decided_before_the_body_is_read(self) -> None:
+        rules: list[Any] = [("1/m", "user:42"), Rule.make("phone", "5/m", key="post:phone")]
+        assert [bool(decide(request_by("post", data={"phone": "1"}), rules)) for _ in range(2)] == [True, False]
+        assert decide(request_by("post", data={"phone": "1"}), rules[1:]).remaining == 3
+
+    def test_a_rule_of_the_settings_that_it_decided_is_not_counted_again(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"search": {"rate": "5/m", "match": "/search/"}}}
+        request = request_by()
+        assert decide(request, "search").remaining == 4
+        assert decide(request, "search").outcomes == ()
 
     def test_a_request_that_wraps_djangos_is_seen_through(self) -> None:
         wrapped = SimpleNamespace(_request=request_by())

@@ -110,7 +110,7 @@ class TestARefusalIsRepeated:
         assert (decision.retry_after, decision.reset_after, outcome.next_after) == (52.0, 57.0, 52.0)
         assert (decision.rule, decision.subject, decision.limit, decision.remaining) == ("2/m", SUBJECT, 2, 0)
 
-    def test_for_as_long_as_the_option_says(self, asked: list[Decide]) -> None:
+    def test_refusals_are_repeated_for_as_long_as_the_option_says(self, asked: list[Decide]) -> None:
         with freeze(NOON):
             fill(cache_refusals=2)
             asked.clear()
@@ -164,7 +164,7 @@ class TestARefusalIsRepeated:
             assert asked == []
             assert peek("9/m", SUBJECT, name="other").remaining == 9
 
-    def test_and_the_longest_wait_of_all_that_refuse_is_told(self, asked: list[Decide]) -> None:
+    def test_retry_after_is_the_longest_wait_of_all_that_refuse(self, asked: list[Decide]) -> None:
         short, long = Rule.make("short", "1/m", cache_refusals=10), Rule.make("long", "1/h", cache_refusals=10)
         with freeze(NOON):
             plan_of(short, long)

@@ -14,7 +14,7 @@ from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
-from django.urls import path
+from django.urls import include, path, re_path
 from django.views import View
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +49,7 @@ def ids(quota: object = None, caches: dict[str, Any] | None = None) -> list[str 
         MappingProxyType({"PREFIX": "p"}),
         {
             "CACHE": "default", "DIGEST_KEY": "x", "ENABLED": True, "HEADERS": False, "IPV6_PREFIX": 56,
+            "IPV4_PREFIX": 24, "CLIENT_IP_HEADER": "CF-Connecting-IP", "TRUSTED_PROXY_COUNT": 0,
             "LEGACY_HEADERS": True, "ON_UNAVAILABLE": "deny", "PREFIX": "p", "STORE": "redis",
             "TEMPLATE": "429.html", "TRUSTED_PROXIES": ["10.0.0.0/8", "unix"],
             "RULES": {"a": "10/m", "b": {"rate": ["1/s", "5/m"], "key": ["user", "path"], "block": False}},
@@ -104,6 +105,14 @@ def test_e002_a_value_is_wrong(name: str, value: object, hint: str | None) -> No
         assert found.hint is not None
         assert found.hint.startswith(hint) or hint in found.hint
         assert "; " not in found.hint
+
+
+def test_e002_proxies_are_named_or_counted_and_not_both() -> None:
+    (found,) = findings({"TRUSTED_PROXIES": ["10.0.0.0/8"], "TRUSTED_PROXY_COUNT": 1})
+    assert (found.id, found.msg) == ("django_quota.E002", 'QUOTA["TRUSTED_PROXY_COUNT"] is 1 beside TRUSTED_PROXIES.')
+    assert str(found.hint).startswith("Use one of them")
+    (found,) = findings({"CLIENT_IP_HEADER": "X-Real-IP", "TRUSTED_PROXY_COUNT": 1})
+    assert "TRUSTED_PROXIES is empty" in found.msg
 
 
 def test_e002_every_wrong_value_is_reported_at_once() -> None:
@@ -394,7 +403,9 @@ class TestClientChosenKeys:
     def with_middleware(self, settings: Any) -> None:
         settings.MIDDLEWARE = [THEIRS, OURS]
 
-    @pytest.mark.parametrize("key", ["header:X-Api-Key", "cookie:c", "get:q", "post:p", "path", ("ip", "path")])
+    @pytest.mark.parametrize(
+        "key", ["header:X-Api-Key", "cookie:c", "get:q", "post:p", "json:p", "path", ("ip", "path")]
+    )
     def test_w014_there_is_no_rule_by_ip(self, key: Any) -> None:
         (found,) = findings({"RULES": {"api": {**API, "key": key}, "login": {**BY_IP, "match": "/login"}}})
         part = key if isinstance(key, str) else "path"
@@ -442,6 +453,58 @@ class TestClientChosenKeys:
             view = limit(view)
         settings.ROOT_URLCONF = SimpleURLs([path("", view)])
         assert ids({"RULES": rules}) == expected
+
+
+def _view(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+class TestKeysThatNoRequestHas:
+    """They would limit everybody by IP, and nothing would say so."""
+
+    SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
+
+    @pytest.fixture(autouse=True)
+    def by_ip(self, settings: Any) -> None:
+        settings.MIDDLEWARE = [THEIRS, OURS]
+
+    @pytest.mark.parametrize(
+        ("middleware", "engine", "problem"),
+        [
+            ([], "db", "no middleware sets it"),
+            ([SESSIONS], "signed_cookies", "a session in a signed cookie has no lasting key"),
+            ([SESSIONS], "db", None),
+            ([SESSIONS], "cache", None),
+        ],
+    )
+    @pytest.mark.parametrize("key", ["session", ("ip", "session")])
+    def test_w015_there_are_no_session_keys(
+        self, key: Any, middleware: list[str], engine: str, problem: str | None, settings: Any
+    ) -> None:
+        settings.MIDDLEWARE = [*middleware, THEIRS, OURS]
+        settings.SESSION_ENGINE = f"django.contrib.sessions.backends.{engine}"
+        found = findings({"RULES": {"api": {**API, "key": key}, "site": BY_IP}})
+        assert [(each.id, problem in each.msg) for each in found if problem] == (
+            [("django_quota.W015", True)] * len(found)
+        )
+        assert len(found) == (problem is not None)
+
+    @pytest.mark.parametrize(
+        ("route", "near"),
+        [
+            (path("<int:pk>/", _view), None),
+            (path("<slug:tenant>/", include([path("x/", _view)])), "Did you mean 'tenant'?"),
+            (re_path(r"^(?P<pk>\\d+)$", _view), None),
+            (path("", _view, {"pk": 1}), None),
+            (path("x/", include([path("<int:pk>/", _view)])), None),
+            (path("", _view), "Use the name in a path(), for example 'pk' of <int:pk>."),
+        ],
+    )
+    def test_w016_no_url_has_the_argument(self, route: Any, near: str | None, settings: Any) -> None:
+        settings.ROOT_URLCONF = SimpleURLs([route])
+        name = "tennant" if near and "tenant" in near else "pk"
+        found = findings({"RULES": {"api": {**API, "key": f"kwarg:{name}"}, "site": BY_IP}})
+        assert [(each.id, each.hint) for each in found] == ([("django_quota.W016", near)] if near else [])
 
 
 class SimpleURLs:

@@ -217,7 +217,7 @@ class TestWhoIsLimited:
         heir.as_view()(request)
         assert request.quota.rule == "tests.api.test_concurrency.Heir"
 
-    def test_it_does_not_block_where_it_is_told_not_to(self) -> None:
+    def test_it_does_not_block_with_block_false(self) -> None:
         def view(request: QuotaRequest) -> HttpResponse:
             return HttpResponse(f"{request.quota.allowed} {request.quota.enforced} {held()}")
 
@@ -418,12 +418,12 @@ class TestWithoutRedis:
         assert all(request.quota.degraded and request.quota.allowed for request in requests)
         assert len(caplog.records) == 1
 
-    def test_it_denies_where_it_is_told_to(self) -> None:
+    def test_it_denies_where_the_option_says_so(self) -> None:
         response = run(concurrency(1, on_unavailable="deny")(plain))
         assert response.status_code == 503
         assert response.headers["Retry-After"] == "1"
 
-    def test_it_goes_by_the_setting_where_it_is_not_told(self, settings: Any) -> None:
+    def test_it_goes_by_the_setting_without_the_option(self, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "ON_UNAVAILABLE": "deny"}
         assert run(one(plain)).status_code == 503
 
@@ -431,7 +431,7 @@ class TestWithoutRedis:
         view = concurrency(1, on_unavailable="deny", block=False)(free)
         assert run(view).status_code == 200
 
-    def test_each_process_counts_by_itself_where_it_is_told_to(self) -> None:
+    def test_each_process_counts_by_itself_where_the_option_says_so(self) -> None:
         @concurrency(1, name="view", on_unavailable="local")
         def view(request: Any) -> HttpResponse:
             nested = run_inside(request)
@@ -491,7 +491,7 @@ def test_a_view_that_outlives_its_lease_is_answered_and_the_log_says_so(caplog: 
         ({"limit": 1, "block": 1}, "block="),
     ],
 )
-def test_wrong_arguments_are_told_at_import(arguments: Any, error: str) -> None:
+def test_wrong_arguments_are_errors_at_import(arguments: Any, error: str) -> None:
     with pytest.raises(RuleError, match=error):
         concurrency(**arguments)
 

@@ -146,7 +146,7 @@ class TestKindsOfViews:
         with pytest.raises(ConfigurationError):
             quota("1/m")(None)  # type: ignore[type-var]
 
-    def test_a_forgotten_pair_of_parentheses_is_said(self) -> None:
+    def test_a_forgotten_pair_of_parentheses_is_reported(self) -> None:
         bare: Any = quota(plain)
         with pytest.raises(ConfigurationError, match=r"@quota\("):
             bare(get())
@@ -295,7 +295,7 @@ class TestArguments:
         assert "QUOTA[\"RULES\"]['search']" in str(caught.value)
 
     @override_settings(QUOTA={"RULES": {"search": "10/m"}})
-    def test_the_name_of_a_rule_given_as_a_rate_is_told_to_be_one(self) -> None:
+    def test_the_error_for_a_rule_name_as_a_rate_says_that_it_is_a_rule(self) -> None:
         with pytest.raises(RateError, match=r"name of a rule of the settings. Write @quota\(rule='search'\)"):
             quota("search")
         with pytest.raises(RateError, match=r"Write a count.* If it is a rule .*@quota\(rule='later'\)"):
@@ -304,7 +304,7 @@ class TestArguments:
             quota("10/m", "ip")
 
     @pytest.mark.parametrize("name", ["rate", "rates", "limit"])
-    def test_a_rate_given_by_name_is_told_to_come_first(self, name: str) -> None:
+    def test_the_error_for_rate_as_a_keyword_says_that_it_comes_first(self, name: str) -> None:
         with pytest.raises(RuleError, match=rf"@quota takes no {name}=.* write @quota\('5/m'\)"):
             quota(**{name: "5/m"})  # type: ignore[arg-type]
 

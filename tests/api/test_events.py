@@ -479,7 +479,7 @@ def test_a_program_that_cannot_be_started_is_a_failure_like_others(raw: redis.Re
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_a_program_that_is_not_there_is_said_before_any_event_is_lost_on_it(raw: redis.Redis) -> None:
+def test_a_missing_program_is_an_error_before_any_event_is_lost_on_it(raw: redis.Redis) -> None:
     tell(raw, "ip:1")
     with pytest.raises(CommandError, match="there is no program '/no/such/program'"):
         consume("/no/such/program", "x", retries=0)

@@ -56,11 +56,11 @@ def test_the_error_for_networks_that_are_no_list_says_so(settings: Any, memory_s
 
 
 @pytest.mark.parametrize(
-    ("peer", "proxies", "told"),
+    ("peer", "proxies", "expected"),
     [("10.0.0.5", [], 1), ("127.0.0.1", [], 1), ("8.8.8.8", [], 0), ("10.0.0.5", ["10.0.0.0/8"], 0), ("", [], 0)],
 )
 def test_an_unknown_proxy_is_logged_once(
-    peer: str, proxies: list[str], told: int, settings: Any, memory_store: None, caplog: pytest.LogCaptureFixture
+    peer: str, proxies: list[str], expected: int, settings: Any, memory_store: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     addresses._warned_proxies.clear()
     settings.QUOTA = {**settings.QUOTA, "TRUSTED_PROXIES": proxies}
@@ -68,12 +68,12 @@ def test_an_unknown_proxy_is_logged_once(
         request = RequestFactory().get("/", REMOTE_ADDR=peer, HTTP_X_FORWARDED_FOR=client)
         with suppress(QuotaError):
             check("1/m", request, key="ip")
-    assert len(caplog.messages) == told
+    assert len(caplog.messages) == expected
     assert all(f'Set, for example, "TRUSTED_PROXIES": [{peer!r}].' in line for line in caplog.messages)
 
 
 @pytest.mark.parametrize(
-    ("words", "allowed", "told"),
+    ("words", "allowed", "expected"),
     [
         (["uvicorn", "--forwarded-allow-ips", "*", "site.asgi"], "", 1),
         (["gunicorn", "-k", "uvicorn.workers.UvicornWorker", "--forwarded-allow-ips=*"], "", 1),
@@ -85,7 +85,7 @@ def test_an_unknown_proxy_is_logged_once(
 )
 @pytest.mark.usefixtures("memory_store")
 def test_a_server_that_trusts_every_proxy_is_logged_once(
-    words: list[str], allowed: str, told: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    words: list[str], allowed: str, expected: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("sys.argv", words)
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", allowed)
@@ -95,7 +95,7 @@ def test_a_server_that_trusts_every_proxy_is_logged_once(
         request = AsyncRequestFactory().get("/", headers={"x-forwarded-for": client})
         check("1/m", request, key="ip")
     found = [line for line in caplog.messages if "--no-proxy-headers" in line]
-    assert len(found) == told
+    assert len(found) == expected
     addresses._server_trusts_everybody.cache_clear()
 
 

@@ -211,10 +211,10 @@ class TestAllOrNothing:
 @pytest.mark.usefixtures("either_store")
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_repeated_form_refusals_warn_once_that_another_limit_is_near(kind: str) -> None:
-    told: list[object] = []
+    subjects: list[object] = []
 
     def note(**given: object) -> None:
-        told.append(given["subject"])
+        subjects.append(given["subject"])
 
     rules = [Rule.make("by-ip", "5/h", key="ip", warn_at=0.8), Rule.make("closed", "0/m", key="post:phone")]
     near_limit.connect(note)
@@ -227,7 +227,7 @@ def test_repeated_form_refusals_warn_once_that_another_limit_is_near(kind: str) 
                 assert not decide(kind, rules, posted()).allowed
     finally:
         near_limit.disconnect(note)
-    assert told == ["ip:192.0.2.1"]
+    assert subjects == ["ip:192.0.2.1"]
 
 
 @pytest.mark.usefixtures("memory_store")

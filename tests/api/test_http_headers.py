@@ -211,7 +211,7 @@ def test_on_every_store_every_edge_says_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_who_finds_no_slot_is_told_when_one_comes_free_at_the_latest(is_async: bool) -> None:
+def test_a_refusal_for_a_slot_says_when_one_comes_free_at_the_latest(is_async: bool) -> None:
     name = f"only-{is_async}"
     inner: Any = concurrency(1, name=name, lease=30)(free_async if is_async else free)
 
@@ -228,18 +228,18 @@ def test_who_finds_no_slot_is_told_when_one_comes_free_at_the_latest(is_async: b
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "parameters"),
     [
         ({"remaining": -5}, {"r": 0, "t": 60}),
         ({"remaining": 10**16}, {"r": 999_999_999_999_999, "t": 60}),
         ({"next_after": 1e30}, {"r": 0, "t": 999_999_999_999_999}),
     ],
 )
-def test_what_is_out_of_bounds_is_told_as_an_integer_of_a_structured_field(
-    found: dict[str, Any], told: dict[str, int]
+def test_a_number_out_of_bounds_is_an_integer_of_a_structured_field(
+    found: dict[str, Any], parameters: dict[str, int]
 ) -> None:
     outcome = check("1/m", f"number-{next(NUMBERS)}").outcomes[0]._replace(**found)
     response = HttpResponse()
     with freeze(NOW):
         set_headers(response, Decision.of((outcome,)))
-    assert parsed(response, "RateLimit") == [("1/m", told)]
+    assert parsed(response, "RateLimit") == [("1/m", parameters)]

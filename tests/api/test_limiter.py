@@ -137,8 +137,8 @@ def test_what_is_left_is_never_below_zero(algorithm: str) -> None:
     options: dict[str, Any] = {"algorithm": algorithm}
     with freeze(START):
         reserve("10/h", SUBJECT, 1, name="rule", **options).settle(25)
-        told = [verb("4/h", SUBJECT, name="rule", **options) for verb in (peek, check, refund)]
-    assert [each.remaining for each in told] == [0, 0, 0]
+        decisions = [verb("4/h", SUBJECT, name="rule", **options) for verb in (peek, check, refund)]
+    assert [each.remaining for each in decisions] == [0, 0, 0]
 
 
 def test_a_cost_above_the_limit_promises_no_retry(memory_store: None) -> None:
@@ -148,7 +148,7 @@ def test_a_cost_above_the_limit_promises_no_retry(memory_store: None) -> None:
 
 
 @REDIS
-def test_peeking_and_being_refused_write_nothing_where_no_events_are_told(raw: redis.Redis, settings: Any) -> None:
+def test_a_peek_and_a_refusal_write_nothing_without_events(raw: redis.Redis, settings: Any) -> None:
     settings.QUOTA = {"EVENTS": 0}
     check("1/m", SUBJECT)
     before = {key: raw.dump(key) for key in raw.scan_iter()}

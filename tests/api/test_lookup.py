@@ -21,7 +21,7 @@ from django_quota.services.lookup import (
     rule_hint,
     subject_hint,
 )
-from django_quota.services.subjects import subject_flow
+from django_quota.services.subjects import session_subject, subject_flow
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,10 @@ from django_quota.services.subjects import subject_flow
         ("path:/c++/100%", "path:/c%2B%2B/100%25"),
         ("path:/c%2B%2B/+ip:2001:DB8::7+global", "path:/c%2B%2B/+ip:2001:db8::/64+global"),
         ("127.0.0.1+path:/a/", "ip:127.0.0.1+path:/a/"),
+        ("kwarg:pk=a+b%", "kwarg.pk:a%2Bb%25"),
+        ("kwarg.pk:7+127.0.0.1", "kwarg.pk:7+127.0.0.1"),
+        ("127.0.0.1+session=abc", f"ip:127.0.0.1+{session_subject('abc')}"),
+        (session_subject("abc"), session_subject("abc")),
     ],
 )
 def test_typed_texts_become_subjects(text: str, subject: str) -> None:

@@ -270,14 +270,14 @@ class TestRedisIsGone:
         assert len([record for record in caplog.records if record.name == "django_quota"]) == 1
 
     @pytest.mark.parametrize("view", ["asks", "asks-async"])
-    def test_what_a_view_lets_through_is_told_once(
+    def test_what_a_view_lets_through_is_logged_once(
         self, kind: str, view: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         for what in ("by-hand", "counter", "by-hand", "slot"):
             assert fetch(kind, f"/{view}/?what={what}")[0].status_code == 503
-        told = [record for record in caplog.records if record.name == "django_quota"]
-        assert [record.levelname for record in told] == ["ERROR"]
-        assert "an amount is on the way" in told[0].getMessage()
+        logged = [record for record in caplog.records if record.name == "django_quota"]
+        assert [record.levelname for record in logged] == ["ERROR"]
+        assert "an amount is on the way" in logged[0].getMessage()
 
 
 def test_what_a_view_lets_through_is_on_the_request_beside_what_was_decided() -> None:

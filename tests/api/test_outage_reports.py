@@ -45,18 +45,18 @@ def nothing_told() -> None:
     _log_denied_command.cache_clear()
 
 
-def told(announcements: list[Any]) -> list[str]:
+def reported(announcements: list[Any]) -> list[str]:
     return [{store_lost: "lost", store_back: "back"}[signal] for signal, _ in announcements]
 
 
 def test_an_outage_ends_with_an_answer_after_the_settle_time(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     outages = Outages(clock)
-    assert told(outages.answered()) == []
-    assert told(outages.failed(GONE, ["user:1"])) == ["lost"]
+    assert reported(outages.answered()) == []
+    assert reported(outages.failed(GONE, ["user:1"])) == ["lost"]
     assert outages in ongoing
     clock.now += 4
-    assert told(outages.failed(GONE, ["user:1"])) == []
+    assert reported(outages.failed(GONE, ["user:1"])) == []
     clock.now += SETTLE_TIME
     assert outages.answered() == [(store_back, {"seconds": 4 + SETTLE_TIME})]
     assert outages not in ongoing
@@ -69,9 +69,9 @@ def test_a_store_that_comes_and_goes_is_one_outage(caplog: pytest.LogCaptureFixt
     found: list[str] = []
     for _ in range(100):
         clock.now += SETTLE_TIME / 10
-        found += told(outages.failed(GONE, [])) + told(outages.answered())
+        found += reported(outages.failed(GONE, [])) + reported(outages.answered())
     clock.now += SETTLE_TIME
-    assert [*found, *told(outages.answered())] == ["lost", "back"]
+    assert [*found, *reported(outages.answered())] == ["lost", "back"]
     assert len(caplog.records) == 2
 
 
@@ -80,11 +80,11 @@ def test_a_read_does_not_end_an_outage_of_writes() -> None:
     outages = Outages(clock)
     outages.failed(FULL, [])
     clock.now += 10
-    assert told(outages.answered(wrote=False)) == []
-    assert told(outages.answered()) == ["back"]
+    assert reported(outages.answered(wrote=False)) == []
+    assert reported(outages.answered()) == ["back"]
     outages.failed(GONE, [])
     clock.now += 10
-    assert told(outages.answered(wrote=False)) == ["back"]
+    assert reported(outages.answered(wrote=False)) == ["back"]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["gone", "full", "wrote", "read"]), st.floats(0, 3))))
@@ -103,7 +103,7 @@ def test_store_lost_and_store_back_alternate(
         else:
             announced = outages.answered(wrote=what == "wrote")
             assert not announced or clock.now >= last_failure + SETTLE_TIME
-        found += told(announced)
+        found += reported(announced)
         assert outages.is_on == (outages in ongoing) == (len(found) % 2 == 1)
     ongoing.discard(outages)
     assert found == ["lost", "back"] * (len(found) // 2) + ["lost"] * (len(found) % 2)
@@ -256,13 +256,13 @@ def test_a_command_forbidden_to_some_decisions_is_reported_once() -> None:
     clock = Clock()
     outages = Outages(clock)
     lacking = StoreCommandDenied("may not use 'hincrby'")
-    told = []
+    reported = []
     for _ in range(20):
-        told += [signal for signal, _ in outages.failed(lacking, ["user:1"])]
+        reported += [signal for signal, _ in outages.failed(lacking, ["user:1"])]
         for _ in range(5):
             clock.now += PERMISSION_SETTLE_TIME / 6
-            told += [signal for signal, _ in outages.answered()]
-    assert told == [store_lost]
+            reported += [signal for signal, _ in outages.answered()]
+    assert reported == [store_lost]
     clock.now += PERMISSION_SETTLE_TIME
     assert [signal for signal, _ in outages.answered()] == [store_back]
     outages.failed(StoreUnavailable("gone"), ["user:1"])

@@ -45,18 +45,18 @@ def ask(kind: str, times: int = 1, subject: str = "user:1") -> list[Any]:
 @contextmanager
 def heard() -> Iterator[list[tuple[str, dict[str, Any]]]]:
     """Note the signals about the store."""
-    told: list[tuple[str, dict[str, Any]]] = []
+    reported: list[tuple[str, dict[str, Any]]] = []
 
     def lost(**carried: Any) -> None:
-        told.append(("lost", carried))
+        reported.append(("lost", carried))
 
     def back(**carried: Any) -> None:
-        told.append(("back", carried))
+        reported.append(("back", carried))
 
     store_lost.connect(lost)
     store_back.connect(back)
     try:
-        yield told
+        yield reported
     finally:
         store_lost.disconnect(lost)
         store_back.disconnect(back)
@@ -139,10 +139,10 @@ class TestAServerThatHangs:
         self, kind: str, mute: Mute, clock: Clock, caplog: pytest.LogCaptureFixture
     ) -> None:
         with_clock(clock)
-        with heard() as told:
+        with heard() as reported:
             ask(kind, 20)
-        assert [what for what, _ in told] == ["lost"]
-        assert told[0][1]["reason"]
+        assert [what for what, _ in reported] == ["lost"]
+        assert reported[0][1]["reason"]
         assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 1
 
 
@@ -168,15 +168,15 @@ def test_decisions_recover_when_redis_is_back(
     kind: str, redis_cache: RedisServer, settings: Any, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = with_clock(clock)
-    with heard() as told:
+    with heard() as reported:
         for _ in range(FAILURES):
             store.breaker.failed()
         assert ask(kind)[0].degraded
         clock.now += 1
         assert not ask(kind)[0].degraded
         assert not ask(kind, 3)[0].degraded
-    assert [what for what, _ in told] == ["lost", "back"]
-    assert told[1][1]["seconds"] >= 0
+    assert [what for what, _ in reported] == ["lost", "back"]
+    assert reported[1][1]["seconds"] >= 0
     assert "answers again, after" in caplog.text
 
 
@@ -194,7 +194,7 @@ def test_reads_do_not_end_the_outage_of_a_read_only_server(
     with (
         running_redis(redis_server.program) as server,
         redis.Redis.from_url(server.url) as client,
-        heard() as told,
+        heard() as reported,
         freeze(START),
     ):
         settings.CACHES = caches(server)
@@ -206,11 +206,11 @@ def test_reads_do_not_end_the_outage_of_a_read_only_server(
             assert check("9/m", f"user:other-{number}").degraded
             clock.now += 1
             assert (ask(kind, 1, visitor)[0].allowed, peek("9/m", visitor).degraded) == (False, False)
-        assert [what for what, _ in told] == ["lost"]
+        assert [what for what, _ in reported] == ["lost"]
         client.execute_command(*mend)
         clock.now += 1
         assert check("9/m", "user:other").allowed
-        assert [what for what, _ in told] == ["lost", "back"]
+        assert [what for what, _ in reported] == ["lost", "back"]
 
 
 @pytest.fixture
@@ -284,17 +284,17 @@ def test_a_redis_that_is_gone_does_not_count_as_full(settings: Any, redis_server
 
 def test_an_async_receiver_gets_the_signal(mute: Mute, clock: Clock) -> None:
     with_clock(clock)
-    told: list[str] = []
+    reported: list[str] = []
 
     async def lost(**carried: Any) -> None:
-        told.append(carried["reason"])
+        reported.append(carried["reason"])
 
     store_lost.connect(lost)
     try:
         ask("async")
     finally:
         store_lost.disconnect(lost)
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
 @pytest.mark.parametrize(

@@ -431,9 +431,9 @@ class TestCommandsPublishWhatWaits:
 
     @pytest.mark.parametrize("command", ["quota_sweep", "quota_rollup"])
     def test_while_redis_takes_no_changes_they_say_what_waits_do_their_work_and_fail(self, command: str) -> None:
-        told = commanded(command, at_fault="OutOfMemory|OOM")
-        assert "2 changes of overrides wait to be published to Redis." in told
-        assert "Looked at 0 " in told
+        printed = commanded(command, at_fault="OutOfMemory|OOM")
+        assert "2 changes of overrides wait to be published to Redis." in printed
+        assert "Looked at 0 " in printed
         assert OverrideOutbox.objects.count() == 2
 
     def test_a_dry_sweep_only_counts(self, raw: redis.Redis) -> None:
@@ -452,13 +452,13 @@ class TestCommandsPublishWhatWaits:
             raise OperationalError("it is slow")
 
         monkeypatch.setattr(type(connection.introspection), "table_names", fail)
-        told = commanded("quota_sweep")
-        assert "It is unknown whether overrides wait to be published: it is slow" in told
-        assert "Looked at 0 keys" in told
+        printed = commanded("quota_sweep")
+        assert "It is unknown whether overrides wait to be published: it is slow" in printed
+        assert "Looked at 0 keys" in printed
 
     def test_the_status_says_whether_the_subjects_own_wait(self, raw: redis.Redis, settings: Any) -> None:
-        told = commanded("quota_status", "user:1")
-        assert "Note: 2 changes of overrides wait to be published to Redis. Some are of this subject" in told
+        printed = commanded("quota_status", "user:1")
+        assert "Note: 2 changes of overrides wait to be published to Redis. Some are of this subject" in printed
         assert "Some are" not in commanded("quota_status", "user:3")
         said = StringIO()
         call_command("quota_status", "user:3", "--json", stdout=said, stderr=StringIO())
@@ -528,16 +528,16 @@ class TestSync:
             blocked(f"user:{n}", mode="exempt")
             blocked(f"user:{n}0")
         blocked("user:00", "*", mode="exempt")
-        told: list[str] = []
+        printed: list[str] = []
         publish = override_sync.publish
 
         def noted(subjects: Any, using: str) -> None:
-            told.extend(subjects)
+            printed.extend(subjects)
             publish(subjects, using)
 
         monkeypatch.setattr(override_sync, "publish", noted)
         assert synced() == {"subjects": 6, "withdrawn": 0}
-        assert told == ["user:00", "user:10", "user:20", "user:0", "user:1", "user:2"]
+        assert printed == ["user:00", "user:10", "user:20", "user:0", "user:1", "user:2"]
 
     def test_where_redis_loses_its_memory_meanwhile_it_begins_again(
         self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
@@ -873,7 +873,7 @@ class TestTheCommand:
         assert held()["*"].ends == microseconds(ends)
 
     @pytest.mark.parametrize(
-        ("words", "told"),
+        ("words", "printed"),
         [
             (("set", "user:1", "10/fortnight"), "10/fortnight"),
             (("set", "user:1", "blocked", "--for", "soon"), "such as '10m'"),
@@ -885,10 +885,10 @@ class TestTheCommand:
             (("set", "user:1"), "RATE|exempt|blocked"),
         ],
     )
-    def test_wrong_words_are_named_with_what_to_write_instead(self, words: tuple[str, ...], told: str) -> None:
+    def test_wrong_words_are_named_with_what_to_write_instead(self, words: tuple[str, ...], printed: str) -> None:
         with pytest.raises(CommandError) as caught:
             said(*words)
-        assert told in str(caught.value)
+        assert printed in str(caught.value)
         assert not QuotaOverride.objects.exists()
 
     def test_an_option_whose_bytes_are_no_text_is_a_clear_error(self) -> None:

@@ -266,8 +266,8 @@ class TestAPartOfItsMemory:
         replica.client.replicaof("127.0.0.1", primary.port)
 
         def has_all() -> bool:
-            told, heard = primary.client.info("replication"), replica.client.info("replication")
-            return bool(heard.get("slave_repl_offset") == told["master_repl_offset"] > 0)
+            primary_info, replica_info = primary.client.info("replication"), replica.client.info("replication")
+            return bool(replica_info.get("slave_repl_offset") == primary_info["master_repl_offset"] > 0)
 
         def cut_off() -> None:
             wait_until(has_all)

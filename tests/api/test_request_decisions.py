@@ -68,7 +68,7 @@ class TestWhileRedisIsLeftAlone:
         decisions = [decide(kind, rules, get()) for _ in range(2)]
         assert [decision.allowed for decision in decisions] == [on_unavailable == "local", False]
 
-    def test_so_is_one_that_says_nothing_where_the_setting_does(self, kind: str, gone: None, settings: Any) -> None:
+    def test_a_rule_without_the_option_goes_by_the_setting(self, kind: str, gone: None, settings: Any) -> None:
         get_limiter()  # of the settings that stand
         settings.QUOTA = {"ON_UNAVAILABLE": "deny"}
         assert not decide(kind, [rule()], get()).allowed

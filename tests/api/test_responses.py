@@ -169,7 +169,7 @@ class TestRetryAfter:
         assert "closed at the moment" in json.loads(response.content)["detail"]
 
 
-def test_what_refuses_everybody_does_not_tell_people_that_their_request_is_too_large() -> None:
+def test_a_limit_of_zero_does_not_say_that_the_request_is_too_large() -> None:
     assert "larger" not in message(check("0/m", "global"), get_language())
 
 
@@ -428,7 +428,7 @@ class TestTheSitesOwnAnswer:
             refused()
 
 
-def test_who_is_banned_is_not_told_of_what_the_limit_has_left() -> None:
+def test_a_banned_client_does_not_see_what_the_limit_has_left() -> None:
     limited: Any = quota("2/s", key="ip", name="login", ban={"after": "1/m", "for": "10m"})(view)
     with freeze(NOW):
         for _ in range(5):
@@ -436,6 +436,6 @@ def test_who_is_banned_is_not_told_of_what_the_limit_has_left() -> None:
     with freeze(NOW + 5_000_000):
         reply = limited(get())
     assert reply.status_code == 429
-    ((_, told),) = parsed(reply, "RateLimit")
-    assert told["r"] == 0
-    assert told["t"] >= 590
+    ((_, limit),) = parsed(reply, "RateLimit")
+    assert limit["r"] == 0
+    assert limit["t"] >= 590

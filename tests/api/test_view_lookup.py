@@ -245,7 +245,7 @@ class TestViewsThatShareAName:
         [(quota("5/m"), "@quota(..., name='...')"), (concurrency(5), "@concurrency(..., name='...')")],
     )
     @pytest.mark.parametrize("kind", ["function", "class", "template"])
-    def test_w013_views_that_cannot_be_told_apart_are_asked_for_a_name(
+    def test_w013_asks_for_a_name_where_views_share_one(
         self, kind: str, decorate: Any, words: str, settings: Any
     ) -> None:
         views = {
@@ -276,7 +276,7 @@ class TestRulesThatThereAreNot:
         def search(request: Any) -> Response:
             return Response()
 
-        assert self.told(settings, search) == "search"
+        assert self.warned(settings, search) == "search"
 
     def test_on_a_method_and_on_an_action_of_a_viewset(self, settings: Any) -> None:
         class Shop(ViewSet):
@@ -293,7 +293,7 @@ class TestRulesThatThereAreNot:
         for viewset, name in ((Shop, "Shop.list"), (Cart, "Cart.recent")):
             router = SimpleRouter()
             router.register("x", viewset, "x")
-            assert self.told(settings, *(pattern.callback for pattern in router.urls)) == name
+            assert self.warned(settings, *(pattern.callback for pattern in router.urls)) == name
 
     @pytest.mark.parametrize(("base", "name"), [(ViewSet, "list"), (View, "get"), (View, "dispatch")])
     def test_under_method_decorator(self, base: Any, name: str, settings: Any) -> None:
@@ -303,13 +303,13 @@ class TestRulesThatThereAreNot:
         method.__name__ = name
         shop: Any = method_decorator(quota(rule="typo"), name=name)(type("Shop", (base,), {name: method}))
         views = [shop.as_view({"get": "list"}), shop.as_view({"get": "list"})] if base is ViewSet else [shop.as_view()]
-        assert self.told(settings, *views) == ("Shop" if name == "dispatch" else f"Shop.{name}")
+        assert self.warned(settings, *views) == ("Shop" if name == "dispatch" else f"Shop.{name}")
 
     def test_on_a_class(self, settings: Any) -> None:
         shop: Any = quota(rule="typo")(type("Shop", (View,), {}))
-        assert self.told(settings, shop.as_view()) == "Shop"
+        assert self.warned(settings, shop.as_view()) == "Shop"
 
-    def told(self, settings: Any, *views: Any) -> str:
+    def warned(self, settings: Any, *views: Any) -> str:
         """Return the path of the view that is named, of this module."""
         (found,) = findings(settings, *views)
         assert found.id == "django_quota.E010"

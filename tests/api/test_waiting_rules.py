@@ -12,9 +12,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_quota import Rule, quota
-from django_quota.core.flow import run_async, run_sync
-from django_quota.services.request_decisions import request_flow
-from django_quota.web.responses import apply_flow
+from django_quota.web.responses import alimit_request, limit_request
 from django_quota.web.waiting_rules import decides_later, needs_view, take_waiting_rules
 from tests.api.test_middleware import both, fetch
 from tests.support.calls import run
@@ -39,8 +37,7 @@ class TokenView(View):
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         refused = authenticate(request)
         if refused is None and self.decides:
-            rules = take_waiting_rules(request)
-            refused = run_sync(apply_flow(request, run_sync(request_flow(rules, request)))) if rules else None
+            refused = limit_request(request, take_waiting_rules(request))
         return refused or HttpResponse("ok")
 
 
@@ -58,8 +55,8 @@ class AsyncTokenView(TokenView):
 
     async def answer(self, request: HttpRequest) -> HttpResponseBase:
         refused = authenticate(request)
-        if refused is None and (rules := take_waiting_rules(request)):
-            refused = await run_async(apply_flow(request, await run_async(request_flow(rules, request))))
+        if refused is None:
+            refused = await alimit_request(request, take_waiting_rules(request))
         return refused or HttpResponse("ok")
 
 

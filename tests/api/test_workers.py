@@ -105,7 +105,7 @@ class TestSignsOfLife:
         workers.flush()
         assert workers.number == 5
 
-    def test_a_number_that_falls_is_believed_when_it_is_said_twice(self) -> None:
+    def test_a_lower_number_counts_when_it_comes_twice(self) -> None:
         workers, store, clock = self.made()
         known = []
         for store.number in (4, 1, 4, 2, 2, 3):

@@ -242,12 +242,12 @@ def _write_between_markers(page: Path, text: str) -> None:
 
 def _compared(found: Found) -> Sheet:
     run = Run(found["runs"][0], found)
-    told = {row["id"]: row for row in run.rows}
+    sizes = {row["id"]: row for row in run.rows}
     rows = []
     for (one, three, view), fact in zip(COMPARED, found["facts"], strict=True):
         cells = [f"{value:.0f}" for value in run[one][:3]]
         cells += [f"{run[three][figure]:.0f}" if three else NONE for figure in (0, 1, 3)]
-        cells += [f"{run[view].cpu:.0f}" if view else NONE, *_right(fact), _bytes(told[one])]
+        cells += [f"{run[view].cpu:.0f}" if view else NONE, *_right(fact), _bytes(sizes[one])]
         rows.append([fact["package"], *cells])
     bare = run["bare"]
     return Sheet(

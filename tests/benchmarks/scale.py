@@ -73,8 +73,8 @@ def _count(run: Callable[..., int], counts: Any, *given: object) -> None:
 
 
 def _cpu(client: Any) -> float:
-    told = client.info("cpu")
-    return float(told["used_cpu_user"] + told["used_cpu_sys"])
+    cpu = client.info("cpu")
+    return float(cpu["used_cpu_user"] + cpu["used_cpu_sys"])
 
 
 def _work(name: str, url: str) -> Work:

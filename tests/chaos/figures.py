@@ -196,8 +196,8 @@ class _Excuses:
 
     def excuses(self, record: Record) -> bool:
         """Say whether a decision without Redis is the machine's doing, or belongs to an outage that is."""
-        told = [loss for loss in self.account.losses if loss.at <= record.ended]
-        return bool(told and _latest(told) in self.losses) or self._held_up(record.started, record.ended)
+        known = [loss for loss in self.account.losses if loss.at <= record.ended]
+        return bool(known and _latest(known) in self.losses) or self._held_up(record.started, record.ended)
 
     def _held_up(self, since: float, until: float) -> bool:
         """Say whether the machine took enough of a span: from the worker, and from the server that it took most from.

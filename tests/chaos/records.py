@@ -77,7 +77,7 @@ class Account:
     @classmethod
     def read(cls, path: Path) -> Account:
         """Read it from a file."""
-        told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        given: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         for name, kind in (("records", Record), ("losses", Loss), ("stalls", Stall)):
-            told[name] = [kind(*fields) for fields in told[name]]
-        return cls(**told)
+            given[name] = [kind(*fields) for fields in given[name]]
+        return cls(**given)

@@ -102,11 +102,11 @@ def test_after_a_loss_one_more_limit_may_be_admitted_and_no_more() -> None:
     ],
     ids=["exception", "deny", "local", "not normal at the end", "not normal soon enough"],
 )
-def test_each_broken_promise_is_said(records: list[Record]) -> None:
+def test_each_broken_promise_is_reported(records: list[Record]) -> None:
     assert len(broken(found_in(records), ONE_OUTAGE)) == 1
 
 
-def test_a_rule_that_should_have_been_counted_in_each_worker_and_was_not_is_said() -> None:
+def test_a_rule_that_was_not_counted_in_each_worker_is_reported() -> None:
     counted = Allowance(local=(LOCAL.name, DEFAULT.name))
     hits = [hit(101 + number / 1_000, "default", degraded=True) for number in range(DEFAULT.limit // 2 + 1)]
     assert broken(found_in(hits, ONE_OUTAGE), ONE_OUTAGE) == []

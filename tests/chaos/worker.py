@@ -79,12 +79,12 @@ def _used() -> int | None:
     return None
 
 
-def _listen(account: Account, told: Path) -> None:
+def _listen(account: Account, path: Path) -> None:
     from django_quota.signals import store_back, store_lost
 
     def lost(reason: str, **_: Any) -> None:
         account.losses.append(Loss(time.monotonic(), reason))
-        with told.open("a") as file:
+        with path.open("a") as file:
             file.write(f"{account.losses[-1].at}\n")
 
     def back(**_: Any) -> None:

@@ -391,10 +391,10 @@ def test_all_tiers_are_returned_if_none_is_possible() -> None:
 
 def noted(*words: str) -> str:
     """Return what a command writes to stderr."""
-    told = StringIO()
+    printed = StringIO()
     with freeze(START):
-        call_command(*words, stdout=StringIO(), stderr=told)
-    return told.getvalue()
+        call_command(*words, stdout=StringIO(), stderr=printed)
+    return printed.getvalue()
 
 
 class TestReadOnlyRedis:
@@ -428,17 +428,17 @@ class TestReadOnlyRedis:
     def test_each_rule_shows_what_happens_to_a_hit(self, raw: redis.Redis) -> None:
         names = ("search", "open", "own", "used", "free")
         shown = run("quota_status", SUBJECT, *(word for name in names for word in ("--rule", name)))
-        told = dict(zip(names, [line for line in shown.splitlines() if " left; " in line], strict=True))
+        printed = dict(zip(names, [line for line in shown.splitlines() if " left; " in line], strict=True))
         with freeze(START):
             assert not check("search", SUBJECT)
             assert check("open", SUBJECT)
             assert check("own", SUBJECT)
             assert not check("used", SUBJECT)
-        assert told["search"].endswith("; no hit is admitted while Redis takes no changes")
-        assert told["open"].endswith("; the next hit is admitted, and not counted")
-        assert told["own"].endswith("; each process decides by itself while Redis takes no changes")
-        assert told["used"].endswith("; the next hit is admitted in 1 minute")
-        assert told["free"].endswith("; the next hit is admitted (exempt)")
+        assert printed["search"].endswith("; no hit is admitted while Redis takes no changes")
+        assert printed["open"].endswith("; the next hit is admitted, and not counted")
+        assert printed["own"].endswith("; each process decides by itself while Redis takes no changes")
+        assert printed["used"].endswith("; the next hit is admitted in 1 minute")
+        assert printed["free"].endswith("; the next hit is admitted (exempt)")
         assert list(raw.scan_iter("*probe*")) == []
 
     def test_it_prints_why(self) -> None:
@@ -469,7 +469,7 @@ class TestHints:
         assert "  tiered (authenticated): 50/m by" in shown
 
     @pytest.mark.parametrize("command", ["quota_status", "quota_reset"])
-    def test_a_bare_address_is_noted_with_its_subject(self, command: str) -> None:
+    def test_a_note_names_the_subject_of_a_bare_address(self, command: str) -> None:
         assert noted(command, "203.0.113.9") == "Note: '203.0.113.9' is taken for 'ip:203.0.113.9'.\n"
         assert noted(command, SUBJECT) == ""
         assert "'ip:2001:db8::/64'" in noted(command, "2001:db8::7")
@@ -477,17 +477,17 @@ class TestHints:
 
     @pytest.mark.parametrize("network", ["10.0.0.0/8", "10.0.0.1/x", "2001:db8::/32", "10.0.0.0/8/8"])
     @pytest.mark.parametrize("command", [("quota_status",), ("quota_reset",), ("quota_reset", "--dry-run")])
-    def test_a_network_is_noted_as_no_subject(self, command: tuple[str, ...], network: str) -> None:
+    def test_a_note_says_that_a_network_is_no_subject(self, command: tuple[str, ...], network: str) -> None:
         assert "is a network. Use one address" in noted(*command, network)
         try:
-            told = noted(*command, f"ip:{network}")
+            printed = noted(*command, f"ip:{network}")
         except CommandError as error:
-            told = str(error)
-        assert "is a network. Use one address" in told
+            printed = str(error)
+        assert "is a network. Use one address" in printed
 
     @pytest.mark.parametrize("command", ["quota_status", "quota_reset"])
     @pytest.mark.django_db
-    def test_a_user_name_is_noted_with_its_subject(self, command: str) -> None:
+    def test_a_note_names_the_subject_of_a_user_name(self, command: str) -> None:
         ann = User.objects.create_user("ann")
         assert f"“user:{ann.pk}”" in noted(command, "ann")
         assert f"“user:{ann.pk}”" in noted(command, "user:ann")
@@ -498,6 +498,6 @@ class TestHints:
         assert noted(command, "ann") == ""
 
     @pytest.mark.parametrize("words", [("quota_reset", SUBJECT), ("quota_sweep",)])
-    def test_an_unknown_rule_is_noted_with_a_similar_one(self, words: tuple[str, ...]) -> None:
+    def test_a_note_names_a_rule_similar_to_an_unknown_one(self, words: tuple[str, ...]) -> None:
         assert "Did you mean “search”?" in noted(*words, "--rule", "serch")
         assert noted(*words, "--rule", "search") == ""

@@ -326,10 +326,10 @@ def test_100_processes_take_exactly_what_there_is() -> None:
         assert ended(children) == [0] * 100
     os.close(ready)
     with os.fdopen(results, "rb") as pipe:
-        told = list(result.iter_unpack(pipe.read()))
-    assert len(told) == 100
-    assert sum(taken for taken, _ in told) == 1_000
-    assert min(lowest for _, lowest in told) >= 0
+        lines = list(result.iter_unpack(pipe.read()))
+    assert len(lines) == 100
+    assert sum(taken for taken, _ in lines) == 1_000
+    assert min(lowest for _, lowest in lines) >= 0
     assert STOCK.get("sku:1") == 0
 
 

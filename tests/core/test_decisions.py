@@ -188,8 +188,8 @@ def test_a_decision_explains_itself(decision: Decision, text: str) -> None:
 def test_the_wait_in_words_is_never_too_short(wait: float, least: int) -> None:
     words = Decision.of((outcome(ok=False, wait=wait),)).explain().partition("again in ")[2].rstrip(".").split()
     sizes = {"day": 86_400, "hour": 3_600, "minute": 60, "second": 1}
-    told = sum(int(n) * sizes[u.rstrip("s")] for n, u in zip(words[::2], words[1::2], strict=True))
-    assert told >= least
+    total = sum(int(n) * sizes[u.rstrip("s")] for n, u in zip(words[::2], words[1::2], strict=True))
+    assert total >= least
 
 
 def test_the_window_of_an_outcome_is_whole_seconds_and_none_for_months() -> None:

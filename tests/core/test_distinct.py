@@ -66,10 +66,10 @@ class TestDistinct:
             for name in "abcd":
                 check("4/d", SUBJECT, value=name, distinct=True, name="devices")
         with freeze(START + HOUR):
-            told = [check("2/d", SUBJECT, value=name, distinct=True, name="devices") for name in "ae"]
-        assert [(bool(each), each.remaining) for each in told] == [(True, 0), (False, 0)]
+            decisions = [check("2/d", SUBJECT, value=name, distinct=True, name="devices") for name in "ae"]
+        assert [(bool(each), each.remaining) for each in decisions] == [(True, 0), (False, 0)]
         # Room for another: when three of the four are forgotten, of which one has just been used again.
-        assert [each.outcomes[0].next_after for each in told] == [23 * 3_600.0] * 2
+        assert [each.outcomes[0].next_after for each in decisions] == [23 * 3_600.0] * 2
 
     def test_a_value_is_forgotten_at_the_very_end_of_its_window(self) -> None:
         for number, name in enumerate("abc"):

@@ -25,78 +25,78 @@ BAN = {"after": "3/m", "for": ["10m", "1h", "1d"]}
 
 
 @pytest.mark.usefixtures("either_store")
-class TestWhatIsTold:
+class TestEmittedSignals:
     @pytest.fixture
-    def told(self) -> Iterator[list[tuple[str, str, str]]]:
-        """What the signals have said: which, rule, subject."""
-        said: list[tuple[str, str, str]] = []
+    def emitted(self) -> Iterator[list[tuple[str, str, str]]]:
+        """The signals that were sent: which, rule, subject."""
+        found: list[tuple[str, str, str]] = []
 
-        def hear(name: str) -> Callable[..., None]:
+        def record(name: str) -> Callable[..., None]:
             def receiver(rule: Any, subject: str, decision: Decision, **_: Any) -> None:
                 assert isinstance(decision, Decision)
-                said.append((name, rule.name, subject))
+                found.append((name, rule.name, subject))
 
             return receiver
 
         with ExitStack() as stack:
             for name, signal in (("refused", refused), ("banned", banned), ("near", near_limit)):
-                receiver = hear(name)
+                receiver = record(name)
                 signal.connect(receiver)
                 stack.callback(signal.disconnect, receiver)
-            yield said
+            yield found
 
-    def test_a_refusal_is_told_once_a_second_and_subject(self, told: list[Any]) -> None:
+    def test_a_refusal_is_emitted_once_a_second_and_subject(self, emitted: list[Any]) -> None:
         for moment in (0, 1, SECOND - 1, SECOND, SECOND + 5):
             with freeze(START + moment):
                 check("0/m", SUBJECT)
                 check("0/m", "ip:192.0.2.1")
-        assert told == [("refused", "0/m", SUBJECT), ("refused", "0/m", "ip:192.0.2.1")] * 2
+        assert emitted == [("refused", "0/m", SUBJECT), ("refused", "0/m", "ip:192.0.2.1")] * 2
 
-    def test_coming_near_is_told_once_a_window(self, told: list[Any]) -> None:
+    def test_coming_near_is_emitted_once_a_window(self, emitted: list[Any]) -> None:
         with freeze(START):
             for _ in range(8):
-                assert told == []
+                assert emitted == []
                 check("10/m", SUBJECT)
-        assert told == [("near", "10/m", SUBJECT)]
+        assert emitted == [("near", "10/m", SUBJECT)]
         with freeze(START):
             refund("10/m", SUBJECT)
             check("10/m", SUBJECT)
-        assert len(told) == 1
+        assert len(emitted) == 1
 
-    def test_warn_at_says_from_where_on(self, told: list[Any]) -> None:
+    def test_warn_at_says_from_where_on(self, emitted: list[Any]) -> None:
         with freeze(START):
             check("10/m", SUBJECT, warn_at=0.2)
-            assert told == []
+            assert emitted == []
             check("10/m", SUBJECT, warn_at=0.2)
             check("9/m", SUBJECT, warn_at=None, cost=9)
-        assert told == [("near", "10/m", SUBJECT)]
+        assert emitted == [("near", "10/m", SUBJECT)]
 
-    def test_only_the_hit_that_crosses_the_share_is_told_to_be_near(self, told: list[Any]) -> None:
+    def test_only_the_hit_that_crosses_the_share_emits_near(self, emitted: list[Any]) -> None:
         with freeze(START):
             check("10/30d", SUBJECT, cost=8)
-        with freeze(START + DAY + 1):  # when a warning may be told again
+        with freeze(START + DAY + 1):  # when a warning may be emitted again
             check("10/30d", SUBJECT)
-        assert told == [("near", "10/30d", SUBJECT)]
+        assert emitted == [("near", "10/30d", SUBJECT)]
 
-    def test_a_limit_too_small_to_be_near_is_not_told(self, told: list[Any]) -> None:
+    def test_a_limit_too_small_to_be_near_emits_nothing(self, emitted: list[Any]) -> None:
         with freeze(START):
             for _ in range(4):
                 check("4/m", SUBJECT)
-        assert told == []
+        assert emitted == []
 
-    def test_a_ban_is_told_once_and_not_as_a_refusal(self, told: list[Any]) -> None:
+    def test_a_ban_is_emitted_once_and_not_as_a_refusal(self, emitted: list[Any]) -> None:
         with freeze(START):
             check("1/h", SUBJECT, ban={"after": "1/m", "for": "1h"})
             check("1/h", SUBJECT, ban={"after": "1/m", "for": "1h"})
-        assert told == [("banned", "1/h", SUBJECT)]
+        assert emitted == [("banned", "1/h", SUBJECT)]
 
-    def test_a_shadow_rule_tells_nothing(self, told: list[Any]) -> None:
+    def test_a_shadow_rule_emits_nothing(self, emitted: list[Any]) -> None:
         with freeze(START):
             for _ in range(5):
                 check("5/m", SUBJECT, shadow=True, cost=4)
-        assert told == []
+        assert emitted == []
 
-    def test_an_async_check_tells_async_receivers_too(self, told: list[Any]) -> None:
+    def test_an_async_check_calls_async_receivers_too(self, emitted: list[Any]) -> None:
         heard = []
 
         async def receiver(subject: str, **_: Any) -> None:
@@ -110,7 +110,7 @@ class TestWhatIsTold:
         finally:
             refused.disconnect(receiver)
         assert heard == [SUBJECT]
-        assert told == [("refused", "0/m", SUBJECT)]
+        assert emitted == [("refused", "0/m", SUBJECT)]
 
     def test_a_receiver_that_fails_does_not_fail_the_check_and_is_logged(
         self, caplog: pytest.LogCaptureFixture
@@ -126,14 +126,14 @@ class TestWhatIsTold:
             refused.disconnect(receiver)
         assert "a receiver of somebody's" in caplog.text
 
-    def test_events_0_tells_nothing(self, told: list[Any], settings: Any) -> None:
+    def test_events_0_emits_nothing(self, emitted: list[Any], settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "EVENTS": 0}
         with freeze(START):
             check("0/m", SUBJECT)
             for _ in range(3):
                 decision = check("1/h", SUBJECT, ban={"after": "1/m", "for": "1h"})
         assert decision.outcomes[0].why == "banned"
-        assert told == []
+        assert emitted == []
 
     def test_an_async_receiver_does_not_fail_a_sync_check_in_an_event_loop(
         self, caplog: pytest.LogCaptureFixture

@@ -17,7 +17,7 @@ from django_quota.engine.resp import pack_command
 from tests.support.steps import START, hits_of
 
 
-def told(hits: Sequence[Hit]) -> tuple[Sequence[str], list[str | int]]:
+def sent(hits: Sequence[Hit]) -> tuple[Sequence[str], list[str | int]]:
     """Return the keys and the arguments of their decision."""
     decide = Decide(hits, "check")
     return decide.keys, decide.arguments()
@@ -28,7 +28,7 @@ def test_rules_of_one_name_and_subject_are_one_hit_with_the_limits_of_both() -> 
     assert hit.keys[1:] == ["quota:1:{ip:203.0.113.9}:r:rule:sw.60s", "quota:1:{ip:203.0.113.9}:r:rule:sw.3600s"]
     assert [limit.parameters.capacity for limit in hit.limits] == [5, 70]
     assert hit.arguments == [
-        "rule", "", 1, "800", 2,
+        "rule", 1, "800", 2,
         "sliding_window", "5", "60000000", "0",
         "sliding_window", "70", "3600000000", "0",
         "",
@@ -43,7 +43,7 @@ def test_a_day_is_counted_for_the_user_among_subjects_of_one_plan_and_for_no_oth
     assert [hit.subject for hit in hits if hit.day] == ["user:42", "user:7"]
 
 
-def test_an_override_that_was_told_is_in_the_next_plan_of_its_subject_at_once(monkeypatch: Any) -> None:
+def test_an_override_that_a_reply_named_is_in_the_next_plan_of_its_subject(monkeypatch: Any) -> None:
     monkeypatch.setattr("django_quota.engine.plans._known", {})
     rule = Rule.make("rule", "50/m")
     (plan, again, other) = (Plan("quota") for _ in range(3))
@@ -57,8 +57,8 @@ def test_an_override_that_was_told_is_in_the_next_plan_of_its_subject_at_once(mo
         [50],
     ]
     assert [each.hits[0].override for each in (plan, again, other)] == ["r 0 0 7/m", "r 0 0 7/m", ""]
-    told_again = told(again.operation(START, "check").hits)
-    assert told_again == told(plan.operation(START, "check").hits)
+    told_again = sent(again.operation(START, "check").hits)
+    assert told_again == sent(plan.operation(START, "check").hits)
     assert "r 0 0 7/m" in told_again[1]
 
 

@@ -96,6 +96,21 @@ def test_core_and_engine_know_neither_django_nor_redis(name: str) -> None:
     assert not foreign & {"django", "redis", "django_redis", "asgiref"}
 
 
+@pytest.mark.parametrize("name", [name for name in MODULES if layer(name) != "contrib"])
+def test_nothing_imports_an_integration(name: str) -> None:
+    assert [other for other in imports(MODULES[name]) if other.startswith("django_quota.contrib.")] == []
+
+
+def test_an_integration_imports_its_package_alone() -> None:
+    packages = {"rest_framework", "celery", "ninja", "channels", "allauth", "rest_framework_simplejwt"}
+    found = {
+        name: {other.partition(".")[0] for other in imports(path)} & packages
+        for name, path in MODULES.items()
+        if layer(name) == "contrib"
+    }
+    assert {name: used for name, used in found.items() if used and used != {name.split(".")[2]}} == {}
+
+
 def test_few_modules_lie_beside_the_folders() -> None:
     assert len(list(ROOT.glob("*.py"))) <= MAX_AT_THE_TOP
 

@@ -320,11 +320,11 @@ def until_one_waits(raw: redis.Redis, name: str) -> None:
 def test_never_do_more_hold_a_slot_though_some_are_killed_and_their_slots_come_back(
     raw: redis.Redis, tmp_path: Path
 ) -> None:
-    told, tell = os.pipe()
+    reader, tell = os.pipe()
     never, ever = os.pipe()
     with processes() as victims, processes() as children:
         victims.extend(started(partial(hold_for_ever, tmp_path, tell, never)) for _ in range(LIMIT))
-        tokens = [heard(told, TOKEN_SIZE).decode().strip() for _ in range(LIMIT)]
+        tokens = [heard(reader, TOKEN_SIZE).decode().strip() for _ in range(LIMIT)]
         victims.append(started(partial(wait_for_ever, "killed", LIMIT)))
         until_one_waits(raw, "killed")
         children.extend(started(partial(work, tmp_path)) for _ in range(6))
@@ -336,7 +336,7 @@ def test_never_do_more_hold_a_slot_though_some_are_killed_and_their_slots_come_b
         for token in tokens:  # nobody renews it any more: it ends by itself, and for this test soon
             assert current_store().run(Renew(keys, token, SECOND // 20))
         assert ended(children) == [0] * 8
-    for end in (told, tell, never, ever):
+    for end in (reader, tell, never, ever):
         os.close(end)
     assert slot("killed", LIMIT).holders() == []
 

@@ -127,7 +127,7 @@ def test_a_wrong_rate_is_refused_with_the_place_and_the_problem(text: str, posit
     assert f"(at position {position}). {caught.value.hint}" in str(caught.value)
 
 
-def test_rates_with_a_comma_between_them_are_told_to_take_a_semicolon() -> None:
+def test_the_error_for_a_comma_between_rates_names_the_semicolon() -> None:
     with pytest.raises(RateError, match="Put a semicolon between rates: '10/s; 500/h'"):
         parse_rate("10/m, 5/s")
 

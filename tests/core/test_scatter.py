@@ -78,8 +78,8 @@ def live(now: int, *places: DictStates) -> dict[str, Any]:
     return {key: value for key, value in kept.items() if value}
 
 
-def plan_of(asked: list[Asked], *, told: bool, holds: Reservation | None = None) -> Plan:
-    plan = Plan("quota", 100 if told else 0)
+def plan_of(asked: list[Asked], *, with_events: bool, holds: Reservation | None = None) -> Plan:
+    plan = Plan("quota", 100 if with_events else 0)
     for rule, subject, cost, value in asked:
         plan.add(rule, subject, cost, value)
     if holds is not None:
@@ -89,7 +89,7 @@ def plan_of(asked: list[Asked], *, told: bool, holds: Reservation | None = None)
 
 def in_order(reply: list[Any], asked: list[Asked]) -> tuple[list[Any], list[Any]]:
     """Return what a reply says of the limits, and its notes, whose order says nothing."""
-    first = 2 + PER_LIMIT * sum(len(hit.limits) for hit in plan_of(asked, told=False).hits)
+    first = 2 + PER_LIMIT * sum(len(hit.limits) for hit in plan_of(asked, with_events=False).hits)
     return reply[:first], sorted(reply[i : i + 3] for i in range(first, len(reply), 3))
 
 
@@ -118,7 +118,7 @@ def test_any_plans_are_answered_as_in_one_place(phase: int, steps: list[Any]) ->
     together, apart, now = DictStates(), Apart(), START + phase
     forget_forms()
     held: list[tuple[list[Asked], list[HoldId | None]]] = []
-    for number, (gap, kind, asked, told, ttl, override, subject) in enumerate(steps):
+    for number, (gap, kind, asked, with_events, ttl, override, subject) in enumerate(steps):
         now += gap
         if override:
             for run in (lambda operation, at: operation.run(together, at), apart.run):
@@ -132,7 +132,7 @@ def test_any_plans_are_answered_as_in_one_place(phase: int, steps: list[Any]) ->
             mode = Settle(found, range(len(found))) if kind == "settle" else Renew(found, ttl or 1)
         plans, replies = list[Plan](), list[Any]()
         for run in (lambda operation, at: operation.run(together, at), apart.run):
-            plans.append(plan_of(asked, told=told, holds=holds))
+            plans.append(plan_of(asked, with_events=with_events, holds=holds))
             if kind in ("settle", "renew"):
                 plans[-1].include_holds()
             replies.append(driven(run, plans[-1], mode, now))
@@ -148,7 +148,7 @@ WIDE, SHUT = Rule.make("wide", "9/m"), Rule.make("shut", "0/m")
 
 
 def check_over(places: Apart, *asked: tuple[Rule, str]) -> list[Any]:
-    plan = plan_of([(rule, subject, 1, "") for rule, subject in asked], told=False)
+    plan = plan_of([(rule, subject, 1, "") for rule, subject in asked], with_events=False)
     return driven(places.run, plan, "check", START)
 
 
@@ -185,7 +185,7 @@ def test_a_plan_that_passed_stays_allowed_where_it_cannot_be_counted_for_the_day
     assert "not counted for the day" in caplog.text
 
 
-def test_a_refusal_stays_one_where_it_cannot_be_undone_or_told(caplog: Any) -> None:
+def test_a_refusal_stays_one_where_it_cannot_be_compensated_or_emitted(caplog: Any) -> None:
     places = Apart()
     places.fails = lambda operation: (
         isinstance(operation, Decide) and (operation.mode == "record_refusal" or isinstance(operation.mode, Compensate))
@@ -198,7 +198,7 @@ def test_a_refusal_stays_one_where_it_cannot_be_undone_or_told(caplog: Any) -> N
     assert "how its limits are" in caplog.text
 
 
-def test_what_cannot_be_undone_in_one_place_is_undone_in_the_others() -> None:
+def test_what_cannot_be_compensated_in_one_slot_is_in_the_others() -> None:
     places = Apart()
     undos: list[Operation] = []
 
@@ -213,7 +213,7 @@ def test_what_cannot_be_undone_in_one_place_is_undone_in_the_others() -> None:
     assert [home(key) for key in places.live(START)] == ["{ip:1"]
 
 
-def test_what_was_taken_before_a_place_failed_is_undone() -> None:
+def test_what_was_consumed_before_a_slot_failed_is_compensated() -> None:
     places = Apart()
     places.fails = lambda operation: home(operation.keys[0]) == "{ip:3"
     with pytest.raises(StoreUnavailable):

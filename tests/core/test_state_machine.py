@@ -18,6 +18,7 @@ from django_quota import Rule
 from django_quota.core.algorithms import NEVER
 from django_quota.core.algorithms.sliding_window import WRAP, Entry
 from django_quota.core.algorithms.token_bucket import TokenBucket
+from django_quota.core.keys import field
 from django_quota.engine.codec import (
     ALLOWED,
     OVERRIDDEN,
@@ -36,6 +37,8 @@ from django_quota.engine.decide import Decide
 from django_quota.engine.hits import Hit
 from django_quota.engine.operations import DictStates
 from django_quota.engine.plans import Plan
+from django_quota.engine.subject_operations import BanSubject, LiftBans
+from django_quota.services.overrides import status_key
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer
@@ -127,12 +130,12 @@ class Stores(RuleBasedStateMachine):
         # One rule asks one subject once, in a plan.
         asked=st.lists(hits(), min_size=1, max_size=3, unique_by=lambda hit: (hit[0].name, hit[1])),
         stale=st.integers(0, 40),
-        told=st.booleans(),
+        with_events=st.booleans(),
     )
-    def a_plan_is_decided(self, mode: Mode, asked: list[Asked], stale: int, told: bool) -> None:
+    def a_plan_is_decided(self, mode: Mode, asked: list[Asked], stale: int, with_events: bool) -> None:
         guess = self.now - (0 if stale else 3 * 86_400 * SECOND)
         before = self.dump()
-        plan, reply = self.everywhere(lambda: self.plan(asked, told), mode, guess)
+        plan, reply = self.everywhere(lambda: self.plan(asked, with_events), mode, guess)
         after = self.dump()
         replied = answers(reply[: 2 + PER_LIMIT * len(list(plan.limits))])
         for step, answer in zip(plan.limits, replied, strict=True):
@@ -158,9 +161,9 @@ class Stores(RuleBasedStateMachine):
     @rule(
         asked=st.lists(hits(), min_size=1, max_size=3, unique_by=lambda hit: (hit[0].name, hit[1])),
         ttl=TTLS,
-        told=st.booleans(),
+        with_events=st.booleans(),
     )
-    def some_is_reserved(self, asked: list[Asked], ttl: int, told: bool) -> None:
+    def some_is_reserved(self, asked: list[Asked], ttl: int, with_events: bool) -> None:
         asked = [hit for hit in asked if not hit[0].distinct]
         if not asked:
             return
@@ -168,7 +171,7 @@ class Stores(RuleBasedStateMachine):
         reservation = Reservation(f"t{self.tokens}", ttl)
 
         def holding() -> Plan:
-            plan = self.plan(asked, told)
+            plan = self.plan(asked, with_events)
             plan.reserve(reservation)
             return plan
 
@@ -213,7 +216,7 @@ class Stores(RuleBasedStateMachine):
             assert self.dump() == before  # settling twice in time changes nothing
 
     def holding(self, asked: list[Asked]) -> Plan:
-        plan = self.plan(asked, told=False)
+        plan = self.plan(asked, with_events=False)
         plan.include_holds()
         return plan
 
@@ -242,11 +245,26 @@ class Stores(RuleBasedStateMachine):
         for run in self.stores():
             run(publish(subject, its_rule, value), self.now)
 
+    @rule(its_rule=st.sampled_from(RULES), subject=SUBJECTS, span=st.integers(1, 90 * SECOND))
+    def code_bans_a_subject(self, its_rule: Rule, subject: str, span: int) -> None:
+        remembered = its_rule.ban.durations[-1] if its_rule.ban else 0
+        operation = BanSubject(status_key("quota", subject), field(its_rule.name), span, remembered)
+        replies = [run(operation, self.now) for run in self.stores()]
+        assert replies[0] == replies[1] == replies[2]
+        assert replies[0][0] >= self.now + span
+        self.every_key_has_a_ttl()
+
+    @rule(its_rules=st.lists(st.sampled_from(RULES), max_size=3), subject=SUBJECTS)
+    def code_lifts_bans(self, its_rules: list[Rule], subject: str) -> None:
+        operation = LiftBans(status_key("quota", subject), [field(each.name) for each in its_rules])
+        replies = [run(operation, self.now) for run in self.stores()]
+        assert replies[0] == replies[1] == replies[2]
+
     @rule(its_rule=st.sampled_from(RULES), subject=SUBJECTS)
     def a_rule_is_reset(self, its_rule: Rule, subject: str) -> None:
         replies = []
         for run in self.stores():
-            forgetting = self.plan([(its_rule, subject, 0, "")], told=True).reset_operation()
+            forgetting = self.plan([(its_rule, subject, 0, "")], with_events=True).reset_operation()
             replies.append(run(forgetting, self.now))
         assert replies[0] == replies[2]
         left = {key.encode() for key in forgetting.keys[1:]} & self.dump().keys()
@@ -255,8 +273,8 @@ class Stores(RuleBasedStateMachine):
 
     # --- how ----------------------------------------------------------------------------------------------------------
 
-    def plan(self, asked: list[Asked], told: bool) -> Plan:
-        plan = Plan("quota", 100 if told else 0)
+    def plan(self, asked: list[Asked], with_events: bool) -> Plan:
+        plan = Plan("quota", 100 if with_events else 0)
         for its_rule, subject, cost, value in asked:
             plan.add(its_rule, subject, cost, value)
         return plan
@@ -465,9 +483,9 @@ def test_running_totals_wrap_around_in_lua_as_in_the_specification(raw: redis.Re
     its_rule = Rule.make("sliding", f"{10**12}/d")
     (hit,) = hits_of(its_rule, cost=10**12 // 3)
     key, states, expiry = hit.limits[0].key, DictStates(), START + 3_600 * SECOND
-    raw.zadd(key, {f"{WRAP - 2}:1": expiry})
+    raw.zadd(key, {f"{2 * WRAP - 2}:1": expiry})
     raw.pexpire(key, 3_600_000)
-    states.put(key, (Entry(WRAP - 2, 1, expiry),), expiry)
+    states.put(key, (Entry(2 * WRAP - 2, 1, expiry),), expiry)
     for number in range(1, 4):
         replies = [
             run(Decide([hit], "check"), START + number)
@@ -478,18 +496,18 @@ def test_running_totals_wrap_around_in_lua_as_in_the_specification(raw: redis.Re
         assert [(member.decode(), int(score)) for member, score in kept] == [
             (f"{entry.total}:{entry.cost}", entry.expiry) for entry in states.get(key)
         ]
-        assert all(entry.total < WRAP for entry in states.get(key))
+        assert all(WRAP <= entry.total < 2 * WRAP for entry in states.get(key))
 
 
 @pytest.mark.usefixtures("redis_cache")
 def test_a_running_total_that_wraps_to_zero_hides_no_entry(raw: redis.Redis) -> None:
     (hit,) = hits_of(Rule.make("sliding", "10/m"))
-    entries = (Entry(0, 5, START + 10 * SECOND), Entry(3, 3, START + 20 * SECOND))
-    states, key = DictStates(), hit.limits[0].key
-    states.put(key, entries, entries[-1].expiry)
-    raw.zadd(key, {f"{entry.total}:{entry.cost}": entry.expiry for entry in entries})
+    (key, states, expiry), hit.cost = (hit.limits[0].key, DictStates(), START + 10 * SECOND), 3
+    raw.zadd(key, {f"{2 * WRAP - 3}:1": expiry})
+    states.put(key, (Entry(2 * WRAP - 3, 1, expiry),), expiry)
     for run in (current_store().run, lambda asked, now: asked.run(states, now)):
-        assert answers(run(Decide([hit], "peek"), START))[0].remaining == 2
+        assert [answers(run(Decide([hit], "check"), START + n))[0].remaining for n in (1, 2)] == [6, 3]
+        assert answers(run(Decide([hit], "peek"), START + 3))[0].remaining == 3
 
 
 @pytest.mark.hypothesis

@@ -245,9 +245,7 @@ class TestBans:
         with freeze(START + MINUTE):
             decision = self.refuse(1)
         assert (decision.retry_after, decision.outcomes[0].why) == (540.0, "banned")
-        assert decision.explain() == (
-            f"Rule '1/m' refuses {SUBJECT}, banned by too many refusals; try again in 9 minutes."
-        )
+        assert decision.explain() == (f"Rule '1/m' refuses {SUBJECT}, which is banned; try again in 9 minutes.")
 
     def test_a_rule_that_would_admit_again_still_refuses_who_is_banned(self) -> None:
         with freeze(START):
@@ -378,7 +376,7 @@ class TestBans:
             ({"after": "20/m", "for": ["367d"]}, "between a second and 366 days"),
         ],
     )
-    def test_what_cannot_be_read_is_an_error_that_says_what_would_do(self, ban: Any, says: str) -> None:
+    def test_what_cannot_be_read_is_an_error_that_says_what_to_write(self, ban: Any, says: str) -> None:
         with pytest.raises(RuleError, match=says) as caught:
             check("1/m", SUBJECT, ban=ban)
         assert "'after': '20/m'" in str(caught.value)

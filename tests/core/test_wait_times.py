@@ -109,7 +109,7 @@ def left(decision: Decision, number: int) -> int:
 
 @inputs(400)
 @given(its_rule=st.sampled_from(RULES), past=PAST, cost=st.integers(1, 12), spends=st.booleans())
-def test_more_is_left_when_it_is_told_and_not_a_microsecond_sooner(
+def test_more_is_left_when_the_outcome_says_and_not_a_microsecond_sooner(
     its_rule: Rule, past: list[Any], cost: int, spends: bool
 ) -> None:
     visitor = after(its_rule, past)
@@ -134,10 +134,10 @@ class TestOnEveryStore:
         with freeze(START):
             for _ in range(5):
                 check("5/h", SUBJECT, ban=ban)
-            told = [check("5/h", SUBJECT, ban=ban) for _ in range(3)]
-        assert [each.outcomes[0].why for each in told] == ["", "banned", "banned"]
-        assert [each.retry_after for each in told] == [3_600.0] * 3
-        assert [each.outcomes[0].next_after for each in told] == [3_600.0] * 3
+            decisions = [check("5/h", SUBJECT, ban=ban) for _ in range(3)]
+        assert [each.outcomes[0].why for each in decisions] == ["", "banned", "banned"]
+        assert [each.retry_after for each in decisions] == [3_600.0] * 3
+        assert [each.outcomes[0].next_after for each in decisions] == [3_600.0] * 3
         with freeze(START + HOUR - 1):
             assert not check("5/h", SUBJECT, ban=ban)
         with freeze(START + HOUR):
@@ -145,11 +145,14 @@ class TestOnEveryStore:
 
     def test_a_ban_where_something_is_left_says_that_more_is_left_when_it_ends(self) -> None:
         with freeze(START):
-            told = [check("5/h", SUBJECT, 3, ban={"after": "1/m", "for": "10m"}) for _ in range(2)]
-        assert [(each.retry_after, each.outcomes[0].next_after) for each in told] == [(0.0, 3_600.0), (3_600.0, 600.0)]
+            decisions = [check("5/h", SUBJECT, 3, ban={"after": "1/m", "for": "10m"}) for _ in range(2)]
+        assert [(each.retry_after, each.outcomes[0].next_after) for each in decisions] == [
+            (0.0, 3_600.0),
+            (3_600.0, 600.0),
+        ]
 
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
-    def test_a_hit_that_costs_nothing_is_not_told_of_more_after_it_is_admitted(self, algorithm: AlgorithmName) -> None:
+    def test_a_hit_without_cost_has_no_wait_for_more_after_it_is_admitted(self, algorithm: AlgorithmName) -> None:
         with freeze(START):
             reserve("10/h", SUBJECT, 1, algorithm=algorithm).settle(25)
             decision = check("10/h", SUBJECT, 0, algorithm=algorithm)
@@ -189,12 +192,12 @@ class TestOnEveryStore:
         def view(request: HttpRequest) -> HttpResponse:
             return HttpResponse()
 
-        told = []
+        decisions = []
         for second in (0, 20, 40, 41):
             with freeze(START + second * SECOND):
                 headers = run(view, get()).headers
-            told.append((headers["RateLimit"], headers.get("Retry-After")))
-        assert told == [
+            decisions.append((headers["RateLimit"], headers.get("Retry-After")))
+        assert decisions == [
             ('"three";r=2;t=60', None),
             ('"three";r=1;t=40', None),
             ('"three";r=0;t=20', None),
@@ -231,5 +234,5 @@ class TestOnEveryStore:
         with freeze(START - HOUR):
             assert check("10/m", SUBJECT, algorithm=algorithm).retry_after == 6.0
         with freeze(START - HOUR + 6 * SECOND):
-            told = [check("10/m", SUBJECT, algorithm=algorithm) for _ in range(2)]
-        assert [bool(each) for each in told] == [True, False]
+            decisions = [check("10/m", SUBJECT, algorithm=algorithm) for _ in range(2)]
+        assert [bool(each) for each in decisions] == [True, False]

@@ -47,9 +47,9 @@ def test_a_paused_page_catches_up_when_it_resumes(browser: Browser) -> None:
     browser.find("[data-pause]").click()
     assert browser.find("[data-state]").text == "Paused"
     refuse(browser.site, "203.0.113.151")
-    told = "return fetch(arguments[0]).then((reply) => reply.json()).then((news) => news.html)"
+    script = "return fetch(arguments[0]).then((reply) => reply.json()).then((news) => news.html)"
     url = browser.run("return document.querySelector('.quota-overview').dataset.eventsUrl")
-    browser.until(lambda: "203.0.113.151" in browser.run(told, url + "?after=0-0"), "the event in the stream")
+    browser.until(lambda: "203.0.113.151" in browser.run(script, url + "?after=0-0"), "the event in the stream")
     assert not browser.visible("#quota-events li", "203.0.113.151")
     browser.find("[data-pause]").click()
     browser.until(lambda: browser.visible("#quota-events li", "ip:203.0.113.151"), "what it has missed")

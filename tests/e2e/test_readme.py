@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django import urls
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.checks import run_checks
 from django.core.management import call_command, load_command_class
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory, override_settings
 
 from django_quota import check, quota
 from django_quota.core.algorithms import ALGORITHMS
-from django_quota.testing import freeze
+from django_quota.testing import freeze, quota_kit
 from django_quota.web.decorators import limited
 
 README_VERBS = ("status", "reset", "override", "sync", "rollup", "events", "sweep")
@@ -36,6 +37,8 @@ PAGES = [
 ]
 TOUR = ("README.md", "docs/guide.md", "docs/reference.md")
 """The pages whose examples build on each other, in their order."""
+INTEGRATIONS = ("docs/channels.md", "docs/ninja.md")
+"""Pages that are run with their packages, in tests/contrib."""
 
 
 def read(page: str | Path) -> str:
@@ -87,7 +90,7 @@ def test_every_snippet_of_the_tour_prints_what_it_shows(tour: dict[str, Any]) ->
     views = [name for name, value in tour.items() if limited(value)]
     assert sorted(views) == [
         "export", "forgotten_password", "front_page", "gentle", "log_in", "lookup", "members", "report", "search",
-        "sms_code", "watch",
+        "sms_code", "sms_code_api", "watch",
     ]  # fmt: skip
 
 
@@ -277,10 +280,27 @@ def find_spec_of(path: list[str]) -> bool:
     return module.with_suffix(".py").exists() or (module / "__init__.py").exists()
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if str(page) not in TOUR], ids=str)
+@pytest.mark.parametrize("page", [page for page in PAGES if str(page) not in (*TOUR, *INTEGRATIONS)], ids=str)
 def test_the_python_that_a_page_shows_runs(page: Path) -> None:
     for text in re.findall(r"```python\n(.*?)```", read(page), re.DOTALL):
         exec(text, {})
+
+
+def test_the_tests_that_the_guide_shows_pass(client: Client, settings: Any) -> None:
+    shown = next(text for _, _, _, text in BLOCKS if text.startswith("def test_the_eleventh"))
+    names: dict[str, Any] = {}
+    exec(shown, names)
+    search = quota(rule="search")(lambda request: HttpResponse())
+    settings.ROOT_URLCONF = (urls.path("search/", search),)
+    settings.QUOTA = {"RULES": {"search": {"rate": "10/m", "key": "ip"}}}
+    with quota_kit() as kit:
+        names["test_the_eleventh_search_is_refused"](client, kit)
+    with_mixin = next(text for _, _, _, text in BLOCKS if "QuotaTestMixin" in text)
+    exec(with_mixin, names)
+    case = names["SearchTest"]("test_the_eleventh_search_is_refused")
+    result = case.defaultTestResult()
+    case(result)
+    assert (result.testsRun, result.failures, result.errors) == (1, [], [])
 
 
 def commands_of(page: Path) -> Iterator[list[str]]:

@@ -39,8 +39,8 @@ def test_the_heat_map_has_a_cell_for_every_day(browser: Browser) -> None:
 def test_the_cells_hold_the_history(browser: Browser) -> None:
     browser.sign_in("admin")
     yesterday = timezone.localdate() - timedelta(days=1)  # the history's last day
-    told = [cell.partition(": ")[2] for cell in cells(browser, subject("hana"), yesterday.year)]
-    assert any(re.search(r"[1-9]", words) for words in told)
+    titles = [cell.partition(": ")[2] for cell in cells(browser, subject("hana"), yesterday.year)]
+    assert any(re.search(r"[1-9]", words) for words in titles)
 
 
 def test_the_charts_have_words_and_a_table(browser: Browser) -> None:

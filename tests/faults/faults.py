@@ -147,8 +147,8 @@ def _without_its_master(server: FaultyServer) -> Iterator[None]:
 
 
 def _has_not_saved(server: FaultyServer) -> bool:
-    told = server.client.info("persistence")
-    return bool(told["rdb_last_bgsave_status"] == "err" and not told["rdb_bgsave_in_progress"])
+    persistence = server.client.info("persistence")
+    return bool(persistence["rdb_last_bgsave_status"] == "err" and not persistence["rdb_bgsave_in_progress"])
 
 
 @contextmanager

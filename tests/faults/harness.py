@@ -80,9 +80,9 @@ def assert_own_answers(mode: str, number: int = 10) -> None:
             return [await acheck(f"{n}/m", f"user:apart-{n}") for n in asked]
 
         decisions = asyncio.run(ask())
-    told = [(one.limit, one.subject) for one in decisions if not one.degraded]
+    answered = [(one.limit, one.subject) for one in decisions if not one.degraded]
     mine = [(n, f"user:apart-{n}") for n, one in zip(asked, decisions, strict=True) if not one.degraded]
-    assert told == mine
+    assert answered == mine
 
 
 def assert_recovers(mode: str, clock: Clock) -> None:

@@ -97,7 +97,7 @@ def test_threads_waiting_for_a_connection_stop_when_the_breaker_opens(mute: Mute
 
 def test_a_check_of_cost_0_does_not_end_an_outage_of_writes(redis_server: RedisServer, settings: Any) -> None:
     clock = Clock()
-    with running_redis(redis_server.program) as server, redis.Redis.from_url(server.url) as client, heard() as told:
+    with running_redis(redis_server.program) as server, redis.Redis.from_url(server.url) as client, heard() as reported:
         settings.CACHES = caches(server)
         assert check("9/m", "ip:192.0.2.1")
         get_limiter().outages = Outages(clock)
@@ -106,7 +106,7 @@ def test_a_check_of_cost_0_does_not_end_an_outage_of_writes(redis_server: RedisS
             assert check("9/m", f"ip:192.0.2.{number + 2}").degraded
             clock.now += 2 * SETTLE_TIME
             assert not check("9/m", "ip:192.0.2.1", 0).degraded
-    assert [what for what, _ in told] == ["lost"]
+    assert [what for what, _ in reported] == ["lost"]
 
 
 @forks

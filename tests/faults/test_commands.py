@@ -60,11 +60,11 @@ def used(server: FaultyServer, settings: Any) -> FaultyServer:
 
 def said(*words: str) -> str:
     """Run a command that fails, and return what it printed and its error."""
-    told = io.StringIO()
+    printed = io.StringIO()
     with pytest.raises(CommandError) as caught:
-        call_command(*words, stdout=io.StringIO(), stderr=told)
+        call_command(*words, stdout=io.StringIO(), stderr=printed)
     assert caught.value.returncode == 1
-    return f"{told.getvalue()}{caught.value}"
+    return f"{printed.getvalue()}{caught.value}"
 
 
 CONNECTING = ("refused", "max-clients", "wrong-password")
@@ -74,8 +74,8 @@ CONNECTING = ("refused", "max-clients", "wrong-password")
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.name in CONNECTING])
 def test_without_redis_a_command_ends_with_an_error(words: tuple[str, ...], fault: Any, used: FaultyServer) -> None:
     with fault.inject(used):
-        told = said(*words)
-        assert "unavailable" in told or "Redis did not take it" in told
+        printed = said(*words)
+        assert "unavailable" in printed or "Redis did not take it" in printed
 
 
 PLAIN = {
@@ -89,12 +89,12 @@ PLAIN = {
 def test_a_missing_permission_is_named(name: str, used: FaultyServer) -> None:
     used.client.execute_command("ACL", "SETUSER", USER, f"-{PLAIN[name]}")
     try:
-        told = said(*COMMANDS[name])
+        printed = said(*COMMANDS[name])
         if name == "override":  # saved, and published by quota_sync, which says why it could not be
-            assert "Redis did not take it" in told
+            assert "Redis did not take it" in printed
         else:
-            assert f"'{PLAIN[name]}" in told
-            assert "permission" in told
+            assert f"'{PLAIN[name]}" in printed
+            assert "permission" in printed
     finally:
         used.permit()
 
@@ -103,8 +103,8 @@ def test_a_missing_permission_is_named(name: str, used: FaultyServer) -> None:
 def test_a_consumer_without_a_permission_ends(command: str, used: FaultyServer) -> None:
     used.client.execute_command("ACL", "SETUSER", USER, f"-{command}")
     try:
-        told = said("quota_events", "--since", "beginning", "--exec", "true")
-        assert "permission" in told or "can't run this command" in told  # Redis up to 7.0, of what a script calls
+        printed = said("quota_events", "--since", "beginning", "--exec", "true")
+        assert "permission" in printed or "can't run this command" in printed  # Redis up to 7.0, of what a script calls
     finally:
         used.permit()
 

@@ -138,15 +138,15 @@ def test_a_reply_cut_off_at_any_byte_fails_only_that_call(mode: str, how: str, p
     asked(mode, 1_000, times=1)
     whole = proxy.replied
     assert whole > 100
-    told = {n: after(proxy, mode, ConnectionFault(n, how), 1_000 + n) for n in range(whole)}
-    undone = [n for n, degraded in told.items() if degraded[1]]
+    outcomes = {n: after(proxy, mode, ConnectionFault(n, how), 1_000 + n) for n in range(whole)}
+    undone = [n for n, degraded in outcomes.items() if degraded[1]]
     if how == "garbage":
         # Garbage that ends where the reply would have ended is not to be told from it, and the end comes behind it. The
         # greeting has the number of the client, which gets longer.
         undone = [n for n in undone if not 0 <= n - (whole - len(GARBAGE)) <= 3]
     assert undone == []
     if how != "garbage":  # within a text of the greeting it is not to be told from one
-        assert [n for n, degraded in told.items() if not degraded[0] and n < whole - 100] == []
+        assert [n for n, degraded in outcomes.items() if not degraded[0] and n < whole - 100] == []
     assert_own_answers(mode)
 
 

@@ -213,9 +213,9 @@ class TestLines:
             "quota_events", exec=words, drain=True, since="beginning", retries=0, backoff=0.0, kind=["banned"],
             stdout=io.StringIO(), stderr=io.StringIO(),
         )  # fmt: skip
-        told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+        received = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
         subjects = {named_subject(subject) for subject in SUBJECTS}
-        for (subject, rule, value, around), in_environment, named in told:
+        for (subject, rule, value, around), in_environment, named in received:
             assert subject == in_environment
             assert subject in subjects
             assert (rule, around) == (f"--rule={named}", f"a {subject} b")
@@ -223,8 +223,8 @@ class TestLines:
         events = EventStream(redis_store(), "quota")
         dead = EventGroup(events, "quota_events", "", 0).dead.last(900, lambda event: True)
         banned = events.last(900, lambda event: event.kind == "banned")
-        assert {each[1] for each in told} | {each.subject for each in dead} == {each.subject for each in banned}
-        assert len(told) >= 30
+        assert {each[1] for each in received} | {each.subject for each in dead} == {each.subject for each in banned}
+        assert len(received) >= 30
         assert all(
             "\0" in f"{each.rule}"
             or not each.rule

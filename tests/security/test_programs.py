@@ -91,10 +91,10 @@ def test_a_null_byte_is_unfit_even_where_only_the_environment_would_hold_it(fiel
 
 
 def test_the_environment_holds_each_value_as_it_is(tmp_path: Path) -> None:
-    told = tmp_path / "told"
+    written = tmp_path / "written"
     event = replace(EVENT, subject="a:$(touch x)\n'\"`\ud800\udcff é", rule="() { :;}; touch x")
-    script = f'printf \'%s|%s\' "$QUOTA_EVENT_SUBJECT" "$QUOTA_EVENT_RULE" > {shlex.quote(str(told))}'
+    script = f'printf \'%s|%s\' "$QUOTA_EVENT_SUBJECT" "$QUOTA_EVENT_RULE" > {shlex.quote(str(written))}'
     assert Program(["sh", "-c", script], 30).run(event) is None
     expected = f"{event.subject}|{event.rule}".encode(errors="surrogatepass")
-    assert told.read_bytes() == expected
-    assert os.listdir(tmp_path) == ["told"]  # noqa: PTH208
+    assert written.read_bytes() == expected
+    assert os.listdir(tmp_path) == ["written"]  # noqa: PTH208

@@ -117,7 +117,7 @@ class TestPlansOverSeveralSubjects:
             assert peek(wide, asked[0]).remaining == 7
 
     @pytest.mark.parametrize(("rate", "trips"), [("9/m", (1, 1)), ("0/m", (2, 1))])
-    def test_a_plan_is_one_trip_for_each_part_and_one_for_what_is_undone(
+    def test_a_plan_is_one_trip_for_each_part_and_one_to_compensate(
         self, cluster: Cluster, rate: str, trips: tuple[int, int]
     ) -> None:
         one, two = pair(cluster)
@@ -136,7 +136,7 @@ class TestPlansOverSeveralSubjects:
         refused = decide_request(rules, request)
         assert (refused.allowed, refused.rule, len(refused.outcomes)) == (False, "b", 2)
 
-    def test_what_an_undone_part_counted_and_told_is_taken_back(self, cluster: Cluster) -> None:
+    def test_what_a_compensated_part_counted_and_emitted_is_taken_back(self, cluster: Cluster) -> None:
         users = [f"user:{number}" for number in range(20)]
         one = users[0]
         two = next(user for user in users if cluster.owner(key_of(user)) is not cluster.owner(key_of(one)))
@@ -148,7 +148,7 @@ class TestPlansOverSeveralSubjects:
         assert [each.counts["shut"].refused for each in counted_days(two)] == [1]
         events = EventStream(current_store(), "quota").last(9, lambda event: True)
         assert [event.kind for event in events] == ["refused"]
-        assert decide_plan(plan((near, one), events=100), "check")  # and is told now, when it has come true
+        assert decide_plan(plan((near, one), events=100), "check")  # and is written now, when it has come true
         events = EventStream(current_store(), "quota").last(9, lambda event: True)
         assert [event.kind for event in events] == ["refused", "near"]
 
@@ -178,13 +178,13 @@ class TestPlansOverSeveralSubjects:
         cluster.flush()
         forget_forms()
         store, memory, now = current_store(), MemoryStore(), START + phase
-        for gap, mode, asked, told, override, subject in steps:
+        for gap, mode, asked, with_events, override, subject in steps:
             now += gap
             if override:
                 for run in (memory.run, store.run):
                     run(publish(subject, asked[0][0].name, override), now)
-            expected = driven(memory.run, plan_of(asked, told=told), mode, now)
-            found = driven(store.run, plan_of(asked, told=told), mode, now)
+            expected = driven(memory.run, plan_of(asked, with_events=with_events), mode, now)
+            found = driven(store.run, plan_of(asked, with_events=with_events), mode, now)
             assert in_order(found, asked) == in_order(expected, asked)
         memory.close()
 
@@ -253,21 +253,23 @@ def test_racing_plans_over_several_servers_never_exceed_a_distinct_limit(cluster
 
 
 class TestTheLog:
-    def test_what_is_told_is_written_by_the_caller(self, cluster: Cluster) -> None:
+    def test_events_are_written_by_the_caller(self, cluster: Cluster) -> None:
         ban = {"after": "2/m", "for": "1h"}
         for subject in SUBJECTS[:8]:
             for _ in range(5):
                 check("1/m", subject, ban=ban)
         events = EventStream(current_store(), "quota").last(100, lambda event: True)
-        told = {subject: [event.kind for event in events if event.subject == subject] for subject in SUBJECTS[:8]}
-        assert all(kinds == ["refused", "banned"] for kinds in told.values())
+        with_events = {
+            subject: [event.kind for event in events if event.subject == subject] for subject in SUBJECTS[:8]
+        }
+        assert all(kinds == ["refused", "banned"] for kinds in with_events.values())
         assert all(event.level == 1 and event.capacity == 1 for event in events if event.kind == "banned")
         index = cluster.owner("{!}").client
         assert index.zcard("quota:1:{!}:bans") == 8
         assert reset("1/m", SUBJECTS[0], ban=ban)
         assert index.zcard("quota:1:{!}:bans") == 7
 
-    def test_a_group_takes_what_is_told_of_every_server(self, cluster: Cluster) -> None:
+    def test_a_group_takes_the_events_of_every_server(self, cluster: Cluster) -> None:
         stream = EventStream(current_store(), "quota")
         group = EventGroup(stream, "workers", "one", 60)
         assert group.begin("0-0")
@@ -280,7 +282,7 @@ class TestTheLog:
             group.acknowledge(each.id)
         assert group.take(1) is None
 
-    def test_an_event_that_cannot_be_told_leaves_the_decision(
+    def test_an_event_that_cannot_be_written_leaves_the_decision(
         self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         from django_quota.engine.events import AppendEvents
@@ -331,7 +333,7 @@ class TestTheWholeOfIt:
         replies = asyncio.run(store.arun_all([each.operation(0, "peek") for each in made], None))
         assert [reply[3] for reply in replies] == [8] * len(made)
 
-    def test_the_roll_up_never_carries_what_a_later_part_of_the_plan_refuses(
+    def test_the_roll_up_never_copies_what_a_later_part_of_the_plan_refuses(
         self, cluster: Cluster, database: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from django_quota.models import DailyCounter
@@ -362,7 +364,7 @@ class TestTheWholeOfIt:
             counter("views").incr(subject, number)
         assert [counter("views").get(subject) for subject in SUBJECTS] == list(range(len(SUBJECTS)))
 
-    def test_days_are_counted_found_and_carried(self, cluster: Cluster, database: Any) -> None:
+    def test_days_are_counted_found_and_copied(self, cluster: Cluster, database: Any) -> None:
         from django_quota.models import DailyCounter
         from django_quota.services.rollup import roll_up
 

@@ -123,7 +123,7 @@ def test_a_slot_that_moves_under_traffic_loses_no_decision_and_admits_none_too_m
     assert (traffic.admitted, traffic.degraded) == (2_000, 0)
 
 
-def test_transfers_keep_the_sum_while_the_slots_of_givers_and_takers_move(moving: Cluster) -> None:
+def test_transfers_keep_the_sum_while_the_slots_of_both_totals_move(moving: Cluster) -> None:
     filled()
     done = threading.Event()
     movers = Movers(threads=3, tasks=3)

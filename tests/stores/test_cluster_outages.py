@@ -40,7 +40,7 @@ def ask(kind: str, subjects: list[str], **options: Any) -> list[Any]:
     return asyncio.run(wait())
 
 
-def until_back(kind: str, clock: Clock, told: list[Any]) -> None:
+def until_back(kind: str, clock: Clock, reported: list[Any]) -> None:
     """Ask for one subject after the other until it is told that all is back, and no longer.
 
     A busy machine may take a server away once more.
@@ -50,7 +50,7 @@ def until_back(kind: str, clock: Clock, told: list[Any]) -> None:
         for subject in SUBJECTS:
             clock.now += 1
             ask(kind, [subject])
-            if told[-1][0] == "back":
+            if reported[-1][0] == "back":
                 return True
         return False
 
@@ -118,21 +118,21 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.thorough("topology")
 @both
-def test_one_server_of_three_that_hangs_is_told_once_and_is_back_when_it_is(
+def test_one_server_of_three_that_hangs_is_reported_once_and_is_back_when_it_is(
     kind: str, own: Cluster, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     wait_until(lambda: not any(decision.degraded for decision in ask(kind, SUBJECTS)))  # a busy machine may take long
-    with heard() as told:
+    with heard() as reported:
         gone = own.owner(f"quota:1:{{{SUBJECTS[0]}}}:s")
         stop(gone)
         for _ in range(5):
             found = ask(kind, SUBJECTS)
             clock.now += 1
             assert 0 < sum(decision.degraded for decision in found) < len(SUBJECTS)
-        assert [what for what, _ in told] == ["lost"]
+        assert [what for what, _ in reported] == ["lost"]
         go_on(gone)
-        until_back(kind, clock, told)
-    assert [what for what, _ in told] == ["lost", "back"]
+        until_back(kind, clock, reported)
+    assert [what for what, _ in reported] == ["lost", "back"]
     assert caplog.text.count("Rules decide by on_unavailable") == 1
     until_well(kind, clock)
 
@@ -167,7 +167,7 @@ def test_with_all_servers_gone_a_view_asks_nobody(
         ask(kind, SUBJECTS)
     for server in own.servers:
         server.kill()
-    with heard() as told:
+    with heard() as reported:
         ask(kind, SUBJECTS * 3)
         tried.clear()
         monkeypatch.setattr(ClusterStore, "run_all", None)  # what is not asked does not fail
@@ -187,7 +187,7 @@ def test_with_all_servers_gone_a_view_asks_nobody(
             codes = asyncio.run(many())
     assert codes == {200}
     assert not tried
-    assert [what for what, _ in told] == ["lost"]
+    assert [what for what, _ in reported] == ["lost"]
 
 
 @pytest.mark.thorough("topology")
@@ -209,11 +209,11 @@ def test_a_process_that_starts_while_no_server_answers_recovers_by_itself(
     kind: str, own: Cluster, clock: Clock
 ) -> None:
     stop(*own.servers)
-    with heard() as told:
+    with heard() as reported:
         assert all(decision.degraded for decision in ask(kind, SUBJECTS[:5]))
         go_on(*own.servers)
-        until_back(kind, clock, told)
-    assert [what for what, _ in told] == ["lost", "back"]
+        until_back(kind, clock, reported)
+    assert [what for what, _ in reported] == ["lost", "back"]
     until_well(kind, clock)
     assert peek("900/m", SUBJECTS[0]).remaining is not None
 

@@ -144,7 +144,7 @@ class TestOne:
         assert (do(one, two, 0), do(two, one, 3), COINS.get(one), COINS.get(two)) == (False, True, -2, 7)
         assert not on_the_way(cluster)
 
-    def test_one_slot_is_one_call_and_nothing_is_noted(self, cluster: Cluster, do: Do) -> None:
+    def test_one_slot_is_one_call_and_leaves_no_entry_in_the_outbox(self, cluster: Cluster, do: Do) -> None:
         COINS.set(ACCOUNTS[0], 5)
         assert [do(ACCOUNTS[0], ACCOUNTS[0], n) for n in (5, 6)] == [True, False]
         assert cluster.keys() == {total_of(ACCOUNTS[0])}
@@ -168,7 +168,7 @@ class TestOne:
         assert do(one, two, MAX_INT64 - 1) is True
         assert (COINS.get(one), COINS.get(two)) == (0, MAX_INT64 - 1)
 
-    def test_what_the_taker_cannot_hold_is_given_back_and_named(self, cluster: Cluster, do: Do) -> None:
+    def test_what_the_destination_cannot_hold_returns_to_the_source(self, cluster: Cluster, do: Do) -> None:
         one, two = pair(cluster)
         COINS.set(one, 5)
         COINS.set(two, MAX_INT64 - 4)
@@ -180,7 +180,7 @@ class TestOne:
         assert not on_the_way(cluster)
 
     @pytest.mark.parametrize("wrong", ["list", "word"])
-    def test_what_is_no_total_is_told_and_all_stays(self, cluster: Cluster, do: Do, wrong: str) -> None:
+    def test_a_key_that_is_no_total_is_an_error_and_nothing_changes(self, cluster: Cluster, do: Do, wrong: str) -> None:
         one, two = pair(cluster)
         COINS.set(one, 5)
         client = cluster.owner(total_of(two)).client
@@ -195,9 +195,7 @@ class TestOne:
         assert not on_the_way(cluster)
 
     @pytest.mark.parametrize("key", ["m", "n"])
-    def test_notes_that_something_else_stands_in_place_of_are_unavailable(
-        self, cluster: Cluster, do: Do, key: str
-    ) -> None:
+    def test_an_outbox_of_another_type_is_unavailable(self, cluster: Cluster, do: Do, key: str) -> None:
         one, two = pair(cluster)
         COINS.set(one, 5)
         place = f"quota:1:{{{one if key == 'm' else two}}}:{key}:coins"
@@ -233,7 +231,7 @@ class TestOne:
 
     @pytest.mark.parametrize("kind", ["before", "after"])
     @pytest.mark.parametrize("step", [Receive, Settle])
-    def test_what_is_left_is_carried_on_by_the_next_transfer_of_the_giver(
+    def test_the_next_transfer_from_the_source_resumes_what_is_pending(
         self, cluster: Cluster, do: Do, faults: Faults, step: type[Operation], kind: str
     ) -> None:
         one, two = pair(cluster)
@@ -336,7 +334,7 @@ class TestMany:
         finished = report.transfers_finished
         print(f"{movers.moved} moved, {movers.refused} refused, {movers.failed} failed, {finished} finished")
 
-    def test_several_sweeps_at_once_carry_each_on_once(self, cluster: Cluster, faults: Faults) -> None:
+    def test_several_sweeps_at_once_resume_each_transfer_once(self, cluster: Cluster, faults: Faults) -> None:
         filled()
         chance = random.Random(6)
         faults.after = lambda operation: isinstance(operation, (Send, Receive, Settle)) and chance.random() < 0.5
@@ -375,7 +373,7 @@ class TestMany:
     def test_processes_that_are_killed_leave_the_sum(self, cluster: Cluster) -> None:
         filled()
         current_store().close()
-        told, report = os.pipe()
+        printed, report = os.pipe()
 
         def work(seed: int) -> None:
             chance = random.Random(seed)
@@ -387,16 +385,16 @@ class TestMany:
             for seed in range(60):
                 children.append(started(partial(work, seed)))
                 if len(children) == 3:
-                    heard(told, 50)
+                    heard(printed, 50)
                     os.kill(children[0], signal.SIGKILL)
                     assert ended([children.pop(0)]) == [-signal.SIGKILL]
         os.close(report)
-        os.close(told)
+        os.close(printed)
         print(f"{all_is_there()} carried on, of 60 processes that were killed")
 
 
 @pytest.mark.thorough("topology")
-def test_a_taker_that_hangs_gets_the_amount_once_though_it_hears_of_it_when_it_wakes(settings: Any) -> None:
+def test_a_destination_that_hangs_gets_the_amount_once_when_it_wakes(settings: Any) -> None:
     with running_cluster(cluster_program()) as own:
         settings.CACHES = cluster_caches(own, socket_timeout=1.5, socket_connect_timeout=1.5)
         one, two = pair(own)
@@ -427,24 +425,24 @@ class TestTheSweep:
             COINS.transfer(one, two, 3)
         return one, two
 
-    def test_the_command_says_what_it_carries_on(self, cluster: Cluster, faults: Faults) -> None:
+    def test_the_command_says_which_transfers_it_resumes(self, cluster: Cluster, faults: Faults) -> None:
         one, two = self.left(cluster, faults)
 
-        def told(**options: Any) -> str:
+        def printed(**options: Any) -> str:
             out = io.StringIO()
             call_command("quota_sweep", stdout=out, stderr=io.StringIO(), **options)
             return out.getvalue()
 
-        assert "Would resume 1 interrupted transfer.\n" in told(dry_run=True)
+        assert "Would resume 1 interrupted transfer.\n" in printed(dry_run=True)
         assert (COINS.get(one), COINS.get(two)) == (2, 0)
-        assert "Resumed 0 interrupted transfers; 1 could not be finished" in told()
-        found = json.loads(told(json=True))
+        assert "Resumed 0 interrupted transfers; 1 could not be finished" in printed()
+        found = json.loads(printed(json=True))
         assert (found["transfers_finished"], found["transfers_pending"]) == (0, 1)
         faults.over()
-        assert json.loads(told(json=True, rule="any"))["transfers_finished"] == 0
-        assert json.loads(told(json=True))["transfers_finished"] == 1
+        assert json.loads(printed(json=True, rule="any"))["transfers_finished"] == 0
+        assert json.loads(printed(json=True))["transfers_finished"] == 1
         assert (COINS.get(one), COINS.get(two)) == (2, 3)
-        assert "left on the route" not in told()
+        assert "left on the route" not in printed()
 
     def test_what_came_is_forgotten_in_time(self, cluster: Cluster) -> None:
         one, two = pair(cluster)

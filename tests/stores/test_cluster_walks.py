@@ -84,7 +84,7 @@ class TestSlotsThatMoveOnTheWay:
         assert all(report.complete for report in reports)
         assert sum(report.removed for report in reports) == len(USERS)
 
-    def test_a_roll_up_carries_each_check_once(
+    def test_a_roll_up_copies_each_check_once(
         self, own: Cluster, database: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from django_quota.models import DailyCounter
@@ -111,7 +111,9 @@ class TestSlotsThatMoveOnTheWay:
 
 @pytest.mark.thorough("topology")
 class TestAServerThatIsGone:
-    def test_the_others_are_swept_and_it_is_said(self, own: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_others_are_swept_and_the_report_says_so(
+        self, own: Cluster, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         with freeze(START):
             for user in USERS:
                 check("9/m", user, daily=False)
@@ -125,7 +127,7 @@ class TestAServerThatIsGone:
             call_command("quota_sweep")
         assert "1 part of the Cluster did not answer" in capsys.readouterr().out
 
-    def test_what_the_others_counted_is_carried_and_it_is_said(
+    def test_what_the_others_counted_is_copied_and_the_report_says_so(
         self, own: Cluster, database: Any, capsys: pytest.CaptureFixture[str]
     ) -> None:
         from django_quota.models import DailyCounter
@@ -138,7 +140,7 @@ class TestAServerThatIsGone:
         assert json.loads(capsys.readouterr().out)["allowed"] == len(USERS) - len(users)
         assert set(DailyCounter.objects.values_list("subject", flat=True)) == set(USERS) - set(users)
 
-    def test_the_others_are_told_of_overrides_and_none_is_marked_as_complete(self, own: Cluster, database: Any) -> None:
+    def test_the_others_get_overrides_and_none_is_marked_as_complete(self, own: Cluster, database: Any) -> None:
         from django_quota.models import QuotaOverride
 
         QuotaOverride.objects.bulk_create([QuotaOverride(subject=user, rule="*", mode="blocked") for user in USERS])
@@ -151,7 +153,7 @@ class TestAServerThatIsGone:
             overrides.Marking(current_store(), "quota").begin()
         assert not overrides.is_marked(current_store(), "quota")
 
-    def test_the_others_are_told_of_what_waited_and_it_waits_for_the_one(
+    def test_the_others_get_pending_overrides_and_these_wait_for_the_one(
         self, own: Cluster, database: Any, monkeypatch: pytest.MonkeyPatch, settings: Any
     ) -> None:
         from django_quota.models import OverrideOutbox, QuotaOverride
@@ -170,7 +172,7 @@ class TestAServerThatIsGone:
         assert list(waiting) == 2 * sorted(users)
         assert not any(check("9/m", user) for user in USERS if user not in users)
 
-    def test_health_tells_of_the_others(self, own: Cluster) -> None:
+    def test_health_reports_the_others(self, own: Cluster) -> None:
         for user in USERS:
             check("900/m", user, daily=False)
         gone, users = lost(own)

@@ -1,0 +1,1 @@
+"""Integrations with other packages: each module imports its package, and nothing else imports the module."""

@@ -1,0 +1,226 @@
+"""Limits on websockets: handshakes, messages and open sockets.
+
+`AuthMiddlewareStack(QuotaSocket(URLRouter([...]), connect="30/m", receive="20/s", at_once=5))`
+
+It is ASGI middleware, so it limits the consumers of Channels and any other ASGI application.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
+from typing import Any, TypeAlias, cast
+
+from django.core.handlers.asgi import ASGIRequest
+from django.http import HttpRequest, HttpResponse
+from django.utils.functional import LazyObject
+from django.utils.translation import get_language
+
+from django_quota.adapters import adecide, arefusal
+from django_quota.conf import current, rule_of
+from django_quota.core.decisions import Decision
+from django_quota.core.errors import ConfigurationError, RuleError
+from django_quota.core.flow import run_async
+from django_quota.core.rules import OnUnavailable, Rule
+from django_quota.services.api import acheck
+from django_quota.services.leases import Slot
+from django_quota.services.subjects import compile_key
+from django_quota.web.concurrency import Gate
+from django_quota.web.wording import message, whole_wait
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Event: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Event]]
+Send: TypeAlias = Callable[[Event], Awaitable[None]]
+Application: TypeAlias = Callable[[Any, Any, Any], Awaitable[Any]]
+
+TOO_MANY_MESSAGES = 4429
+"""The close code after a refused message: 429 in the range of codes that applications may choose."""
+
+UNAVAILABLE = 4503
+"""The close code after a message that was refused because the store did not answer (`on_unavailable="deny"`)."""
+
+
+def as_json(decision: Decision) -> str:
+    """Return the notice of a refused message: JSON with the reason in words, and the seconds to wait (or null)."""
+    said = {
+        "type": "quota.refused",
+        "status": 503 if _is_unavailable(decision) else 429,
+        "detail": message(decision, get_language()),
+        "retry_after": whole_wait(decision),
+    }
+    return json.dumps(said)
+
+
+class QuotaSocket:
+    """Limits the websockets of an ASGI application; other connections pass.
+
+    `connect`: how often a subject may open a socket. `receive`: how many messages it may send, over all of its
+    sockets. Each is a rate (`"20/s; 500/h"`), the name of a rule in the settings, or a `Rule`; None is no limit.
+    `at_once`: how many sockets a subject may have open, 1 to 1,000,000. `key`: who is limited, as in a rule; for
+    `"user"` put it inside `AuthMiddlewareStack`. A rule from the settings has its own key. `name`: what the limits are
+    called in keys, logs and headers; several `QuotaSocket` with one name share their limits.
+
+    `lease`: seconds after which the sockets of a worker that was killed no longer count. `close`: whether a refused
+    message closes the socket; if False, the message is dropped. `notice`: makes the text or bytes that the client gets
+    for a refused message; None sends nothing. `on_unavailable`: what happens while Redis does not answer; None for the
+    setting.
+
+    A refused handshake is answered as the decorators answer a request if the server has the extension
+    `websocket.http.response`, and with 403 if not. Raises `RuleError` where it is made if an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        application: Application,
+        *,
+        connect: str | Rule | None = None,
+        receive: str | Rule | None = None,
+        at_once: int | None = None,
+        key: Any = "user",
+        name: str = "websocket",
+        lease: float = 60,
+        close: bool = True,
+        notice: Callable[[Decision], str | bytes] | None = as_json,
+        on_unavailable: OnUnavailable | None = None,
+    ) -> None:
+        if connect is None and receive is None and at_once is None:
+            raise RuleError("QuotaSocket limits nothing.", "Use, for example, connect='30/m'.")
+        compile_key(key)
+        self._needs_user = key == "user"
+        own = {"key": key, "on_unavailable": on_unavailable}
+        self._application = application
+        self._connect = None if connect is None else _rule(connect, {**own, "name": f"{name}.connect"})
+        self._receive = None if receive is None else _rule(receive, {**own, "name": f"{name}.receive"})
+        self._gate: Gate | None = None
+        if at_once is not None:
+            slot = partial(Slot, limit=at_once, lease=lease, renew=True)
+            slot(f"{name}.at_once")  # a wrong argument raises here
+            self._gate = Gate(slot, lambda _: f"{name}.at_once", key, on_unavailable, block=True, is_named=True)
+        self._closes = close
+        self._notice = notice
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application, or refuse the handshake."""
+        if scope["type"] != "websocket":
+            await self._application(scope, receive, send)
+            return
+        opening = await receive()
+        try:
+            request = _request_of(scope)
+        except UnicodeDecodeError:  # the query string is not UTF-8
+            await _refuse(scope, send, HttpResponse(status=400))
+            return
+        if self._needs_user and "user" not in scope:
+            raise ConfigurationError(
+                "QuotaSocket limits by user, but the connection has no user.", "Put it inside AuthMiddlewareStack(...)."
+            )
+        holding, refused = await self._enter(request)
+        if refused is not None:
+            await _refuse(scope, send, refused)
+            return
+        receive = _after(opening, receive)
+        if self._receive is not None:
+            socket = _Socket(receive, send, partial(self._refused, request), self._notice, closes=self._closes)
+            receive, send = socket.receive, socket.send
+        async with holding:
+            await self._application(scope, receive, send)
+
+    async def _enter(self, request: HttpRequest) -> tuple[AbstractAsyncContextManager[Any], HttpResponse | None]:
+        """Return what the socket holds while it is open, and the response if the handshake is refused."""
+        if self._connect is not None:
+            decision = await adecide(request, [self._connect])
+            if decision.enforced:
+                return nullcontext(), await arefusal(request, decision)
+        if self._gate is None:
+            return nullcontext(), None
+        entered: tuple[AbstractAsyncContextManager[Any], HttpResponse | None]
+        entered = await run_async(self._gate.enter_flow(request, None))
+        return entered
+
+    async def _refused(self, request: HttpRequest) -> Decision | None:
+        """Count a message; return the decision if it is refused."""
+        decision = await acheck(cast("str | Rule", self._receive), request)
+        return decision if decision.enforced else None
+
+
+class _Socket:
+    """An open socket whose messages are counted, as the application sees it."""
+
+    def __init__(
+        self,
+        receive: Receive,
+        send: Send,
+        refused: Callable[[], Awaitable[Decision | None]],
+        notice: Callable[[Decision], str | bytes] | None,
+        *,
+        closes: bool,
+    ) -> None:
+        self._receive = receive
+        self._send = send
+        self._refused = refused
+        self._notice = notice
+        self._closes = closes
+        self._is_closed = False
+
+    async def receive(self) -> Event:
+        """Return the next event that is not refused."""
+        while True:
+            event = await self._receive()
+            decision = (await self._refused()) if event["type"] == "websocket.receive" else None
+            if decision is None:
+                return event
+            if self._notice is not None:
+                said = self._notice(decision)
+                await self.send({"type": "websocket.send", "text" if isinstance(said, str) else "bytes": said})
+            if self._closes:
+                code = UNAVAILABLE if _is_unavailable(decision) else TOO_MANY_MESSAGES
+                await self.send({"type": "websocket.close", "code": code, "reason": "quota exceeded"})
+                self._is_closed = True
+                return {"type": "websocket.disconnect", "code": code, "reason": "quota exceeded"}
+
+    async def send(self, event: Event) -> None:
+        """Send an event, unless a refused message has closed the socket."""
+        if not self._is_closed:
+            await self._send(event)
+
+
+def _rule(given: str | Rule, options: dict[str, object]) -> str | Rule:
+    """Return the rule of a rate; a rule stays as it is, and so does a name, which is looked up at each use."""
+    return given if isinstance(given, Rule) or given in current().rules else rule_of(given, options)
+
+
+def _after(opening: Event, receive: Receive) -> Receive:
+    """Return a channel that gives an event once more that was read ahead, and then those of `receive`."""
+    ahead = [opening]
+
+    async def receive_all() -> Event:
+        return ahead.pop() if ahead else await receive()
+
+    return receive_all
+
+
+def _request_of(scope: Scope) -> HttpRequest:
+    """Return the handshake as a request: the keys of rules read its address, headers, cookies, user and session."""
+    request = ASGIRequest({**scope, "type": "http", "method": "GET"}, io.BytesIO())
+    user = scope.get("user")
+    # Channels has loaded its lazy user. A lazy one would be loaded once more, in a thread.
+    request.user = cast("Any", user)._wrapped if isinstance(user, LazyObject) else cast("Any", user)  # noqa: SLF001
+    request.session = cast("Any", scope.get("session"))
+    return request
+
+
+async def _refuse(scope: Scope, send: Send, response: HttpResponse) -> None:
+    if "websocket.http.response" not in (scope.get("extensions") or {}):
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in response.items()]
+    await send({"type": "websocket.http.response.start", "status": response.status_code, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": response.content})
+
+
+def _is_unavailable(decision: Decision) -> bool:
+    return decision.degraded and decision.binding is None

@@ -1,0 +1,256 @@
+"""Rules by an argument of the URL, and by the session."""
+
+from __future__ import annotations
+
+import asyncio
+from http.cookies import SimpleCookie
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.contrib.sessions.backends import cache, db, signed_cookies
+from django.contrib.sessions.models import Session
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client, RequestFactory
+from django.urls import ResolverMatch, path, re_path
+from django.utils.decorators import method_decorator
+from django.views import View
+
+from django_quota import check, quota
+from django_quota.core.flow import run_async, run_sync
+from django_quota.exceptions import RuleError
+from django_quota.services.subjects import session_subject, subject_flow
+from django_quota.web.responses import QuotaRequest
+
+IP = "ip:192.0.2.1"
+UNKNOWN = "a" * 32
+
+
+def request(**meta: Any) -> HttpRequest:
+    return RequestFactory().get("/", **{"REMOTE_ADDR": "192.0.2.1", **meta})
+
+
+def subject(key: object, of: HttpRequest) -> str:
+    return str(run_sync(subject_flow(key, of)))
+
+
+def asubject(key: object, of: HttpRequest) -> str:
+    return str(asyncio.run(run_async(subject_flow(key, of))))
+
+
+# --- arguments of the URL ---------------------------------------------------------------------------------------------
+
+
+def with_arguments(**kwargs: Any) -> HttpRequest:
+    made = request()
+    made.resolver_match = ResolverMatch(request, (), kwargs)
+    return made
+
+
+class TestURLArguments:
+    @pytest.mark.parametrize(
+        ("value", "shown"), [(42, "42"), ("a slug", "a slug"), ("a+ip:1%\n", "a%2Bip:1%25%0A"), (0, "0"), ("0", "0")]
+    )
+    def test_the_argument_names_the_subject(self, value: object, shown: str) -> None:
+        assert subject("kwarg:pk", with_arguments(pk=value)) == f"kwarg.pk:{shown}"
+
+    @pytest.mark.parametrize("given", [{}, {"pk": None}, {"pk": ""}, {"other": 1}])
+    def test_a_url_without_it_falls_back_to_the_ip(self, given: dict[str, Any]) -> None:
+        assert subject("kwarg:pk", with_arguments(**given)) == IP
+
+    def test_a_request_without_a_view_falls_back_to_the_ip(self) -> None:
+        assert subject("kwarg:pk", request()) == IP
+
+    def test_a_converter_may_return_what_has_a_text_and_nothing_else(self) -> None:
+        assert subject("kwarg:x", with_arguments(x=SimpleNamespace(a=1))) == "kwarg.x:namespace(a=1)"
+        with pytest.raises(RuleError, match=r"The URL argument 'x' is a object.*__str__"):
+            subject("kwarg:x", with_arguments(x=object()))
+
+    def test_with_the_ip_it_is_one_limit_for_both(self) -> None:
+        assert subject(("kwarg:pk", "ip"), with_arguments(pk=7)) == f"kwarg.pk:7+{IP}"
+
+
+@quota("2/m", key="kwarg:pk", name="function")
+def function(request: QuotaRequest, pk: int) -> HttpResponse:
+    return HttpResponse(request.quota.subject)
+
+
+@quota("2/m", key="kwarg:pk", name="function-async")
+async def function_async(request: QuotaRequest, pk: int) -> HttpResponse:
+    return HttpResponse(request.quota.subject)
+
+
+@quota("2/m", key="kwarg:pk", name="of-class")
+class OfClass(View):
+    def get(self, request: QuotaRequest, pk: int) -> HttpResponse:
+        return HttpResponse(request.quota.subject)
+
+
+class OfMethod(View):
+    @method_decorator(quota("2/m", key="kwarg:pk", name="of-method"))
+    async def get(self, request: QuotaRequest, pk: int) -> HttpResponse:
+        return HttpResponse(request.quota.subject)
+
+
+def by_settings(request: QuotaRequest, **_: Any) -> HttpResponse:
+    return HttpResponse(request.quota.subject)
+
+
+@quota("9/m", key="session", name="who")
+def who(request: QuotaRequest) -> HttpResponse:
+    return HttpResponse(request.quota.subject)
+
+
+@quota("9/m", key="session", name="who-async")
+async def who_async(request: QuotaRequest) -> HttpResponse:
+    return HttpResponse(request.quota.subject)
+
+
+urlpatterns = [
+    path("function/<int:pk>/", function),
+    path("function-async/<int:pk>/", function_async),
+    path("of-class/<int:pk>/", OfClass.as_view()),
+    path("of-method/<int:pk>/", OfMethod.as_view()),
+    path("settings/<int:pk>/", by_settings),
+    re_path(r"^settings/(?:opt-(?P<pk>\w+)/)?$", by_settings),
+    path("settings/fixed/", by_settings, {"pk": "fixed"}),
+    path("who/", who),
+    path("who-async/", who_async),
+]
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize("middleware", [[], ["django_quota.middleware.QuotaMiddleware"]])
+@pytest.mark.parametrize("name", ["function", "function-async", "of-class", "of-method"])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_decorators_limit_by_the_argument(kind: str, name: str, middleware: list[str], settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = middleware
+    assert [ask(kind, f"/{name}/{pk}/")[0] for pk in (1, "01", 2, 1)] == [200, 200, 200, 429]
+    assert ask(kind, f"/{name}/2/")[1] == "kwarg.pk:2"
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_rules_of_the_settings_limit_by_the_argument(kind: str, settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.MIDDLEWARE = ["django_quota.middleware.QuotaMiddleware"]
+    rule = {"rate": "2/m", "key": "kwarg:pk", "match": "/settings/"}
+    settings.QUOTA = {"STORE": "memory", "RULES": {"by-pk": rule}}
+    for url, found in (("1", "1"), ("opt-ab", "ab"), ("fixed", "fixed")):
+        assert ask(kind, f"/settings/{url}/") == (200, f"kwarg.pk:{found}")
+    for status in (200, 200, 429):
+        assert ask(kind, "/settings/")[0] == status  # without the argument, by IP
+    assert ask(kind, "/settings/404/there-is-no-view/")[0] == 429  # by IP too
+
+
+def ask(kind: str, url: str) -> tuple[int, str]:
+    async def get() -> Any:
+        return await AsyncClient().get(url)
+
+    answer: Any = asyncio.run(get()) if kind == "async" else Client().get(url)
+    return answer.status_code, answer.content.decode()
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+def with_session(session: Any) -> HttpRequest:
+    made = request()
+    made.session = session
+    return made
+
+
+def saved() -> str:
+    store = db.SessionStore()
+    store["a"] = 1
+    store.save()
+    return str(store.session_key)
+
+
+@pytest.mark.django_db
+class TestSessions:
+    def test_a_session_is_a_digest_of_its_key(self) -> None:
+        key = saved()
+        found = subject("session", with_session(db.SessionStore(key)))
+        assert found == session_subject(key)
+        assert key not in found
+
+    def test_a_visitor_without_a_session_falls_back_to_the_ip_and_gets_none(self) -> None:
+        sessions: tuple[Any, ...] = (db.SessionStore(), db.SessionStore("short"), db.SessionStore(UNKNOWN), {}, None)
+        for session in sessions:
+            assert subject("session", with_session(session)) == IP
+            assert not getattr(session, "modified", False)
+        assert subject("session", request()) == IP
+        assert not Session.objects.exists()
+
+    def test_a_made_up_key_gains_nothing(self) -> None:
+        """Otherwise a client would get a new limit with each cookie."""
+        made_up = [with_session(db.SessionStore(f"{number:032}")) for number in range(3)]
+        assert {subject("session", each) for each in made_up} == {IP}
+
+    def test_a_session_that_is_over_falls_back_to_the_ip(self) -> None:
+        store = db.SessionStore()
+        store.set_expiry(-1)
+        store.save()
+        assert subject("session", with_session(db.SessionStore(store.session_key))) == IP
+
+    def test_a_flushed_session_falls_back_to_the_ip(self) -> None:
+        session = db.SessionStore(saved())
+        session.flush()
+        assert subject("session", with_session(session)) == IP
+
+    def test_sessions_in_the_cache_count_too(self, settings: Any) -> None:
+        settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+        store = cache.SessionStore()
+        store.save()
+        key = str(store.session_key)
+        assert subject("session", with_session(cache.SessionStore(key))) == session_subject(key)
+        assert subject("session", with_session(cache.SessionStore(UNKNOWN))) == IP
+        assert asubject("session", with_session(cache.SessionStore(key))) == session_subject(key)
+
+    def test_sessions_in_signed_cookies_fall_back_to_the_ip(self) -> None:
+        """Their key is the signed content: it changes with each save, and old ones stay valid."""
+        store = signed_cookies.SessionStore()
+        store["a"] = 1
+        store.save()
+        session = signed_cookies.SessionStore(store.session_key)
+        assert subject("session", with_session(session)) == IP
+        assert not session.modified
+
+    MIDDLEWARES: ClassVar = [
+        ["django.contrib.sessions.middleware.SessionMiddleware"],
+        ["django.contrib.sessions.middleware.SessionMiddleware", "django_quota.middleware.QuotaMiddleware"],
+        ["django_quota.middleware.QuotaMiddleware", "django.contrib.sessions.middleware.SessionMiddleware"],
+    ]
+
+    @pytest.mark.usefixtures("memory_store")
+    @pytest.mark.parametrize("middleware", MIDDLEWARES)
+    def test_a_site_limits_by_the_session(self, middleware: list[str], settings: Any) -> None:
+        settings.ROOT_URLCONF = __name__
+        settings.MIDDLEWARE = middleware
+        key = saved()
+
+        async def aget(cookie: str) -> Any:
+            client = AsyncClient()
+            client.cookies = SimpleCookie({settings.SESSION_COOKIE_NAME: cookie})
+            return await client.get("/who-async/")
+
+        def get(cookie: str) -> Any:
+            client = Client()
+            client.cookies = SimpleCookie({settings.SESSION_COOKIE_NAME: cookie})
+            return client.get("/who/")
+
+        for ask in (get, async_to_sync(aget)):
+            assert ask(key).content.decode() == session_subject(key)
+            answer = ask(UNKNOWN)
+            assert answer.content.decode() == "ip:127.0.0.1"
+            assert Session.objects.count() == 1
+            assert not answer.cookies.get(settings.SESSION_COOKIE_NAME, SimpleNamespace(value="")).value
+
+    @pytest.mark.usefixtures("either_store")
+    def test_each_session_has_its_own_limit_on_every_store(self) -> None:
+        one, other = (with_session(db.SessionStore(saved())) for _ in range(2))
+        asked = [check("1/m", each, key="session").allowed for each in (one, one, other, request(), request())]
+        assert asked == [True, False, True, True, False]

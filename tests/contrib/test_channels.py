@@ -1,0 +1,345 @@
+"""Limits on websockets: handshakes, messages and open sockets, for any ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from types import ModuleType
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import AnonymousUser, User
+
+from django_quota import Rule, RuleError, peek, slot
+from django_quota.contrib.channels import QuotaSocket
+from django_quota.exceptions import ConfigurationError
+from django_quota.testing import freeze
+from tests.support.pages import blocks, run_page
+
+pytestmark = pytest.mark.usefixtures("memory_store")
+
+NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
+
+HTTP_RESPONSE: dict[str, Any] = {"websocket.http.response": {}}
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """Accept, send back each message, and say at last why the socket was closed."""
+    assert (await receive())["type"] == "websocket.connect"
+    await send({"type": "websocket.accept"})
+    while (event := await receive())["type"] != "websocket.disconnect":
+        await send({"type": "websocket.send", "text": event["text"]})
+    await send({"type": "late"})
+    ECHO_ENDED.append(event.get("code"))
+
+
+ECHO_ENDED: list[int | None] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_has_ended() -> Iterator[None]:
+    yield
+    ECHO_ENDED.clear()
+
+
+class Client:
+    """The server's side of one socket: what the client has sent, and what it gets."""
+
+    def __init__(self, application: Any, user: object = None, address: str = "192.0.2.1", **scope: Any) -> None:
+        self.scope = {
+            "type": "websocket",
+            "path": "/chat/",
+            "query_string": b"",
+            "headers": [(b"host", b"example.com")],
+            "client": (address, 4711),
+            "user": AnonymousUser() if user is None else user,
+            **scope,
+        }
+        self.got: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.events.put_nowait({"type": "websocket.connect"})
+        self.task = asyncio.create_task(application(self.scope, self.events.get, self.got.put))
+
+    async def next(self) -> dict[str, Any]:
+        waiting = asyncio.ensure_future(self.got.get())
+        await asyncio.wait([waiting, self.task], return_when=asyncio.FIRST_COMPLETED, timeout=30)
+        if not waiting.done():
+            waiting.cancel()
+            await self.task
+            raise AssertionError("the application has ended")
+        return waiting.result()
+
+    async def says(self, text: str = "hello") -> dict[str, Any]:
+        self.events.put_nowait({"type": "websocket.receive", "text": text})
+        return await self.next()
+
+    async def leaves(self) -> None:
+        self.events.put_nowait({"type": "websocket.disconnect", "code": 1001})
+        await self.task
+
+
+def ran(work: Any) -> Any:
+    return asyncio.run(work())
+
+
+# --- handshakes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("extensions", [HTTP_RESPONSE, {}, None])
+def test_a_refused_handshake_is_a_429_or_else_a_403(extensions: Any) -> None:
+    application = QuotaSocket(echo, connect="1/m", key="ip")
+
+    async def work() -> list[dict[str, Any]]:
+        assert (await Client(application).next())["type"] == "websocket.accept"
+        refused = Client(application, extensions=extensions)
+        events = [await refused.next()]
+        if extensions:
+            events.append(await refused.next())
+        await refused.task
+        return events
+
+    events = ran(work)
+    if not extensions:
+        assert events == [{"type": "websocket.close", "code": 1008}]
+        return
+    start, body = events
+    headers = dict(start["headers"])
+    assert (start["type"], start["status"]) == ("websocket.http.response.start", 429)
+    assert 0 < int(headers[b"retry-after"]) <= 60
+    assert headers[b"content-type"] == b"application/problem+json"
+    assert headers[b"ratelimit"].startswith(b'"connect";r=0')
+    assert json.loads(body["body"])["status"] == 429
+
+
+def test_each_user_has_handshakes_of_its_own_and_visitors_go_by_address() -> None:
+    application = QuotaSocket(echo, connect="1/m")
+
+    async def work() -> list[str]:
+        clients = [
+            Client(application, User(pk=1)),
+            Client(application, User(pk=1)),
+            Client(application, User(pk=2)),
+            Client(application),
+            Client(application),
+            Client(application, address="192.0.2.2"),
+        ]
+        return [(await client.next())["type"].partition(".")[2] for client in clients]
+
+    assert ran(work) == ["accept", "close", "accept", "accept", "close", "accept"]
+
+
+def test_a_rule_of_the_settings_goes_by_its_name_and_its_own_key(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {"sockets": {"rate": "1/m", "key": "header:x-device"}}}
+    application = QuotaSocket(echo, connect="sockets", key="ip")
+    device = [(b"x-device", b"phone")]
+
+    async def work() -> list[str]:
+        clients = [Client(application, headers=device), Client(application, headers=device), Client(application)]
+        return [(await client.next())["type"].partition(".")[2] for client in clients]
+
+    assert ran(work) == ["accept", "close", "accept"]
+
+
+def test_a_handshake_whose_query_is_no_text_is_a_bad_request() -> None:
+    application = QuotaSocket(echo, connect="1/m", key="ip")
+
+    async def work() -> dict[str, Any]:
+        return await Client(application, query_string=b"\xff", extensions=HTTP_RESPONSE).next()
+
+    assert ran(work)["status"] == 400
+
+
+def test_other_connections_pass() -> None:
+    seen: list[str] = []
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["type"])
+
+    asyncio.run(QuotaSocket(application, connect="0/m")({"type": "http"}, None, None))  # type: ignore[arg-type]
+    assert seen == ["http"]
+
+
+def test_a_limit_by_user_without_users_is_an_error_that_says_where_to_put_it() -> None:
+    scope = {"type": "websocket", "path": "/", "headers": [], "client": ("192.0.2.1", 1)}
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.connect"}
+
+    with pytest.raises(ConfigurationError, match="inside AuthMiddlewareStack"):
+        asyncio.run(QuotaSocket(echo, connect="1/m")(scope, receive, None))  # type: ignore[arg-type]
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_refused_message_gets_a_notice_and_the_close_code_4429() -> None:
+    application = QuotaSocket(echo, receive="2/m")
+
+    async def work() -> list[dict[str, Any]]:
+        client = Client(application)
+        await client.next()
+        events = [await client.says("one"), await client.says("two"), await client.says("three"), await client.next()]
+        await client.task
+        assert client.got.empty(), "what the application sends after the close goes nowhere"
+        return events
+
+    with freeze(NOON):
+        one, two, notice, close = ran(work)
+    assert [one["text"], two["text"]] == ["one", "two"]
+    said = json.loads(notice["text"])
+    assert said == {
+        "type": "quota.refused",
+        "status": 429,
+        "detail": "The limit is 2 per minute. Please try again in 60 seconds.",
+        "retry_after": 60,
+    }
+    assert (close["type"], close["code"]) == ("websocket.close", 4429)
+    assert ECHO_ENDED == [4429]
+
+
+def test_messages_count_over_all_sockets_of_a_subject() -> None:
+    application = QuotaSocket(echo, receive="2/m")
+
+    async def work() -> list[str]:
+        first, second, other = Client(application, User(pk=1)), Client(application, User(pk=1)), Client(application)
+        for client in (first, second, other):
+            await client.next()
+        events = [await first.says("a"), await second.says("b"), await first.says("c"), await other.says("d")]
+        return [event["text"] for event in events]
+
+    one, two, notice, other = ran(work)
+    assert [one, two, other] == ["a", "b", "d"]
+    assert "quota.refused" in notice
+
+
+def test_without_close_a_refused_message_is_dropped_and_the_socket_stays() -> None:
+    application = QuotaSocket(echo, receive="1/m", close=False)
+
+    async def work() -> list[str]:
+        client = Client(application)
+        await client.next()
+        texts = [(await client.says(text))["text"] for text in ("one", "two")]
+        await client.leaves()
+        return texts
+
+    one, notice = ran(work)
+    assert one == "one"
+    assert json.loads(notice)["type"] == "quota.refused"
+    assert ECHO_ENDED == [1001]
+
+
+def test_a_notice_may_be_bytes_or_nothing() -> None:
+    async def work(notice: Any) -> dict[str, Any]:
+        client = Client(QuotaSocket(echo, receive="0/m", notice=notice))
+        await client.next()
+        return await client.says()
+
+    assert asyncio.run(work(lambda decision: b"\x00"))["bytes"] == b"\x00"
+    assert asyncio.run(work(None))["type"] == "websocket.close"
+
+
+# --- open sockets -----------------------------------------------------------------------------------------------------
+
+
+def test_a_subject_has_only_so_many_sockets_open_and_may_open_one_when_one_is_closed() -> None:
+    application = QuotaSocket(echo, at_once=1, key="ip")
+
+    async def work() -> list[str]:
+        first = Client(application)
+        events = [await first.next(), await Client(application).next(), await Client(application, address="::1").next()]
+        await first.leaves()
+        events.append(await Client(application).next())
+        return [event["type"].partition(".")[2] for event in events]
+
+    assert ran(work) == ["accept", "close", "accept", "accept"]
+
+
+@pytest.mark.parametrize("how", ["raises", "is cancelled"])
+def test_an_application_that_ends_badly_leaves_no_socket_open(how: str) -> None:
+    async def raises(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "websocket.accept"})
+        if how == "raises":
+            raise ZeroDivisionError
+        await asyncio.sleep(60)
+
+    application = QuotaSocket(raises, at_once=1, key="ip")
+
+    async def work() -> None:
+        client = Client(application)
+        await client.next()
+        client.task.cancel()
+        with pytest.raises((ZeroDivisionError, asyncio.CancelledError)):
+            await client.task
+        assert await slot("websocket.at_once", 1, subject="ip:192.0.2.1").aholders() == []
+
+    ran(work)
+
+
+def test_a_refused_handshake_holds_no_socket() -> None:
+    application = QuotaSocket(echo, connect="0/m", at_once=1, key="ip")
+
+    async def work() -> None:
+        assert (await Client(application).next())["type"] == "websocket.close"
+        assert await slot("websocket.at_once", 1, subject="ip:192.0.2.1").aholders() == []
+
+    ran(work)
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "limits nothing"),
+        ({"connect": "many"}, "'many' is not a rate"),
+        ({"receive": "10/m", "key": "usr"}, "Did you mean 'user'"),
+        ({"at_once": 0}, "limit=0"),
+        ({"at_once": 5, "lease": 0}, "lease=0"),
+        ({"connect": "1/m", "on_unavailable": "maybe"}, "'maybe'"),
+    ],
+)
+def test_a_wrong_argument_is_refused_where_it_is_written(options: Any, text: str) -> None:
+    with pytest.raises(RuleError, match=text):
+        QuotaSocket(echo, **options)
+
+
+def test_a_rule_counts_under_its_own_name() -> None:
+    rule = Rule.make("chat", "5/m", key="ip")
+
+    async def work() -> None:
+        client = Client(QuotaSocket(echo, receive=rule))
+        await client.next()
+        await client.says()
+
+    ran(work)
+    assert peek(rule, "ip:192.0.2.1").remaining == 4
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_makes_a_limited_application_and_shows_the_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ChatConsumer:
+        @staticmethod
+        def as_asgi() -> Any:
+            return echo
+
+    consumers = ModuleType("chat.consumers")
+    consumers.ChatConsumer = ChatConsumer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "chat.consumers", consumers)
+    names = run_page("docs/channels.md")
+
+    async def work() -> list[dict[str, Any]]:
+        client = Client(names["application"], path="/chat/", user=None)
+        events = [await client.next()]
+        return events + [await client.says() for _ in range(21)]
+
+    with freeze(NOON):
+        events = ran(work)
+    assert events[0]["type"] == "websocket.accept"
+    shown = [json.loads(text) for language, text in blocks("docs/channels.md") if language == "json"]
+    assert shown == [json.loads(events[-1]["text"])]
