@@ -149,7 +149,7 @@ class _EntriesPlan(Plan):
     """A plan in which a rule stands once for a subject."""
 
     def add(self, rule: Rule, subject: str, cost: int, value: str = "") -> None:
-        if any((other.name, its) == (rule.name, subject) for other, its in zip(self.rules, self.subjects, strict=True)):
+        if any((other.name, its) == (rule.name, subject) for other, its, _, _ in self.asked):
             raise RuleError(f"Rule {rule.name!r} is listed twice for {subject}.", "Give it once, with the whole cost.")
         super().add(rule, subject, cost, value)
 

@@ -44,7 +44,7 @@ class Hold:
     def __init__(self, plan: Plan, decision: Decision, ttl: int) -> None:
         self.decision = decision
         """The decision that allowed it."""
-        self.costs = tuple(plan.costs)
+        self.costs = tuple(cost for _, _, cost, _ in plan.asked)
         """The estimate of each entry, in units."""
         self.ttl = ttl / SECOND
         """How long the reservation lasts, in seconds, if it is not renewed."""
@@ -126,8 +126,7 @@ class Hold:
         if holds is None:
             return (yield from decision_flow(self._plan, "peek"))
         by_entry = {
-            (rule.name, subject): cost
-            for rule, subject, cost in zip(self._plan.rules, self._plan.subjects, costs, strict=True)
+            (rule.name, subject): cost for (rule, subject, _, _), cost in zip(self._plan.asked, costs, strict=True)
         }
         settled = [by_entry[hit.rule.name, hit.subject] for hit in self._plan.hits]
         return (yield from decision_flow(self._plan, Settle(holds, settled)))

@@ -83,7 +83,7 @@ def plan_of(asked: list[Asked], *, with_events: bool, holds: Reservation | None 
     for rule, subject, cost, value in asked:
         plan.add(rule, subject, cost, value)
     if holds is not None:
-        plan.reserve(holds, [hit for hit in plan.hits if not hit.rule.distinct])
+        plan.reserve(holds, lambda rule: not rule.distinct)
     return plan
 
 
