@@ -17,7 +17,18 @@ from django_quota.exceptions import (
     RuleError,
     StoreUnavailable,
 )
-from django_quota.services.api import acheck, apeek, arefund, areset, check, peek, refund, reset
+from django_quota.services.api import (
+    aacquire,
+    acheck,
+    acquire,
+    apeek,
+    arefund,
+    areset,
+    check,
+    peek,
+    refund,
+    reset,
+)
 from django_quota.services.bans import aban, aunban, ban, unban
 from django_quota.services.counters import Counter, counter
 from django_quota.services.leases import Lease, lock, slot
@@ -44,8 +55,10 @@ __all__ = [
     "Rule",
     "RuleError",
     "StoreUnavailable",
+    "aacquire",
     "aban",
     "acheck",
+    "acquire",
     "aonce",
     "apeek",
     "arefund",
