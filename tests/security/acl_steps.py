@@ -183,7 +183,7 @@ def waiters_that_died() -> None:
 
 
 def metrics() -> None:
-    names = ("metrics:1", "metrics:2", "refused:1", "slots", "sent:1")
+    names = ("metrics:1", "metrics:2", "refused:1", "slots", "sent:1", "totals")
     keys = MetricsKeys(*(system_key("quota", name) for name in names))
     rules = {f"rule-{number}:a": 1 for number in range(FIELDS)}
     subjects = {f"ip:{number}": 1 for number in range(2 * SUBJECTS)}
