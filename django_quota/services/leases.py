@@ -14,7 +14,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from django_quota.conf import current
 from django_quota.core.algorithms.concurrency import Concurrency
@@ -372,13 +372,21 @@ def lock(name: str, lease: float = 30, wait: float | None = None, subject: Any =
 # --- renewing in the background ---------------------------------------------------------------------------------------
 
 
+class Renewed(Protocol):
+    """What a refresher renews: a lease, or the reservation of a stream."""
+
+    def renewing(self) -> Flow[Any]:
+        """Let it last longer."""
+        ...
+
+
 class LeaseRefresher:
     """Renews a lease at an interval, from a thread (`start`) or a task (`astart`).
 
     It ends when it is stopped, when the lease is lost, and when nobody has a reference to the lease any more.
     """
 
-    def __init__(self, lease: Lease, interval: float) -> None:
+    def __init__(self, lease: Renewed, interval: float) -> None:
         self._stopped = threading.Event()
         self._flow = _refresh(self._stopped, weakref.ref(lease), interval)
         self._thread: threading.Thread | None = None
@@ -419,7 +427,7 @@ class LeaseRefresher:
         await asyncio.wait([self._task])
 
 
-def _refresh(stopped: threading.Event, of: weakref.ref[Lease], interval: float) -> Flow[None]:
+def _refresh(stopped: threading.Event, of: weakref.ref[Renewed], interval: float) -> Flow[None]:
     while not (yield IOCall(stopped.wait, asyncio.sleep, interval)):  # a task is cancelled instead
         lease = of()
         if lease is None:
