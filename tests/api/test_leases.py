@@ -516,6 +516,34 @@ class TestWaiting:
             assert refused.value.decision.retry_after
             assert waiting("line") == []
 
+    def test_the_timeout_of_one_call_goes_before_the_wait_of_the_slot(self) -> None:
+        patient, hasty = lock("line", wait=60), lock("line")
+        held = patient.acquire()
+        for timeout in (0, 0.05):
+            with pytest.raises(QuotaExceeded):
+                patient.acquire(timeout)
+        with ThreadPoolExecutor() as pool:
+            future = pool.submit(hasty.acquire, timeout=60)
+            until_so_many_wait("line", 1)
+            held.release()
+            with future.result(60) as lease:
+                assert [token for token, _ in hasty.holders()] == [lease.token]
+        assert hasty.holders() == []
+
+    def test_so_it_does_for_a_task(self) -> None:
+        async def wait() -> None:
+            held = await lock("line").aacquire()
+            with pytest.raises(QuotaExceeded):
+                await lock("line", wait=60).aacquire(0)
+            task = asyncio.create_task(lock("line").aacquire(timeout=60))
+            await auntil_so_many_wait("line", 1)
+            await held.arelease()
+            async with await task:
+                assert len(await lock("line").aholders()) == 1
+            assert await lock("line").aholders() == []
+
+        asyncio.run(wait())
+
     def test_a_task_that_waited_in_vain_leaves_the_queue(self) -> None:
         async def wait() -> None:
             async with lock("line"):
@@ -1069,6 +1097,12 @@ def test_a_lease_lasts_for_some_seconds(seconds: Any) -> None:
 def test_it_waits_for_some_seconds_or_not_at_all(seconds: Any) -> None:
     with pytest.raises(RuleError, match="wait="):
         lock("export", wait=seconds)
+
+
+@pytest.mark.parametrize("seconds", [-1, "5", True, float("nan"), float("inf")])
+def test_a_call_waits_for_some_seconds_or_not_at_all(seconds: Any) -> None:
+    with pytest.raises(RuleError, match="timeout="):
+        lock("export").acquire(seconds)
 
 
 @pytest.mark.parametrize("options", [{"renew": 1}, {"subject": 7}, {"subject": ""}])
