@@ -17,7 +17,20 @@ from django_quota.exceptions import (
     RuleError,
     StoreUnavailable,
 )
-from django_quota.services.api import acheck, acheck_all, apeek, arefund, areset, check, check_all, peek, refund, reset
+from django_quota.services.api import (
+    aacquire,
+    acheck,
+    acheck_all,
+    acquire,
+    apeek,
+    arefund,
+    areset,
+    check,
+    check_all,
+    peek,
+    refund,
+    reset,
+)
 from django_quota.services.bans import aban, aunban, ban, unban
 from django_quota.services.counters import Counter, counter
 from django_quota.services.leases import Lease, lock, slot
@@ -44,9 +57,11 @@ __all__ = [
     "Rule",
     "RuleError",
     "StoreUnavailable",
+    "aacquire",
     "aban",
     "acheck",
     "acheck_all",
+    "acquire",
     "aonce",
     "apeek",
     "arefund",

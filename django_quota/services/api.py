@@ -1,17 +1,20 @@
-"""The verbs: `check`, `peek`, `refund` and `reset`, each sync and async."""
+"""The verbs: `check`, `acquire`, `peek`, `refund` and `reset`, each sync and async."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Unpack, cast
 
 from django.http import HttpRequest
 
 from django_quota.conf import current, rule_of
+from django_quota.core.clock import SECOND
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow, IOCall, run_async, run_sync
-from django_quota.core.rates import validate_cost
+from django_quota.core.rates import parse_seconds, validate_cost
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, CallOptions, Rule
 from django_quota.engine.codec import Mode
 from django_quota.engine.plans import Plan
@@ -56,6 +59,41 @@ async def acheck(
 ) -> Decision:
     """Take a hit without blocking the event loop; see `check`."""
     return await run_async(_verb_flow("check", rule_or_rate, subject, cost, value, rule_options))
+
+
+def acquire(
+    rule_or_rate: RuleOrRate,
+    subject: Subject,
+    cost: int | None = None,
+    *,
+    timeout: float,
+    value: object = None,
+    **rule_options: Unpack[CallOptions],
+) -> Decision:
+    """Take a hit as soon as the rule allows it, and wait for that, `timeout` seconds at most; return the Decision.
+
+    It is for work that may wait, such as calls of another service; a view that waits holds a thread. If there is no
+    room in time, the Decision is refused, at once where the wait would be too long. With `leaky_bucket` it also waits
+    for the Decision's `delay`, which the timeout does not limit. Callers that wait have no order: where many wait, use
+    `slot`, which has a queue, or `leaky_bucket`, which gives each a place. Each try that is refused is a refusal:
+    `ban=` and `count_refused` count it.
+
+    `timeout`: from 0 up to 366 days; for the other arguments and errors see `check`.
+    """
+    return run_sync(_acquire_flow(timeout, rule_or_rate, subject, cost, value, rule_options))
+
+
+async def aacquire(
+    rule_or_rate: RuleOrRate,
+    subject: Subject,
+    cost: int | None = None,
+    *,
+    timeout: float,  # noqa: ASYNC109 — how long to wait for room; the calls to the store have timeouts of their own
+    value: object = None,
+    **rule_options: Unpack[CallOptions],
+) -> Decision:
+    """Take a hit as soon as the rule allows it, without blocking the event loop; see `acquire`."""
+    return await run_async(_acquire_flow(timeout, rule_or_rate, subject, cost, value, rule_options))
 
 
 def peek(
@@ -193,6 +231,37 @@ def _verb_flow(
             if rule.distinct is not None:
                 raise RuleError(f"Rule {rule.name!r} counts different values: reset() forgets them, refund() cannot.")
     return (yield from decision_flow(plan, mode))
+
+
+def _acquire_flow(
+    timeout: float,
+    rule_or_rate: RuleOrRate,
+    subject: Subject,
+    cost: int | None,
+    value: object,
+    options: Mapping[str, object],
+) -> Flow[Decision]:
+    left = 0.0 if timeout == 0 else parse_seconds("timeout", timeout, 5, "from 0") / SECOND
+    while True:
+        decision = yield from _verb_flow("check", rule_or_rate, subject, cost, value, options)
+        if decision.allowed:
+            if decision.delay:
+                yield _sleep(decision.delay)
+            return decision
+        wait = decision.retry_after
+        if wait is None or wait > left:
+            return decision
+        wait += MIN_SLEEP
+        yield _sleep(wait)
+        left -= wait
+
+
+MIN_SLEEP = 0.001
+"""Seconds that `acquire` sleeps at least: clocks differ a little."""
+
+
+def _sleep(seconds: float) -> IOCall:
+    return IOCall(time.sleep, asyncio.sleep, seconds)
 
 
 def _reset_flow(rule_or_rate: RuleOrRate, subject: Subject, options: Mapping[str, object]) -> Flow[bool]:
