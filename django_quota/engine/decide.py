@@ -21,8 +21,8 @@ from django_quota.engine.codec import (
     Flag,
     Flagged,
     Mode,
+    Renew,
     Reply,
-    Reserve,
     RetryReason,
     Settle,
     consumes,
@@ -31,7 +31,7 @@ from django_quota.engine.codec import (
 from django_quota.engine.compensate import compensate, flags_before
 from django_quota.engine.events import NO_LOG, REMOTE_LOG, EventLog, count_day, emit
 from django_quota.engine.hits import CompiledLimit, Hit, HitContext
-from django_quota.engine.holds import hold, missing_limits, replace, restore_due, settle, states_without_due
+from django_quota.engine.holds import hold, missing_limits, renew, replace, restore_due, settle, states_without_due
 from django_quota.engine.operations import Operation, Script, States, lua_source
 from django_quota.engine.resp import bulk
 from django_quota.engine.subject_status import load_status, shut_out
@@ -69,12 +69,12 @@ def _composed() -> str:
 class Decide(Operation):
     """Decide hits. `read_reply` unpacks the reply of `lua/decide.lua`, and `codec.Reply` gives its numbers names.
 
-    `mode`: see `codec.Mode`. `log`: where events are written; None: no events.
+    `mode`: see `codec.Mode`. `log`: where events are written.
     """
 
     script: ClassVar[Script] = Script.of(_composed())
 
-    def __init__(self, hits: Sequence[Hit], mode: Mode, log: EventLog | None = None) -> None:
+    def __init__(self, hits: Sequence[Hit], mode: Mode, log: EventLog = NO_LOG) -> None:
         self.hits = hits
         self.mode = mode
         self.log = log
@@ -85,29 +85,29 @@ class Decide(Operation):
         keys = list[str]()
         for hit in self.hits:
             keys += hit.keys
-        return [*keys, *(self.log or NO_LOG).keys]
+        return [*keys, *self.log.keys]
 
     def arguments(self) -> list[str | int]:
         """Return the arguments that `lua/decide.lua` lists."""
-        arguments: list[str | int] = [encode_mode(self.mode), (self.log or NO_LOG).length]
+        arguments: list[str | int] = [encode_mode(self.mode), self.log.length]
         for hit in self.hits:
             arguments += hit.arguments
         return arguments
 
     def evalsha(self, now: int | None) -> bytes:
         """Return the command as Redis takes it, from what the rules and the log have ready."""
-        log, keys, arguments = self.log or NO_LOG, list[str](), ""
-        words = 6 + len(log.keys)
+        log, keys, arguments, words = self.log, list[str](), "", 6
         for hit in self.hits:
             keys += hit.keys
             number, packed = hit.packed_arguments
             words += number
             arguments += packed
-        count = str(len(keys) + len(log.keys))
-        moment, mode = "" if now is None else str(now), encode_mode(self.mode)
+        number_of_keys = len(keys) + len(log.keys)
+        packed_keys = "".join([f"${len(key)}\r\n{key}\r\n" for key in keys])
+        head = _PACKED_CHECK if now is None and self.mode == "check" else bulk((now or "", encode_mode(self.mode)))
         text = (
-            f"*{words + len(keys)}\r\n{_EVALSHA}${len(count)}\r\n{count}\r\n{bulk(keys)}{log.packed_keys}"
-            f"${len(moment)}\r\n{moment}\r\n${len(mode)}\r\n{mode}\r\n{log.packed_length}{arguments}"
+            f"*{words + number_of_keys}\r\n{_EVALSHA}${len(str(number_of_keys))}\r\n{number_of_keys}\r\n"
+            f"{packed_keys}{log.packed_keys}{head}{log.packed_length}{arguments}"
         )
         return text.encode() if text.isascii() else super().evalsha(now)
 
@@ -133,8 +133,8 @@ class Decide(Operation):
         refused = {context.hit.group for context in contexts if context.is_refused}
         if self.mode == "record_refusal":
             refused.add(0)
-        flags = [Flagged(context.index, context.status, context.stop) for context in contexts if context.status]
-        flags += [Flagged(context.index, Flag.SETTLED_LATE, context.late) for context in contexts if context.late]
+        flags = [flagged for context in contexts for flagged in context.hold_flags]
+        flags += [Flagged(context.index, context.status, context.stop) for context in contexts if context.status]
         if consumes(self.mode):
             for context in contexts:
                 if context.hit.cost > 0:
@@ -150,10 +150,9 @@ class Decide(Operation):
             return None
         if any(_is_outside(context.hit, now) for context in contexts):
             return []
-        if isinstance(mode, Settle):
-            context = contexts[0]
-            context.late = mode.hold.due if settle(states, context.hit, mode, now) else 0
-            context.states = states_without_due(states, context.hit, now)
+        if isinstance(mode, (Settle, Renew)):
+            for context in contexts:
+                _change_hold(states, context, mode, now)
             return None
         retries = [reason for context in contexts for reason in load_status(states, context, now)]
         for context in contexts:
@@ -173,14 +172,16 @@ class Decide(Operation):
                 _consume(states, hit, limit, verdict, refused, now)
                 for limit, verdict in zip(hit.limits, context.verdicts, strict=True)
             ]
-        if isinstance(mode, Reserve) and consumed:
-            hold(states, hit, mode, [now + verdict.reset for verdict in context.verdicts], now)
+        held = []
+        if hit.reservation and consumed:
+            due = hold(states, hit, [now + verdict.reset for verdict in context.verdicts], now)
+            held.append(Flagged(context.index, Flag.HELD, due))
         if mode != "tentative" or context.is_refused:
             count_day(states, context, now, passed=passed)
-        flags = emit(states, context, now, passed=passed, emits=self.log is not None)
+        flags = emit(states, context, now, passed=passed, emits=self.log is not NO_LOG)
         if self.log is REMOTE_LOG and any(flagged.flag == Flag.BAN_BEGAN for flagged in flags):
             flags.append(Flagged(context.index, Flag.BAN_LEVEL, context.level))
-        return flags + before
+        return held + flags + before
 
 
 _NUMBER = 8
@@ -188,12 +189,29 @@ _NUMBER = 8
 
 _EVALSHA = bulk(("EVALSHA", Decide.script.sha))
 
+_PACKED_CHECK = bulk(("", "check"))
+"""The time and the mode of most decisions."""
+
 
 def _is_outside(hit: Hit, now: int) -> bool:
     """Say whether the day or a calendar period that was sent is over, or has not begun."""
     if hit.day is not None and not hit.day.begins <= now < hit.day.ends:
         return True
     return any(is_outside(limit.parameters, now) for limit in hit.limits if not limit.algorithm.timeless)
+
+
+def _change_hold(states: States, context: HitContext, mode: Settle | Renew, now: int) -> None:
+    """Settle or renew the hold of a hit."""
+    hit, hold_id = context.hit, mode.holds[context.index]
+    if hold_id is not None and isinstance(mode, Settle):
+        late = settle(states, hit, hold_id, mode.actual[context.index], now)
+        if late:
+            context.hold_flags.append(Flagged(context.index, Flag.SETTLED_LATE, late))
+    elif hold_id is not None and isinstance(mode, Renew):
+        due = renew(states, hit, hold_id, mode, now)
+        if due is not None:
+            context.hold_flags.append(Flagged(context.index, Flag.HELD, due))
+    context.states = states_without_due(states, hit, now)
 
 
 def _restore(states: States, contexts: Sequence[HitContext], mode: Mode, now: int) -> list[RetryReason]:

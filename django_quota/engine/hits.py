@@ -62,8 +62,10 @@ class CompiledRule(NamedTuple):
     """The argument before the cost, as Redis takes it."""
     after_cost: str
     """Those after it, except for the options that depend on the hit. Of use only if the rule is timeless."""
+    for_one_unit: str
+    """All arguments of a hit that costs 1 and has no such options."""
     number_of_arguments: int
-    """How many arguments that are, with the cost."""
+    """How many arguments that are."""
     timeless_limits: tuple[tuple[str, Limit, Parameters], ...]
     """For each limit that is the same at any time: what its key has behind the `subject_base`, and its parameters."""
     timeless: bool
@@ -93,7 +95,8 @@ class CompiledRule(NamedTuple):
             field=field,
             before_cost=bulk((field,)),
             after_cost=bulk(after),
-            number_of_arguments=2 + len(after),
+            for_one_unit=bulk((field, 1, *after, "")),
+            number_of_arguments=3 + len(after),
             timeless_limits=timeless,
             timeless=len(timeless) == len(rule.limits),
             decides_alone=rule.shadow or not rule.block,
@@ -114,10 +117,6 @@ def _after_cost(rule: Rule, limits: Sequence[tuple[Limit, Sequence[str]]]) -> li
     return [*arguments, *rule.encoded]
 
 
-_END = bulk(("",))
-"""The end of a hit's options."""
-
-
 class Hit:
     """One rule for one subject: its limits are decided together, under the overrides and bans of the subject."""
 
@@ -134,6 +133,8 @@ class Hit:
     day: DayKey | None = None
     holds = ""
     """The key of its holds; empty while they are not needed."""
+    reservation: Any = None
+    """The `Reservation` by which what the hit consumes is noted as a hold; None: it is not."""
     extra_keys: Sequence[str] = ()
     """The keys of other limits of the rule that due holds have consumed."""
 
@@ -182,6 +183,8 @@ class Hit:
             arguments += ("day", self.day.begins, self.day.ends)
         if self.holds:
             arguments += ("holds", 1 + len(self.extra_keys))
+        if self.reservation:
+            arguments += ("hold", *self.reservation)
         arguments.append("")
         return arguments
 
@@ -192,11 +195,11 @@ class Hit:
         if compiled is None or self.group or self.holds or self.value:
             arguments = self.arguments
             return len(arguments), bulk(arguments)
-        cost = str(self.cost)
-        text = f"{compiled.before_cost}${len(cost)}\r\n{cost}\r\n{compiled.after_cost}"
-        if self.day:
-            return compiled.number_of_arguments + 4, text + bulk(("day", self.day.begins, self.day.ends, ""))
-        return compiled.number_of_arguments + 1, text + _END
+        if self.cost == 1 and not self.day:
+            return compiled.number_of_arguments, compiled.for_one_unit
+        options = ("day", self.day.begins, self.day.ends, "") if self.day else ("",)
+        text = f"{compiled.before_cost}{bulk((self.cost,))}{compiled.after_cost}{bulk(options)}"
+        return compiled.number_of_arguments - 1 + len(options), text
 
 
 @dataclass(slots=True)
@@ -212,8 +215,8 @@ class HitContext:
     """When that ends; 0 for never."""
     due: int | None = None
     """When the first open hold is due."""
-    late: int = 0
-    """When the hold that is settled now was due; 0 if it is in time."""
+    hold_flags: list[Any] = field(default_factory=list)
+    """What the reply says of its hold, which is settled or renewed."""
     states: list[Any] | None = None
     """For a peek: how the limits would be without the holds that are due."""
     level: int = 0
