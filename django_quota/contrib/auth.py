@@ -1,0 +1,203 @@
+"""Failed logins: a backend that limits how often somebody may guess a password.
+
+It takes a hit of the limits in `QUOTA["LOGIN"]` before any password is hashed, and gives it back if the password is
+right. So attempts that run at the same time cannot pass the limit together. To know how a login ends, it asks the other
+backends of AUTHENTICATION_BACKENDS itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+from django.conf import settings
+from django.contrib.auth import get_user_model, load_backend
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.http import HttpRequest
+from django.utils import inspect as django_inspect
+from django.utils.module_loading import import_string
+from django.utils.translation import get_language
+from django.views.decorators.debug import sensitive_variables
+
+from django_quota.core.decisions import Decision, QuotaExceeded
+from django_quota.core.rules import Rule
+from django_quota.services.logins import hold_ttl, login_hits
+from django_quota.services.reservations import areserve_all, reserve_all
+from django_quota.services.subjects import ip_subject
+from django_quota.web.responses import DEFERRED, refuse
+from django_quota.web.wording import message
+
+__all__ = ["LoginQuotaAdapter", "LoginQuotaBackend", "LoginRefused"]
+
+
+class LoginRefused(QuotaExceeded, ValidationError):  # noqa: N818 — a kind of QuotaExceeded
+    """Too many failed logins, in a request that passes no `QuotaMiddleware`.
+
+    A form or a serializer takes it for a `ValidationError`, and shows when to try again.
+    """
+
+    def __init__(self, decision: Decision) -> None:
+        QuotaExceeded.__init__(self, decision)
+        ValidationError.__init__(self, message(decision, get_language()), "too_many_logins")
+
+    def __str__(self) -> str:
+        return self.decision.explain()
+
+
+class LoginQuotaBackend:
+    """Limits failed logins. Put it first in AUTHENTICATION_BACKENDS.
+
+    It limits calls of `authenticate()` with a password, and leaves all others to the other backends. While a limit is
+    reached, it raises `QuotaExceeded` before any password is hashed. It has no users and no permissions of its own.
+    """
+
+    name_fields: tuple[str, ...] = ("username", "email", "phone")
+    """The credentials that say who logs in, besides the `USERNAME_FIELD` of the user model."""
+
+    @sensitive_variables()
+    def authenticate(self, request: HttpRequest | None, **credentials: Any) -> Any:
+        """Return the user that another backend accepts; None if this call is not limited.
+
+        Raises `QuotaExceeded` if a limit is reached, and `PermissionDenied` if no backend accepts the password: Django
+        asks no other backend then.
+        """
+        hits = self._hits(request, credentials)
+        if not hits:
+            return None
+        try:
+            hold = reserve_all(hits, ttl=hold_ttl())  # so only success gives it back
+        except QuotaExceeded as exceeded:
+            _refuse(request, exceeded)
+        for backend, path in self._others(request, credentials):
+            user = backend.authenticate(request, **credentials)
+            if user is not None:
+                if hold.is_open:
+                    hold.cancel()
+                return _accepted_by(user, path)
+        raise PermissionDenied
+
+    @sensitive_variables()
+    async def aauthenticate(self, request: HttpRequest | None, **credentials: Any) -> Any:
+        """Return the user without blocking the event loop; see `authenticate`."""
+        hits = self._hits(request, credentials)
+        if not hits:
+            return None
+        try:
+            hold = await areserve_all(hits, ttl=hold_ttl())  # so only success gives it back
+        except QuotaExceeded as exceeded:
+            _refuse(request, exceeded)
+        for backend, path in self._others(request, credentials):
+            user = await backend.aauthenticate(request, **credentials)
+            if user is not None:
+                if hold.is_open:
+                    await hold.acancel()
+                return _accepted_by(user, path)
+        raise PermissionDenied
+
+    def is_limited(self, credentials: Mapping[str, Any]) -> bool:
+        """Return whether somebody may guess these credentials: by default, if there is a password."""
+        return credentials.get("password") is not None
+
+    def user_names(self, credentials: Mapping[str, Any]) -> list[str]:
+        """Return the names that say who logs in. All of them are limited."""
+        fields = dict.fromkeys((*self.name_fields, get_user_model().USERNAME_FIELD))
+        names = [str(credentials[field]) for field in fields if credentials.get(field) is not None]
+        return [name for name in names if name.strip()]
+
+    def _hits(self, request: HttpRequest | None, credentials: Mapping[str, Any]) -> list[tuple[Rule, str]]:
+        if not self.is_limited(credentials):
+            return []
+        return login_hits(self.user_names(credentials), None if request is None else ip_subject(request))
+
+    def _others(self, request: HttpRequest | None, credentials: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
+        """Yield the backends behind this one that take these credentials, and their paths, as Django does."""
+        listed = [(load_backend(path), path) for path in settings.AUTHENTICATION_BACKENDS]
+        ours = [isinstance(backend, LoginQuotaBackend) for backend, _ in listed]
+        for backend, path in listed[ours.index(True) + 1 :]:
+            if isinstance(backend, LoginQuotaBackend):
+                continue
+            try:
+                _signature(backend.authenticate).bind(request, **credentials)
+            except TypeError:
+                continue
+            yield backend, path
+
+
+_signature = getattr(django_inspect, "signature", inspect.signature)
+"""Django's own knows annotations of Python 3.14, and came with a later version of Django 5.2."""
+
+
+def _refuse(request: HttpRequest | None, exceeded: QuotaExceeded) -> NoReturn:
+    """Raise what the middleware answers with 429; without the middleware, what a form shows."""
+    if request is None or hasattr(request, DEFERRED):
+        raise exceeded
+    raise LoginRefused(exceeded.decision) from exceeded
+
+
+# --- user.backend -----------------------------------------------------------------------------------------------------
+
+
+class _AcceptedBy:
+    """The attribute `backend` of users: the path of the backend that accepted the password. It goes into the session.
+
+    Django sets it to the path of the backend that returned the user, `LoginQuotaBackend`. This ignores that.
+    """
+
+    def __init__(self, replaced: Any) -> None:
+        self.replaced = replaced
+        """What the class of users had under this name."""
+
+    def __get__(self, user: Any, owner: type) -> Any:
+        if user is not None and "backend" in user.__dict__:
+            return user.__dict__["backend"]
+        if self.replaced is _NOTHING:
+            raise AttributeError("backend")
+        return self.replaced.__get__(user, owner) if hasattr(self.replaced, "__get__") else self.replaced
+
+    def __set__(self, user: Any, path: str) -> None:
+        if "backend" not in user.__dict__ or not _is_ours(path):
+            user.__dict__["backend"] = path
+
+
+_NOTHING = object()
+
+
+def _accepted_by(user: Any, path: str) -> Any:
+    """Return a user whose `backend` is, and stays, the path of the backend that accepted the password."""
+    there = inspect.getattr_static(user.__class__, "backend", _NOTHING)
+    if not hasattr(there, "__set__"):  # such as this one, or a property of the project
+        user.__class__.backend = _AcceptedBy(there)
+    user.backend = path
+    return user
+
+
+def _is_ours(path: object) -> bool:
+    try:
+        found = import_string(str(path))
+    except ImportError:
+        return False
+    return isinstance(found, type) and issubclass(found, LoginQuotaBackend)
+
+
+# --- django-allauth ---------------------------------------------------------------------------------------------------
+
+
+class LoginQuotaAdapter:
+    """For django-allauth: a refused login is answered with 429, with or without `QuotaMiddleware`.
+
+    `class Adapter(LoginQuotaAdapter, DefaultAccountAdapter)`, which ACCOUNT_ADAPTER names. It turns off allauth's own
+    limit `login_failed`, by which anybody can lock somebody out.
+    """
+
+    def pre_authenticate(self, request: HttpRequest, **credentials: Any) -> None:
+        """Do nothing: the backend limits, and knows how the login ends."""
+
+    def authenticate(self, request: HttpRequest, **credentials: Any) -> Any:
+        """Authenticate; raise allauth's `ImmediateHttpResponse` with the 429 if a limit is reached."""
+        try:
+            return super().authenticate(request, **credentials)  # type: ignore[misc]
+        except QuotaExceeded as exceeded:
+            from allauth.core.exceptions import ImmediateHttpResponse  # noqa: PLC0415 — optional
+
+            raise ImmediateHttpResponse(refuse(request, exceeded.decision)) from exceeded
