@@ -19,7 +19,7 @@ from django_quota.services import addresses
 from django_quota.services.api import RuleOrRate, django_request, rule_without_request
 from django_quota.services.observers import observe, unobserve
 from django_quota.services.request_decisions import adecide_request, decide_request, note_decided
-from django_quota.services.subjects import named_subject
+from django_quota.services.subjects import JSON_BODY, named_subject
 from django_quota.web import responses, waiting_rules
 from django_quota.web.waiting_rules import decides_later
 
@@ -32,6 +32,7 @@ __all__ = [
     "decides_later",
     "observe",
     "refusal",
+    "set_json_body",
     "take_waiting_rules",
     "unobserve",
     "write_headers",
@@ -80,6 +81,14 @@ def take_waiting_rules(request: Any) -> list[Rule]:
     They wait no longer: pass them to `decide`, with the rules of your own.
     """
     return waiting_rules.take_waiting_rules(_read_request(request))
+
+
+def set_json_body(request: Any, body: object) -> None:
+    """Let keys of the kind `json:` take their fields from a JSON body that you have parsed.
+
+    Call it before `decide`, so that the body is not parsed twice. What is not a dict has no fields.
+    """
+    setattr(_read_request(request), JSON_BODY, body if type(body) is dict else {})
 
 
 def apply_decision(request: Any, decision: Decision) -> Decision:

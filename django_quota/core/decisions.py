@@ -5,9 +5,8 @@ The times here are seconds as floats, as HTTP and people read them; the store co
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from django_quota.core.algorithms import Limit
 from django_quota.core.algorithms.concurrency import AtOnce, Concurrency
@@ -69,6 +68,32 @@ class Outcome(NamedTuple):
         """The window in whole seconds; None for months and years, which vary in length."""
         return self.of.window
 
+    @property
+    def is_shut_out(self) -> bool:
+        """Whether a block or a ban refuses, whatever the limit has left."""
+        return not self.allowed and self.why in ("blocked", "banned")
+
+
+class Left(NamedTuple):
+    """How much a limit has left, for the headers."""
+
+    of: AnyLimit
+    remaining: int
+    next_after: float | None
+    """As in `Outcome`."""
+
+
+class Reply(Protocol):
+    """What a decision is read from when somebody looks at it."""
+
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """Return one outcome for each limit. None is a shadow."""
+        ...
+
+    def left(self) -> list[Left]:
+        """Return the same, with no more than the headers show."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -97,20 +122,18 @@ class Decision:
     """Whether the request is refused with 429, or with 503 if degraded; `block=False` and `shadow=True` are not."""
     late: bool = False
     """Whether `settle()` came after the ttl of the reservation, and so charged the real cost now."""
-    _read_outcomes: Callable[[], tuple[Outcome, ...]] | None = field(
-        default=None, init=False, repr=False, compare=False
-    )
-    """Returns the outcomes of a decision that `lazy` made, until somebody looks at them."""
+    _reply: Reply | None = field(default=None, init=False, repr=False, compare=False)
+    """Where a decision that `lazy` made finds its outcomes, until somebody looks at them."""
 
     @classmethod
-    def lazy(cls, read_outcomes: Callable[[], tuple[Outcome, ...]], *, allowed: bool) -> Decision:
+    def lazy(cls, reply: Reply, *, allowed: bool) -> Decision:
         """Make the decision of a hit that all its limits allow, or that one refuses and enforces.
 
         It reads the outcomes when somebody looks at them. Most callers never look, and making the outcomes takes as
         long as deciding.
         """
         made, fill = object.__new__(cls), object.__setattr__
-        fill(made, "_read_outcomes", read_outcomes)
+        fill(made, "_reply", reply)
         fill(made, "allowed", allowed)
         fill(made, "degraded", False)
         fill(made, "enforced", not allowed)
@@ -122,11 +145,11 @@ class Decision:
         def __getattr__(self, name: str) -> Any:
             """Read the outcomes, or find the binding one: Python calls this for attributes that are not set yet."""
             fill = object.__setattr__
-            read = object.__getattribute__(self, "_read_outcomes")
-            if read is not None:
-                outcomes = read()
+            reply = object.__getattribute__(self, "_reply")
+            if reply is not None:
+                outcomes = reply.outcomes()
                 fill(self, "outcomes", outcomes)
-                fill(self, "_read_outcomes", None)
+                fill(self, "_reply", None)
                 return outcomes if name == "outcomes" else getattr(self, name)
             if name in _OF_BINDING:
                 binding = _binding(self.outcomes)
@@ -142,6 +165,16 @@ class Decision:
         allowed = binding.allowed or binding.shadow
         enforced = not allowed and binding.enforced
         return cls(allowed, binding.rule, binding.subject, binding.cost, outcomes, degraded, binding, enforced, late)
+
+    def left(self) -> list[Left]:
+        """Return how much each limit has left that is no shadow. A subject that is shut out has nothing left."""
+        if self._reply is not None:
+            return self._reply.left()
+        return [
+            Left(outcome.of, 0 if outcome.is_shut_out else outcome.remaining, outcome.next_after)
+            for outcome in self.outcomes
+            if not outcome.shadow
+        ]
 
     @property
     def limit(self) -> int | None:
@@ -237,7 +270,7 @@ _LATE = "Settled after the ttl of the reservation: the real cost is charged now.
 def _refusal(outcome: Outcome) -> str:
     rate = outcome.rate.in_words()
     wait = "" if outcome.retry_after is None else f"try again in {in_words(outcome.retry_after * SECOND)}"
-    if outcome.why in ("blocked", "banned"):
+    if outcome.is_shut_out:
         by = "an operator" if outcome.why == "blocked" else "too many refusals"
         return f"Rule {outcome.rule!r} refuses {outcome.subject}, {outcome.why} by {by}{wait and '; '}{wait}."
     if outcome.limit == 0:

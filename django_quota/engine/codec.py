@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from django_quota.core.algorithms import NEVER, Limit, Verdict
 from django_quota.core.clock import SECOND
-from django_quota.core.decisions import Outcome, Why
+from django_quota.core.decisions import Left, Outcome, Why
 from django_quota.core.errors import StoreDataError
 from django_quota.engine.hits import Hit
 from django_quota.engine.operations import text
@@ -257,16 +257,33 @@ def outcomes_of(reply: Reply, hits: Sequence[Hit]) -> tuple[Outcome, ...]:
     return tuple(outcomes)
 
 
-def allowed_outcomes(reply: Sequence[Any], hits: Sequence[Hit]) -> tuple[Outcome, ...]:
-    """Return one outcome for each limit; all limits allow; see `allows_without_flags`."""
-    outcomes = []
-    at = HEADER
-    for hit in hits:
-        for limit in hit.limits:
-            verdict = reply[at + 1 : at + PER_LIMIT]
-            outcomes.append(_outcome(hit, limit.limit, "override" if hit.override else "", True, *verdict))
-            at += PER_LIMIT
-    return tuple(outcomes)
+class AllowedReply(NamedTuple):
+    """A reply with which all limits allow, as `core.decisions` reads it; see `allows_without_flags`."""
+
+    numbers: Sequence[int]
+    hits: Sequence[Hit]
+
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """Return one outcome for each limit."""
+        outcomes = []
+        at = HEADER
+        for hit in self.hits:
+            for limit in hit.limits:
+                verdict = self.numbers[at + 1 : at + PER_LIMIT]
+                outcomes.append(_outcome(hit, limit.limit, "override" if hit.override else "", True, *verdict))
+                at += PER_LIMIT
+        return tuple(outcomes)
+
+    def left(self) -> list[Left]:
+        """Return how much each limit has left."""
+        found, numbers = [], self.numbers
+        at = HEADER
+        for hit in self.hits:
+            for limit in hit.limits:
+                _, remaining, _, _, more = numbers[at : at + PER_LIMIT]
+                found.append(Left(limit.limit, remaining, None if more == NEVER else more / SECOND))
+                at += PER_LIMIT
+        return found
 
 
 def _outcome(

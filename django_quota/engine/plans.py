@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from django_quota.core.days import day_of
@@ -21,12 +21,12 @@ from django_quota.engine.codec import (
     ALLOWED,
     HOLDS_DUE,
     RETRY_WITH,
+    AllowedReply,
     EventKind,
     Flag,
     HoldId,
     Mode,
     Reply,
-    allowed_outcomes,
     allows_without_flags,
     emitted,
     outcomes_of,
@@ -280,7 +280,7 @@ class Plan:
         """
         if is_last and not self.has_groups and allows_without_flags(raw, self.hits):
             self._raw = raw
-            return Decision.lazy(partial(allowed_outcomes, raw, self.hits), allowed=True)
+            return Decision.lazy(AllowedReply(raw, self.hits), allowed=True)
         reply = Reply.decode(raw, self.hits)
         if reply.verdict == RETRY_WITH:
             return None

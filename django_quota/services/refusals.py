@@ -14,11 +14,11 @@ import itertools
 import threading
 import time
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from django_quota.conf import current
 from django_quota.core.clock import SECOND, frozen_now
-from django_quota.core.decisions import Decision, Outcome
+from django_quota.core.decisions import Decision, Left, Outcome
 from django_quota.core.errors import StoreUnavailable
 from django_quota.core.forks import register_fork_aware
 from django_quota.core.rules import Rule
@@ -114,6 +114,22 @@ def _count_down(seconds: float | None, elapsed: float) -> float | None:
     return None if seconds is None else max(0.0, seconds - elapsed)
 
 
+class RepeatedRefusals(NamedTuple):
+    """What a decision from memory is read from; see `core.decisions`."""
+
+    refusals: Sequence[Refusal]
+    now: int
+    """By `_clock`."""
+
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """Return the outcomes, with times that have counted down."""
+        return tuple([outcome for refusal in self.refusals for outcome in refusal.outcomes_at(self.now)])
+
+    def left(self) -> list[Left]:
+        """Return how much each limit has left."""
+        return Decision.of(self.outcomes()).left()
+
+
 class Refusals:
     """The refusals that a limiter remembers in this process. Any thread may use it."""
 
@@ -168,9 +184,7 @@ class Refusals:
         for refusal in found:
             refusal.repeat()
         flusher.wake()
-        return Decision.lazy(
-            lambda: tuple([outcome for each in found for outcome in each.outcomes_at(now)]), allowed=False
-        )
+        return Decision.lazy(RepeatedRefusals(found, now), allowed=False)
 
     def remember(self, plan: Plan, decision: Decision, decided_at: int, changes: int) -> None:
         """Remember who refused a plan; `changes`: what `self.changes` was before the store was asked.

@@ -37,7 +37,7 @@ from django_quota.conf import current
 from django_quota.core.algorithms import Limit
 from django_quota.core.algorithms.concurrency import AtOnce
 from django_quota.core.clock import SECOND, frozen_now
-from django_quota.core.decisions import AnyLimit, Decision, Outcome
+from django_quota.core.decisions import AnyLimit, Decision, Left, Outcome
 from django_quota.core.errors import ConfigurationError
 from django_quota.core.rates import Rate
 from django_quota.core.rules import Rule
@@ -160,16 +160,16 @@ _OWN_HEADERS = "_django_quota_own_headers"
 
 def set_headers(response: HttpResponseBase, decision: Decision) -> None:
     """Write RateLimit-Policy and RateLimit, and X-RateLimit-* if the setting says so."""
-    outcomes = [outcome for outcome in decision.outcomes if not outcome.shadow]
-    if not outcomes:
+    left = decision.left()
+    if not left:
         return
     settings = current()
     own = getattr(response, _OWN_HEADERS, ())
     if settings.headers and not ("ratelimit" in own or "ratelimit-policy" in own):
-        names, policy = _policies(tuple([outcome.of for outcome in outcomes]))
+        names, policy = _policies(tuple([of for of, _, _ in left]))
         headers = response.headers
         headers["RateLimit-Policy"] = policy
-        headers["RateLimit"] = ", ".join(map(_state, names, outcomes))
+        headers["RateLimit"] = ", ".join(map(_state, names, left))
     if settings.legacy_headers and decision.binding is not None:
         legacy = {"Limit": decision.limit, "Remaining": decision.remaining, "Reset": math.ceil(decision.reset_after)}
         for name, value in legacy.items():
@@ -218,15 +218,10 @@ def _policy(name: str, limit: AnyLimit) -> str:
     return f'"{name}";q={limit.capacity}{unit}{window}'
 
 
-_SHUT_OUT = ("blocked", "banned")
-
-
-def _state(name: str, outcome: Outcome) -> str:
-    remaining, wait = outcome.remaining, outcome.next_after
+def _state(name: str, left: Left) -> str:
+    _, remaining, wait = left
     if not 0 <= remaining <= _MAX_INTEGER:
         remaining = min(max(remaining, 0), _MAX_INTEGER)
-    if outcome.why in _SHUT_OUT and not outcome.allowed:
-        remaining = 0
     if wait is None:  # nothing is used
         return f'"{name}";r={remaining}'
     return f'"{name}";r={remaining};t={min(math.ceil(wait), _MAX_INTEGER)}'

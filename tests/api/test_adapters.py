@@ -22,6 +22,7 @@ from django_quota.adapters import (
     decide,
     observe,
     refusal,
+    set_json_body,
     unobserve,
     write_headers,
 )
@@ -39,6 +40,18 @@ IP = "ip:127.0.0.1"
 def request_by(method: str = "get", **given: Any) -> HttpRequest:
     request: HttpRequest = getattr(RequestFactory(), method)("/", **given)
     return request
+
+
+@pytest.mark.usefixtures("memory_store")
+def test_a_json_body_that_somebody_else_has_parsed_is_taken() -> None:
+    rule = Rule.make("by-phone", "9/m", key="json:phone")
+    one, other, none = (request_by("post", data="broken", content_type="application/json") for _ in range(3))
+    set_json_body(one, {"phone": "1"})
+    set_json_body(other, {"phone": 1})
+    set_json_body(none, [{"phone": "1"}])
+    subjects = [decide(each, rule).subject for each in (one, other, none)]
+    assert subjects[0] == subjects[1]
+    assert subjects[2] == IP
 
 
 @pytest.mark.usefixtures("either_store")
