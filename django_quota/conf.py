@@ -437,7 +437,7 @@ def login_rules(given: object) -> tuple[Rule, ...]:
 def _login_key(rate: str, given: object) -> tuple[str, ...]:
     """Return the parts of a key, the user name first, so that their order in the settings does not matter."""
     parts = given if isinstance(given, (list, tuple)) else (given,)
-    if not parts or len(set(map(str, parts))) < len(parts) or any(part not in _LOGIN_KEYS for part in parts):
+    if not parts or any(part not in tuple(_LOGIN_KEYS) or parts.count(part) > 1 for part in parts):
         raise ConfigurationError(
             f'QUOTA["LOGIN"][{rate!r}] is {given!r}.', "Use 'username', 'ip' or ['username', 'ip']."
         )

@@ -8,11 +8,14 @@ backends of AUTHENTICATION_BACKENDS itself.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from django.conf import settings
 from django.contrib.auth import get_user_model, load_backend
+from django.core.checks import CheckMessage, Error
+from django.core.checks import Warning as CheckWarning
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest
 from django.utils import inspect as django_inspect
@@ -20,12 +23,16 @@ from django.utils.module_loading import import_string
 from django.utils.translation import get_language
 from django.views.decorators.debug import sensitive_variables
 
+from django_quota.conf import USERNAME, current
 from django_quota.core.decisions import Decision, QuotaExceeded
+from django_quota.core.errors import ConfigurationError
 from django_quota.core.rules import Rule
+from django_quota.middleware import QuotaMiddleware
 from django_quota.services.logins import hold_ttl, login_hits
 from django_quota.services.reservations import areserve_all, reserve_all
 from django_quota.services.subjects import ip_subject
 from django_quota.web.responses import DEFERRED, refuse
+from django_quota.web.rule_checks import position_of
 from django_quota.web.wording import message
 
 __all__ = ["LoginQuotaAdapter", "LoginQuotaBackend", "LoginRefused"]
@@ -105,6 +112,14 @@ class LoginQuotaBackend:
         names = [str(credentials[field]) for field in fields if credentials.get(field) is not None]
         return [name for name in names if name.strip()]
 
+    @classmethod
+    def check_quota(cls) -> Iterator[CheckMessage]:
+        """Find what is wrong with AUTHENTICATION_BACKENDS and `QUOTA["LOGIN"]`; the system checks of `QUOTA` ask it."""
+        yield from _check_order(settings.AUTHENTICATION_BACKENDS)
+        yield from _check_middleware()
+        with suppress(ConfigurationError):  # reported with the values of the settings
+            yield from _check_names(current().login)
+
     def _hits(self, request: HttpRequest | None, credentials: Mapping[str, Any]) -> list[tuple[Rule, str]]:
         if not self.is_limited(credentials):
             return []
@@ -175,9 +190,69 @@ def _accepted_by(user: Any, path: str) -> Any:
 def _is_ours(path: object) -> bool:
     try:
         found = import_string(str(path))
-    except ImportError:
+    except (ImportError, RuntimeError):  # it or its app is not there
         return False
     return isinstance(found, type) and issubclass(found, LoginQuotaBackend)
+
+
+# --- system checks ----------------------------------------------------------------------------------------------------
+
+
+def _check_order(paths: Sequence[str]) -> Iterator[CheckMessage]:
+    """Find backends that check passwords without a limit, and a list without one that checks them."""
+    position = next(number for number, path in enumerate(paths) if _is_ours(path))
+    others = [path for path in paths if not _is_ours(path)]
+    before = next((path for path in paths[:position] if not _is_of_axes(path)), None)
+    if before is not None:
+        yield Error(
+            f"AUTHENTICATION_BACKENDS has {before!r} above {paths[position]!r}: it checks passwords without a limit.",
+            hint=f"Put {paths[position]!r} first.",
+            id="django_quota.E016",
+        )
+    if all(map(_is_of_axes, others)):
+        yield Error(
+            f"AUTHENTICATION_BACKENDS has no backend below {paths[position]!r}: nobody can log in.",
+            hint="Add, for example, 'django.contrib.auth.backends.ModelBackend'.",
+            id="django_quota.E017",
+        )
+    if any(map(_is_of_axes, others)):
+        yield CheckWarning(
+            "AUTHENTICATION_BACKENDS has a backend of django-axes too: both count failed logins, and the stricter one "
+            "refuses.",
+            hint="Remove django-axes, or keep it for its log alone, with AXES_LOCK_OUT_AT_FAILURE = False.",
+            id="django_quota.W020",
+        )
+
+
+def _check_middleware() -> Iterator[CheckMessage]:
+    if position_of(QuotaMiddleware) is None:
+        yield CheckWarning(
+            "LoginQuotaBackend is in AUTHENTICATION_BACKENDS, but QuotaMiddleware is not in MIDDLEWARE: a refused login "
+            "is an error of its form, with status 200, and an exception where there is no form.",
+            hint="Add 'django_quota.middleware.QuotaMiddleware' to MIDDLEWARE, below AuthenticationMiddleware.",
+            id="django_quota.W018",
+        )
+
+
+def _check_names(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
+    """Find a limit by name alone that is no higher than that for a name and an address."""
+    counts = {rule.key: min(limit.rate.count for limit in rule.limits) for rule in rules}
+    by_name, by_both = counts.get(USERNAME), counts.get((USERNAME, "ip"), 0)
+    if by_name is not None and by_name <= max(by_both, LOW):
+        yield CheckWarning(
+            f'QUOTA["LOGIN"] limits a user name to {by_name} failed logins from all addresses together: whoever knows '
+            "the name can lock its owner out.",
+            hint="Use ['username', 'ip'] for the low limit, and a higher one for 'username', for example '100/h'.",
+            id="django_quota.W019",
+        )
+
+
+LOW = 20
+"""A limit by name alone that is no higher can be reached by hand."""
+
+
+def _is_of_axes(path: object) -> bool:
+    return str(path).startswith("axes.")
 
 
 # --- django-allauth ---------------------------------------------------------------------------------------------------
