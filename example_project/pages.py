@@ -12,13 +12,15 @@ from django.contrib.auth.models import User
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.templatetags.static import static
-from django.utils.safestring import SafeString
+from django.utils.safestring import SafeString, mark_safe
 from django.views.decorators.http import require_POST
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
 
 from django_quota import check
 from example_project import initial_state
 from example_project.client import Reply
-from example_project.highlight import highlighted
 from example_project.people import DEMO
 from example_project.scenarios import SCENARIOS, Scenario
 from example_project.sending import at_once
@@ -28,12 +30,18 @@ _SHOWN_HEADERS = ("Content-Type", "RateLimit", "RateLimit-Policy", "Retry-After"
 
 def front(request: HttpRequest) -> HttpResponse:
     """Show every scenario with the code of its view and a button."""
-    return render(request, "example/front.html", {"scenarios": _coloured()})
+    return render(request, "example/front.html", {"scenarios": _scenarios()})
 
 
 @cache
-def _coloured() -> list[tuple[Scenario, SafeString]]:
-    return [(scenario, highlighted(scenario.source)) for scenario in SCENARIOS]
+def _scenarios() -> list[tuple[Scenario, SafeString]]:
+    return [(scenario, _coloured(scenario.source)) for scenario in SCENARIOS]
+
+
+def _coloured(source: str) -> SafeString:
+    """Return Python source as HTML, with a span for each line."""
+    lines = highlight(source, PythonLexer(), HtmlFormatter(nowrap=True)).splitlines()
+    return mark_safe("".join(f'<span class="line">{line}</span>' for line in lines))
 
 
 def icon(request: HttpRequest) -> HttpResponse:  # noqa: ARG001 — a view takes a request

@@ -74,15 +74,12 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's cla
     """An admin that only shows."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """Return False."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return False."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return False."""
         return False
 
 
@@ -107,7 +104,6 @@ class RuleFilter(admin.SimpleListFilter):
     parameter_name = "rule"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the rules, with the chosen one."""
         names = distinct_names("rule", model=model_admin.model)
         chosen = self.value()
         if len(names) == MAX_NAMES and chosen and chosen not in names:
@@ -115,6 +111,5 @@ class RuleFilter(admin.SimpleListFilter):
         return [(name, _("all rules") if name == ALL_RULES else name) for name in names]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Return the rows of the chosen rule."""
         chosen = self.value()
         return queryset.filter(rule=chosen) if chosen else queryset

@@ -92,7 +92,6 @@ class KindFilter(admin.SimpleListFilter):
         return list(KINDS.items())
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Return the rows of the chosen kind."""
         chosen = self.value()
         return queryset.filter(starts_with("subject", chosen, queryset.db)) if chosen in KINDS else queryset
 
@@ -231,7 +230,6 @@ class DailyCounterAdmin(ReadOnlyAdmin):
         css: ClassVar = {"all": ["django_quota/usage.css"]}
 
     def get_urls(self) -> list[URLPattern]:
-        """Add the usage page and the downloads."""
         view, name = self.admin_site.admin_view, "django_quota_dailycounter"
         return [
             path("usage/", view(partial(usage_page.usage_view, self)), name=f"{name}_usage"),
@@ -241,11 +239,9 @@ class DailyCounterAdmin(ReadOnlyAdmin):
         ]
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[CounterChangeList]:
-        """Return the list's class."""
         return CounterChangeList
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
-        """Return the default order."""
         return default_order(request.GET)
 
     def get_sortable_by(self, request: HttpRequest) -> tuple[str, ...]:
@@ -317,7 +313,6 @@ class DailyCounterAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("user"), empty_value="")
     def user_name(self, row: DailyCounter) -> str:
-        """Return the name of the user."""
         return getattr(row, "user_name", "")
 
     @admin.display(description=_("share refused"))

@@ -61,11 +61,9 @@ class StateFilter(admin.SimpleListFilter):
     parameter_name = "state"
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, Any]]:
-        """Return the states."""
         return [*STATES.items(), ("permanent", gettext_lazy("without an end"))]
 
     def queryset(self, request: Any, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Return the rows in the chosen state."""
         now = timezone.now()
         conditions = {
             "active": ~Q(starts__gt=now) & ~Q(expires__lte=now),
@@ -102,7 +100,6 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
     # --- the list -----------------------------------------------------------------------------------------------------
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[StrictChangeList]:
-        """Return the list's class."""
         return StrictChangeList
 
     def get_list_display(self, request: HttpRequest) -> Any:
@@ -112,12 +109,10 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
 
     @admin.display(description=gettext_lazy("rule"))
     def rule_name(self, row: QuotaOverride) -> str:
-        """Return the rule's name."""
         return _("all rules") if row.rule == ALL_RULES else row.rule
 
     @admin.display(description=gettext_lazy("instead"))
     def instead(self, row: QuotaOverride) -> str:
-        """Return the rate or the mode."""
         return mode_in_words(row)
 
     @admin.display(description=gettext_lazy("state"), ordering="expires")
@@ -175,7 +170,6 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
         return () if obj is None else self.readonly_fields
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
-        """Return the form's class for this request."""
         form: Any = super().get_form(request, obj, change=change, **kwargs)
         form.site, form.sees_users = self.admin_site, may_see_users(request)
         return form
@@ -196,7 +190,6 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
         return super().render_change_form(request, context, *args, **kwargs)
 
     def get_urls(self) -> list[URLPattern]:
-        """Add the preview."""
         view = self.admin_site.admin_view(self.preview_view)
         name = "django_quota_quotaoverride_preview"
         return [path("preview/", view, name=name), path("preview/<int:key>/", view, name=name), *super().get_urls()]
@@ -224,12 +217,10 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
         warn_if_unpublished(self, request, {obj.subject, form.initial.get("subject") or obj.subject})
 
     def delete_model(self, request: HttpRequest, obj: QuotaOverride) -> None:
-        """Delete the row."""
         super().delete_model(request, obj)
         warn_if_unpublished(self, request, {obj.subject})
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        """Delete the rows."""
         subjects = set(queryset.values_list("subject", flat=True))
         super().delete_queryset(request, queryset)
         warn_if_unpublished(self, request, subjects)

@@ -36,7 +36,6 @@ class DatalistInput(forms.TextInput):
         super().__init__(attrs)
 
     def render(self, name: str, value: Any, attrs: dict[str, Any] | None = None, renderer: Any = None) -> SafeString:
-        """Render the field and its suggestions."""
         list_id = f"{(attrs or {}).get('id', name)}_known"
         field = super().render(name, value, {**(attrs or {}), "list": list_id}, renderer)
         options = format_html_join("", '<option value="{}"></option>', ((text,) for text in self.suggestions))
@@ -47,7 +46,6 @@ class UserSelect(AutocompleteSelect):
     """The admin's search for a user. Ignores a value that cannot be a primary key."""
 
     def optgroups(self, name: str, value: Any, attrs: dict[str, Any] | None = None) -> Any:
-        """Return the chosen user."""
         return super().optgroups(name, [key for key in value if key and parse_user_key(key) is not None], attrs)
 
 

@@ -47,7 +47,6 @@ class OverviewAdmin(ReadOnlyAdmin):
     """One page in place of a list of rows."""
 
     def get_urls(self) -> list[URLPattern]:
-        """Return the page and what it fetches."""
         view, name = self.admin_site.admin_view, "django_quota_overview"
         return [
             path("", view(self.changelist_view), name=f"{name}_changelist"),
@@ -57,7 +56,6 @@ class OverviewAdmin(ReadOnlyAdmin):
         ]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Show the page."""
         self._check_permission(request)
         site, has_events = self.admin_site.name, isinstance(get_limiter().store, RedisStore)
         context = {

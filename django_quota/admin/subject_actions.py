@@ -121,7 +121,6 @@ class ResetUsage(Action):
     permission = "reset_subject"
 
     def do(self, target: ActionTarget, given: Mapping[str, Any], user: Any) -> str:
-        """Forget it."""
         done = reset_subject(target.subject, None if target.rule == ALL_RULES else [target.rule])
         if not done.dropped:
             return _("Nothing was counted under %s, so nothing was forgotten.") % self.rule_words(target)
@@ -140,11 +139,9 @@ class LiftBan(Action):
     permission = "lift_ban"
 
     def rule_words(self, target: ActionTarget) -> str:
-        """Return the rule whose ban is lifted."""
         return rule_in_words(target.rule if target.rule == ALL_RULES else named(target.rule) or target.rule)
 
     def do(self, target: ActionTarget, given: Mapping[str, Any], user: Any) -> str:
-        """End them."""
         lifted = lift_bans(target.subject, None if target.rule == ALL_RULES else [target.rule])
         if not lifted:
             return _("No ban from %s was in force.") % self.rule_words(target)
@@ -244,7 +241,6 @@ class Clear(Action):
     permission = "delete_quotaoverride"
 
     def do(self, target: ActionTarget, given: Mapping[str, Any], user: Any) -> str:
-        """Delete it."""
         row = overrides_of(target.subject).filter(rule=target.rule).first()
         if row is None:
             return _("There was no override for %s.") % self.rule_words(target)

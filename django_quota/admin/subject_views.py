@@ -44,7 +44,6 @@ class SubjectAdmin(ReadOnlyAdmin):
     """The search form and the page of one subject. A subject has no row, and the actions have their own permissions."""
 
     def get_urls(self) -> list[URLPattern]:
-        """Add the actions to the URLs of a model."""
         view = self.admin_site.admin_view(self.action_view)
         return [path("action/<slug:name>/", view, name="django_quota_subject_action"), *super().get_urls()]
 

@@ -444,14 +444,13 @@ def _end_of_prefix(text: str) -> str:
     return ""
 
 
-def distinct_names(
-    field: str, prefix: str = "", limit: int = MAX_NAMES, using: str | None = None, model: Any = DailyCounter
-) -> list[str]:
+def distinct_names(field: str, prefix: str = "", limit: int = MAX_NAMES, model: Any = DailyCounter) -> list[str]:
     """Return the first `limit` different values of a field (`"subject"` or `"rule"`) that begin with `prefix`, sorted.
 
-    SELECT DISTINCT would read all rows. This query jumps through the index from one value to the next instead.
+    SELECT DISTINCT would read all rows, and a loop would take a query for each value. This query jumps through the
+    index from one value to the next.
     """
-    alias = using or router.db_for_read(model)
+    alias = router.db_for_read(model)
     connection = connections[alias]
     query = model.objects.using(alias).filter(starts_with(field, prefix, alias)).order_by(field).values(field).query
     compiler = query.get_compiler(alias)

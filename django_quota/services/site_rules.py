@@ -1,7 +1,8 @@
 """The rules of the settings that have a `match`, and which of them a request meets.
 
 A site may have thousands of such rules, and a request may spend only microseconds on them. So an index finds them by
-the name of the view, its namespaces and the first part of the path, and only those are compared with the request.
+the name of the view, its namespaces and the first part of the path, and only those are compared with the request. What
+was found for a path and a view is remembered.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from django.http.request import split_domain_port
 from django_quota.conf import QuotaSettings, current
 from django_quota.core.rules import Rule
 
+MAX_KNOWN, MAX_PATH = 1_000, 200
+"""For how many pairs of a path and a view a process remembers the rules, and how long these paths may be."""
+
 
 class RequestTarget:
     """The path, view and host of a request, for `Match.matches`."""
 
     def __init__(self, request: HttpRequest) -> None:
         self._request = request
-        match = request.resolver_match
-        self.path: str = request.path_info
-        self.view: str = match.view_name if match is not None and match.view_name is not None else ""
+        self.path, self.view = _path_and_view(request)
 
     @cached_property
     def host(self) -> str | None:
@@ -46,6 +48,11 @@ class RequestTarget:
                 end = self.view.find(":", end + 1)
 
 
+def _path_and_view(request: HttpRequest) -> tuple[str, str]:
+    match = request.resolver_match
+    return request.path_info, (match.view_name or "") if match is not None else ""
+
+
 class RuleIndex:
     """The rules of the settings that have a `match`."""
 
@@ -54,11 +61,17 @@ class RuleIndex:
         self._rules: list[Rule] = []
         self._everywhere: list[int] = []
         self._by_key: dict[tuple[str, str], list[int]] = {}
+        self._asks_host = False
+        """Whether the host of a request matters, too: then nothing is remembered."""
+        self._known: dict[tuple[str, str], list[Rule]] = {}
         for name, value in settings.rules.items():
             if isinstance(value, Mapping) and value.get("match") is not None:
                 self._add(settings.rule(name))
 
     def _add(self, rule: Rule) -> None:
+        for option in (rule.match, rule.exclude):
+            if option is not None and any(pattern.kind == "host" for pattern in option.patterns):
+                self._asks_host = True
         keys = None if rule.match is None else rule.match.index_keys
         places = [self._everywhere] if keys is None else [self._by_key.setdefault(key, []) for key in keys]
         for place in places:
@@ -66,10 +79,22 @@ class RuleIndex:
         self._rules.append(rule)
 
     def find(self, request: HttpRequest) -> list[Rule]:
-        """Return the rules that a request meets, in the order of the settings."""
+        """Return the rules that a request meets, in the order of the settings. Do not change the list."""
         if not self._rules:
             return []
-        target = RequestTarget(request)
+        if self._asks_host:
+            return self._find(RequestTarget(request))
+        place = _path_and_view(request)
+        rules = self._known.get(place)
+        if rules is None:
+            rules = self._find(RequestTarget(request))
+            if len(place[0]) <= MAX_PATH:
+                if len(self._known) >= MAX_KNOWN:
+                    self._known.clear()
+                self._known[place] = rules
+        return rules
+
+    def _find(self, target: RequestTarget) -> list[Rule]:
         found = set(self._everywhere)
         for key in target.index_keys:
             found.update(self._by_key.get(key, ()))

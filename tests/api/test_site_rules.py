@@ -22,7 +22,7 @@ from django_quota.core.matching import Match, Target
 from django_quota.exceptions import RuleError
 from django_quota.middleware import QuotaMiddleware
 from django_quota.services.request_decisions import decide_request
-from django_quota.services.site_rules import RequestTarget, site_rules
+from django_quota.services.site_rules import RequestTarget, RuleIndex, site_rules
 from django_quota.stores.redis.store import RedisStore
 from tests.api.test_middleware import both, fetch
 from tests.support.calls import calls_of
@@ -162,13 +162,14 @@ class TestFinding:
             request = to(path)
             where = RequestTarget(request)
             rules = [current().rule(name) for name in current().rules]
-            assert site_rules(request) == [rule for rule in rules if rule.match and rule.match.matches(where)]
+            expected = [rule for rule in rules if rule.match and rule.match.matches(where)]
+            assert site_rules(request) == site_rules(request) == expected  # the second time from memory
 
 
 def test_two_hundred_rules_are_not_compared_one_by_one(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = {f"r{n}": {"rate": "9/m", "match": [f"/area{n}/", f"shop{n}:item", f"ns{n}:*"][n % 3]} for n in range(200)}
     settings.QUOTA = {"STORE": "memory", "RULES": {**rules, "api": {"rate": "9/m", "match": "api:*"}}}
-    site_rules(to("/api/search/"))
+    site_rules(to("/plain/"))
     compared: list[Match] = []
     matches = Match.matches
 
@@ -179,6 +180,19 @@ def test_two_hundred_rules_are_not_compared_one_by_one(settings: Any, monkeypatc
     monkeypatch.setattr(Match, "matches", comparing)
     assert [rule.name for rule in site_rules(to("/api/search/"))] == ["api"]
     assert compared == [current().rule("api").match]
+    site_rules(to("/api/search/"))
+    assert len(compared) == 1
+
+
+def test_paths_that_clients_choose_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_quota.services.site_rules.MAX_KNOWN", 3)
+    with override_settings(QUOTA={"STORE": "memory", "RULES": matching("/a/")}):
+        index = RuleIndex(current())
+        for path in [*(f"/a/{number}/" for number in range(10)), f"/a/{'x' * 300}/"]:
+            request = RequestFactory().get(path)
+            assert index.find(request) == index.find(request) == [current().rule("0")]
+            assert len(index._known) <= 3
+            assert all(len(known) < 300 for known, _ in index._known)
 
 
 RULES = {

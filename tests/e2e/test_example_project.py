@@ -25,7 +25,6 @@ from django.utils import timezone
 from django_quota.models import DailyCounter, QuotaOverride
 from example_project.admin_pages import OpenedPage
 from example_project.client import Reply, Visitor
-from example_project.highlight import highlighted
 from example_project.people import new_accounts
 from example_project.rules import cost_of_search
 from example_project.scenarios import SCENARIOS, Scenario
@@ -486,12 +485,3 @@ def test_the_site_works_with_wsgi(fresh: Serving) -> None:
 def test_manage_py_works_from_anywhere(scratch: Path) -> None:
     status, said = run(scratch, str(ROOT / "example_project" / "manage.py"), "check")
     assert status == 0, said
-
-
-def test_highlighting_keeps_the_text() -> None:
-    source = '@quota("1/m", x=[1 < 2])\nasync def view(request):\n    # why & how\n    return {\n        "a": None}'
-    coloured = str(highlighted(source))
-    assert [
-        text_of(line) for line in re.findall(r'<span class="line">(.*?)</span>(?=<span class="line">|$)', coloured)
-    ] == (source.split("\n"))
-    assert "1 &lt; 2" in text_of(coloured.replace("&lt;", "&amp;lt;"))

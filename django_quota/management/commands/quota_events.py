@@ -66,8 +66,6 @@ class _HelpFormatter(RawDescriptionHelpFormatter, DjangoHelpFormatter):
 
 
 class Command(QuotaCommand):
-    """The command; see the module."""
-
     help = "Print refusals, bans and near-limit warnings, follow them, or run a program for each."
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
@@ -77,7 +75,6 @@ class Command(QuotaCommand):
         return super().create_parser(prog_name, subcommand, **kwargs)
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
         parser.add_argument("--last", type=int, default=20, metavar="N", help="print the last N (20)")
         parser.add_argument("--follow", action="store_true", help="keep printing new ones")
         parser.add_argument("--kind", action="append", choices=KINDS, help="only this kind; you may repeat it")
@@ -118,7 +115,6 @@ class Command(QuotaCommand):
         group.add_argument("--drain", action="store_true", help="end when no event is left or Redis does not answer")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        """Print, follow or run."""
         _check(options)
         stream = EventStream(redis_store(), current().prefix)
         with stopping() as stop:

@@ -30,12 +30,9 @@ _RULE_HELP = {
 
 
 class Command(QuotaCommand):
-    """The command; see the module."""
-
     help = "List, set and clear overrides, which give a subject another rate, exempt it, or block it."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the verbs and their options."""
         verbs = parser.add_subparsers(dest="verb", required=True, metavar="list|set|clear")
         for name, meaning in (("list", "show them"), ("set", "add or change one"), ("clear", "delete them")):
             verb = verbs.add_parser(name, help=meaning)
@@ -54,7 +51,6 @@ class Command(QuotaCommand):
         end.add_argument("--until", metavar="WHEN", help="an ISO 8601 date and time, for example 2030-01-31T12:00")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        """Do what the verb says."""
         verbs: dict[str, Callable[[dict[str, Any]], None]] = {
             "list": self._list,
             "set": self._set,

@@ -12,19 +12,15 @@ from django_quota.services.reset import reset_subject
 
 
 class Command(QuotaCommand):
-    """The command; see the module."""
-
     help = "Delete what rules have counted for a subject, and lift its bans. Overrides stay."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
         parser.add_argument("subject", help=SUBJECT_HELP)
         parser.add_argument("--rule", action="append", metavar="NAME", help="only this rule; you may repeat it")
         parser.add_argument("--dry-run", action="store_true", help="print what would be reset, and change nothing")
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        """Reset it, and print what."""
         redis_store()
         subject, is_dry = parse_search_input(options["subject"]), options["dry_run"]
         rules = options["rule"] and list(map(parse_rule_input, options["rule"]))

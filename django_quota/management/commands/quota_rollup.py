@@ -26,12 +26,9 @@ MAX_BATCH = 5_000
 
 
 class Command(QuotaCommand):
-    """The command; see the module."""
-
     help = "Add the usage of each day in Redis to the database. It stays exact however often you run, stop or kill it."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
         parser.add_argument(
             "--batch",
             type=int,
@@ -44,7 +41,6 @@ class Command(QuotaCommand):
         parser.add_argument("--database", default=DEFAULT_DB_ALIAS, help="an alias of DATABASES (default: default)")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        """Roll up once, or again and again."""
         if not 1 <= options["batch"] <= MAX_BATCH:
             raise CommandError(f"--batch {options['batch']}: use 1 to {MAX_BATCH}, for example {BATCH_SIZE}.")
         every = options["every"]

@@ -30,19 +30,15 @@ BAR_WIDTH = 20
 
 
 class Command(QuotaCommand):
-    """The command; see the module."""
-
     help = "Show the limits, overrides, bans and leases of a subject, and where each figure comes from."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
         parser.add_argument("subject", help=SUBJECT_HELP)
         parser.add_argument("--rule", action="append", metavar="NAME", help="only this rule; you may repeat it")
         parser.add_argument("--all", action="store_true", help="also unused limits, and rules that cannot be read")
         parser.add_argument("--json", action="store_true", help="print one JSON object, with times in seconds")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        """Read it, and print it."""
         redis_store()
         subject = parse_search_input(options["subject"])
         names = options["rule"] and list(map(parse_rule_input, options["rule"]))

@@ -33,15 +33,12 @@ MAX_PAUSE = 86_400.0
 
 
 class Command(QuotaCommand):
-    """The command; see the module."""
-
     help = (
         "Publish pending overrides, drop expired entries from sorted sets in Redis, and give a TTL to keys that have "
         "none."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
         parser.add_argument("--dry-run", action="store_true", help="only count, and change nothing")
         parser.add_argument("--every", type=float, metavar="SECONDS", help="repeat, with this pause in between")
         parser.add_argument(
@@ -55,7 +52,6 @@ class Command(QuotaCommand):
         parser.add_argument("--json", action="store_true", help="print one JSON object for each sweep")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        """Sweep once, or again and again."""
         every = options["every"]
         if not 1 <= options["budget_ms"] <= MAX_BUDGET_MS:
             raise CommandError(f"--budget-ms {options['budget_ms']}: use 1 to {MAX_BUDGET_MS}, for example 100.")

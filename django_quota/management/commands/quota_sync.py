@@ -15,17 +15,13 @@ from django_quota.services.override_sync import count_subjects, republish, write
 
 
 class Command(QuotaCommand):
-    """The command; see the module."""
-
     help = "Publish all overrides to Redis, blocks first, and withdraw published ones that have no row."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
         parser.add_argument("--json", action="store_true", help="print what was done as one JSON object")
         parser.add_argument("--database", metavar="ALIAS", help="an alias of DATABASES (default: the one written to)")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        """Publish them."""
         redis_store()
         database = options["database"] or write_database()
         with progress(self.stderr, "Publishing", count_subjects(database)) as advance:
