@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
+import subprocess
+import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +17,6 @@ from asgiref.sync import async_to_sync
 from django.contrib import admin
 from django.contrib.auth import aauthenticate, authenticate, get_user
 from django.contrib.auth.backends import BaseBackend
-from django.contrib.auth.hashers import MD5PasswordHasher
 from django.contrib.auth.models import Permission, User
 from django.contrib.auth.signals import user_login_failed
 from django.contrib.auth.views import LoginView
@@ -36,6 +38,7 @@ from django_quota.conf import login_rules
 from django_quota.contrib.auth import LoginQuotaBackend, LoginRefused
 from django_quota.services.logins import unlock
 from django_quota.testing import RedisServer, freeze
+from tests.contrib.hashers import CountingHasher, hashed_in_a_race
 from tests.support.steps import SECOND, START
 from tests.support.stores import caches
 
@@ -43,19 +46,6 @@ OURS = "django_quota.contrib.auth.LoginQuotaBackend"
 MODEL = "django.contrib.auth.backends.ModelBackend"
 PASSWORD = "right horse"
 MINUTE, HOUR = 60 * SECOND, 3_600 * SECOND
-
-
-class CountingHasher(MD5PasswordHasher):
-    """Counts how often a password is hashed; one test lets it wait for others."""
-
-    algorithm = "counting"
-    hashed: ClassVar[list[str]] = []
-    wait: ClassVar[Callable[[], object]] = staticmethod(lambda: None)
-
-    def encode(self, password: str, salt: str) -> str:
-        self.hashed.append(password)
-        type(self).wait()
-        return super().encode(password, salt)
 
 
 class Refuses(BaseBackend):
@@ -84,7 +74,7 @@ HERE = "tests.contrib.test_auth"
 
 @pytest.fixture(autouse=True)
 def hasher(settings: Any) -> Iterator[type[CountingHasher]]:
-    settings.PASSWORD_HASHERS = [f"{HERE}.CountingHasher"]
+    settings.PASSWORD_HASHERS = ["tests.contrib.hashers.CountingHasher"]
     yield CountingHasher
     CountingHasher.hashed.clear()
 
@@ -641,3 +631,39 @@ def test_a_subclass_may_limit_other_credentials(settings: Any) -> None:
             assert authenticate(visit(), phone="+49 1", code="0000") is None
         with pytest.raises(QuotaExceeded):
             authenticate(visit(), phone="+49 1", code="1234")
+
+
+# --- races, and other packages ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("redis_cache", "ann")
+def test_of_sixty_guesses_at_once_five_are_hashed() -> None:
+    assert hashed_in_a_race(60) == 5
+
+
+def site_of(*arguments: str) -> Any:
+    """Run a site with other packages in a process of its own; return what it prints."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.contrib.login_site", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.thorough("processes")
+@pytest.mark.parametrize(("first", "hashed"), [(OURS, 5), (AXES, 60)])
+def test_sixty_guesses_at_once_beside_axes(first: str, hashed: int, raw: Any, redis_server: RedisServer) -> None:
+    assert site_of("race", redis_server.url, first) == {"hashed": hashed}
+
+
+@pytest.mark.parametrize("middleware", ["with", pytest.param("without", marks=pytest.mark.thorough("processes"))])
+def test_allauth_answers_with_a_429_and_has_no_limit_by_name_of_its_own(middleware: str) -> None:
+    allauths = "allauth.account.auth_backends.AuthenticationBackend"
+    assert site_of("allauth", "memory", middleware) == {
+        "guesses": [200] * 5 + [429],
+        "page": True,
+        "retry_after": "600",
+        "by_name": [302, MODEL],
+        "by_email": [302, allauths],
+        "many": [302] * 12,
+        "unlocked": [2, 302],
+    }
