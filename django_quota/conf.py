@@ -37,6 +37,11 @@ Network = IPv4Network | IPv6Network
 UNIX = "unix"
 """The name in `TRUSTED_PROXIES` of a peer on a unix socket."""
 
+MAX_PROXIES = 32
+"""The highest `TRUSTED_PROXY_COUNT`."""
+
+_HEADER = re.compile(r"[A-Za-z0-9]+(-[A-Za-z0-9]+)*")
+
 MAX_EVENTS = 10_000_000
 MIN_KEYS, MAX_KEYS = 1_000, 100_000_000
 
@@ -65,6 +70,14 @@ class QuotaSettings:
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise ConfigurationError(f'QUOTA["{name}"] is {value!r}.', f"Use, for example, {example}.")
         return value
+
+    def _get_number(self, name: str, default: int, least: int, most: int, example: int) -> int:
+        number = self._get(name, int, default, str(example))
+        if not least <= number <= most:
+            raise ConfigurationError(
+                f'QUOTA["{name}"] is {number!r}.', f"Use a number from {least} to {most}, for example {example}."
+            )
+        return number
 
     @cached_property
     def enabled(self) -> bool:
@@ -106,14 +119,47 @@ class QuotaSettings:
         return _networks(given)
 
     @cached_property
+    def trusted_proxy_count(self) -> int:
+        """`TRUSTED_PROXY_COUNT`: how many proxies add an address to X-Forwarded-For; 0: see `trusted_proxies`."""
+        count = self._get_number("TRUSTED_PROXY_COUNT", 0, 0, MAX_PROXIES, 1)
+        if count and self._given.get("TRUSTED_PROXIES"):
+            raise ConfigurationError(
+                f'QUOTA["TRUSTED_PROXY_COUNT"] is {count!r} beside TRUSTED_PROXIES.',
+                "Use one of them: TRUSTED_PROXIES if you know the addresses of your proxies.",
+            )
+        return count
+
+    @cached_property
+    def client_ip_header(self) -> str:
+        """`CLIENT_IP_HEADER`: the header with the client's address, as `request.META` names it; empty: X-Forwarded-For.
+
+        Only `TRUSTED_PROXIES` may send it.
+        """
+        name = self._get("CLIENT_IP_HEADER", str, "", "'CF-Connecting-IP'")
+        problem = f'QUOTA["CLIENT_IP_HEADER"] is {name!r}'
+        if name and not _HEADER.fullmatch(name):
+            raise ConfigurationError(f"{problem}.", "Use the name of a header, for example 'CF-Connecting-IP'.")
+        if name.lower() in ("x-forwarded-for", "forwarded"):
+            raise ConfigurationError(
+                f"{problem}, which lists several addresses.",
+                "Leave it out: X-Forwarded-For is read with TRUSTED_PROXIES or TRUSTED_PROXY_COUNT alone.",
+            )
+        if name and not self._given.get("TRUSTED_PROXIES"):
+            raise ConfigurationError(
+                f"{problem}, but TRUSTED_PROXIES is empty, so nobody may send it.",
+                'Name the proxies that set it, for example "TRUSTED_PROXIES": ["10.1.2.0/24"].',
+            )
+        return f"HTTP_{name.upper().replace('-', '_')}" if name else ""
+
+    @cached_property
+    def ipv4_prefix(self) -> int:
+        """`IPV4_PREFIX`: how many bits of an IPv4 address identify a client, 1 to 32."""
+        return self._get_number("IPV4_PREFIX", 32, 1, 32, 24)
+
+    @cached_property
     def ipv6_prefix(self) -> int:
         """`IPV6_PREFIX`: how many bits of an IPv6 address identify a client, 1 to 128."""
-        prefix = self._get("IPV6_PREFIX", int, 64, "64")
-        if not 1 <= prefix <= 128:  # noqa: PLR2004 — the bits of an address
-            raise ConfigurationError(
-                f'QUOTA["IPV6_PREFIX"] is {prefix!r}.', "Use a number from 1 to 128, for example 64."
-            )
-        return prefix
+        return self._get_number("IPV6_PREFIX", 64, 1, 128, 64)
 
     @cached_property
     def on_unavailable(self) -> OnUnavailable:
@@ -175,21 +221,12 @@ class QuotaSettings:
     @cached_property
     def events(self) -> int:
         """`EVENTS`: about how many refusals, bans and warnings the stream in Redis keeps; `0` turns events off."""
-        events = self._get("EVENTS", int, 10_000, "10000")
-        if not 0 <= events <= MAX_EVENTS:
-            raise ConfigurationError(
-                f'QUOTA["EVENTS"] is {events!r}.', f"Use a number from 0 to {MAX_EVENTS}, for example 10000."
-            )
-        return events
+        return self._get_number("EVENTS", 10_000, 0, MAX_EVENTS, 10_000)
 
     @cached_property
     def memory_keys(self) -> int:
         """`MEMORY_KEYS`: the most keys that a process keeps in its own memory; a subject has one or two."""
-        most = self._get("MEMORY_KEYS", int, 100_000, "100000")
-        if not MIN_KEYS <= most <= MAX_KEYS:
-            problem = f'QUOTA["MEMORY_KEYS"] is {most!r}.'
-            raise ConfigurationError(problem, f"Use a number from {MIN_KEYS} to {MAX_KEYS}, for example 100000.")
-        return most
+        return self._get_number("MEMORY_KEYS", 100_000, MIN_KEYS, MAX_KEYS, 100_000)
 
     @cached_property
     def cache_refusals(self) -> float:
@@ -240,9 +277,9 @@ class QuotaSettings:
 
 
 KNOWN_SETTINGS = (
-    "CACHE", "CACHE_REFUSALS", "DIGEST_KEY", "ENABLED", "EVENTS", "HEADERS", "IPV6_PREFIX", "LEGACY_HEADERS",
-    "LOGIN", "MEMORY_KEYS", "ON_UNAVAILABLE", "PREFIX", "RESPONSE", "RULES", "STORE", "TEMPLATE", "TIME_ZONE",
-    "TRUSTED_PROXIES",
+    "CACHE", "CACHE_REFUSALS", "CLIENT_IP_HEADER", "DIGEST_KEY", "ENABLED", "EVENTS", "HEADERS", "IPV4_PREFIX",
+    "IPV6_PREFIX", "LEGACY_HEADERS", "LOGIN", "MEMORY_KEYS", "ON_UNAVAILABLE", "PREFIX", "RESPONSE", "RULES", "STORE",
+    "TEMPLATE", "TIME_ZONE", "TRUSTED_PROXIES", "TRUSTED_PROXY_COUNT",
 )  # fmt: skip
 """The names in `settings.QUOTA`. Each is read by the property of `QuotaSettings` of the same name in lower case."""
 

@@ -14,11 +14,19 @@ SECOND = 1_000_000
 """Microseconds in a second."""
 
 _frozen: ContextVar[int | None] = ContextVar("django_quota_frozen_time", default=None)
+_frozen_for_all: int | None = None
 
 
 def frozen_now() -> int | None:
-    """Return the time that `freeze` has set, in microseconds; None if the store's clock decides."""
-    return _frozen.get()
+    """Return the time that a test has set, in microseconds; None if the store's clock decides."""
+    now = _frozen.get()
+    return _frozen_for_all if now is None else now
+
+
+def freeze_for_all(now: int | datetime | None) -> None:
+    """Set the clock of all threads and tasks of this process; None gives it back to the store. `freeze` goes first."""
+    global _frozen_for_all  # noqa: PLW0603 — a live server in another thread sees it too
+    _frozen_for_all = None if now is None else _microseconds(now)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from typing import Any
 from django_quota.core.algorithms import Parameters
 from django_quota.core.algorithms.fixed_window import WindowCount
 from django_quota.core.algorithms.leaky_bucket import LeakyBucket
-from django_quota.core.algorithms.sliding_window import WRAP, Entry
+from django_quota.core.algorithms.sliding_window import Entry
 from django_quota.core.algorithms.token_bucket import Bucket, Queued, TokenBucket, known_of
 from django_quota.core.errors import StoreUnavailable
 from django_quota.engine.codec import REFUSED, Compensate, ConsumedHit, Flag, Flagged, Receipt, Reply
@@ -143,7 +143,7 @@ def _sliding(state: tuple[Entry, ...] | None, p: Parameters, cost: int, receipt:
     if not state or at is None:
         return state
     own, less = state[at], min(cost, state[at].cost)
-    lowered = [Entry((entry.total - less) % WRAP, entry.cost, entry.expiry) for entry in state[at:]]
+    lowered = [Entry(entry.total - less, entry.cost, entry.expiry) for entry in state[at:]]
     lowered[0] = lowered[0]._replace(cost=own.cost - less)
     return (*state[:at], *(entry for entry in lowered if entry.cost or entry.expiry != own.expiry)) or None
 

@@ -39,7 +39,6 @@ from django_quota.engine.subject_status import load_status, shut_out
 MODULES: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in REGISTRY},
     "compensate": ("compensate",),
-    "count_day": ("count_day",),
     "events": ("decide_log_keys", "event_log", "events"),
     "flag": ("flag",),
     "holds": ("holds",),
@@ -51,11 +50,16 @@ MODULES: dict[str, tuple[str, ...]] = {
 }
 """The modules of the script, and the files that each consists of. The last one returns the module."""
 
+PLAIN_PLANS = ("sliding_entries", "count_day", "plain_plan")
+"""The files before the frame: what decides plain plans, and what the modules use of it."""
+
 
 def _composed() -> str:
     frame, constants = lua_source("decide"), lua_source("constants")
     modules = [f"if name == '{name}' then\n{''.join(map(lua_source, files))}end\n" for name, files in MODULES.items()]
-    for place, source in (("-- %% constants %%\n", constants), ("-- %% modules %%\n", constants + "".join(modules))):
+    plain = map(lua_source, PLAIN_PLANS)
+    parts = {"-- %% plain plans %%\n": constants + "".join(plain), "-- %% modules %%\n": constants + "".join(modules)}
+    for place, source in parts.items():
         if frame.count(place) != 1:
             raise RuntimeError(f"lua/decide.lua must contain {place!r} exactly once")
         frame = frame.replace(place, source)

@@ -59,7 +59,7 @@ class CompiledRule(NamedTuple):
     field: str
     """The rule's name as fields of hashes have it."""
     before_cost: str
-    """The arguments before the cost, as Redis takes them."""
+    """The argument before the cost, as Redis takes it."""
     after_cost: str
     """Those after it, except for the options that depend on the hit. Of use only if the rule is timeless."""
     number_of_arguments: int
@@ -82,7 +82,7 @@ class CompiledRule(NamedTuple):
 
     @classmethod
     def _compile(cls, rule: Rule) -> CompiledRule:
-        before = (field_of(rule.name), "")
+        field = field_of(rule.name)
         after = _after_cost(rule, [(limit, limit.encoded) for limit in rule.limits])
         timeless = tuple(
             (state_key("", limit), limit, limit.timeless_parameters)
@@ -90,10 +90,10 @@ class CompiledRule(NamedTuple):
             if limit.timeless_parameters is not None
         )
         return cls(
-            field=before[0],
-            before_cost=bulk(before),
+            field=field,
+            before_cost=bulk((field,)),
             after_cost=bulk(after),
-            number_of_arguments=len(before) + 1 + len(after),
+            number_of_arguments=2 + len(after),
             timeless_limits=timeless,
             timeless=len(timeless) == len(rule.limits),
             decides_alone=rule.shadow or not rule.block,
@@ -170,8 +170,10 @@ class Hit:
     @property
     def arguments(self) -> list[str | int]:
         """Its arguments, in the order that `lua/decide.lua` lists."""
-        arguments: list[str | int] = [self.field, self.override, self.cost]
+        arguments: list[str | int] = [self.field, self.cost]
         arguments += _after_cost(self.rule, [(limit.limit, limit.encoded) for limit in self.limits])
+        if self.override:
+            arguments += ("override", self.override)
         if self.value:
             arguments += ("value", self.value)
         if self.group:

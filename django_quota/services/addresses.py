@@ -7,12 +7,11 @@ import os
 import reprlib
 import sys
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv6Network, ip_address
-from typing import Literal
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
 
 from django.http import HttpRequest
 
-from django_quota.conf import UNIX, Network, current
+from django_quota.conf import UNIX, Network, QuotaSettings, current
 from django_quota.core.errors import ConfigurationError, RuleError
 
 logger = logging.getLogger("django_quota")
@@ -20,8 +19,11 @@ logger = logging.getLogger("django_quota")
 _UNIX_PEERS = ("", "unix:", "unix")
 """The REMOTE_ADDR of a peer on a unix socket, by server."""
 
-FULL_IPV6 = 128
-"""The bits of a whole IPv6 address."""
+Prefixes = tuple[int, int]
+"""How many bits of an IPv4 and of an IPv6 address identify a client."""
+
+FULL: Prefixes = (32, 128)
+"""The bits of whole addresses."""
 
 MAX_LENGTH = 64
 """Characters of the longest address with its zone. A longer text is no address, and must not fill the caches."""
@@ -31,30 +33,42 @@ def client_ip(request: HttpRequest) -> str:
     """Return the address of the client; an IPv6 address as its network (/64 by default).
 
     This is the address of the peer. If the peer is one of `TRUSTED_PROXIES`, it is the first address from the right of
-    X-Forwarded-For that is not a trusted proxy. The client wrote what is left of it, so that is ignored. Raises
+    X-Forwarded-For that is not a trusted proxy, or the address in `CLIENT_IP_HEADER`. With `TRUSTED_PROXY_COUNT`, it is
+    the address in that place from the right. The client wrote what is left of it, so that is ignored. Raises
     `ConfigurationError` if there is no address.
     """
     settings = current()
-    return _client(request, settings.ipv6_prefix, settings.trusted_proxies)
+    return _client(request, (settings.ipv4_prefix, settings.ipv6_prefix), settings)
+
+
+def own_prefixes() -> Prefixes:
+    """Return how many bits of an address identify a client, as the settings say."""
+    settings = current()
+    return settings.ipv4_prefix, settings.ipv6_prefix
 
 
 def is_from(request: HttpRequest, networks: tuple[Network, ...]) -> bool:
     """Return whether the client's full address is in one of these networks."""
-    return _is_in(_client(request, FULL_IPV6, current().trusted_proxies), networks)
+    return _is_in(_client(request, FULL, current()), networks)
 
 
-def _client(request: HttpRequest, ipv6_prefix: int, proxies: tuple[Network | Literal["unix"], ...]) -> str:
+def _client(request: HttpRequest, prefixes: Prefixes, settings: QuotaSettings) -> str:
+    proxies, count = settings.trusted_proxies, settings.trusted_proxy_count
     peer = request.META.get("REMOTE_ADDR") or ""
     if "HTTP_X_FORWARDED_FOR" in request.META:
-        if not proxies:
+        if not proxies and not count:
             _warn_of_proxy(peer)
         if hasattr(request, "scope") and _server_trusts_everybody():
             _warn_of_server()
-    if proxies and _is_in(peer, proxies):
-        peer = _walk(peer, request.META.get("HTTP_X_FORWARDED_FOR", ""), proxies)
-    address = canonical(peer, ipv6_prefix)
+    if count or (proxies and _is_in(peer, proxies)):
+        header = settings.client_ip_header
+        if header:
+            peer = _address(request.META.get(header, "")) or peer
+        else:
+            peer = _walk(peer, request.META.get("HTTP_X_FORWARDED_FOR", ""), proxies, count)
+    address = canonical(peer, prefixes)
     if address is None:
-        raise _unknown(peer, proxies)
+        raise _unknown(peer, settings)
     return address
 
 
@@ -108,87 +122,93 @@ def _is_private(peer: str) -> bool:
         return False
 
 
-def _unknown(peer: str, proxies: tuple[Network | str, ...]) -> ConfigurationError:
+def _unknown(peer: str, settings: QuotaSettings) -> ConfigurationError:
     problem = f"The client's IP is unknown: REMOTE_ADDR is {peer!r} and no trusted proxy names one."
     if peer not in _UNIX_PEERS:
         return ConfigurationError(problem, "Let the server put the peer's address into REMOTE_ADDR.")
-    if UNIX in proxies:
-        return ConfigurationError(problem, "Let the proxy that connects by a unix socket set X-Forwarded-For.")
+    if UNIX in settings.trusted_proxies or settings.trusted_proxy_count:
+        header = settings.client_ip_header.removeprefix("HTTP_").replace("_", "-").title() or "X-Forwarded-For"
+        return ConfigurationError(problem, f"Let the proxy that connects by a unix socket set {header}.")
     return ConfigurationError(
         problem, 'Behind a proxy that connects by a unix socket, set QUOTA["TRUSTED_PROXIES"] = ["unix"].'
     )
 
 
-def _walk(peer: str, forwarded: str, proxies: tuple[Network | str, ...]) -> str:
+def _walk(peer: str, forwarded: str, proxies: tuple[Network | str, ...], count: int) -> str:
+    """Walk X-Forwarded-For from the right: past `count` proxies, or, if that is 0, past those in `proxies`."""
     nearest = peer
-    for hop in reversed(forwarded.split(",")):
-        address = _bare(hop.strip())
-        if len(address) > MAX_LENGTH or canonical(address, FULL_IPV6) is None:
-            break  # not an address: the proxy that sent it is the last one to trust
+    for number, hop in enumerate(reversed(forwarded.split(",")), 1):
+        address = _address(hop)
+        if address is None:
+            break  # the proxy that sent it is the last one to trust
         nearest = address
-        if not _is_in(address, proxies):
+        if number == count or (not count and not _is_in(address, proxies)):
             break
     return nearest
 
 
-def _bare(hop: str) -> str:
-    """Remove the port that some proxies add: `1.2.3.4:567`, `[2001:db8::1]:567`."""
-    if hop.startswith("["):
-        return hop[1:].partition("]")[0]
-    host, colon, _ = hop.partition(":")
-    return host if colon and "." in host else hop
+def _address(hop: str) -> str | None:
+    """Return the address in a header, without the port that some proxies add; None if it is not an address."""
+    address = hop.strip()
+    if address.startswith("["):  # [2001:db8::1]:567
+        address = address[1:].partition("]")[0]
+    else:  # 1.2.3.4:567
+        host, colon, _ = address.partition(":")
+        address = host if colon and "." in host else address
+    return None if len(address) > MAX_LENGTH or canonical(address, FULL) is None else address
 
 
 @lru_cache(maxsize=4096)
-def canonical(text: str, ipv6_prefix: int) -> str | None:
-    """Return an address in its canonical form, IPv6 as its network; None if the text is not an address."""
+def canonical(text: str, prefixes: Prefixes) -> str | None:
+    """Return an address in its canonical form, or as its network; None if the text is not an address."""
     try:
         address = ip_address(text.partition("%")[0])
     except ValueError:
         return None
-    if isinstance(address, IPv4Address):
-        return str(address)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    if ipv6_prefix == FULL_IPV6:
-        return str(address)
-    return str(IPv6Network((int(address), ipv6_prefix), strict=False))
+    if not isinstance(address, IPv4Address):
+        if address.ipv4_mapped is None:
+            full = prefixes[1] == FULL[1]
+            return str(address if full else IPv6Network((int(address), prefixes[1]), strict=False))
+        address = address.ipv4_mapped
+    return str(address if prefixes[0] == FULL[0] else IPv4Network((int(address), prefixes[0]), strict=False))
 
 
 @lru_cache(maxsize=4096)
 def _is_in(peer: str, networks: tuple[Network | str, ...]) -> bool:
     if peer in _UNIX_PEERS:
         return UNIX in networks
-    spelt = canonical(peer, FULL_IPV6)
+    spelt = canonical(peer, FULL)
     if spelt is None:
         return False
     address = ip_address(spelt)
     return any(not isinstance(network, str) and address in network for network in networks)
 
 
-def canonical_part(part: str, ipv6_prefix: int) -> str:
+def canonical_part(part: str, prefixes: Prefixes) -> str:
     """Return a part of a subject, with its address in canonical form. Raises `RuleError` if the address is wrong."""
     if not part.startswith("ip:"):
         return part
     if len(part) > MAX_LENGTH:
         raise _no_address(part)
-    return _canonical_part(part, ipv6_prefix)
+    return _canonical_part(part, prefixes)
 
 
 @lru_cache(maxsize=4096)
-def _canonical_part(part: str, ipv6_prefix: int) -> str:
+def _canonical_part(part: str, prefixes: Prefixes) -> str:
     value = part.removeprefix("ip:")
     text, slash, prefix = value.partition("/")
-    address = canonical(text, ipv6_prefix)
-    if slash and address is not None:
+    address = canonical(text, prefixes)
+    is_own = prefixes[0] < FULL[0] and prefix == str(prefixes[0]) and address is not None and ":" not in address
+    if slash and address is not None and not is_own:
         try:
-            address = canonical(str(IPv6Network((text, int(prefix)), strict=False).network_address), int(prefix))
-        except ValueError:  # an IPv4 network, or not a prefix
+            network = IPv6Network((text, int(prefix)), strict=False)
+            address = canonical(str(network.network_address), (prefixes[0], int(prefix)))
+        except ValueError:  # another IPv4 network, or not a prefix
             address = None
     if address is None and is_network(value):
         raise RuleError(
             f"{reprlib.repr(part)} is a network. Use one address, for example 'ip:203.0.113.9'; "
-            f"an IPv6 address stands for its /{ipv6_prefix}."
+            f"an IPv6 address stands for its /{prefixes[1]}."
         )
     if address is None:
         raise _no_address(part)
@@ -198,19 +218,19 @@ def _canonical_part(part: str, ipv6_prefix: int) -> str:
 def address_of(subject: str) -> str | None:
     """Return the address of a subject as `ip_subject` writes it; None if the subject is anything else.
 
-    It has only digits, letters, dots, colons and the slash of an IPv6 network. A text that begins with an address, a
+    It has only digits, letters, dots, colons and the slash of a network. A text that begins with an address, a
     network of several clients and an address with a zone give None.
     """
     kind, _, text = subject.partition(":")
     if kind != "ip" or len(text) > MAX_LENGTH:
         return None
-    return text if canonical(text.partition("/")[0], current().ipv6_prefix) == text else None
+    return text if canonical(text.partition("/")[0], own_prefixes()) == text else None
 
 
 def is_network(text: str) -> bool:
     """Return whether a text looks like a network: an address, a slash and more."""
     address, slash, _ = text.partition("/")
-    return bool(slash) and canonical(address, FULL_IPV6) is not None
+    return bool(slash) and canonical(address, FULL) is not None
 
 
 def _no_address(part: str) -> RuleError:

@@ -23,12 +23,12 @@ from django.http.request import HttpHeaders
 from django.urls import ResolverMatch
 from django.utils.translation import gettext as _
 
-from django_quota.conf import current, rule_of
+from django_quota.conf import rule_of
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import run_sync
 from django_quota.core.rules import dotted_path, is_valid_name
 from django_quota.models import DailyCounter
-from django_quota.services.addresses import FULL_IPV6, canonical, is_network
+from django_quota.services.addresses import FULL, canonical, is_network, own_prefixes
 from django_quota.services.known_rules import known_rules
 from django_quota.services.overrides import ALL_RULES
 from django_quota.services.subjects import (
@@ -74,7 +74,7 @@ _VALUE = re.compile(r"(header|cookie|kwarg|get|post|json|login):([^=]+)=(.*)|ses
 
 def is_address(text: str) -> bool:
     """Return whether a text is an IP address or a network, without the `ip:` of a subject."""
-    return is_network(text) or canonical(text, FULL_IPV6) is not None
+    return is_network(text) or canonical(text, FULL) is not None
 
 
 def parse_subject_input(text: str) -> str:
@@ -264,13 +264,14 @@ def is_bare(subject: str) -> bool:
 
 def network_hint(text: str) -> str:
     """Say why a network is not a subject; empty for other texts, and for networks that IPv6 addresses count by."""
-    bare, own = text.removeprefix("ip:"), current().ipv6_prefix
+    bare, (ipv4, ipv6) = text.removeprefix("ip:"), own_prefixes()
+    own = ipv6 if ":" in bare else ipv4
     if not is_network(bare) or "+" in text or (bare.endswith(f"/{own}") and _is_subject(bare)):
         return ""
     return _(
         "No request has the subject “%(subject)s”: it is a network. Use one address. IPv6 addresses "
         "count by their /%(bits)d."
-    ) % {"subject": text, "bits": own}  # fmt: skip
+    ) % {"subject": text, "bits": ipv6}  # fmt: skip
 
 
 def _is_subject(address: str) -> bool:

@@ -26,7 +26,7 @@ from django_quota.conf import current, import_function
 from django_quota.core.errors import ConfigurationError, RuleError, SubjectKeyError, did_you_mean
 from django_quota.core.flow import Flow, IOCall
 from django_quota.core.rules import Rule, dotted_path, is_lambda
-from django_quota.services.addresses import canonical_part, client_ip
+from django_quota.services.addresses import Prefixes, canonical_part, client_ip, own_prefixes
 
 Resolver: TypeAlias = Callable[[HttpRequest], "str | Flow[Any] | None"]
 """Returns a part of a subject; None if the request does not have it."""
@@ -468,8 +468,8 @@ def user_subject(user: Any) -> str:
 
 def named_subject(subject: str) -> str:
     """Return a subject from a text, with addresses as `ip_subject` writes them."""
-    prefix = current().ipv6_prefix
-    return _named(subject, prefix) if len(subject) <= MAX_REMEMBERED else _named.__wrapped__(subject, prefix)
+    prefixes = own_prefixes()
+    return _named(subject, prefixes) if len(subject) <= MAX_REMEMBERED else _named.__wrapped__(subject, prefixes)
 
 
 MAX_REMEMBERED = 200
@@ -477,11 +477,11 @@ MAX_REMEMBERED = 200
 
 
 @lru_cache(maxsize=8192)
-def _named(subject: str, ipv6_prefix: int) -> str:
+def _named(subject: str, prefixes: Prefixes) -> str:
     if not subject:
         raise RuleError("An empty text is not a subject. Use, for example, 'ip:203.0.113.9', 'user:42' or 'global'.")
     if subject.startswith("ip:") or "+ip:" in subject:
-        subject = "+".join(canonical_part(part, ipv6_prefix) for part in subject.split("+"))
+        subject = "+".join(canonical_part(part, prefixes) for part in subject.split("+"))
     return _UNPRINTABLE.sub(_percent, subject)
 
 

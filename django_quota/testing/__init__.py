@@ -1,16 +1,28 @@
-"""Helpers for your tests: set the clock, start with no counts, run a private Redis.
+"""Helpers for your tests: set the clock, start with no counts, use a limit up, run a private Redis.
 
+pytest finds the fixture `quota` by itself; a `TestCase` takes `QuotaTestMixin`. Both make a `QuotaKit` for each test.
 `freeze(now)` sets the clock for a block. `clear()` deletes the counts of this process. `running_redis()` runs a Redis
-server for a block. `django_quota.testing.fixtures` has a pytest fixture that clears around each test.
+server for a block.
 """
 
 from __future__ import annotations
 
 from django_quota.core.clock import freeze
 from django_quota.services.registry import clear_memory
+from django_quota.testing.kit import QuotaKit, QuotaTestMixin, quota_kit
 from django_quota.testing.redis_server import NoRedisServerError, RedisServer, running_redis, server_programs
 
-__all__ = ["NoRedisServerError", "RedisServer", "clear", "freeze", "running_redis", "server_programs"]
+__all__ = [
+    "NoRedisServerError",
+    "QuotaKit",
+    "QuotaTestMixin",
+    "RedisServer",
+    "clear",
+    "freeze",
+    "quota_kit",
+    "running_redis",
+    "server_programs",
+]
 
 
 def clear() -> None:

@@ -49,6 +49,7 @@ def ids(quota: object = None, caches: dict[str, Any] | None = None) -> list[str 
         MappingProxyType({"PREFIX": "p"}),
         {
             "CACHE": "default", "DIGEST_KEY": "x", "ENABLED": True, "HEADERS": False, "IPV6_PREFIX": 56,
+            "IPV4_PREFIX": 24, "CLIENT_IP_HEADER": "CF-Connecting-IP", "TRUSTED_PROXY_COUNT": 0,
             "LEGACY_HEADERS": True, "ON_UNAVAILABLE": "deny", "PREFIX": "p", "STORE": "redis",
             "TEMPLATE": "429.html", "TRUSTED_PROXIES": ["10.0.0.0/8", "unix"],
             "RULES": {"a": "10/m", "b": {"rate": ["1/s", "5/m"], "key": ["user", "path"], "block": False}},
@@ -104,6 +105,14 @@ def test_e002_a_value_is_wrong(name: str, value: object, hint: str | None) -> No
         assert found.hint is not None
         assert found.hint.startswith(hint) or hint in found.hint
         assert "; " not in found.hint
+
+
+def test_e002_proxies_are_named_or_counted_and_not_both() -> None:
+    (found,) = findings({"TRUSTED_PROXIES": ["10.0.0.0/8"], "TRUSTED_PROXY_COUNT": 1})
+    assert (found.id, found.msg) == ("django_quota.E002", 'QUOTA["TRUSTED_PROXY_COUNT"] is 1 beside TRUSTED_PROXIES.')
+    assert str(found.hint).startswith("Use one of them")
+    (found,) = findings({"CLIENT_IP_HEADER": "X-Real-IP", "TRUSTED_PROXY_COUNT": 1})
+    assert "TRUSTED_PROXIES is empty" in found.msg
 
 
 def test_e002_every_wrong_value_is_reported_at_once() -> None:

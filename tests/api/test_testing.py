@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,11 +17,15 @@ from zoneinfo import ZoneInfo
 import pytest
 import redis
 from django.test import RequestFactory
+from hypothesis import given
+from hypothesis import strategies as st
 
-from django_quota import check, counter, lock, once, quota
+from django_quota import Rule, check, counter, lock, once, quota
 from django_quota.conf import MIN_KEYS
+from django_quota.core.algorithms import ALGORITHMS
 from django_quota.core.clock import frozen_now
-from django_quota.testing import RedisServer, clear, freeze
+from django_quota.testing import QuotaKit, RedisServer, clear, freeze, plugin, quota_kit
+from tests.support.commands import ROOT
 from tests.support.stores import caches, current_store
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, 5, tzinfo=UTC)
@@ -107,35 +115,150 @@ def test_clear_deletes_local_counts_and_never_calls_redis(
     assert check("1/m", "user:1", on_unavailable="local")
 
 
-CONFTEST = """
-import django
-from django.conf import settings
-settings.configure(QUOTA={"STORE": "memory"}, SECRET_KEY="x")
-django.setup()
-pytest_plugins = ["django_quota.testing.fixtures"]
-"""
-TESTS = """
+PROJECT = {
+    "settings_of_a_site.py": """
+from tests.support.settings import *
+QUOTA = {"RULES": {"search": {"rate": "3/m", "key": "user"}}}
+ROOT_URLCONF = "urls_of_a_site"
+""",
+    "urls_of_a_site.py": """
+from django.http import HttpResponse
+from django.urls import path
+from django_quota import quota
+urlpatterns = [path("", quota("2/m", key="ip", name="home")(lambda request: HttpResponse("home")))]
+""",
+    "test_site.py": """
+import asyncio, urllib.request, urllib.error
+from datetime import UTC, datetime, timedelta
+import pytest
 from django.test import SimpleTestCase
-from django_quota import check
+from django_quota import acheck, check
+from django_quota.testing import QuotaTestMixin
 
-def test_one():
-    assert check("1/h", "user:1")
-
-def test_another():
+@pytest.mark.parametrize("number", range(3))
+def test_no_count_stays_for_the_next_test(number):
     assert check("1/h", "user:1")
 
 class TestOfDjango(SimpleTestCase):
-    def test_one(self):
+    def test_no_count_stays(self):
         assert check("1/h", "user:1")
-"""
+
+class TestWithTheMixin(QuotaTestMixin, SimpleTestCase):
+    def test_the_kit(self):
+        self.quota.exhaust("search", "user:1")
+        assert not check("search", "user:1")
+
+def test_the_kit(quota):
+    assert quota.used("search", "user:1") == 0
+    check("search", "user:1")
+    assert (quota.used("search", "user:1"), quota.left("search", "user:1")) == (1, 2)
+    assert not quota.exhaust("search", "user:1")
+    assert not check("search", "user:1")
+    quota.advance(timedelta(minutes=1))
+    assert check("search", "user:1")
+
+@pytest.mark.quota(off=True)
+def test_limits_are_off():
+    assert all(check("1/h", "user:1") for _ in range(3))
+
+def test_an_async_limit(quota):
+    quota.exhaust("search", "user:1")
+    assert not asyncio.run(acheck("search", "user:1"))
+
+def test_a_live_server(live_server, quota):
+    quota.now = datetime(2026, 1, 1, tzinfo=UTC)
+    for _ in range(2):
+        with urllib.request.urlopen(live_server.url) as reply:
+            assert reply.status == 200
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(live_server.url)
+    refused.value.close()
+    assert refused.value.headers["Retry-After"] == "60"
+    quota.advance(60)
+    with urllib.request.urlopen(live_server.url) as reply:
+        assert reply.status == 200
+""",
+}
 
 
-def test_the_fixture_keeps_counts_out_of_the_next_test(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text(CONFTEST)
-    (tmp_path / "test_site.py").write_text(TESTS)
-    ran = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:django", str(tmp_path)]
-    done = subprocess.run(ran, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "3 passed" in done.stdout, done.stdout + done.stderr
+@pytest.mark.thorough("processes")
+def test_the_plugin_in_a_project_of_its_own(tmp_path: Path) -> None:
+    for name, text in PROJECT.items():
+        (tmp_path / name).write_text(text)
+    # By its module: the project's own tests run without it, and an editable install may be older than the entry point.
+    plugins = ["-p", "no:django_quota", "-p", "django_quota.testing.plugin", "-p", "no:cacheprovider"]
+    ran = [sys.executable, "-m", "pytest", "-q", *plugins, "--ds=settings_of_a_site", "-n", "2", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    done = subprocess.run(ran, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert "9 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_pytest_finds_the_plugin() -> None:
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert pyproject["project"]["entry-points"]["pytest11"] == {"django_quota": plugin.__name__}
+
+
+class TestKit:
+    @pytest.fixture
+    def kit(self) -> Iterator[QuotaKit]:
+        with quota_kit() as kit:
+            yield kit
+
+    def test_it_counts_in_memory_and_gives_the_settings_back(self, settings: Any) -> None:
+        settings.QUOTA = {"PREFIX": "mine"}
+        with quota_kit():
+            assert settings.QUOTA == {"PREFIX": "mine", "STORE": "memory"}
+        assert settings.QUOTA == {"PREFIX": "mine"}
+
+    def test_the_clock_stands_still_until_it_is_moved_and_then_goes_on(self, kit: QuotaKit) -> None:
+        began = kit.now
+        assert kit.now == began
+        kit.advance(1.5)
+        assert kit.now - began == timedelta(seconds=1.5)
+        kit.now = NOON
+        assert check("1/m", "user:1").reset_after == 60
+
+    def test_the_clock_goes_for_other_threads_too(self, kit: QuotaKit) -> None:
+        kit.now = NOON
+        with ThreadPoolExecutor() as pool:
+            assert pool.submit(frozen_now).result() == MICROSECONDS
+
+    def test_freeze_goes_before_the_clock_of_the_kit(self, kit: QuotaKit) -> None:
+        kit.now = NOON
+        with freeze(NOON + timedelta(days=1)):
+            assert frozen_now() == MICROSECONDS + 86_400_000_000
+
+    def test_the_clock_is_the_stores_again_after_it(self) -> None:
+        with quota_kit():
+            pass
+        assert frozen_now() is None
+
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    @given(hits=st.integers(0, 12), rate=st.sampled_from(["10/m", "1/m", "3/m; 40/h", "0/m"]))
+    def test_exhaust_leaves_nothing_and_never_more_than_the_limit(self, algorithm: Any, hits: int, rate: str) -> None:
+        with quota_kit() as kit:
+            for _ in range(hits):
+                check(rate, "user:1", algorithm=algorithm)
+            assert not kit.exhaust(rate, "user:1", algorithm=algorithm)
+            assert not check(rate, "user:1", algorithm=algorithm)
+            assert kit.used(rate, "user:1", algorithm=algorithm) == check(rate, "user:1", algorithm=algorithm).limit
+
+    def test_a_limit_that_limits_nobody_cannot_be_used_up(self, kit: QuotaKit) -> None:
+        rule = Rule.make("free", None)
+        with pytest.raises(AssertionError, match="So it cannot be used up"):
+            kit.exhaust(rule, "user:1")
+        assert (kit.used(rule, "user:1"), kit.left(rule, "user:1")) == (0, None)
+
+    def test_reset_gives_the_limit_back(self, kit: QuotaKit) -> None:
+        kit.exhaust("1/m", "user:1")
+        kit.reset("1/m", "user:1")
+        assert kit.used("1/m", "user:1") == 0
+
+    def test_limits_can_be_off_for_a_block(self, kit: QuotaKit) -> None:
+        kit.exhaust("1/m", "user:1")
+        with kit.off():
+            assert check("1/m", "user:1")
+        assert not check("1/m", "user:1")
 
 
 def test_the_clock_of_a_task_is_its_own() -> None:

@@ -655,7 +655,8 @@ def test_sixty_guesses_at_once_beside_axes(first: str, hashed: int, raw: Any, re
     assert site_of("race", redis_server.url, first) == {"hashed": hashed}
 
 
-@pytest.mark.parametrize("middleware", ["with", pytest.param("without", marks=pytest.mark.thorough("processes"))])
+@pytest.mark.thorough("processes")
+@pytest.mark.parametrize("middleware", ["with", "without"])
 def test_allauth_answers_with_a_429_and_has_no_limit_by_name_of_its_own(middleware: str) -> None:
     allauths = "allauth.account.auth_backends.AuthenticationBackend"
     assert site_of("allauth", "memory", middleware) == {

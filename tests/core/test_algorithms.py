@@ -156,7 +156,7 @@ def test_running_totals_may_wrap_around() -> None:
     limit = Spec("10/m")
     limit.run()
     ((key, (_, expiry)),) = limit.states.kept.items()
-    limit.states.put(key, (Entry(WRAP - 2, 1, START + MINUTE),), expiry)
+    limit.states.put(key, (Entry(2 * WRAP - 2, 1, START + MINUTE),), expiry)
     limit.now += 1
     assert [limit.run().remaining for _ in range(4)] == [8, 7, 6, 5]
     assert limit.run("peek", cost=6).retry_after == MINUTE - 1

@@ -28,7 +28,7 @@ def test_rules_of_one_name_and_subject_are_one_hit_with_the_limits_of_both() -> 
     assert hit.keys[1:] == ["quota:1:{ip:203.0.113.9}:r:rule:sw.60s", "quota:1:{ip:203.0.113.9}:r:rule:sw.3600s"]
     assert [limit.parameters.capacity for limit in hit.limits] == [5, 70]
     assert hit.arguments == [
-        "rule", "", 1, "800", 2,
+        "rule", 1, "800", 2,
         "sliding_window", "5", "60000000", "0",
         "sliding_window", "70", "3600000000", "0",
         "",

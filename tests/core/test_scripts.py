@@ -15,7 +15,7 @@ from django_quota.admin.admin_wording import ALGORITHM_NAMES
 from django_quota.core.algorithms import ALGORITHMS, REGISTRY
 from django_quota.engine.codec import HOLDS_DUE, OVERRIDDEN, PER_LIMIT, Flag
 from django_quota.engine.compensate import _COMPENSATORS
-from django_quota.engine.decide import MODULES, Decide
+from django_quota.engine.decide import MODULES, PLAIN_PLANS, Decide
 from django_quota.engine.hits import Hit
 from django_quota.engine.operations import lua_source
 from django_quota.engine.plans import event_log_of
@@ -54,7 +54,7 @@ def test_every_file_is_an_algorithm_or_belongs_to_an_operation() -> None:
     sources = [path.read_text() for path in OPERATIONS]
     calls = [words for source in sources for words in re.findall(r"(?:script|lua_source)\(([^)]*)\)", source)]
     named = {name for words in calls for name in re.findall(r'"(\w+)"', words)}
-    assert set(FILES) == named | {file for files in MODULES.values() for file in files}
+    assert set(FILES) == named | set(PLAIN_PLANS) | {file for files in MODULES.values() for file in files}
 
 
 def test_every_algorithm_can_be_taken_back_and_restored_and_has_a_name_in_the_admin() -> None:
@@ -93,7 +93,7 @@ def test_the_head_of_the_decision_is_what_the_caller_sends() -> None:
     ]
     hits = hits_of(*rules, subject="user:1")
     hits += hits_of(Rule.make("c", "3/m", distinct=True), subject="user:1", value="cafe")
-    hits[2].holds, hits[2].extra_keys = "holds", ["other limit"]
+    hits[2].holds, hits[2].extra_keys, hits[2].override = "holds", ["other limit"], "r 0 0 3/m"
     decide = Decide(hits, "check", event_log_of("quota", 99))
     assert [key.removeprefix("quota:1:{user:1}:") for key in decide.keys] == [
         "s", "r:a%20b:sw.60s", "r:a%20b:sw.3600s", "b:a%20b", "day:2025-11-21",
@@ -104,15 +104,15 @@ def test_the_head_of_the_decision_is_what_the_caller_sends() -> None:
     day = ["day", 1763683200000000, 1763769600000000]
     assert decide.arguments() == [
         "check", 99,
-        "a%20b", "", 1, "800", 2, "sliding_window", "5", "60000000", "0", "sliding_window", "7", "3600000000", "0",
+        "a%20b", 1, "800", 2, "sliding_window", "5", "60000000", "0", "sliding_window", "7", "3600000000", "0",
         "ban", "20", "60000000", "0", "600000000,3600000000", *day, "",
-        "b", "", 1, "0", 1, "calendar", "9", "1763683200000000", "1763769600000000", "1763856000000000",
+        "b", 1, "0", 1, "calendar", "9", "1763683200000000", "1763769600000000", "1763856000000000",
         "counted", "1", "quiet", "group", 1, *day, "",
-        "c", "", 1, "800", 1, "distinct", "3", "60000000", "0",
-        "value", "cafe", *day, "holds", 2, "",
+        "c", 1, "800", 1, "distinct", "3", "60000000", "0",
+        "override", "r 0 0 3/m", "value", "cafe", *day, "holds", 2, "",
     ]  # fmt: skip
     listed = set(re.findall(r'"(\w+)"', head("decide").partition("then its options")[2].partition("-- reply")[0]))
-    assert listed == {"counted", "quiet", "value", "group", "ban", "day", "holds"}
+    assert listed == {"override", "counted", "quiet", "value", "group", "ban", "day", "holds"}
 
 
 def test_the_decision_and_the_codec_give_flags_the_same_numbers() -> None:

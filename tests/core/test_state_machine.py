@@ -423,9 +423,9 @@ def test_running_totals_wrap_around_in_lua_as_in_the_specification(raw: redis.Re
     its_rule = Rule.make("sliding", f"{10**12}/d")
     (hit,) = hits_of(its_rule, cost=10**12 // 3)
     key, states, expiry = hit.limits[0].key, DictStates(), START + 3_600 * SECOND
-    raw.zadd(key, {f"{WRAP - 2}:1": expiry})
+    raw.zadd(key, {f"{2 * WRAP - 2}:1": expiry})
     raw.pexpire(key, 3_600_000)
-    states.put(key, (Entry(WRAP - 2, 1, expiry),), expiry)
+    states.put(key, (Entry(2 * WRAP - 2, 1, expiry),), expiry)
     for number in range(1, 4):
         replies = [
             run(Decide([hit], "check"), START + number)
@@ -436,18 +436,18 @@ def test_running_totals_wrap_around_in_lua_as_in_the_specification(raw: redis.Re
         assert [(member.decode(), int(score)) for member, score in kept] == [
             (f"{entry.total}:{entry.cost}", entry.expiry) for entry in states.get(key)
         ]
-        assert all(entry.total < WRAP for entry in states.get(key))
+        assert all(WRAP <= entry.total < 2 * WRAP for entry in states.get(key))
 
 
 @pytest.mark.usefixtures("redis_cache")
 def test_a_running_total_that_wraps_to_zero_hides_no_entry(raw: redis.Redis) -> None:
     (hit,) = hits_of(Rule.make("sliding", "10/m"))
-    entries = (Entry(0, 5, START + 10 * SECOND), Entry(3, 3, START + 20 * SECOND))
-    states, key = DictStates(), hit.limits[0].key
-    states.put(key, entries, entries[-1].expiry)
-    raw.zadd(key, {f"{entry.total}:{entry.cost}": entry.expiry for entry in entries})
+    (key, states, expiry), hit.cost = (hit.limits[0].key, DictStates(), START + 10 * SECOND), 3
+    raw.zadd(key, {f"{2 * WRAP - 3}:1": expiry})
+    states.put(key, (Entry(2 * WRAP - 3, 1, expiry),), expiry)
     for run in (current_store().run, lambda asked, now: asked.run(states, now)):
-        assert answers(run(Decide([hit], "peek"), START))[0].remaining == 2
+        assert [answers(run(Decide([hit], "check"), START + n))[0].remaining for n in (1, 2)] == [6, 3]
+        assert answers(run(Decide([hit], "peek"), START + 3))[0].remaining == 3
 
 
 @pytest.mark.hypothesis

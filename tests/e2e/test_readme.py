@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django import urls
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.checks import run_checks
 from django.core.management import call_command, load_command_class
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory, override_settings
 
 from django_quota import check, quota
 from django_quota.core.algorithms import ALGORITHMS
-from django_quota.testing import freeze
+from django_quota.testing import freeze, quota_kit
 from django_quota.web.decorators import limited
 
 README_VERBS = ("status", "reset", "override", "sync", "rollup", "events", "sweep")
@@ -283,6 +284,23 @@ def find_spec_of(path: list[str]) -> bool:
 def test_the_python_that_a_page_shows_runs(page: Path) -> None:
     for text in re.findall(r"```python\n(.*?)```", read(page), re.DOTALL):
         exec(text, {})
+
+
+def test_the_tests_that_the_guide_shows_pass(client: Client, settings: Any) -> None:
+    shown = next(text for _, _, _, text in BLOCKS if text.startswith("def test_the_eleventh"))
+    names: dict[str, Any] = {}
+    exec(shown, names)
+    search = quota(rule="search")(lambda request: HttpResponse())
+    settings.ROOT_URLCONF = (urls.path("search/", search),)
+    settings.QUOTA = {"RULES": {"search": {"rate": "10/m", "key": "ip"}}}
+    with quota_kit() as kit:
+        names["test_the_eleventh_search_is_refused"](client, kit)
+    with_mixin = next(text for _, _, _, text in BLOCKS if "QuotaTestMixin" in text)
+    exec(with_mixin, names)
+    case = names["SearchTest"]("test_the_eleventh_search_is_refused")
+    result = case.defaultTestResult()
+    case(result)
+    assert (result.testsRun, result.failures, result.errors) == (1, [], [])
 
 
 def commands_of(page: Path) -> Iterator[list[str]]:

@@ -10,6 +10,7 @@ import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.client import HTTPResponse
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from django.test import override_settings
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from django_quota import QuotaError, Rule, check, concurrency, quota
+from django_quota import ConfigurationError, QuotaError, Rule, check, concurrency, quota
 from django_quota.core.flow import run_sync
 from django_quota.services import addresses as of_addresses
 from django_quota.services.activity import activity
@@ -218,7 +219,9 @@ from django.conf import settings
 APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django_quota"]
 settings.configure(
     SECRET_KEY="x", ALLOWED_HOSTS=["*"], ROOT_URLCONF=__name__, INSTALLED_APPS=APPS, DATABASES={},
-    QUOTA={"STORE": "memory", "TRUSTED_PROXIES": os.environ["PROXIES"].split()},
+    QUOTA={
+        "STORE": "memory", "TRUSTED_PROXIES": os.environ["PROXIES"].split(), "CLIENT_IP_HEADER": os.environ["HEADER"],
+    },
 )
 import django
 django.setup()
@@ -246,7 +249,7 @@ if __name__ == "__main__":
 
 
 @contextmanager
-def served(folder: Path, kind: str, proxies: str) -> Iterator[Callable[[bytes], bytes]]:
+def served(folder: Path, kind: str, proxies: str, header: str = "") -> Iterator[Callable[[bytes], bytes]]:
     """Run a site under a real server; yield what sends it raw header lines and returns the subject that it saw."""
     (folder / "site.py").write_text(SITE)
     with socket.socket() as listener:
@@ -256,18 +259,22 @@ def served(folder: Path, kind: str, proxies: str) -> Iterator[Callable[[bytes], 
         process = subprocess.Popen(
             [sys.executable, str(folder / "site.py"), str(listener.fileno()), kind],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PROXIES": proxies, "DJANGO_SETTINGS_MODULE": ""},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "PROXIES": proxies,
+                "HEADER": header,
+                "DJANGO_SETTINGS_MODULE": "",
+            },
             pass_fds=[listener.fileno()],
         )
 
     def ask(headers: bytes) -> bytes:
         with socket.create_connection(address, timeout=60) as connection:
             connection.sendall(b"GET / HTTP/1.0\r\nHost: a\r\n" + headers + b"\r\n")
-            reply = b""
-            while part := connection.recv(65_536):
-                reply += part
-        assert reply.startswith(b"HTTP/1."), reply
-        return reply.split(b"\r\n\r\n", 1)[1].strip() if b" 200 " in reply.split(b"\r\n")[0] else reply.split()[1]
+            with HTTPResponse(connection) as reply:
+                reply.begin()
+                return reply.read() if reply.status == 200 else str(reply.status).encode()
 
     try:
         yield ask
@@ -296,3 +303,127 @@ def test_under_a_real_server_behind_a_proxy_the_last_that_it_saw_counts(kind: st
     with served(tmp_path, kind, "127.0.0.0/8") as ask:
         assert {ask(lines + b"X-Forwarded-For: 198.51.100.7\r\n") for lines in [b"", *LINES]} == {b"ip:198.51.100.7"}
         assert ask(b"X_Forwarded_For: 203.0.113.9\r\n") == b"ip:127.0.0.1"
+
+
+@pytest.mark.parametrize("kind", ["asgi", "wsgi"])
+def test_under_a_real_server_a_second_line_of_the_header_chooses_nobody(kind: str, tmp_path: Path) -> None:
+    with served(tmp_path, kind, "127.0.0.0/8", "CF-Connecting-IP") as ask:
+        real = b"CF-Connecting-IP: 198.51.100.7\r\n"
+        assert ask(real + b"X-Forwarded-For: 203.0.113.9\r\nX-Real-IP: 203.0.113.9\r\n") == b"ip:198.51.100.7"
+        assert ask(b"X-Forwarded-For: 203.0.113.9\r\n") == b"ip:127.0.0.1"
+        for forged in (b"CF-Connecting-IP: 203.0.113.9\r\n", b"CF_Connecting_IP: 203.0.113.9\r\n"):
+            assert {ask(forged + real), ask(real + forged)} <= {b"ip:198.51.100.7", b"ip:127.0.0.1"}
+
+
+# --- other settings ---------------------------------------------------------------------------------------------------
+
+
+def by_header(value: str | None, peer: str = "10.0.0.1", **meta: Any) -> str:
+    claimed = {} if value is None else {"HTTP_CF_CONNECTING_IP": value}
+    with override_settings(QUOTA={"TRUSTED_PROXIES": PROXIES, "CLIENT_IP_HEADER": "CF-Connecting-IP"}):
+        return client_ip(get(REMOTE_ADDR=peer, **claimed, **meta))
+
+
+class TestOneHeader:
+    @pytest.mark.parametrize(
+        ("value", "found"),
+        [
+            (PEER, PEER), (f" {PEER} ", PEER), (f"{PEER}:4711", PEER), (f"::ffff:{PEER}", PEER),
+            ("2001:4860::7", "2001:4860::/64"), ("[2001:4860::7]:443", "2001:4860::/64"),
+            ("fe80::1%eth0", "fe80::/64"),
+        ],
+    )  # fmt: skip
+    def test_of_a_proxy_it_names_the_client(self, value: str, found: str) -> None:
+        assert by_header(value) == found
+        assert by_header(value, "2001:db8::7") == found
+
+    @pytest.mark.parametrize("forged", FORGED)
+    def test_of_who_is_no_proxy_it_is_not_believed(self, forged: str) -> None:
+        assert by_header(forged, PEER) == PEER
+
+    @pytest.mark.parametrize(
+        "value", [None, "", "unknown", f"{VICTIM}, {PEER}", f"{VICTIM},", f"for={VICTIM}", "1" * 99]
+    )
+    def test_without_one_address_in_it_the_proxy_counts(self, value: str | None) -> None:
+        assert by_header(value) == "10.0.0.1"
+
+    @pytest.mark.parametrize("claim", [claim for claim in CLAIMS if "CF_" not in claim])
+    def test_no_other_header_is_believed_beside_it(self, claim: str) -> None:
+        assert by_header(PEER, **{claim: VICTIM}) == PEER
+        assert by_header(None, **{claim: VICTIM}) == "10.0.0.1"
+
+    def test_on_a_unix_socket_it_is_missed_by_its_name(self) -> None:
+        with override_settings(QUOTA={"TRUSTED_PROXIES": ["unix"], "CLIENT_IP_HEADER": "X-Real-IP"}):
+            assert client_ip(get(REMOTE_ADDR="", HTTP_X_REAL_IP=PEER)) == PEER
+            with pytest.raises(ConfigurationError, match="set X-Real-Ip"):
+                client_ip(get(REMOTE_ADDR="", HTTP_X_FORWARDED_FOR=PEER))
+
+    @MANY
+    @given(st.text(max_size=50) | st.ip_addresses().map(str) | st.text("0123456789abcdef.:[]%, /", max_size=50))
+    def test_anything_in_it_is_one_address_or_none(self, value: str) -> None:
+        found = by_header(value)
+        ip_network(found)
+        assert found == "10.0.0.1" or "," not in value
+
+
+def by_count(count: int, forwarded: str | None, peer: str = PEER) -> str:
+    claimed = {} if forwarded is None else {"HTTP_X_FORWARDED_FOR": forwarded}
+    with override_settings(QUOTA={"TRUSTED_PROXY_COUNT": count}):
+        return client_ip(get(REMOTE_ADDR=peer, **claimed))
+
+
+class TestACountOfProxies:
+    @pytest.mark.parametrize(
+        ("count", "forwarded", "found"),
+        [
+            (1, VICTIM, VICTIM), (1, f"1.1.1.1, {VICTIM}", VICTIM), (2, f"1.1.1.1,{VICTIM} ,10.0.0.9", VICTIM),
+            (2, VICTIM, VICTIM), (1, None, PEER), (3, "", PEER), (1, f"{VICTIM}:80", VICTIM),
+            (1, "[2001:4860::7]:443", "2001:4860::/64"), (1, "fe80::1%lo", "fe80::/64"), (1, "unknown", PEER),
+            (2, f"unknown, {VICTIM}", VICTIM), (2, f"{VICTIM}, unknown", PEER), (1, f"{VICTIM},", PEER),
+            (0, VICTIM, PEER),
+        ],
+    )  # fmt: skip
+    def test_the_address_in_its_place_from_the_right_counts(
+        self, count: int, forwarded: str | None, found: str
+    ) -> None:
+        assert by_count(count, forwarded) == found
+
+    @pytest.mark.parametrize("count", [1, 2])
+    @pytest.mark.parametrize("forged", FORGED)
+    def test_what_a_client_writes_left_of_it_is_not_believed(self, forged: str, count: int) -> None:
+        hops = [PEER, "10.0.0.9"][:count]
+        assert by_count(count, ",".join([forged, *hops]), "10.0.0.1") == PEER
+
+    def test_on_a_unix_socket_the_header_is_missed(self) -> None:
+        assert by_count(1, PEER, "") == PEER
+        with pytest.raises(ConfigurationError, match="set X-Forwarded-For"):
+            by_count(1, None, "")
+
+    def test_no_proxy_is_warned_of(self, caplog: pytest.LogCaptureFixture) -> None:
+        of_addresses._warned_proxies.clear()
+        by_count(1, VICTIM, "10.0.0.1")
+        assert not caplog.records
+
+
+class TestNetworksOfIPv4:
+    @pytest.mark.parametrize(("bits", "found"), [(32, PEER), (24, "198.51.100.0/24"), (20, "198.51.96.0/20")])
+    def test_a_client_counts_by_its_network(self, bits: int, found: str) -> None:
+        with override_settings(QUOTA={"IPV4_PREFIX": bits}):
+            for spelt in (PEER, f"::ffff:{PEER}"):
+                assert client_ip(get(REMOTE_ADDR=spelt)) == found
+                assert named_subject(f"ip:{spelt}") == f"ip:{found}"
+            assert named_subject(f"ip:{found}") == f"ip:{found}"
+            assert client_ip(get(REMOTE_ADDR="2001:4860::7")) == "2001:4860::/64"
+            assert of_addresses.address_of(f"ip:{found}") == found
+
+    def test_another_network_is_no_subject(self) -> None:
+        with override_settings(QUOTA={"IPV4_PREFIX": 24}):
+            for text in ("198.51.100.0/25", "198.51.0.0/16", "198.51.100.0/024", "198.51.100.0/"):
+                with pytest.raises(QuotaError):
+                    named_subject(f"ip:{text}")
+
+    def test_exemptions_look_at_the_whole_address(self) -> None:
+        rule = Rule.make("r", "1/m", exempt=[VICTIM])
+        with override_settings(QUOTA={"IPV4_PREFIX": 24}):
+            assert not run_sync(request_plan([rule], get(REMOTE_ADDR=VICTIM))).rules
+            assert run_sync(request_plan([rule], get(REMOTE_ADDR="203.0.113.8"))).rules

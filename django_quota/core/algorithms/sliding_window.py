@@ -28,8 +28,9 @@ HUGE_PRECISION = 64
 MAX_PRECISION = 1_000
 """With it, even counted refusals keep the running totals of all live entries below `WRAP`."""
 
-WRAP = 2**52
-"""Running totals count modulo this, so that a subject that never pauses never leaves the integers of a double."""
+WRAP = 2**51
+"""A running total that reaches twice this goes down by it: so it stays within the integers of a double, even if the
+subject never pauses. A total that has wrapped is above any cost."""
 
 
 class Entry(NamedTuple):
@@ -92,7 +93,7 @@ class SlidingWindow(Algorithm[tuple[Entry, ...]]):
             live = live[:-1]
         # An entry of the whole limit refuses everything: only a hold, which may be restored in part, counts further.
         cost = min(cost, most if over else max(0, p.capacity - merged))
-        after = (*live, Entry((total + cost) % WRAP, merged + cost, expiry))
+        after = (*live, Entry(_wrapped(total + cost), merged + cost, expiry))
         remaining, more = max(0, p.capacity - _used(after)), _until_more(after, p, now)
         return after, Verdict(allowed=True, remaining=remaining, retry_after=0, reset=expiry - now, more=more)
 
@@ -116,7 +117,7 @@ class SlidingWindow(Algorithm[tuple[Entry, ...]]):
         at = bisect_left(live, receipt[0], key=lambda entry: entry.expiry)
         if at < len(live) and live[at].expiry == receipt[0]:
             less = min(units, live[at].cost)
-            behind = [entry._replace(total=(entry.total - less) % WRAP) for entry in live[at:]]
+            behind = [entry._replace(total=entry.total - less) for entry in live[at:]]
             behind[0] = behind[0]._replace(cost=behind[0].cost - less)
             live = (*live[:at], *(entry for entry in behind if entry.cost))
             units -= less
@@ -142,6 +143,10 @@ def _until_back(live: tuple[Entry, ...], needed: int, now: int) -> int:
 def _until_more(live: tuple[Entry, ...], p: Parameters, now: int) -> int:
     """Return how long until more is left; `NEVER` if no time brings more."""
     return _until_back(live, max(0, _used(live) - p.capacity) + 1, now) if live and p.capacity else NEVER
+
+
+def _wrapped(total: int) -> int:
+    return total - WRAP if total >= 2 * WRAP else total
 
 
 def _used(live: tuple[Entry, ...]) -> int:

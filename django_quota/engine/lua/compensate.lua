@@ -11,7 +11,6 @@
 -- What others did meanwhile stays. If it cannot be told apart, less is restored, never more.
 
 local restore, window, bucket = need('restore'), need('fixed_window'), need('token_bucket')
-local WRAP = need('sliding_window').WRAP
 
 local compensators = {
   -- The hit's own entry goes, and the totals of later entries go down.
@@ -25,7 +24,7 @@ local compensators = {
       local total, cost = string.match(from[at], '^(%d+):(%d+)$')
       if at == 1 then cost = first_cost - less end
       if at > 1 or cost > 0 then
-        local member = integer((tonumber(total) - less) % WRAP) .. ':' .. integer(tonumber(cost))
+        local member = integer(tonumber(total) - less) .. ':' .. integer(tonumber(cost))
         added[#added + 1], added[#added + 2] = from[at + 1], member
         kept[member] = true
       end

@@ -11,3 +11,5 @@ local SETTLED_LATE = 9
 local OVERRIDDEN, HOLDS_DUE = 1, 2
 -- Nothing counts further than this, even past a limit: doubles lose integers far above it.
 local MOST = 1000000000000000
+-- A running total of a sliding window that reaches twice this goes down by it.
+local WRAP = 2251799813685248

@@ -1,5 +1,5 @@
 -- decide: decides one plan: any number of hits (a rule for a subject), each with any number of limits; all or nothing.
--- The lines of percent signs stand for constants, and for the modules that engine/decide.py lists: the algorithms and others.
+-- The lines of percent signs stand for what decides plain plans, and for the modules that engine/decide.py lists.
 --
 -- KEYS   for each hit, in the plan's order: the status of the subject (a hash); the state of each limit; those of its options
 --        last, if the log is in this slot: the event stream, the index of bans, the stream of bans alone
@@ -11,11 +11,11 @@
 --            that can be compensated); "record_refusal" (a check whose plan is refused already); and for hits that passed a
 --            tentative check "record_day" (counts them for the day), "compensate <n|-><receipt>,<receipt> ..." (see compensate)
 --        [3] how many events the stream keeps; 0: no events; -1: the log is in another slot, and the caller writes events
---        then for each hit: the rule's name in the fields of hashes; the rate override that its limits belong to, as it was
---            published ('' for none); the cost, a whole number from 0 up; the share of the limit, in thousandths, that emits
---            "near" (0: never); how many limits
+--        then for each hit: the rule's name in the fields of hashes; the cost, a whole number from 0 up; the share of the limit,
+--            in thousandths, that emits "near" (0: never); how many limits
 --          for each limit: the algorithm, the capacity, a, b; for a calendar also c: whole numbers, see the algorithm
 --          then its options in any order, each a word with its arguments, and '' behind the last:
+--            "override" <published>: the rate override that its limits belong to, as it was published
 --            "counted" <n>: a refused hit consumes of its n-th limit too; "quiet": no events
 --            "value" <digest>: what a limit of values counts
 --            "group" <n>: it belongs to the n-th rule that decides for itself alone (a shadow, or one that does not block);
@@ -38,9 +38,14 @@
 --            (value: as it was published; '' for none); 2: holds are due: their key is missing (value: also those of these
 --            limits, joined by commas), or more are due than one call restores. No reason: the edges of a day or of a calendar
 --            limit do not fit the time
--- %% constants %%
+-- %% plain plans %%
 
 local ARGV, KEYS = ARGV, KEYS
+if ARGV[2] == 'check' or ARGV[2] == 'tentative' then
+  local reply = decide_plain()
+  if reply then return reply end
+end
+
 local mode, mode_arguments = ARGV[2], nil
 if mode ~= 'check' then mode, mode_arguments = string.match(mode, '^([%l_]+) ?(.*)$') end
 local is_decided = mode == 'compensate' or mode == 'record_day' -- the hits were decided before
@@ -70,11 +75,11 @@ local hits, keys_read, read = { nil }, 0, 3
 
 while read < #ARGV do
   local hit = {
-    rule = ARGV[read + 1], override = ARGV[read + 2], cost = ARGV[read + 3] + 0, warn = ARGV[read + 4] + 0, group = 0,
+    rule = ARGV[read + 1], override = '', cost = ARGV[read + 2] + 0, warn = ARGV[read + 3] + 0, group = 0,
     status_key = KEYS[keys_read + 1], index = #hits,
   }
-  local number_of_limits, is_outside = ARGV[read + 5] + 0, false
-  keys_read, read = keys_read + 1, read + 5
+  local number_of_limits, is_outside = ARGV[read + 4] + 0, false
+  keys_read, read = keys_read + 1, read + 4
   for i = 1, number_of_limits do
     local name = ARGV[read + 1]
     local algorithm = made[name] or need(name)
@@ -107,6 +112,8 @@ while read < #ARGV do
       hit.holds_key, hit.extra = KEYS[keys_read + 1], {}
       for i = 2, ARGV[read + 1] do hit.extra[i - 1] = need('holds').extra_limit(KEYS[keys_read + i]) end
       keys_read, read = keys_read + ARGV[read + 1], read + 2
+    elseif option == 'override' then
+      hit.override, read = ARGV[read + 1], read + 2
     elseif option == 'group' then
       hit.group, read = ARGV[read + 1] + 0, read + 2
     elseif option == 'value' then
@@ -161,7 +168,7 @@ elseif mode == 'compensate' then
   need('compensate').compensate_all(hits)
 elseif mode == 'record_day' then
   for _, hit in ipairs(hits) do
-    if hit.day_key then need('count_day')(hit) end
+    if hit.day_key then count_day(hit.day_key, hit.rule .. ':a') end
   end
   return { now, 1 }
 end
@@ -209,7 +216,7 @@ if mode == 'check' or mode == 'reserve' or mode == 'tentative' or mode == 'recor
         end
       end
       if mode == 'reserve' then need('holds').hold(hit) end
-      if hit.day_key and mode ~= 'tentative' then need('count_day')(hit) end
+      if hit.day_key and mode ~= 'tentative' then count_day(hit.day_key, hit.rule .. ':a') end
       if near then need('events').emit_near(hit, near) end
       if mode == 'tentative' then need('compensate').flag_known(hit) end
     end

@@ -15,13 +15,10 @@ local function append_event_of(kind, hit, limit, stop, level)
   if has_log then append_event(kind, hit.rule, subject_of(hit), stop, level, limit.capacity, limit.remaining) end
 end
 
--- Says whether an event may be emitted again; if so, the next one may `span` from now.
-local function should_emit(hit, field, span)
-  local quiet = redis.call('HGET', hit.status_key, field)
-  if quiet and tonumber(quiet) > now then return false end
+-- Notes that the next event may be emitted `span` from now.
+local function note_quiet(hit, field, span)
   redis.call('HSET', hit.status_key, field, integer(now + span))
   keep(hit.status_key, span)
-  return true
 end
 
 -- Counts a refusal. If it is one too many, a ban begins, longer than an earlier one that is still remembered.
@@ -70,9 +67,10 @@ local function refusing(hit)
   return longest
 end
 
-local function emit_refused(hit)
+local function emit_refused(hit, emits_event)
   if hit.refusals and not hit.status and count_refusal(hit) then return end
-  if not emits or hit.quiet or not should_emit(hit, 'e:' .. hit.rule, SECOND) then return end
+  if not emits_event then return end
+  note_quiet(hit, 'e:' .. hit.rule, SECOND)
   local limit = refusing(hit)
   local stop = limit.retry_after == NEVER and 0 or now + limit.retry_after
   append_event_of('refused', hit, limit, stop, 0)
@@ -81,7 +79,9 @@ end
 
 -- `limit`: the first one whose use has just passed `warn_at`.
 local function emit_near(hit, limit)
-  if not should_emit(hit, 'w:' .. hit.rule, math.min(math.max(limit.reset, SECOND), DAY)) then return end
+  local quiet = redis.call('HGET', hit.status_key, 'w:' .. hit.rule)
+  if quiet and tonumber(quiet) > now then return end
+  note_quiet(hit, 'w:' .. hit.rule, math.min(math.max(limit.reset, SECOND), DAY))
   append_event_of('near', hit, limit, 0, 0)
   need('flag')(hit, NEAR_EMITTED, 0)
 end

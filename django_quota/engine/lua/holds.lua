@@ -11,7 +11,7 @@
 -- reply  hold: notes what the hit has just consumed; settle: replaces it by what was really used; restore_due: restores what is
 --        due; credit_due: lets a peek subtract it; foresee: a sliding window without it; missing_limits: the names of limits
 --        whose keys restore_due needs; extra_limit: one of those, for its key
-local WRAP, restorers = need('sliding_window').WRAP, need('restore')
+local restorers = need('restore')
 
 -- How many due holds one call restores, and how many a peek takes into account.
 local RESTORE_BATCH, MAX_FORESEEN = 100, 1000
@@ -66,7 +66,8 @@ local function restore_sliding(limit, parts)
   local added, kept, removed, total = {}, {}, {}, limit.total
   for _, entry in ipairs(entries) do
     if entry.cost > 0 then
-      total = (total + entry.cost) % WRAP
+      total = total + entry.cost
+      if total >= 2 * WRAP then total = total - WRAP end
       local member = integer(total) .. ':' .. integer(entry.cost)
       added[#added + 1], added[#added + 2] = entry.score, member
       kept[member] = true

@@ -17,6 +17,10 @@ return function(hit)
     end
   end
   local passed = not group_refused and not (refused and refused[0])
-  if hit.day_key and (hit.refused or (passed and mode ~= 'tentative')) then need('count_day')(hit) end
-  if hit.refused then need('events').emit_refused(hit) end
+  if hit.day_key and (hit.refused or (passed and mode ~= 'tentative')) then
+    count_day(hit.day_key, hit.rule .. (hit.refused and ':r' or ':a'))
+  end
+  -- A flood is refused again and again: it emits an event a second, and the other refusals do without that module.
+  local emits_event = emits and not hit.quiet and (hit.quiet_until or 0) <= now
+  if hit.refused and (hit.refusals or emits_event) then need('events').emit_refused(hit, emits_event) end
 end

@@ -3,8 +3,6 @@
 -- KEYS   limit.key: see sliding_window
 -- ARGV   as decide
 -- reply  a function: microseconds until the entries have ended that give `needed` back, found by bisection
-local WRAP = need('sliding_window').WRAP
-
 return function(limit, needed)
   if limit.first_cost >= needed then return limit.first_expiry - now end
   for _, entry in ipairs(limit.entries or {}) do -- as it would be without due holds

@@ -7,8 +7,8 @@
 --          d:<rule>       when the first open hold is due
 --          e:<rule>, w:<rule>  until when no more "refused", "near" events are emitted
 -- ARGV   as decide
--- reply  load: puts hit.status (EXEMPT, BLOCKED, BANNED or nil) and hit.stop (its end, 0 for never) on the hit; why the hit must
---        be sent in another form, if it must, goes into `retry`. shut_out: makes a limit refuse
+-- reply  load: puts hit.status (EXEMPT, BLOCKED, BANNED or nil) and hit.stop (its end, 0 for never) on the hit, and hit.quiet_until
+--        (until when no more "refused" events are emitted); why the hit must be sent in another form goes into `retry`. shut_out: makes a limit refuse
 
 -- Returns the mode of an override that is in force now, its end, and the override itself.
 local function in_force(override)
@@ -32,21 +32,21 @@ local function load(hit, retry)
   local rule = hit.rule
   -- A rule without bans does not look for one.
   local last = hit.refusals and 'b:' .. rule or 'd:' .. rule
-  local fields = redis.call('HMGET', hit.status_key, 'o:' .. rule, 'o:*', 'd:' .. rule, last)
+  local fields = redis.call('HMGET', hit.status_key, 'o:' .. rule, 'o:*', 'd:' .. rule, 'e:' .. rule, last)
   local kind, stop, override = in_force(fields[1])
   if not kind then kind, stop, override = in_force(fields[2]) end
   local rates = kind == 'r' and override or ''
   if rates ~= hit.override then
     retry[#retry + 1], retry[#retry + 2], retry[#retry + 3] = hit.index, OVERRIDDEN, rates
   end
-  hit.due = tonumber(fields[3] or nil)
+  hit.due, hit.quiet_until = tonumber(fields[3] or nil), tonumber(fields[4] or nil)
   local missing = hit.holds_key and mode ~= 'peek' and need('holds').missing_limits(hit) or ''
   if missing ~= '' or (hit.due and hit.due <= now and not hit.holds_key) then
     retry[#retry + 1], retry[#retry + 2], retry[#retry + 3] = hit.index, HOLDS_DUE, missing
   end
   local banned_until = now
-  if hit.refusals and fields[4] then
-    local ends, level, remembered = string.match(fields[4], '^(%d+) (%d+) (%d+)$')
+  if hit.refusals and fields[5] then
+    local ends, level, remembered = string.match(fields[5], '^(%d+) (%d+) (%d+)$')
     banned_until, hit.level, hit.remembered = tonumber(ends), tonumber(level), tonumber(remembered)
   end
   if kind == 'x' then

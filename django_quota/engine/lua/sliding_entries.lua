@@ -1,0 +1,61 @@
+-- sliding_entries: the entries of a sliding window. Part of decide, before plain_plan and the frame.
+--
+-- KEYS   key: a sorted set; score = when the entry expires (microseconds), member = "<running total>:<cost>"
+-- ARGV   none
+-- reply  read_entries: what is used, when the last entry expires, whether some have expired, the running total; if anything is
+--        used also the last entry {member, score} and its cost, when the first live one expires, and its cost. add_entry takes a
+--        key, a cost, the capacity, the window, the width of a slice (0: every hit is an entry), and these eight, and
+--        whether the cost is added past the capacity; it returns remaining, retry_after, reset, more
+--
+-- What is used is (last total - total before the first live entry) modulo WRAP: no scan. A total that has wrapped is above any
+-- cost, so one that equals the cost of its entry says that nothing was counted before.
+
+local function read_entries(key)
+  local last = redis.call('ZRANGE', key, '-1', '-1', 'WITHSCORES')
+  local expiry = last[1] and last[2] + 0 or 0
+  if expiry <= now then return 0, now, expiry > 0, 0 end
+  local total, last_cost = string.match(last[1], '^(%d+):(%d+)$')
+  local is_only = total == last_cost
+  total = total + 0
+  if is_only then return total, expiry, false, total, last, total, expiry, total end
+  local first, has_expired = redis.call('ZRANGE', key, '0', '0', 'WITHSCORES'), false
+  if first[2] + 0 <= now then
+    has_expired = true -- add_entry drops what has
+    first = redis.call('ZRANGEBYSCORE', key, '(' .. integer(now), '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
+  end
+  local first_total, first_cost = string.match(first[1], '^(%d+):(%d+)$')
+  local used = (total - first_total + first_cost) % WRAP
+  return used, expiry, has_expired, total, last, last_cost + 0, first[2] + 0, first_cost + 0
+end
+
+local function add_entry(
+  key, cost, capacity, window, slice, used, last_expiry, has_expired, total, last, last_cost, first_expiry, over
+)
+  local expiry, merged, score = now + window, 0, nil
+  if slice > 0 then expiry = now - now % slice + slice - 1 + window end
+  local is_full = over and slice == 0 and redis.call('ZCOUNT', key, '(' .. integer(now), '+inf') > capacity
+  if used > 0 and (is_full or last_expiry >= expiry) then
+    -- The same slice, or a clock that stepped back: entries must stay in the order of their totals. If each hit is an
+    -- entry, hits over the limit add no more entries than the limit has hits.
+    merged = last_cost
+    if last_expiry >= expiry then expiry, score = last_expiry, last[2] end
+  end
+  -- An entry of the whole limit refuses everything: only a hold, which may be restored in part, counts further.
+  local room = over and MOST - used or capacity - merged
+  if cost > room then cost = room > 0 and room or 0 end
+  local sum, member = merged + cost, nil
+  total = total + cost
+  if total >= 2 * WRAP then total = total - WRAP end
+  if total < 100000000 and sum < 100000000 then
+    member = string.format('%d:%d', total, sum)
+  else
+    member = integer(total) .. ':' .. integer(sum)
+  end
+  -- Add first: a full server refuses a script's first write, and accepts later ones.
+  redis.call('ZADD', key, score or integer(expiry), member)
+  if merged > 0 and member ~= last[1] then redis.call('ZREM', key, last[1]) end
+  if merged == 0 or expiry > last_expiry then expire(key, expiry - now) end
+  if has_expired then redis.call('ZREMRANGEBYSCORE', key, '-inf', integer(now)) end
+  local left = capacity - used - cost
+  return left > 0 and left or 0, 0, expiry - now, (used > 0 and first_expiry or expiry) - now
+end

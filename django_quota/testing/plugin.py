@@ -1,0 +1,60 @@
+"""The pytest plugin, which pytest finds by itself: limits that start at zero in each test, and the fixture `quota`.
+
+Each test counts in the memory of its process, from zero on, whatever the settings say: so no count stays for the next
+test, and none reaches Redis. To count where the settings say, write `quota_store = settings` into the pytest
+configuration, or mark a test with `@pytest.mark.quota(store="settings")`. `@pytest.mark.quota(off=True)` allows
+everything in a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.apps import apps
+
+from django_quota.testing.kit import QuotaKit, isolated, quota_kit
+
+STORES = ("memory", "settings")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare `quota_store`."""
+    parser.addini("quota_store", "where tests count: 'memory', from zero on, or 'settings'", default="memory")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker."""
+    config.addinivalue_line(
+        "markers", "quota(off=False, store='memory'): allow everything, or count where the settings say"
+    )
+
+
+@pytest.fixture(autouse=True)
+def _quota_is_isolated(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Keep the counts of each test out of the next."""
+    if not (apps.ready and apps.is_installed("django_quota")):
+        yield
+        return
+    store, off = _options(request)
+    with isolated(memory=store == "memory", enabled=False if off else None):
+        yield
+
+
+@pytest.fixture
+def quota(_quota_is_isolated: None) -> Iterator[QuotaKit]:
+    """Say what the limits of this test are: the time, what is used up, how much is used. See `QuotaKit`."""
+    with quota_kit() as kit:
+        yield kit
+
+
+def _options(request: pytest.FixtureRequest) -> tuple[str, bool]:
+    marker = request.node.get_closest_marker("quota")
+    given: dict[str, Any] = {} if marker is None else marker.kwargs
+    if marker is not None and (marker.args or given.keys() - {"off", "store"}):
+        raise pytest.UsageError(f"{request.node.nodeid}: @pytest.mark.quota takes off=True and store='settings'.")
+    store = given.get("store", request.config.getini("quota_store"))
+    if store not in STORES:
+        raise pytest.UsageError(f"quota_store is {store!r}. Use 'memory' or 'settings'.")
+    return store, bool(given.get("off", False))
