@@ -260,11 +260,6 @@ class QuotaSettings:
         """`LOGIN`: the limits on failed logins, one rule for each combination of "username" and "ip"."""
         return login_rules(self._given.get("LOGIN", DEFAULT_LOGIN))
 
-    @cached_property
-    def limits_logins(self) -> bool:
-        """Whether `LOGIN` is set, or AUTHENTICATION_BACKENDS has our backend."""
-        return "LOGIN" in self._given or LOGIN_BACKEND in getattr(settings, "AUTHENTICATION_BACKENDS", ())
-
     def rule(self, name: str) -> Rule:
         """Return a rule of `RULES`. Raises `RuleError` if there is no such rule, or if it is wrong."""
         rule = self._made.get(name)
@@ -308,7 +303,7 @@ def time_zone() -> str:
 
 def _forget(*, setting: str, **_: object) -> None:
     global _changes, _current  # noqa: PLW0603
-    if setting in ("AUTHENTICATION_BACKENDS", "QUOTA", "SECRET_KEY", "TIME_ZONE"):
+    if setting in ("QUOTA", "SECRET_KEY", "TIME_ZONE"):
         _changes += 1
         _current = None
 
@@ -450,6 +445,12 @@ _LOGIN_OPTIONS = ("on_unavailable", "shadow")
 """The options of a rule that `LOGIN` takes beside rates, for all its rules."""
 
 _LOGIN_EXAMPLE = f"Use, for example, {DEFAULT_LOGIN}."
+
+
+def limits_logins() -> bool:
+    """Return whether `LOGIN` is set, or AUTHENTICATION_BACKENDS has our backend."""
+    given = getattr(settings, "QUOTA", None)
+    return (isinstance(given, Mapping) and "LOGIN" in given) or LOGIN_BACKEND in settings.AUTHENTICATION_BACKENDS
 
 
 def login_rules(given: object) -> tuple[Rule, ...]:

@@ -122,10 +122,9 @@ class ResetUsage(Action):
     permission = "reset_subject"
 
     def do(self, target: ActionTarget, given: Mapping[str, Any], user: Any) -> str:
-        subjects, rules = [target.subject], [target.rule]
-        if target.rule == ALL_RULES:
-            subjects, rules = [*subjects, *with_addresses(target.subject)], None
-        if not sum(reset_subject(each, rules).dropped for each in subjects):
+        is_all = target.rule == ALL_RULES
+        subjects = [target.subject, *(with_addresses(target.subject) if is_all else ())]
+        if not sum(reset_subject(each, None if is_all else [target.rule]).dropped for each in subjects):
             return _("Nothing was counted under %s, so nothing was forgotten.") % self.rule_words(target)
         return _("What was counted under %s was forgotten.") % self.rule_words(target)
 

@@ -27,7 +27,7 @@ from django_quota.admin.admin_base import (
 )
 from django_quota.admin.subject_actions import ACTIONS, Action, ActionTarget, add_form_error
 from django_quota.admin.subject_page import build_page, log_actions
-from django_quota.conf import current
+from django_quota.conf import limits_logins
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.models import QuotaOverride, Subject
 from django_quota.services.lookup import SubjectMatch, composite_subjects, find_subjects, subject_hint
@@ -204,7 +204,7 @@ def _links(request: HttpRequest, subject: str, user: Any) -> list[tuple[str, str
     if user is not None and may_see_users(request):
         name = f"{user._meta.app_label}_{user._meta.model_name}_change"
         links.append((_("User %s") % user, reverse_admin(site, name, quote(user.pk))))
-        if current().limits_logins and user.get_username():
+        if limits_logins() and user.get_username():
             failed = admin_url(site, "subject_changelist", subject=login_subject(user.get_username()))
             links.append((_("Failed logins"), failed))
     asker: Any = request.user

@@ -28,14 +28,14 @@ from django_quota.core.decisions import Decision, QuotaExceeded
 from django_quota.core.errors import ConfigurationError
 from django_quota.core.rules import Rule
 from django_quota.middleware import QuotaMiddleware
-from django_quota.services.logins import hold_ttl, login_hits
+from django_quota.services.logins import hold_ttl, login_hits, unlock
 from django_quota.services.reservations import areserve_all, reserve_all
 from django_quota.services.subjects import ip_subject
-from django_quota.web.responses import DEFERRED, refuse
+from django_quota.web.responses import DEFERRED
 from django_quota.web.rule_checks import position_of
 from django_quota.web.wording import message
 
-__all__ = ["LoginQuotaAdapter", "LoginQuotaBackend", "LoginRefused"]
+__all__ = ["LoginQuotaBackend", "LoginRefused", "unlock"]
 
 
 class LoginRefused(QuotaExceeded, ValidationError):  # noqa: N818 — a kind of QuotaExceeded
@@ -253,26 +253,3 @@ LOW = 20
 
 def _is_of_axes(path: object) -> bool:
     return str(path).startswith("axes.")
-
-
-# --- django-allauth ---------------------------------------------------------------------------------------------------
-
-
-class LoginQuotaAdapter:
-    """For django-allauth: a refused login is answered with 429, with or without `QuotaMiddleware`.
-
-    `class Adapter(LoginQuotaAdapter, DefaultAccountAdapter)`, which ACCOUNT_ADAPTER names. It turns off allauth's own
-    limit `login_failed`, by which anybody can lock somebody out.
-    """
-
-    def pre_authenticate(self, request: HttpRequest, **credentials: Any) -> None:
-        """Do nothing: the backend limits, and knows how the login ends."""
-
-    def authenticate(self, request: HttpRequest, **credentials: Any) -> Any:
-        """Authenticate; raise allauth's `ImmediateHttpResponse` with the 429 if a limit is reached."""
-        try:
-            return super().authenticate(request, **credentials)  # type: ignore[misc]
-        except QuotaExceeded as exceeded:
-            from allauth.core.exceptions import ImmediateHttpResponse  # noqa: PLC0415 — optional
-
-            raise ImmediateHttpResponse(refuse(request, exceeded.decision)) from exceeded

@@ -11,7 +11,7 @@ from typing import Any
 
 from django.urls import get_resolver
 
-from django_quota.conf import current
+from django_quota.conf import current, limits_logins
 from django_quota.core.errors import ConfigurationError, RuleError
 from django_quota.core.rules import Rule
 from django_quota.services.leases import Slot
@@ -43,9 +43,8 @@ def known_rules() -> dict[str, Rule | str]:
 
 def known_login_rules() -> tuple[Rule, ...]:
     """Return the rules of failed logins, if the site limits them and they can be read."""
-    settings = current()
     with suppress(ConfigurationError):  # a system check reports it
-        return settings.login if settings.limits_logins else ()
+        return current().login if limits_logins() else ()
     return ()
 
 

@@ -98,7 +98,7 @@ def allauth(folder: str, redis_url: str, middleware: str) -> dict[str, Any]:
         AUTHENTICATION_BACKENDS=[OURS, MODEL, "allauth.account.auth_backends.AuthenticationBackend"],
         MIDDLEWARE=[*MIDDLEWARE, "allauth.account.middleware.AccountMiddleware", *ours],
         ROOT_URLCONF=Accounts,
-        ACCOUNT_ADAPTER="tests.contrib.login_adapter.Adapter",
+        ACCOUNT_ADAPTER="django_quota.contrib.allauth.LoginQuotaAdapter",
         ACCOUNT_LOGIN_METHODS={"username", "email"},
         ACCOUNT_EMAIL_VERIFICATION="none",
     )

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from base64 import b64encode
+from functools import partial
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -34,11 +35,11 @@ from rest_framework.views import APIView
 from rest_framework_simplejwt.views import TokenObtainPairView
 
 from django_quota import ConfigurationError, QuotaExceeded, quota
-from django_quota.conf import login_rules
-from django_quota.contrib.auth import LoginQuotaBackend, LoginRefused
-from django_quota.services.logins import unlock
+from django_quota.conf import DEFAULT_LOGIN, login_rules
+from django_quota.contrib.auth import LoginQuotaBackend, LoginRefused, unlock
 from django_quota.testing import RedisServer, freeze
 from tests.contrib.hashers import CountingHasher, hashed_in_a_race
+from tests.support.pages import run_page
 from tests.support.steps import SECOND, START
 from tests.support.stores import caches
 
@@ -295,7 +296,7 @@ class TestSeveralBackends:
         with freeze(START):
             for _ in range(40):
                 user = authenticate(visit(), remote_user="ann")
-                assert user is not None
+        assert user is not None
         assert user.backend == "django.contrib.auth.backends.RemoteUserBackend"
 
     def test_permissions_come_from_the_other_backends(self, ann: User) -> None:
@@ -483,6 +484,19 @@ def test_the_refusal_of_a_form_can_be_pickled_and_explained(ann: User, memory_st
     assert again.messages == ["The limit is 5 per 10 minutes. Please try again in 10 minutes."]
 
 
+def test_the_page_about_logins_runs(site: Client) -> None:
+    with freeze(START):
+        names = run_page("docs/logins.md")
+    assert names["QUOTA"]["LOGIN"] == DEFAULT_LOGIN
+    assert [OURS, MODEL] == names["AUTHENTICATION_BACKENDS"]
+    posted = partial(RequestFactory().post, "/", {"username": "ann", "password": "guess"}, REMOTE_ADDR="192.0.2.1")
+    with freeze(START):
+        assert [names["log_in"](posted()).status_code for _ in range(6)] == [401] * 5 + [429]
+    limited = names["LimitedLogins"]()
+    assert limited.is_limited({"customer_number": 7, "sms_code": "1"})
+    assert limited.user_names({"customer_number": 7, "sms_code": "1"}) == ["7"]
+
+
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
@@ -598,7 +612,7 @@ def test_the_checks_find_what_is_wrong(backends: list[str], login: Any, found: l
     settings.AUTHENTICATION_BACKENDS = backends
     settings.QUOTA = {**settings.QUOTA, **({} if login is None else {"LOGIN": login})}
     messages = run_checks(tags=["django_quota"])
-    assert [each.id.removeprefix("django_quota.") for each in messages] == found
+    assert [str(each.id).removeprefix("django_quota.") for each in messages] == found
     assert all(each.hint for each in messages)
 
 
