@@ -15,7 +15,7 @@ from django_quota.core.decisions import QuotaExceeded
 from django_quota.web.responses import refuse
 
 
-class LoginQuotaAdapter(DefaultAccountAdapter):  # type: ignore[misc] — allauth brings no types
+class LoginQuotaAdapter(DefaultAccountAdapter):
     """The adapter to name in ACCOUNT_ADAPTER, or a base of your own.
 
     It turns off allauth's own limit `login_failed`, by which anybody can lock somebody out. Refusals become 429 with or

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from django_quota.core.clock import SECOND
@@ -81,14 +81,16 @@ class PendingTransfer(NamedTuple):
         return json.dumps(self, separators=(",", ":"))
 
     @classmethod
-    def read(cls, encoded: str) -> PendingTransfer | None:
-        """Read an entry of an outbox; None if it is no transfer."""
+    def read(cls, encoded: str, outbox: str) -> PendingTransfer | None:
+        """Read an entry of an outbox; None, with a warning in the log, if it is no transfer."""
         try:
             found = cls(*json.loads(encoded))
+            if list(map(type, found)) == [str, int, int, str, str]:
+                return found
         except (ValueError, TypeError):
-            return None
-        kinds = (str, int, int, str, str)
-        return found if all(type(part) is kind for part, kind in zip(found, kinds, strict=True)) else None
+            pass
+        logger.warning("An entry of %s is no pending transfer: %r", outbox, encoded)
+        return None
 
 
 class OutboxEntry(NamedTuple):
@@ -242,19 +244,11 @@ def resume(source: Source, transfer: PendingTransfer, entry: OutboxEntry, now: i
 def _resume_others(source: Source, overdue: Sequence[OutboxEntry], now: int) -> TransferFlow:
     """Resume what other processes left; if that fails, the next transfer tries again."""
     try:
-        for transfer, entry in read_all(source.outbox, overdue):
-            yield from resume(source, transfer, entry, now)
+        for entry in overdue:
+            transfer = PendingTransfer.read(entry.encoded, source.outbox)
+            if transfer is not None:
+                yield from resume(source, transfer, entry, now)
     except StoreUnavailable as error:
         logger.info(
             "Amounts in transfer from %s stay in transfer for now: %s", source.total, error
         )  # quota_sweep warns
-
-
-def read_all(outbox: str, overdue: Sequence[OutboxEntry]) -> Iterator[tuple[PendingTransfer, OutboxEntry]]:
-    """Yield pending transfers, each with its entry; an entry that is no transfer is skipped."""
-    for entry in overdue:
-        transfer = PendingTransfer.read(entry.encoded)
-        if transfer is None:
-            logger.warning("An entry of %s is no pending transfer: %r", outbox, entry.encoded)
-        else:
-            yield transfer, entry

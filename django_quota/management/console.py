@@ -8,12 +8,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from io import TextIOBase
 from types import FrameType
-from typing import Any, Protocol, TextIO, cast
+from typing import Any, TextIO, cast
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
@@ -145,12 +146,8 @@ def stopping() -> Iterator[threading.Event]:
 # --- progress ---------------------------------------------------------------------------------------------------------
 
 
-class Advance(Protocol):
-    """Moves a progress bar on."""
-
-    def __call__(self, n: int, note: str = "") -> None:
-        """Move on by `n`, and show a note behind the bar; an empty note leaves the last one."""
-        ...
+Advance = Callable[[int], object]
+"""Moves a progress bar on by a number."""
 
 
 @contextmanager
@@ -163,51 +160,28 @@ def progress(stream: TextIO | TextIOBase, label: str, total: int | None) -> Iter
     # Django's wrapper would add a line end to each drawing, and color it.
     out = cast("TextIO", getattr(stream, "_out", stream))
     if not out.isatty():
-        yield _show_nothing
+        yield lambda _: None
     elif find_spec("rich"):
-        with _rich_bar(out, label, total) as advance:
-            yield advance
+        from rich.console import Console  # noqa: PLC0415 — optional
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn  # noqa: PLC0415
+
+        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        # Other output goes through Django's wrappers, which rich cannot redirect.
+        with Progress(*columns, console=Console(file=out), redirect_stdout=False, redirect_stderr=False) as bar:
+            yield partial(bar.advance, bar.add_task(label, total=total))
     else:
         yield _plain_lines(out, label, total)
 
 
-def _show_nothing(n: int, note: str = "") -> None:
-    pass
-
-
-@contextmanager
-def _rich_bar(out: TextIO, label: str, total: int | None) -> Iterator[Advance]:
-    from rich.console import Console  # noqa: PLC0415 — optional
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-    )
-    # Other output goes through Django's wrappers, which rich cannot redirect.
-    with Progress(*columns, console=Console(file=out), redirect_stdout=False, redirect_stderr=False) as bar:
-        task = bar.add_task(label, total=total, note="")
-
-        def advance(n: int, note: str = "") -> None:
-            bar.update(task, advance=n)
-            if note:
-                bar.update(task, note=printable(note))
-
-        yield advance
-
-
 def _plain_lines(out: TextIO, label: str, total: int | None) -> Advance:
-    done, last_note, printed_at = 0, "", time.monotonic()
+    done, printed_at = 0, time.monotonic()
 
-    def advance(n: int, note: str = "") -> None:
-        nonlocal done, last_note, printed_at
-        done, last_note = done + n, printable(note) or last_note
+    def advance(n: int) -> None:
+        nonlocal done, printed_at
+        done += n
         if time.monotonic() - printed_at >= PROGRESS_INTERVAL:
             printed_at = time.monotonic()
-            out.write(f"{label}: {done:,}{f' of {total:,}' if total else ''} {last_note}".rstrip() + "\n")
+            out.write(f"{label}: {done:,}{f' of {total:,}' if total else ''}\n")
             out.flush()
 
     return advance

@@ -14,7 +14,7 @@ from calendar import monthrange
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, timedelta
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from django_quota.conf import current
 from django_quota.core.clock import frozen_now
@@ -106,27 +106,27 @@ class Counter:
 
     def incr(self, subject: Subject, n: int = 1) -> int:
         """Add `n`, which may be negative, to the total and to the count of the day; return the new total."""
-        return cast("int", run_sync(self._incr(subject, n)))
+        return run_sync(self._incr(subject, n))
 
     async def aincr(self, subject: Subject, n: int = 1) -> int:
         """Add to the total and to the day; see `incr`."""
-        return cast("int", await run_async(self._incr(subject, n)))
+        return await run_async(self._incr(subject, n))
 
     def get(self, subject: Subject, day: date | None = None) -> int:
         """Return the total, or the count of one day; 0 if nothing was counted."""
-        return cast("int", run_sync(self._get(subject, day)))
+        return run_sync(self._get(subject, day))
 
     async def aget(self, subject: Subject, day: date | None = None) -> int:
         """Return the total or the count of one day; see `get`."""
-        return cast("int", await run_async(self._get(subject, day)))
+        return await run_async(self._get(subject, day))
 
     def series(self, subject: Subject, first: date, last: date) -> dict[date, int]:
         """Return the count of each day from the first to the last, with zeros, for at most 3,660 days."""
-        return cast("dict[date, int]", run_sync(self._series(subject, first, last)))
+        return run_sync(self._series(subject, first, last))
 
     async def aseries(self, subject: Subject, first: date, last: date) -> dict[date, int]:
         """Return the counts of a range of days; see `series`."""
-        return cast("dict[date, int]", await run_async(self._series(subject, first, last)))
+        return await run_async(self._series(subject, first, last))
 
     # --- totals alone -------------------------------------------------------------------------------------------------
 
@@ -143,19 +143,19 @@ class Counter:
 
         The total never falls below zero, however many callers take at the same time. The days stay as they are.
         """
-        return cast("bool", run_sync(self._take(subject, n)))
+        return run_sync(self._take(subject, n))
 
     async def atake(self, subject: Subject, n: int = 1) -> bool:
         """Take from the total if it holds enough; see `take`."""
-        return cast("bool", await run_async(self._take(subject, n)))
+        return await run_async(self._take(subject, n))
 
     def pop(self, subject: Subject) -> int:
         """Return the total and set it to zero in one step, so nothing is counted twice or lost. The days stay."""
-        return cast("int", run_sync(self._pop(subject)))
+        return run_sync(self._pop(subject))
 
     async def apop(self, subject: Subject) -> int:
         """Return the total and set it to zero; see `pop`."""
-        return cast("int", await run_async(self._pop(subject)))
+        return await run_async(self._pop(subject))
 
     def transfer(self, a: Subject, b: Subject, n: int) -> bool:
         """Move `n` (0 or more) from the total of `a` to that of `b` if `a` holds that much; return whether it did.
@@ -169,11 +169,11 @@ class Counter:
         `quota_sweep` does, from five seconds on and for 400 days: the amount comes to `b`, once, or back to `a` where
         `b` cannot take it.
         """
-        return cast("bool", run_sync(self._transfer(a, b, n)))
+        return run_sync(self._transfer(a, b, n))
 
     async def atransfer(self, a: Subject, b: Subject, n: int) -> bool:
         """Move an amount from one total to another; see `transfer`."""
-        return cast("bool", await run_async(self._transfer(a, b, n)))
+        return await run_async(self._transfer(a, b, n))
 
     # --- different values ---------------------------------------------------------------------------------------------
 
@@ -184,23 +184,23 @@ class Counter:
         not change it, and a known one never does. The values cannot be read back. The memory store is exact, and keeps
         32 characters for each value. 1 and "1" are the same value. The counter's total is not changed.
         """
-        return cast("bool", run_sync(self._unique(subject, value)))
+        return run_sync(self._unique(subject, value))
 
     async def aunique(self, subject: Subject, value: str | int) -> bool:
         """Count a distinct value; see `unique`."""
-        return cast("bool", await run_async(self._unique(subject, value)))
+        return await run_async(self._unique(subject, value))
 
     def unique_count(self, subject: Subject, day: date | None = None) -> int:
         """Return how many distinct values `unique` has counted, in total or on one day."""
-        return cast("int", run_sync(self._unique_count(subject, day)))
+        return run_sync(self._unique_count(subject, day))
 
     async def aunique_count(self, subject: Subject, day: date | None = None) -> int:
         """Return how many distinct values were counted; see `unique_count`."""
-        return cast("int", await run_async(self._unique_count(subject, day)))
+        return await run_async(self._unique_count(subject, day))
 
     # --- flows --------------------------------------------------------------------------------------------------------
 
-    def _incr(self, subject: Subject, n: int) -> Flow[Any]:
+    def _incr(self, subject: Subject, n: int) -> Flow[int]:
         name = _named(subject)
         amount = self._amount(name, n, MIN_INT64)
         total, days = self._key("c", name), partial(self._key, "c", name)
@@ -211,17 +211,17 @@ class Counter:
         reply = yield from self._call_of_day(on, name)
         return int(reply[1])
 
-    def _get(self, subject: Subject, day: date | None) -> Flow[Any]:
+    def _get(self, subject: Subject, day: date | None) -> Flow[int]:
         name = _named(subject)
         if day is None:
             reply = yield from self._call(operations.Get(self._key("c", name)), name)
             return int(reply[1])
         return (yield from self._days(name, day, day))[day]
 
-    def _series(self, subject: Subject, first: date, last: date) -> Flow[Any]:
+    def _series(self, subject: Subject, first: date, last: date) -> Flow[dict[date, int]]:
         return (yield from self._days(_named(subject), first, last))
 
-    def _days(self, name: str, first: date, last: date) -> Flow[Any]:
+    def _days(self, name: str, first: date, last: date) -> Flow[dict[date, int]]:
         self._check_day(name, first)
         self._check_day(name, last)
         span = (last - first).days + 1
@@ -233,31 +233,31 @@ class Counter:
         counts = (int(count) for month in reply[1:] for count in month.split())
         return {first + timedelta(days=n): count for n, count in enumerate(counts)}
 
-    def _set(self, subject: Subject, value: int) -> Flow[Any]:
+    def _set(self, subject: Subject, value: int) -> Flow[None]:
         name = _named(subject)
         amount = self._amount(name, value, MIN_INT64)
-        return (yield from self._call(operations.Set([self._key("c", name)], amount, self._ttl), name))
+        yield from self._call(operations.Set([self._key("c", name)], amount, self._ttl), name)
 
-    def _take(self, subject: Subject, n: int) -> Flow[Any]:
+    def _take(self, subject: Subject, n: int) -> Flow[bool]:
         name = _named(subject)
         amount = self._amount(name, n, 1)
         reply = yield from self._call(operations.Take([self._key("c", name)], amount, self._ttl), name)
-        return reply[0] == operations.DONE
+        return bool(reply[0] == operations.DONE)
 
-    def _pop(self, subject: Subject) -> Flow[Any]:
+    def _pop(self, subject: Subject) -> Flow[int]:
         name = _named(subject)
         reply = yield from self._call(operations.Pop(self._key("c", name)), name)
         return int(reply[1])
 
-    def _transfer(self, a: Subject, b: Subject, n: int) -> Flow[Any]:
+    def _transfer(self, a: Subject, b: Subject, n: int) -> Flow[bool]:
         source, destination = _named(a), _named(b)
         amount = self._amount(source, n, 0)
         keys = [self._key("c", source), self._key("c", destination)]
         route = operations.TransferRoute(secrets.token_hex(12), self._key("m", source), self._key("n", destination))
         reply = yield from self._call(operations.Transfer(keys, amount, self._ttl, route), source, destination)
-        return reply[0] == operations.DONE
+        return bool(reply[0] == operations.DONE)
 
-    def _unique(self, subject: Subject, value: object) -> Flow[Any]:
+    def _unique(self, subject: Subject, value: object) -> Flow[bool]:
         name = _named(subject)
         if not isinstance(value, (str, int)) or isinstance(value, bool):
             raise CounterError(self.name, name, f"{value!r} is not a value to count. Use a text or a whole number")
@@ -271,7 +271,7 @@ class Counter:
         reply = yield from self._call_of_day(on, name)
         return bool(reply[1])
 
-    def _unique_count(self, subject: Subject, day: date | None) -> Flow[Any]:
+    def _unique_count(self, subject: Subject, day: date | None) -> Flow[int]:
         name = _named(subject)
         parts = [] if day is None else [self._check_day(name, day).isoformat()]
         reply = yield from self._call(operations.UniqueCount(self._key("u", name, *parts)), name)
@@ -379,9 +379,8 @@ def resume_overdue(run: Callable[[Operation], Any], outbox: str, *, dry_run: boo
 
 
 def _resume(run: Callable[[Operation], Any], source: Source, noted: OutboxEntry, now: int, *, dry_run: bool) -> bool:
-    note = PendingTransfer.read(noted.encoded)
+    note = PendingTransfer.read(noted.encoded, source.outbox)
     if note is None:
-        logger.warning("An entry of %s is not the note of a transfer: %r", source.outbox, noted.encoded)
         return False
     if not dry_run:
         try:

@@ -216,28 +216,21 @@ class EventGroup:
 
     def begin(self, after: str) -> bool:
         """Create the group if there is none, to read what comes after this id; return whether it was created."""
-        if after == BEGINNING and self._write_start():
+        start = ("XADD", self.stream.key, START_ID, "kind", _START)  # refused if the stream is not empty
+        if after == BEGINNING and self._create(*start, unless="equal or smaller"):
             after = START_ID
-        try:
-            with self.stream.store.commands() as client, client.pipeline() as transaction:
-                transaction.xgroup_create(self.stream.key, self.group, after, mkstream=True)
-                transaction.expire(self.stream.key, TTL)
-                transaction.execute()
-        except StoreUnavailable as error:
-            if "BUSYGROUP" not in error.reason:
-                raise
-            return False
-        return True
+        return self._create("XGROUP CREATE", self.stream.key, self.group, after, "MKSTREAM", unless="BUSYGROUP")
 
-    def _write_start(self) -> bool:
-        """Write `START_ID` to an empty stream; return whether the stream was empty."""
+    def _create(self, *command: str, unless: str) -> bool:
+        """Send a command that creates something, and renew the TTL; False where Redis answers that it is there."""
         try:
-            with self.stream.store.commands() as client, client.pipeline() as transaction:
-                transaction.xadd(self.stream.key, {"kind": _START}, id=START_ID)
+            with self.stream.store.commands() as client, client.pipeline() as lent:
+                transaction: Any = lent  # redis-py leaves it untyped
+                transaction.execute_command(*command)
                 transaction.expire(self.stream.key, TTL)
                 transaction.execute()
         except StoreUnavailable as error:
-            if "equal or smaller" not in error.reason:
+            if unless not in error.reason:
                 raise
             return False
         return True

@@ -60,11 +60,11 @@ class Lease:
         Raises `LeaseLost` if the lease has ended or was released, `RuleError` for a wrong number of seconds, and
         `StoreUnavailable`.
         """
-        run_sync(self._renewing(lease))
+        run_sync(self.renewing(lease))
 
     async def arenew(self, lease: float | None = None) -> None:
         """Start the lease again from now; see `renew`."""
-        await run_async(self._renewing(lease))
+        await run_async(self.renewing(lease))
 
     def release(self) -> None:
         """Give the slot back. A second call does nothing.
@@ -78,17 +78,18 @@ class Lease:
         """Give the slot back, even if the task is cancelled meanwhile; see `release`."""
         await run_async(self._releasing())
 
-    def refreshing(self) -> Flow[Any]:
+    def refreshing(self) -> Flow[None]:
         """Renew the lease in the background until it is released."""
         self._refresher = LeaseRefresher(self, self._state.slot.lease / 3)
         yield IOCall(self._refresher.start, self._refresher.astart)
 
-    def _renewing(self, lease: float | None) -> Flow[Any]:
+    def renewing(self, lease: float | None = None) -> Flow[None]:
+        """Start the lease again from now; see `renew`."""
         span = self._state.slot.span if lease is None else parse_seconds("lease", lease, 30)
         if self._is_released or not (yield self._state.call(Renew(self._state.keys, self.token, span))):
             raise self._lost()
 
-    def _releasing(self) -> Flow[Any]:
+    def _releasing(self) -> Flow[None]:
         if self._is_released:
             return
         was_tried, self._was_tried = self._was_tried, True
@@ -151,29 +152,29 @@ class Slot:
 
         Raises `QuotaExceeded` if no slot came free, and `StoreUnavailable`.
         """
-        return cast("Lease", run_sync(self.acquiring(self.subject, get_limiter().reporting_store)))
+        return run_sync(self.acquiring(self.subject, get_limiter().reporting_store))
 
     async def aacquire(self) -> Lease:
         """Take a slot; see `acquire`. A task that is cancelled while it waits leaves the queue."""
-        return cast("Lease", await run_async(self.acquiring(self.subject, get_limiter().reporting_store)))
+        return await run_async(self.acquiring(self.subject, get_limiter().reporting_store))
 
     def holders(self) -> list[tuple[str, float]]:
         """Return the holders: each token and the seconds until its lease ends, the first to end first.
 
         It writes nothing. Raises `StoreUnavailable`.
         """
-        return cast("list[tuple[str, float]]", run_sync(self._holders()))
+        return run_sync(self._holders())
 
     async def aholders(self) -> list[tuple[str, float]]:
         """Return the holders; see `holders`."""
-        return cast("list[tuple[str, float]]", await run_async(self._holders()))
+        return await run_async(self._holders())
 
-    def _holders(self) -> Flow[Any]:
+    def _holders(self) -> Flow[list[tuple[str, float]]]:
         state = _SlotState(self, self.subject, get_limiter().reporting_store)
         reply = yield state.call(Holders(state.keys))
         return [(text(token), ends / SECOND) for token, ends in zip(reply[::2], reply[1::2], strict=True)]
 
-    def acquiring(self, subject: str, store: Store) -> Flow[Any]:
+    def acquiring(self, subject: str, store: Store) -> Flow[Lease]:
         """Take the slot of a subject in a store; the flow's result is the lease. See `acquire`."""
         state, token = _SlotState(self, subject, store), store.wait_queue.new_token(self.limit, self.span)
         try:
@@ -247,7 +248,7 @@ class _SlotState:
         now = frozen_now()
         return IOCall(self._store.run, self._store.arun, operation, now)
 
-    def entering(self, token: str) -> Flow[Any]:
+    def entering(self, token: str) -> Flow[Decision]:
         """Wait for a slot; the flow's result is the decision. Raises `QuotaExceeded` where none came free."""
         metrics = get_limiter().metrics
         if metrics is not None:
@@ -255,7 +256,7 @@ class _SlotState:
         with self._store.wait_queue.join(self.keys, token, frozen_now()) as waiter:
             return (yield from self._waiting(token, waiter))
 
-    def _waiting(self, token: str, waiter: Waiter) -> Flow[Any]:
+    def _waiting(self, token: str, waiter: Waiter) -> Flow[Decision]:
         deadline = time.monotonic() + self.slot.timeout
         queued = False
         while True:
@@ -282,7 +283,7 @@ class _SlotState:
             if waiter.granted is not None:
                 return self._decision(True, *waiter.granted)
 
-    def abandoning(self, token: str) -> Flow[Any]:
+    def abandoning(self, token: str) -> Flow[bool]:
         """Take a token out of the queue and out of its slot; the flow's result is whether the store answered."""
         try:
             yield from self.releasing(token)
@@ -290,7 +291,7 @@ class _SlotState:
             return False
         return True
 
-    def releasing(self, token: str) -> Flow[Any]:
+    def releasing(self, token: str) -> Flow[bool]:
         """Release a slot and wake its next holder; the flow's result is whether the token still held the slot."""
         held, next_holder, *granted = yield self.call(Release(self.keys, token))
         if next_holder:
@@ -355,9 +356,8 @@ class LeaseRefresher:
     """
 
     def __init__(self, lease: Lease, interval: float) -> None:
-        self._lease = weakref.ref(lease)
-        self._interval = interval
         self._stopped = threading.Event()
+        self._flow = _refresh(self._stopped, weakref.ref(lease), interval)
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -365,7 +365,7 @@ class LeaseRefresher:
         """Renew the lease from a thread."""
         self._thread = threading.Thread(
             target=copy_context().run,  # `freeze` sets a context variable
-            args=(_renew_until, self._stopped, self._lease, self._interval),
+            args=(run_sync, self._flow),
             name="django-quota-lease",
             daemon=True,
         )
@@ -373,7 +373,7 @@ class LeaseRefresher:
 
     async def astart(self) -> None:
         """Renew the lease from a task of the running loop."""
-        self._task = asyncio.create_task(_arenew(self._lease, self._interval), name="django-quota-lease")
+        self._task = asyncio.create_task(run_async(self._flow), name="django-quota-lease")
 
     def stop(self) -> None:
         """End it, from any thread."""
@@ -396,28 +396,13 @@ class LeaseRefresher:
         await asyncio.wait([self._task])
 
 
-def _renew_until(stopped: threading.Event, of: weakref.ref[Lease], interval: float) -> None:
-    while not stopped.wait(interval):
+def _refresh(stopped: threading.Event, of: weakref.ref[Lease], interval: float) -> Flow[None]:
+    while not (yield IOCall(stopped.wait, asyncio.sleep, interval)):  # a task is cancelled instead
         lease = of()
         if lease is None:
             return
         try:
-            lease.renew()
-        except LeaseLost:
-            return  # `release` raises it
-        except StoreUnavailable:
-            pass  # the next round tries again
-        del lease
-
-
-async def _arenew(of: weakref.ref[Lease], interval: float) -> None:
-    while True:
-        await asyncio.sleep(interval)
-        lease = of()
-        if lease is None:
-            return
-        try:
-            await lease.arenew()
+            yield from lease.renewing()
         except LeaseLost:
             return  # `release` raises it
         except StoreUnavailable:

@@ -81,7 +81,7 @@ DISPATCH_UID = "django_quota.services.override_sync"
 _SHORTEST_DIGESTED = 16
 """The least length of a subject whose key holds a digest: escaping makes a character up to twelve long."""
 
-Report = Callable[[int], None]
+Report = Callable[[int], object]
 """Called with the number of subjects just published; 0 during the search for subjects without rows."""
 
 

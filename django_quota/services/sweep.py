@@ -156,7 +156,7 @@ class Sweeper:
         self._dry_run = dry_run
         self._position_key = ""
 
-    def sweep(self, stop: threading.Event, advance: Callable[[int], None]) -> Report:
+    def sweep(self, stop: threading.Event, advance: Callable[[int], object]) -> Report:
         """Sweep once, from where the last sweep was stopped, until the end or until `stop` is set.
 
         `advance` gets the number of keys of the database that were passed, ours or not. Raises `StoreUnavailable`. In a
@@ -180,7 +180,7 @@ class Sweeper:
         report.seconds = time.monotonic() - began
         return report
 
-    def _sweep_server(self, client: Any, advance: Callable[[int], None]) -> None:
+    def _sweep_server(self, client: Any, advance: Callable[[int], object]) -> None:
         """Sweep the keys of one server, until the end or until `stop` is set."""
         stop, report = self._stop, self._report
         self._round_trip = min(_timed(client.ping) for _ in range(PINGS))

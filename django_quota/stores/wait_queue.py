@@ -92,7 +92,7 @@ class Waiter:
     async def await_(self, seconds: float) -> None:
         """Wait until it should ask again; see `wait`."""
         loop, notified = asyncio.get_running_loop(), asyncio.Event()
-        self._notify_task = partial(_set_event, notified, loop)
+        self._notify_task = partial(loop.call_soon_threadsafe, notified.set)
         with self._waiting(), suppress(TimeoutError):
             if not self._notified.is_set():  # from here on, `notify` finds the task
                 async with asyncio.timeout(seconds):
@@ -124,18 +124,6 @@ class Waiter:
             self.is_waiting = False
             self._notify_task = None
             self._notified.clear()
-
-
-def _set_event(event: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
-    """Set an event of an event loop, from that loop or from any other thread."""
-    try:
-        is_here = asyncio.get_running_loop() is loop
-    except RuntimeError:
-        is_here = False
-    if is_here:
-        event.set()
-    else:
-        loop.call_soon_threadsafe(event.set)
 
 
 class WaitQueue:

@@ -44,7 +44,6 @@ from django_quota.engine.transfer_operations import (
     Settle,
     Source,
     TransferFlow,
-    read_all,
     read_overdue,
     resume,
     transfer_between_slots,
@@ -104,8 +103,9 @@ def carrier(subject: str) -> Process:
     def steps() -> TransferFlow:
         source = source_of(subject)
         (reply,) = yield [FindOverdueTransfers(source.outbox, 0, 9)]
-        for note, noted in read_all(source.outbox, read_overdue(reply)):
-            yield from resume(source, note, noted, reply[1])
+        for noted in read_overdue(reply):
+            if note := PendingTransfer.read(noted.encoded, source.outbox):
+                yield from resume(source, note, noted, reply[1])
 
     return steps
 
@@ -563,14 +563,14 @@ def test_a_transfer_is_not_resumed_after_400_days() -> None:
 
 @given(st.builds(note_of, st.text(), st.integers(0, MAX_INT64), st.text()))
 def test_a_note_reads_back(note: PendingTransfer) -> None:
-    assert PendingTransfer.read(note.encoded) == note
+    assert PendingTransfer.read(note.encoded, "m") == note
 
 
 @pytest.mark.parametrize(
     "words", ["", "x", "null", "[]", '["a",1,2,"b"]', '["a","1",2,"b","c"]', '["a",true,2,"b","c"]']
 )
 def test_what_is_no_note_is_none(words: str) -> None:
-    assert PendingTransfer.read(words) is None
+    assert PendingTransfer.read(words, "m") is None
 
 
 def test_an_inbox_forgets_a_hundred_at_a_time_by_itself() -> None:

@@ -63,7 +63,7 @@ class Command(QuotaCommand):
             try:
                 for copied in roll_up(store, options["batch"], options["database"]):
                     done.add(copied)
-                    advance(copied.days, f"{counted(done.rows, 'row')} changed")
+                    advance(copied.days)
                     if stop.is_set():
                         break
             except StoreUnavailable as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -175,4 +174,4 @@ def _held(held: HeldStatus) -> str:
 
 
 def _moment(microseconds: int) -> str | None:
-    return datetime.fromtimestamp(microseconds / SECOND, UTC).isoformat() if microseconds else None
+    return iso(microseconds) if microseconds else None

@@ -1,0 +1,321 @@
+"""Celery: a limit for a task over all workers.
+
+`@shared_task(base=QuotaTask, quota="100/m", key=lambda task, args, kwargs: f"org:{args[0]}")`
+
+A task that comes too early is published once more, with the moment of its place in a queue (a leaky bucket) as its eta.
+The message carries the place in a header, so the second run does not take another one. When the moment comes, the
+limits themselves decide, and only a task that starts is counted. So they hold whatever happens to the messages: those
+of a killed worker come back late and all at once, and any message may be delivered twice.
+
+A task that its limits refuse then, because it is late or because a quota is used up, is published again too. It takes a
+place in a second queue, so that a thousand such tasks do not all come back at the same moment.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from random import uniform
+from time import sleep, time_ns
+from typing import Any, NamedTuple, NoReturn, cast
+
+from celery import Celery, Task, uuid
+from celery.exceptions import Ignore, Reject
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from kombu.exceptions import OperationalError
+
+from django_quota import Decision, QuotaError, Rule, RuleError, check
+from django_quota.conf import current
+from django_quota.core.algorithms.sliding_window import DEFAULT_PRECISION
+from django_quota.core.clock import SECOND, frozen_now, in_words
+from django_quota.core.rates import MAX_COUNT, Rate
+
+__all__ = ["QuotaTask", "TaskRefused", "TaskWouldExpire"]
+
+logger = logging.getLogger("django_quota")
+
+HEADER = "quota_place"
+"""The header of a message that carries the place of its task."""
+
+NAP = SECOND // 10
+"""Up to this long (microseconds) a task waits in its worker. To publish it again would take about as long."""
+
+LONGEST_SPACED = 3600 * SECOND
+"""A rate with a longer window is a quota: its tasks are not spaced, they may use it up at once."""
+
+QUOTA_PACE = 10
+"""What waits for a used-up quota comes back at this multiple of its rate. A calendar quota is free again at once."""
+
+ROOM = 30 * 86_400 * SECOND
+"""How long the queue of a limit may get. After that, tasks come back later to ask for a place."""
+
+MAX_DOUBLINGS = 6
+"""While Redis does not answer and its rule says "deny", a task asks again after 1, 2, 4 and at most 64 seconds."""
+
+DEFAULT_VISIBILITY_TIMEOUT = 1800
+"""Seconds for which brokers leave a message with a worker, if the settings do not say: RabbitMQ and SQS half an hour,
+Redis an hour. After that the message is delivered again, so no task waits longer in one go."""
+
+PUBLISH_RETRY = {"max_retries": 300, "interval_start": 0, "interval_step": 0.2, "interval_max": 1.0}
+"""Try for five minutes to publish a task again: this worker may have the only copy."""
+
+
+class TaskRefused(QuotaError):  # noqa: N818 — the state of a task, as in celery.exceptions.TaskRevokedError
+    """No waiting helps: the subject is blocked, the rate is 0, or the cost is more than the limit ever admits."""
+
+
+class TaskWouldExpire(TaskRefused):
+    """The task would expire before its turn, so it fails at once."""
+
+
+class TaskLimits(NamedTuple):
+    """The rules that a task is decided by. All have the rates of one rule."""
+
+    start: Rule
+    """Decides whether the task may start now, and counts it."""
+    spacing: Rule | None
+    """The queue that spaces the tasks that come; None if only quotas limit the task, or if it never waits."""
+    again: Rule | None
+    """The queue that spaces the tasks that were refused at their start."""
+
+    @classmethod
+    def of(cls, rule: Rule) -> TaskLimits:
+        """Return the limits that follow from a rule. Raises `RuleError` if a rule needs a request."""
+        if rule.dynamic or rule.distinct is not None:
+            raise RuleError(f"Rule {rule.name!r} needs a request, so no task can use it.", "Use a rule with a rate.")
+        start = replace(rule, count_refused=False, ban=None, match=None, exclude=None)
+        rates = cast("tuple[Rate, ...]", rule.rates)
+        if not rates or rule.shadow or not rule.block:
+            return cls(start, None, None)
+        shortest = min(rates, key=lambda rate: rate.period)
+        is_spaced = shortest.period <= LONGEST_SPACED
+        again = _queue(start, f"{rule.name}:again", [shortest], pace=1 if is_spaced else QUOTA_PACE)
+        if rule.algorithm == "leaky_bucket":
+            spacing = _queue(start, rule.name, rates, room=rule.burst)
+            return cls(replace(start, algorithm="sliding_window", burst=None), spacing, again)
+        if is_spaced and rule.algorithm != "token_bucket":
+            return cls(start, _queue(start, rule.name, [shortest]), again)
+        return cls(start, None, again)
+
+
+def _queue(rule: Rule, name: str, rates: Sequence[Rate], pace: int = 1, room: int | None = None) -> Rule:
+    """Return a leaky bucket that spaces tasks for these rates.
+
+    It is slower than the rate by one slice of a sliding window, which is a hundredth unless the rule says otherwise. So
+    a task still finds room if it comes a moment early, or if an earlier one came a moment late.
+    """
+    slices = rule.precision or DEFAULT_PRECISION
+    paces = [
+        Rate(min(MAX_COUNT, rate.count * pace * slices), "second", rate.period // SECOND * (slices + 1))
+        for rate in rates
+    ]
+    return replace(
+        rule,
+        name=name,
+        rates=tuple(paces),
+        algorithm="leaky_bucket",
+        burst=room or max(1, min(MAX_COUNT, *(ROOM * each.count // each.period for each in paces))),
+        precision=None,
+        tz=None,
+        warn_at=None,
+        daily=False,
+    )
+
+
+class Place(NamedTuple):
+    """What the header of a message says about its task."""
+
+    at: int | None = None
+    """The moment of its place (microseconds since 1970); None if it has none yet."""
+    outages: int = 0
+    """How often in a row Redis did not answer."""
+
+    @classmethod
+    def of(cls, request: Any) -> Place:
+        """Return the place of a running task. A retry is another run: it needs a place of its own."""
+        given = request.get(HEADER)
+        if not isinstance(given, Mapping) or (given["id"], given["retries"]) != (request.id, request.retries):
+            return cls()
+        return cls(given["at"], given["outages"])
+
+    def header(self, task_id: str, retries: int) -> dict[str, Any]:
+        """Return the place as the header of a message."""
+        return {HEADER: {"id": task_id, "retries": retries, **self._asdict()}}
+
+
+class QuotaTask(Task):
+    """A task that waits until its limits admit it; the base of `@shared_task(base=QuotaTask, ...)`.
+
+    These are options of the decorator, or attributes of a subclass. Give `quota` or `quota_rule`.
+    """
+
+    abstract = True
+
+    quota: Any = None
+    """A rate (`"100/m"`), several (`["100/m", "10000/d"]`), or a `Rule`. Without a `Rule`, the task's name is the
+    rule's."""
+    quota_rule: str = ""
+    """The name of a rule in the settings. Tasks and views with the same rule and subject share one count."""
+    key: Any = "global"
+    """Who is limited: a subject, or a function `(task, args, kwargs)` that returns a subject or a user."""
+    cost: Any = None
+    """The units that a run takes: a number, or a function `(task, args, kwargs)`. None takes the rule's own (1)."""
+
+    _inline: Rule | None = None
+    """The rule of `quota`."""
+    _limits: tuple[Rule, TaskLimits] | None = None
+    """The last rule, and what follows from it."""
+
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """Read `quota` when the task is made, so that a wrong rate is an error then."""
+        super().on_bound(app)
+        if (cls.quota is None) == (not cls.quota_rule):
+            raise RuleError(
+                f"Task {cls.name!r} needs either quota= or quota_rule=.", "Use, for example, quota='100/m'."
+            )
+        if cls.quota is not None:
+            rates = cls.quota if isinstance(cls.quota, (list, tuple)) else [cls.quota]
+            cls._inline = cls.quota if isinstance(cls.quota, Rule) else Rule.make(cls.name, *rates)
+            TaskLimits.of(cls._inline)
+
+    def before_start(self, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Let the task start, or publish it again for later. A subclass that overrides this must call it."""
+        if not self.request.is_eager:  # such a task runs at once in any case, as if it had no eta
+            self._wait_for_turn(args, kwargs)
+        super().before_start(task_id, args, kwargs)
+
+    def quota_apply_async(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        task_id: str | None = None,
+        countdown: float | None = None,
+        eta: datetime | None = None,
+        headers: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Publish the task with its place, so that it need not be published again; else as `apply_async` does.
+
+        Raises `TaskWouldExpire` if the task would expire before its turn, and `TaskRefused` if it would never start.
+        While Redis does not answer, and for limits that do not space their tasks, it does what `apply_async` does.
+        """
+        limits, task_id = self.limits(), task_id or uuid()
+        if limits.spacing is not None and not self.app.conf.task_always_eager:
+            subject, cost = self._asks(args or (), kwargs or {})
+            decision = check(limits.spacing, subject, cost)
+            if not decision.degraded:
+                now = _now()
+                chosen = self._microseconds(eta) if eta else now + round((countdown or 0) * SECOND)
+                at = max(chosen, now + self._wait_of(decision))
+                self._check_expiry(at, options.get("expires", self.expires))
+                place = Place(None if decision.enforced else at)
+                headers = {**(headers or {}), **place.header(task_id, options.get("retries", 0))}
+                countdown, eta = None, (self._eta(at) if at > now else None)
+        return self.apply_async(args, kwargs, task_id=task_id, countdown=countdown, eta=eta, headers=headers, **options)
+
+    def limits(self) -> TaskLimits:
+        """Return the limits of the task. Raises `RuleError` if the settings have no such rule."""
+        rule = self._inline or current().rule(self.quota_rule)
+        if self._limits is None or self._limits[0] is not rule:
+            self._limits = rule, TaskLimits.of(rule)
+        return self._limits[1]
+
+    def _asks(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, int | None]:
+        """Return whom a run of the task counts for, and its cost."""
+        key, cost = type(self).key, type(self).cost
+        subject = key(self, args, kwargs) if callable(key) else key
+        return subject, (cost(self, args, kwargs) if callable(cost) else cost)
+
+    def _wait_for_turn(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Return if the task may start; else publish it again and raise `Ignore`, which ends this run."""
+        limits, place = self.limits(), Place.of(self.request)
+        subject, cost = self._asks(args, kwargs)
+        if place.at is None and limits.spacing is not None:
+            decision = check(limits.spacing, subject, cost)
+            if decision.enforced:
+                self._ask_later(decision, place)
+            place = Place(_now() + self._wait_of(decision))
+        if place.at is not None and (left := place.at - _now()) > 0:
+            if left > NAP:
+                self._publish_again(place.at, place)
+            sleep(left / SECOND)
+        decision = check(limits.start, subject, cost)
+        if decision.enforced and not decision.degraded and 0 < self._wait_of(decision) <= NAP:
+            sleep(self._wait_of(decision) / SECOND)
+            decision = check(limits.start, subject, cost)
+        if decision.enforced:
+            wait = 0 if decision.degraded or limits.again is None else check(limits.again, subject, cost).delay
+            self._ask_later(decision, place, round(wait * SECOND))
+
+    def _ask_later(self, decision: Decision, place: Place, spacing: int | None = None) -> NoReturn:
+        """Publish the task again after a refusal.
+
+        `spacing`: microseconds by which it comes back later than it could, if it has a place then.
+        """
+        if decision.degraded:
+            wait = 2 ** min(place.outages, MAX_DOUBLINGS) * uniform(0.5, 1)  # noqa: S311 — no secret
+            place = Place(place.at, place.outages + 1)
+            self._publish_again(_now() + round(wait * SECOND), place)
+        at = _now() + self._wait_of(decision) + (spacing or 0)
+        self._publish_again(at, Place(None if spacing is None else at))
+
+    def _wait_of(self, decision: Decision) -> int:
+        """Return how long a decision lets the task wait, in microseconds. Raises `TaskRefused` if no time helps."""
+        wait = decision.retry_after if decision.enforced else decision.delay
+        if wait is None:
+            raise TaskRefused(f"Task {self.name} never starts. {decision.explain()}")
+        return round(wait * SECOND)
+
+    def _publish_again(self, at: int, place: Place) -> NoReturn:
+        """Publish the task as it came, with its place and another eta, and end this run."""
+        request = self.request
+        self._check_expiry(at, request.expires)
+        kept = {name: request.get(name) for name in ("parent_id", "argsrepr", "kwargsrepr")}  # Celery makes new ones
+        custom = {name: value for name, value in (request.headers or {}).items() if name != "redelivered"}
+        again = self.signature_from_request(
+            request,
+            eta=self._eta(at),
+            headers={**custom, **kept, **place.header(request.id, request.retries)},
+            add_to_parent=False,
+            retry=True,
+            retry_policy=PUBLISH_RETRY,
+        )
+        logger.info("Task %s[%s] waits %s for its turn.", self.name, request.id, in_words(max(0, at - _now())))
+        try:
+            again.apply_async()
+        except OperationalError as error:
+            if self.acks_late:
+                raise Reject(error, requeue=True) from error
+            raise
+        raise Ignore
+
+    def _eta(self, at: int) -> datetime:
+        """Return when a worker should look at the task: at its moment, but before the broker delivers it again."""
+        transport = self.app.conf.broker_transport_options or {}
+        longest = int(0.75 * SECOND * transport.get("visibility_timeout", DEFAULT_VISIBILITY_TIMEOUT))
+        return _EPOCH + timedelta(microseconds=min(at, _now() + longest))
+
+    def _check_expiry(self, at: int, expires: Any) -> None:
+        if expires is None:
+            return
+        ends = _now() + round(expires * SECOND) if isinstance(expires, (int, float)) else self._microseconds(expires)
+        if ends <= at:
+            waits, left = (in_words(max(0, span - _now())) for span in (at, ends))
+            raise TaskWouldExpire(f"Task {self.name} would wait {waits} for its turn, and expires in {left}.")
+
+    def _microseconds(self, moment: datetime | str) -> int:
+        """Return a moment as microseconds since 1970; without a time zone it is in that of the app, as in Celery."""
+        aware: datetime = maybe_make_aware(maybe_iso8601(moment), self.app.timezone)
+        return (aware - _EPOCH) // timedelta(microseconds=1)
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _now() -> int:
+    frozen = frozen_now()
+    return time_ns() // 1_000 if frozen is None else frozen

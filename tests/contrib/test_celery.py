@@ -1,0 +1,635 @@
+"""`contrib.celery`: a limit over all workers, on Celery's in-memory broker and with a clock that the tests set."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from celery import Celery, chain, group
+from celery.exceptions import Reject
+from hypothesis import given
+from hypothesis import strategies as st
+from kombu.exceptions import OperationalError
+
+from django_quota import Rule, RuleError, check, peek
+from django_quota.contrib import celery as integration
+from django_quota.contrib.celery import HEADER, QuotaTask, TaskRefused, TaskWouldExpire
+from django_quota.services.registry import clear_memory
+from tests.support.celery_worker import SECOND, Clock, Worker, in_memory_app
+
+pytestmark = [pytest.mark.usefixtures("memory_store")]
+
+
+class Site:
+    """An app with one limited task, which notes when it starts and what it gets, and one worker."""
+
+    def __init__(self, app: Celery, clock: Clock) -> None:
+        self.app, self.clock = app, clock
+        self.moments: list[int] = []
+        self.calls: list[Any] = []
+        self.worker = Worker(app, clock)
+
+    def task(self, **options: Any) -> Any:
+        """Make a task that is limited by these options."""
+
+        def work(*args: Any, **kwargs: Any) -> Any:
+            self.moments.append(self.clock.passed)
+            self.calls.append(args[0] if args else None)
+            return args[0] if args else None
+
+        return self.app.task(shared=False, base=QuotaTask, **{"name": "export", **options})(work)
+
+    def run(self, task: Any, *arguments: Any) -> list[float]:
+        """Publish the task with each of these arguments, run all, and return when they started."""
+        for argument in arguments:
+            task.delay(argument)
+        self.worker.run_all()
+        return self.starts
+
+    @property
+    def starts(self) -> list[float]:
+        """When tasks started, in seconds to the tenth of a millisecond."""
+        return [round(moment / SECOND, 4) for moment in self.moments]
+
+    def most_in(self, seconds: int) -> int:
+        """Return the most starts in any window of this length."""
+        moments = sorted(self.moments)
+        return max(bisect_left(moments, first + seconds * SECOND) - index for index, first in enumerate(moments))
+
+    def state(self, result: Any) -> str:
+        return str(self.app.AsyncResult(result.id).state)
+
+    def error(self, result: Any) -> Any:
+        return self.app.AsyncResult(result.id).result
+
+
+@contextmanager
+def new_site(patch: pytest.MonkeyPatch, **conf: Any) -> Iterator[Site]:
+    clock = Clock()
+    patch.setattr(integration, "sleep", clock.sleep)
+    with clock.running():
+        yield Site(in_memory_app(**conf), clock)
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    clear_memory()
+    with new_site(monkeypatch) as made:
+        yield made
+
+
+# --- the queue --------------------------------------------------------------------------------------------------------
+
+
+def test_tasks_that_come_at_once_start_one_after_the_other(site: Site) -> None:
+    starts = site.run(site.task(quota="100/m"), *range(200))
+    assert [round(later - earlier, 3) for earlier, later in pairwise(starts)] == [0.606] * 199
+    assert site.calls == list(range(200))
+
+
+def test_a_task_is_published_at_most_once_more(site: Site) -> None:
+    site.run(site.task(quota="100/m"), *range(200))
+    assert len(site.worker.runs) == 200 + 199
+
+
+def test_a_short_wait_is_spent_in_the_worker(site: Site) -> None:
+    assert site.run(site.task(quota="50/s"), 1, 2) == [0.0, 0.0202]
+    assert len(site.worker.runs) == 2
+    assert site.clock.naps == [0.0202]
+
+
+def test_each_subject_has_a_queue_of_its_own(site: Site) -> None:
+    task = site.task(quota="10/m", key=lambda task, args, kwargs: f"org:{args[0]}")
+    site.run(task, 1, 2, 1, 2)
+    assert list(zip(site.calls, site.starts, strict=True)) == [(1, 0.0), (2, 0.0), (1, 6.06), (2, 6.06)]
+
+
+def test_the_key_may_be_a_subject(site: Site) -> None:
+    site.run(site.task(quota="10/m", key="org:7"), 1)
+    assert peek(Rule.make("export", "10/m"), "org:7").remaining == 9
+
+
+def test_without_a_key_all_calls_share_the_limit(site: Site) -> None:
+    site.run(site.task(quota="10/m"), 1)
+    assert peek(Rule.make("export", "10/m"), "global").remaining == 9
+
+
+def test_a_cost_takes_as_much_of_the_limit_and_as_long_in_the_queue(site: Site) -> None:
+    task = site.task(quota="10/m", cost=lambda task, args, kwargs: args[0])
+    assert site.run(task, 5, 1, 1) == [0.0, 30.3, 36.36]
+
+
+def test_a_fixed_cost(site: Site) -> None:
+    assert site.run(site.task(quota="10/m", cost=5), 1, 2) == [0.0, 30.3]
+
+
+def test_a_bound_task_sees_its_own_request(site: Site) -> None:
+    seen = []
+
+    @site.app.task(shared=False, base=QuotaTask, quota="10/m", bind=True, name="bound")
+    def work(self: Any, number: int) -> None:
+        seen.append((self.request.id, self.request.args, self.request.retries))
+
+    results = [work.delay(number) for number in (1, 2)]
+    site.worker.run_all()
+    assert seen == [(result.id, [number], 0) for number, result in enumerate(results, 1)]
+
+
+def test_a_waiting_task_is_pending_and_then_succeeds(site: Site) -> None:
+    task = site.task(quota="10/m")
+    results = [task.delay(number) for number in (1, 2)]
+    site.worker.step()
+    site.worker.step()
+    assert [site.state(result) for result in results] == ["SUCCESS", "PENDING"]
+    site.worker.run_all()
+    assert site.error(results[1]) == 2
+
+
+def test_the_wait_is_logged(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "django_quota")
+    task = site.task(quota="10/m")
+    _, second = task.delay(1), task.delay(2)
+    site.worker.run_all()
+    assert f"Task export[{second.id}] waits 7 seconds for its turn." in caplog.messages
+
+
+def test_other_tasks_do_not_wait(site: Site) -> None:
+    @site.app.task(shared=False, name="other")
+    def other() -> None:
+        site.moments.append(site.clock.passed)
+
+    limited = site.task(quota="1/m")
+    for _ in range(5):
+        limited.delay()
+    other.delay()
+    site.worker.run_all()
+    assert site.starts[1] == 0.0
+
+
+# --- the message ------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_that_is_published_again_says_what_it_said_before(site: Site) -> None:
+    task = site.task(quota="10/m", max_retries=0)
+    task.delay(0)
+    task.apply_async(
+        (1,),
+        {"secret": "x"},
+        link=task.si("linked"),
+        link_error=task.si("failed"),
+        chain=[task.si("chained")],
+        chord=task.si("body"),
+        group_id="a-group",
+        group_index=3,
+        priority=5,
+        expires=3600,
+        shadow="a shadow",
+        kwargsrepr="{'secret': ***}",
+        time_limit=30,
+        soft_time_limit=20,
+        headers={"traceparent": "00-1-2-03"},
+        stamped_headers=["tenant"],
+        tenant="acme",
+        retries=2,
+        replaced_task_nesting=1,
+        ignore_result=True,
+    )
+    site.worker.run_all()
+    _, before, after = site.worker.runs[:3]
+    assert after.headers["eta"]
+    assert after.headers[HEADER]["at"] == site.clock.begin + 6_060_000
+    changed = {"eta", HEADER}
+    assert {**after.headers, **dict.fromkeys(changed)} == {**before.headers, **dict.fromkeys(changed)}
+    assert json.loads(after.body) == json.loads(before.body)
+    assert after.properties["priority"] == before.properties["priority"] == 5
+    assert after.properties["correlation_id"] == before.properties["correlation_id"]
+    assert after.properties["reply_to"] == before.properties["reply_to"]
+
+
+def test_a_task_of_another_task_keeps_its_parent_and_its_root(site: Site) -> None:
+    task = site.task(quota="10/m")
+    ids = []
+
+    @site.app.task(shared=False, bind=True, name="parent")
+    def parent(self: Any) -> None:
+        ids.append(self.request.id)
+        task.delay(1)
+        task.delay(2)
+
+    parent.delay()
+    site.worker.run_all()
+    assert [(run.headers["parent_id"], run.headers["root_id"]) for run in site.worker.runs[1:]] == [(*ids, *ids)] * 3
+
+
+def test_a_task_stays_on_its_queue(site: Site) -> None:
+    site.app.conf.task_create_missing_queues = True
+    task = site.task(quota="10/m")
+    queue = f"{site.app.conf.task_default_queue}-slow"
+    for number in (1, 2):
+        task.apply_async((number,), queue=queue)
+    worker = Worker(site.app, site.clock, queue)
+    assert worker.run_all() == 3
+    assert site.worker.run_all() == 0
+    assert site.calls == [1, 2]
+
+
+def test_a_chain_and_a_group_of_limited_tasks_run_to_their_end(site: Site) -> None:
+    task = site.task(quota="10/m")
+    chain(task.s("first"), task.si("second"), task.si("third")).delay()
+    group(task.s(number) for number in range(3)).delay()
+    site.worker.run_all()
+    assert sorted(map(str, site.calls)) == ["0", "1", "2", "first", "second", "third"]
+    assert site.most_in(6) == 1
+
+
+def test_waiting_spends_no_retry_and_a_retry_waits_for_a_place_of_its_own(site: Site) -> None:
+    starts = []
+
+    @site.app.task(shared=False, base=QuotaTask, quota="10/m", bind=True, max_retries=1, name="flaky")
+    def flaky(self: Any) -> None:
+        starts.append((site.clock.passed / SECOND, self.request.retries))
+        if self.request.retries == 0:
+            raise self.retry(countdown=0)
+
+    for _ in range(3):
+        flaky.delay()
+    site.worker.run_all()
+    assert sorted(retries for _, retries in starts) == [0, 0, 0, 1, 1, 1]
+    assert [round(later - earlier, 3) for (earlier, _), (later, _) in pairwise(starts)] == [6.06] * 5
+
+
+def test_a_wait_beyond_the_visibility_timeout_is_split(site: Site) -> None:
+    site.app.conf.broker_transport_options = {"visibility_timeout": 400}
+    assert site.run(site.task(quota="6/h"), 1, 2, 3) == [0.0, 606.0, 1212.0]
+    etas = [run.headers["eta"] for run in site.worker.runs if run.headers["eta"]]
+    ends = [datetime.fromisoformat(eta).timestamp() - site.clock.begin / SECOND for eta in etas]
+    assert [round(end) for end in ends] == [300, 300, 600, 600, 606, 900, 1200, 1212]
+
+
+# --- killed workers and repeated deliveries ---------------------------------------------------------------------------
+
+
+def test_tasks_that_come_back_late_and_all_at_once_stay_within_the_limit(site: Site) -> None:
+    task = site.task(quota="10/m")
+    for number in range(40):
+        task.delay(number)
+    for _ in range(40):  # each has taken its place, the first has started
+        site.worker.step()
+    site.worker.die()
+    site.clock.move_to(site.clock.now + 3600 * SECOND)
+    worker = Worker(site.app, site.clock)
+    worker.run_all()
+    assert sorted(site.calls) == list(range(40))
+    assert site.most_in(60) == 10
+
+
+def test_a_late_task_does_not_stand_behind_all_that_came_after_it(site: Site) -> None:
+    task = site.task(quota="10/m")
+    for number in range(20):
+        task.delay(number)
+    for _ in range(20):
+        site.worker.step()
+    site.clock.move_to(site.clock.now + 300 * SECOND)
+    for number in range(20, 40):
+        task.delay(number)
+    site.worker.run_all()
+    late = [start for number, start in zip(site.calls, site.starts, strict=True) if number < 20]
+    assert len(late) == 20
+    assert max(late) < site.starts[-10]
+    assert site.most_in(60) == 10
+    assert len(site.worker.runs) <= 3 * 40
+
+
+def test_a_message_that_is_delivered_twice_takes_no_second_place(site: Site) -> None:
+    task = site.task(quota="10/m")
+    task.delay(1)
+    task.delay(2)
+    site.worker.step()
+    site.worker.step()
+    site.worker.fetch()
+    _, _, message = site.worker.waiting.pop()
+    site.clock.move_to(site.clock.now + 6_060_000)
+    site.worker.execute(message)
+    site.worker.execute(message)
+    assert site.calls == [1, 2, 2]  # as Celery does; a second run counts as one
+    assert peek(Rule.make("export", "10/m"), "global").remaining == 7
+    before = len(site.worker.runs)
+    task.delay(3)
+    site.worker.run_all()
+    assert site.starts[-1] == 12.12
+    assert len(site.worker.runs) == before + 2
+
+
+def test_a_place_of_another_task_does_not_count(site: Site) -> None:
+    task = site.task(quota="10/m")
+    task.delay(1)
+    place = {"id": "another", "retries": 0, "at": site.clock.now, "outages": 0}
+    task.apply_async((2,), headers={HEADER: place})
+    site.worker.run_all()
+    assert site.starts == [0.0, 6.06]
+
+
+@given(
+    bursts=st.lists(st.tuples(st.integers(0, 90), st.integers(1, 25)), min_size=1, max_size=4),
+    deaths=st.lists(st.integers(0, 60), max_size=3),
+    lateness=st.integers(0, 200),
+)
+def test_no_window_ever_has_more_than_its_limit_and_no_task_is_lost(
+    bursts: list[tuple[int, int]], deaths: list[int], lateness: int
+) -> None:
+    """Bursts of tasks come, workers die after some messages, and theirs come back late."""
+    clear_memory()
+    with pytest.MonkeyPatch.context() as patch, new_site(patch) as site:
+        task = site.task(quota=["10/m", "60/h"])
+        worker, sent = site.worker, 0
+        for pause, size in bursts:
+            site.clock.move_to(site.clock.now + pause * SECOND)
+            for _ in range(size):
+                task.delay(sent)
+                sent += 1
+            for steps in deaths:
+                for _ in range(steps):
+                    worker.step()
+                worker.die()
+                site.clock.move_to(site.clock.now + lateness * SECOND)
+                worker = Worker(site.app, site.clock)
+        worker.run_all(5_000)
+        assert sorted(site.calls) == list(range(sent))
+        assert site.most_in(60) <= 10
+        assert site.most_in(3600) <= 60
+
+
+@pytest.mark.parametrize("acks_late", [False, True])
+def test_a_broker_that_takes_no_message_loses_no_task(
+    site: Site, monkeypatch: pytest.MonkeyPatch, acks_late: bool
+) -> None:
+    task = site.task(quota="10/m", acks_late=acks_late)
+    task.delay(1)
+    second = task.delay(2)
+    site.worker.step()
+    with monkeypatch.context() as patch:
+
+        def fail(*args: Any, **options: Any) -> None:
+            assert options["retry_policy"]["max_retries"] == 300
+            raise OperationalError("no broker")
+
+        patch.setattr(site.app, "send_task", fail)
+        site.worker.fetch()
+        (_, _, message), *_ = site.worker.waiting
+        result = site.worker.execute(message)
+    if acks_late:
+        assert isinstance(result.exception.exc, Reject)
+        assert result.exception.exc.requeue
+    else:
+        assert site.state(second) == "FAILURE"
+        assert isinstance(site.error(second), OperationalError)
+
+
+# --- quotas -----------------------------------------------------------------------------------------------------------
+
+DAY = 86_400
+
+
+def test_a_quota_does_not_space_its_tasks_and_the_rest_waits_until_it_is_free(site: Site) -> None:
+    starts = site.run(site.task(quota="3/d"), *range(5))
+    assert starts[:3] == [0.0, 0.0, 0.0]
+    assert starts[3:] == [DAY, DAY + 2_908.8]  # ten times the pace of the quota, and a hundredth slower
+    assert len(site.worker.runs) < 5 + 2 * 70  # each waits in steps of 22 minutes
+
+
+def test_several_limits_all_hold_and_the_longest_wait_counts(site: Site) -> None:
+    starts = site.run(site.task(quota=["10/m", "15/d"]), *range(20))
+    assert starts[:15] == [round(6.06 * number, 4) for number in range(15)]
+    assert all(start >= DAY for start in starts[15:])
+    assert site.most_in(DAY) == 15
+    assert site.most_in(60) == 10
+
+
+def test_what_waits_for_a_calendar_day_comes_after_midnight(site: Site) -> None:
+    task = site.task(quota=Rule.make("export", "2/d", algorithm="calendar", tz="Europe/Berlin"))
+    starts = site.run(task, 1, 2, 3)
+    midnight = datetime.fromtimestamp(site.clock.begin / SECOND + starts[2], UTC)
+    assert starts[:2] == [0.0, 0.0]
+    assert (midnight + timedelta(seconds=1)).astimezone(ZoneInfo("Europe/Berlin")).hour == 0
+
+
+def test_a_token_bucket_admits_a_burst(site: Site) -> None:
+    task = site.task(quota=Rule.make("export", "10/m", algorithm="token_bucket", burst=5))
+    starts = site.run(task, *range(7))
+    assert starts[:5] == [0.0] * 5
+    assert site.most_in(6) == 5
+
+
+def test_a_leaky_bucket_has_the_room_that_its_rule_says(site: Site) -> None:
+    task = site.task(quota=Rule.make("export", "10/m", algorithm="leaky_bucket", burst=2))
+    site.run(task, *range(6))
+    assert sorted(site.calls) == list(range(6))
+    assert site.most_in(6) == 1
+
+
+def test_tasks_and_views_with_a_rule_of_the_settings_share_one_count(site: Site, settings: Any) -> None:
+    settings.QUOTA = {"STORE": "memory", "RULES": {"exports": {"rate": "3/d", "ban": {"after": "1/m", "for": "1h"}}}}
+    task = site.task(quota_rule="exports", key=lambda task, args, kwargs: "org:7")
+    assert check("exports", "org:7", 2)
+    starts = site.run(task, 1, 2)
+    assert starts[0] == 0.0
+    assert starts[1] >= DAY  # and a task that waits is no reason for a ban
+
+
+def test_a_shadow_rule_lets_no_task_wait(site: Site) -> None:
+    assert site.run(site.task(quota=Rule.make("export", "1/m", shadow=True)), 1, 2) == [0.0, 0.0]
+
+
+def test_an_unlimited_rule_lets_no_task_wait(site: Site) -> None:
+    assert site.run(site.task(quota=Rule.make("export", None)), 1, 2) == [0.0, 0.0]
+
+
+def test_with_limits_off_no_task_waits(site: Site, settings: Any) -> None:
+    settings.QUOTA = {"ENABLED": False}
+    assert site.run(site.task(quota="1/m"), 1, 2) == [0.0, 0.0]
+
+
+# --- tasks that never start -------------------------------------------------------------------------------------------
+
+
+def test_a_task_that_would_expire_before_its_turn_fails_at_once(site: Site) -> None:
+    failed = []
+
+    @site.app.task(shared=False, name="told")
+    def told(request: Any, error: Any, traceback: Any) -> None:
+        failed.append(error)
+
+    task = site.task(quota="10/m")
+    task.delay(1)
+    result = task.apply_async((2,), expires=5, link_error=told.s())
+    site.worker.run_all()
+    assert site.calls == [1]
+    assert site.state(result) == "FAILURE"
+    error = site.error(result)
+    assert isinstance(error, TaskWouldExpire)
+    assert "would wait 7 seconds for its turn, and expires in " in str(error)
+    assert [type(each) for each in failed] == [TaskWouldExpire]
+
+
+@pytest.mark.parametrize(("quota", "cost"), [("0/m", 1), ("10/m", 11), ("10/d", 11)])
+def test_a_task_that_no_time_helps_fails(site: Site, quota: str, cost: int) -> None:
+    result = site.task(quota=quota, cost=cost).delay(1)
+    site.worker.run_all()
+    assert site.state(result) == "FAILURE"
+    assert isinstance(site.error(result), TaskRefused)
+    assert "never starts" in str(site.error(result))
+
+
+@pytest.mark.usefixtures("database")
+def test_overrides_apply_to_tasks(site: Site) -> None:
+    from django_quota.models import QuotaOverride
+
+    for subject, mode in (("org:1", "blocked"), ("org:2", "exempt"), ("org:3", "rate")):
+        QuotaOverride.objects.create(subject=subject, rule="export", mode=mode, rate="60/m" if mode == "rate" else "")
+    task = site.task(quota="10/m", key=lambda task, args, kwargs: f"org:{args[0]}")
+    results = {org: [task.delay(org), task.delay(org)] for org in (1, 2, 3)}
+    site.worker.run_all()
+    assert [site.state(result) for result in results[1]] == ["FAILURE", "FAILURE"]
+    assert list(zip(site.calls, site.starts, strict=True)) == [(2, 0.0), (2, 0.0), (3, 0.0), (3, 1.0)]
+
+
+# --- published with a place -------------------------------------------------------------------------------------------
+
+
+def test_a_task_can_take_its_place_when_it_is_published(site: Site) -> None:
+    task = site.task(quota="10/m")
+    for number in (1, 2, 3):
+        task.quota_apply_async((number,))
+    assert site.worker.run_all() == 3
+    assert site.starts == [0.0, 6.06, 12.12]
+    assert [bool(run.headers["eta"]) for run in site.worker.runs] == [False, True, True]
+
+
+def test_published_with_and_without_a_place_stand_in_one_queue(site: Site) -> None:
+    task = site.task(quota="10/m")
+    task.quota_apply_async((1,))
+    task.delay(2)
+    site.worker.run_all()
+    task.quota_apply_async((3,))
+    site.worker.run_all()
+    assert site.starts == [0.0, 6.06, 12.12]
+
+
+def test_a_countdown_or_an_eta_of_the_caller_stays_the_least(site: Site) -> None:
+    task = site.task(quota="10/m")
+    task.quota_apply_async((1,), countdown=30)
+    task.quota_apply_async((2,), eta=datetime.now(UTC) + timedelta(seconds=100))
+    task.quota_apply_async((3,), countdown=1)
+    site.worker.run_all()
+    assert [round(start) for start in sorted(site.starts)] == [12, 30, 100]
+
+
+def test_a_publisher_is_told_that_a_task_would_expire_or_never_start(site: Site) -> None:
+    task = site.task(quota="10/m", key=lambda task, args, kwargs: args[0])
+    task.quota_apply_async(("org:1",))
+    with pytest.raises(TaskWouldExpire, match="would wait 7 seconds for its turn, and expires in 5 seconds"):
+        task.quota_apply_async(("org:1",), expires=5)
+    with pytest.raises(TaskRefused, match="never starts"):
+        site.task(quota="0/m", name="never").quota_apply_async()
+    assert site.worker.run_all() == 1
+
+
+def test_a_quota_is_asked_by_the_worker_alone(site: Site) -> None:
+    site.task(quota="1/d").quota_apply_async((1,))
+    assert peek(Rule.make("export", "1/d"), "global").remaining == 1
+    site.worker.run_all()
+    assert peek(Rule.make("export", "1/d"), "global").remaining == 0
+
+
+# --- eager ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_eager_task_runs_at_once_and_does_not_count(site: Site) -> None:
+    task = site.task(quota="1/m")
+    assert [task.apply((number,)).get() for number in (1, 2)] == [1, 2]
+    assert task(3) == 3
+    site.app.conf.task_always_eager = True
+    assert task.delay(4).get() == 4
+    assert task.quota_apply_async((5,)).get() == 5
+    assert peek(Rule.make("export", "1/m"), "global").remaining == 1
+
+
+# --- while Redis does not answer --------------------------------------------------------------------------------------
+
+
+def test_while_redis_does_not_answer_tasks_run_at_once(site: Site, settings: Any) -> None:
+    settings.QUOTA = {}  # the settings of the tests lead to no server
+    task = site.task(quota="1/m")
+    task.quota_apply_async((0,))
+    assert site.run(task, 1, 2) == [0.0, 0.0, 0.0]
+
+
+def test_a_rule_that_denies_lets_its_tasks_wait_until_redis_answers(site: Site, settings: Any) -> None:
+    task = site.task(quota=Rule.make("export", "10/m", on_unavailable="deny"))
+    settings.QUOTA = {}
+    task.delay(1)
+    task.quota_apply_async((2,))
+    while site.clock.passed < 600 * SECOND:
+        assert site.worker.step()
+    assert site.calls == []
+    etas = sorted(run.headers["eta"] for run in site.worker.runs if run.headers["eta"])
+    moments = [datetime.fromisoformat(eta).timestamp() for eta in etas]
+    assert len(moments) < 2 * 30
+    assert max(later - earlier for earlier, later in pairwise(moments)) <= 64
+    settings.QUOTA = {"STORE": "memory"}
+    site.worker.run_all()
+    assert sorted(site.calls) == [1, 2]
+
+
+def test_a_rule_that_counts_locally_spaces_tasks_in_each_process(site: Site, settings: Any) -> None:
+    settings.QUOTA = {}
+    assert site.run(site.task(quota=Rule.make("export", "10/m", on_unavailable="local")), 1, 2) == [0.0, 6.06]
+
+
+# --- wrong options ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({}, "needs either quota= or quota_rule="),
+        ({"quota": "10/m", "quota_rule": "exports"}, "needs either quota= or quota_rule="),
+        ({"quota": "10/minutely"}, "'minutely' is not a unit"),
+        ({"quota": Rule.make("devices", "3/d", distinct=True)}, "needs a request"),
+        ({"quota": Rule.make("tiers", {"anonymous": "1/m", "authenticated": "2/m"})}, "needs a request"),
+    ],
+)
+def test_a_wrong_option_is_an_error_when_the_task_is_made(site: Site, options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(RuleError, match=problem):
+        site.task(**options).limits()  # Celery makes a task when it is first needed
+
+
+def test_a_rule_that_the_settings_lack_fails_the_task(site: Site) -> None:
+    result = site.task(quota_rule="exprots").delay(1)
+    site.worker.run_all()
+    assert "There is no rule 'exprots'" in str(site.error(result))
+
+
+def test_options_of_a_base_class_are_inherited(site: Site) -> None:
+    class PerOrganization(QuotaTask):
+        abstract = True
+        quota = "10/m"
+
+        def key(self, args: Any, kwargs: Any) -> str:
+            return f"org:{args[0]}"
+
+    @site.app.task(shared=False, base=PerOrganization, name="based")
+    def work(org: int) -> None:
+        site.moments.append(site.clock.passed)
+
+    for org in (1, 1, 2):
+        work.delay(org)
+    site.worker.run_all()
+    assert sorted(site.starts) == [0.0, 0.0, 6.06]
