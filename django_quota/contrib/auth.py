@@ -205,7 +205,7 @@ def _check_order(paths: Sequence[str]) -> Iterator[CheckMessage]:
     before = next((path for path in paths[:position] if not _is_of_axes(path)), None)
     if before is not None:
         yield Error(
-            f"AUTHENTICATION_BACKENDS has {before!r} above {paths[position]!r}: it checks passwords without a limit.",
+            f"AUTHENTICATION_BACKENDS has {before!r} above {paths[position]!r}: it checks passwords unlimited.",
             hint=f"Put {paths[position]!r} first.",
             id="django_quota.E016",
         )

@@ -301,7 +301,7 @@ def _from_field(kind: str, name: str, value: str | None, *, exact: bool) -> str 
 def normalized(value: str) -> str:
     """Return a typed text without surrounding blanks, in one Unicode form (NFKC) and in one case."""
     value = value.strip()
-    return unicodedata.normalize("NFKC", value).casefold() if len(value) <= MAX_FOLDED else value
+    return unicodedata.normalize("NFKC", value).casefold().strip() if len(value) <= MAX_FOLDED else value
 
 
 MAX_FOLDED = 1_000

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import re
 import subprocess
 import sys
 from base64 import b64encode
-from functools import partial
 from collections.abc import Callable, Iterator
+from functools import partial
+from html import unescape
+from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,15 +21,19 @@ from asgiref.sync import async_to_sync
 from django.contrib import admin
 from django.contrib.auth import aauthenticate, authenticate, get_user
 from django.contrib.auth.backends import BaseBackend
+from django.contrib.auth.forms import UsernameField
 from django.contrib.auth.models import Permission, User
 from django.contrib.auth.signals import user_login_failed
 from django.contrib.auth.views import LoginView
 from django.core.checks import run_checks
 from django.core.exceptions import PermissionDenied
+from django.core.management import call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import path
 from django.views.debug import ExceptionReporter
+from hypothesis import given
+from hypothesis import strategies as st
 from rest_framework.authentication import BasicAuthentication
 from rest_framework.authtoken.views import ObtainAuthToken
 from rest_framework.permissions import IsAuthenticated
@@ -34,10 +41,13 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 from rest_framework_simplejwt.views import TokenObtainPairView
 
-from django_quota import ConfigurationError, QuotaExceeded, quota
+from django_quota import ConfigurationError, QuotaExceeded, RuleError, quota
 from django_quota.conf import DEFAULT_LOGIN, login_rules
 from django_quota.contrib.auth import LoginQuotaBackend, LoginRefused, unlock
+from django_quota.services.lookup import parse_subject_input
+from django_quota.services.subjects import login_subject, normalized
 from django_quota.testing import RedisServer, freeze
+from tests.admin.operators import superuser
 from tests.contrib.hashers import CountingHasher, hashed_in_a_race
 from tests.support.pages import run_page
 from tests.support.steps import SECOND, START
@@ -243,6 +253,13 @@ def test_every_name_among_the_credentials_is_limited(settings: Any) -> None:
 class ByEither(BaseBackend):
     def authenticate(self, request: Any, username: Any = None, password: Any = None, **kwargs: Any) -> Any:
         return None
+
+
+@given(st.text(min_size=1, max_size=50))
+def test_names_that_the_login_form_makes_equal_are_one_subject(name: str) -> None:
+    read = UsernameField(max_length=2_000).to_python(name)
+    if normalized(name):
+        assert login_subject(read) == login_subject(name)
 
 
 # --- several backends -------------------------------------------------------------------------------------------------
@@ -488,7 +505,7 @@ def test_the_page_about_logins_runs(site: Client) -> None:
     with freeze(START):
         names = run_page("docs/logins.md")
     assert names["QUOTA"]["LOGIN"] == DEFAULT_LOGIN
-    assert [OURS, MODEL] == names["AUTHENTICATION_BACKENDS"]
+    assert names["AUTHENTICATION_BACKENDS"] == [OURS, MODEL]
     posted = partial(RequestFactory().post, "/", {"username": "ann", "password": "guess"}, REMOTE_ADDR="192.0.2.1")
     with freeze(START):
         assert [names["log_in"](posted()).status_code for _ in range(6)] == [401] * 5 + [429]
@@ -645,6 +662,86 @@ def test_a_subclass_may_limit_other_credentials(settings: Any) -> None:
             assert authenticate(visit(), phone="+49 1", code="0000") is None
         with pytest.raises(QuotaExceeded):
             authenticate(visit(), phone="+49 1", code="1234")
+
+
+# --- what operators do ------------------------------------------------------------------------------------------------
+
+
+def run(*words: str) -> str:
+    out = StringIO()
+    call_command(*words, stdout=out, stderr=StringIO())
+    return out.getvalue()
+
+
+@pytest.mark.usefixtures("redis_cache", "ann")
+class TestCommands:
+    def test_quota_reset_unlocks_a_user_name_at_every_address(self) -> None:
+        with freeze(START):
+            for address in ("203.0.113.9", "203.0.113.10"):
+                for _ in range(6):
+                    attempt(address=address)
+            subject = login_subject("ann")
+            lines = [
+                f"login-username for {subject}",
+                f"login-username-ip for {subject}+ip:203.0.113.10",
+                f"login-username-ip for {subject}+ip:203.0.113.9",
+            ]
+            shown = run("quota_reset", "login:username= Ann", "--dry-run")
+            assert shown.splitlines() == [f"Would reset {line}" for line in lines]
+            assert attempt(PASSWORD) == "refused"
+            assert run("quota_reset", "login:username= Ann").splitlines() == [f"Reset {line}" for line in lines]
+            assert attempt(PASSWORD) == attempt(PASSWORD, address="203.0.113.10") == "in"
+            assert run("quota_reset", "login:username=ann") == f"Nothing was counted for {subject}.\n"
+
+    def test_quota_status_shows_a_name_and_a_name_at_an_address(self) -> None:
+        with freeze(START):
+            for _ in range(5):
+                attempt()
+            by_name = json.loads(run("quota_status", "login:username=ann", "--json"))
+            there = json.loads(run("quota_status", "login:username=ann+203.0.113.9", "--json"))
+            elsewhere = json.loads(run("quota_status", "203.0.113.9", "--json"))
+        used = [
+            {limit["rule"]: limit["used"] for limit in found["limits"] if limit["used"]}
+            for found in (by_name, there, elsewhere)
+        ]
+        assert used == [{"login-username": 5}, {"login-username-ip": 5}, {"login-ip": 5}]
+
+    def test_nothing_of_a_failed_login_outlives_its_longest_window(self, raw: Any) -> None:
+        attempt()
+        longest = max(raw.ttl(key) for key in raw.scan_iter("quota:1:{login*"))
+        assert 0 < longest <= 3_700
+
+
+@pytest.mark.usefixtures("database", "memory_store")
+def test_the_admin_finds_the_failed_logins_of_a_user_and_unlocks_them(settings: Any, ann: User) -> None:
+    with freeze(START):
+        client = superuser()
+        for _ in range(6):
+            attempt()
+        page = client.get("/admin/django_quota/subject/", {"subject": f"user:{ann.pk}"}).content.decode()
+        (url,) = re.findall(r'href="([^"]+)">Failed logins<', page)
+        shown = client.get(unescape(url)).content.decode()
+        assert login_subject("ann") in shown
+        assert "login-username" in shown
+        found = client.post("/admin/django_quota/subject/", {"find": "login:username=ANN"})
+        assert found.headers["Location"] == unescape(url)
+        words = {"subject": login_subject("ann"), "on": '["*"]', "confirmed": "yes"}
+        client.post("/admin/django_quota/subject/action/reset/", words)
+        assert attempt(PASSWORD) == "in"
+
+
+@pytest.mark.usefixtures("database", "memory_store")
+def test_the_admin_names_no_failed_logins_where_none_are_limited(settings: Any, ann: User) -> None:
+    settings.AUTHENTICATION_BACKENDS = [MODEL]
+    page = superuser().get("/admin/django_quota/subject/", {"subject": f"user:{ann.pk}"}).content.decode()
+    assert "Failed logins" not in page
+    assert "login-username" not in page
+
+
+@pytest.mark.parametrize("text", ["login:user=ann", "login:username=", "login:username=  "])
+def test_a_wrong_text_for_a_user_name_says_what_to_write(text: str) -> None:
+    with pytest.raises(RuleError, match=r"username=<name>|value after the equals sign|not a user name"):
+        parse_subject_input(text)
 
 
 # --- races, and other packages ----------------------------------------------------------------------------------------
