@@ -18,10 +18,12 @@ from django_quota.exceptions import (
     StoreUnavailable,
 )
 from django_quota.services.api import acheck, apeek, arefund, areset, check, peek, refund, reset
+from django_quota.services.bans import aban, aunban, ban, unban
 from django_quota.services.counters import Counter, counter
 from django_quota.services.leases import Lease, lock, slot
 from django_quota.services.once import aonce, once
 from django_quota.services.reservations import Hold, areserve, reserve
+from django_quota.services.reset import areset_subject, reset_subject
 from django_quota.web.concurrency import concurrency
 from django_quota.web.decorators import quota
 from django_quota.web.responses import QuotaRequest
@@ -42,12 +44,16 @@ __all__ = [
     "Rule",
     "RuleError",
     "StoreUnavailable",
+    "aban",
     "acheck",
     "aonce",
     "apeek",
     "arefund",
     "areserve",
     "areset",
+    "areset_subject",
+    "aunban",
+    "ban",
     "check",
     "concurrency",
     "counter",
@@ -58,7 +64,9 @@ __all__ = [
     "refund",
     "reserve",
     "reset",
+    "reset_subject",
     "slot",
+    "unban",
 ]
 
 __version__ = "0.1.0"

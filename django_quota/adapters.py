@@ -6,7 +6,7 @@ calls them agrees with all others. For work without a request, use `check_all` a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
@@ -19,7 +19,7 @@ from django_quota.services import addresses
 from django_quota.services.api import RuleOrRate, django_request, rule_without_request
 from django_quota.services.observers import observe, unobserve
 from django_quota.services.request_decisions import adecide_request, decide_request, note_decided
-from django_quota.services.subjects import JSON_BODY, named_subject
+from django_quota.services.subjects import BODY_PARSER, named_subject
 from django_quota.web import responses, waiting_rules
 from django_quota.web.waiting_rules import decides_later
 
@@ -32,7 +32,6 @@ __all__ = [
     "decides_later",
     "observe",
     "refusal",
-    "set_json_body",
     "take_waiting_rules",
     "unobserve",
     "write_headers",
@@ -83,12 +82,13 @@ def take_waiting_rules(request: Any) -> list[Rule]:
     return waiting_rules.take_waiting_rules(_read_request(request))
 
 
-def set_json_body(request: Any, body: object) -> None:
-    """Let keys of the kind `json:` take their fields from a JSON body that you have parsed.
+def set_body_parser(request: Any, parse: Callable[[], Any]) -> None:
+    """Give the function that returns the parsed body of a request, for a framework that parses bodies by itself.
 
-    Call it before `decide`, so that the body is not parsed twice. What is not a dict has no fields.
+    The keys `post:` and `json:` take their fields from what it returns, if that is a dict. It is called once, and only
+    if a rule needs the body. What it raises leaves `decide`.
     """
-    setattr(_read_request(request), JSON_BODY, body if type(body) is dict else {})
+    setattr(_read_request(request), BODY_PARSER, parse)
 
 
 def apply_decision(request: Any, decision: Decision) -> Decision:

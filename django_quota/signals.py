@@ -27,7 +27,7 @@ refused = Signal()
 """A hit was refused."""
 
 banned = Signal()
-"""A ban began after too many refusals."""
+"""A ban began: after too many refusals, or by `ban()`."""
 
 near_limit = Signal()
 """The used share of a limit has reached the rule's `warn_at`."""

@@ -271,8 +271,8 @@ def _refusal(outcome: Outcome) -> str:
     rate = outcome.rate.in_words()
     wait = "" if outcome.retry_after is None else f"try again in {in_words(outcome.retry_after * SECOND)}"
     if outcome.is_shut_out:
-        by = "an operator" if outcome.why == "blocked" else "too many refusals"
-        return f"Rule {outcome.rule!r} refuses {outcome.subject}, {outcome.why} by {by}{wait and '; '}{wait}."
+        state = "blocked by an operator" if outcome.why == "blocked" else "which is banned"
+        return f"Rule {outcome.rule!r} refuses {outcome.subject}, {state}{wait and '; '}{wait}."
     if outcome.limit == 0:
         return f"Rule {outcome.rule!r} admits nothing ({rate})."
     if not wait:

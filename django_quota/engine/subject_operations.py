@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 from django_quota.engine.events import EventLog
 from django_quota.engine.hits import Hit
 from django_quota.engine.operations import Operation, Script, States, script
-from django_quota.engine.subject_status import drop_field, fields_of
+from django_quota.engine.subject_status import drop_field, fields_of, set_field
 
 MAX_READ = 100
 """How many leases or holds of one name are read."""
@@ -39,6 +39,39 @@ def _live(states: States, key: str, now: int) -> list[Any]:
     members: dict[str, int] = states.get(key) or {}
     live = sorted((stop, member) for member, stop in members.items() if stop > now)
     return [len(live), *(part for stop, member in live[:MAX_READ] for part in (member, stop))]
+
+
+class BanSubject(Operation):
+    """Ban a subject under a rule. The reply is that of `lua/ban.lua`.
+
+    `rule`: its name as fields of hashes have it. `span`, `remembered`: how long the ban lasts, and how long it is
+    remembered after its end, in microseconds.
+    """
+
+    script: ClassVar[Script] = script("clock", "ban")
+
+    def __init__(self, status_key: str, rule: str, span: int, remembered: int) -> None:
+        self.keys = [status_key]
+        self.rule = rule
+        self.span = span
+        self.remembered = remembered
+
+    def arguments(self) -> list[str | int]:
+        """Return the arguments that `lua/ban.lua` lists."""
+        return [self.rule, self.span, self.remembered]
+
+    def run(self, states: States, now: int) -> list[int]:
+        """Ban the subject, unless it is banned for longer already."""
+        (status_key,), name = self.keys, f"b:{self.rule}"
+        ends, level, remembered = map(int, fields_of(states, status_key).get(name, "0 0 0").split(" "))
+        stop = now + self.span
+        if ends >= stop:
+            return [ends, 0]
+        if ends <= now:
+            level = level + 1 if remembered > now else 1
+        remembered = max(remembered, stop + self.remembered)
+        set_field(states, status_key, name, f"{stop} {level} {remembered}", remembered)
+        return [stop, level]
 
 
 class LiftBans(Operation):

@@ -41,7 +41,7 @@ def load_status(states: States, context: HitContext, now: int) -> list[RetryReas
         retries.append(RetryReason(context.index, HOLDS_DUE, ""))
     banned_until = now
     ban = fields.get(f"b:{hit.field}")
-    if hit.refusals_key and ban is not None:
+    if ban is not None:
         banned_until, context.level, context.remembered = map(int, ban.split(" "))
     if override and override.mode == "x":
         context.status, context.stop = Flag.EXEMPT, override.stop

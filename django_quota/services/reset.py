@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from asgiref.sync import sync_to_async
 
 from django_quota.conf import current
 from django_quota.core import keys
 from django_quota.core.clock import frozen_now
+from django_quota.core.flow import Flow, IOCall, run_sync
 from django_quota.core.rules import Rule
 from django_quota.engine.events import EventLog
+from django_quota.engine.operations import text
 from django_quota.engine.plans import event_log_of
-from django_quota.engine.subject_operations import LiftBans, Reset, RuleState
+from django_quota.engine.subject_operations import InspectSubject, LiftBans, Reset, RuleState
 from django_quota.services.inspection import (
     NamedRule,
     batches,
@@ -24,6 +29,7 @@ from django_quota.services.inspection import (
 from django_quota.services.known_rules import known_rules
 from django_quota.services.overrides import status_key
 from django_quota.services.registry import get_limiter
+from django_quota.services.subjects import subject_of
 from django_quota.services.usage import usage
 
 
@@ -37,16 +43,26 @@ class ResetReport:
     """How many states and bans were dropped."""
 
 
+async def areset_subject(
+    subject: Any, names: Collection[str] | None = None, *, scan: bool = False, dry_run: bool = False
+) -> ResetReport:
+    """Reset a subject, in a thread; see `reset_subject`."""
+    return await sync_to_async(reset_subject)(subject, names, scan=scan, dry_run=dry_run)
+
+
 def reset_subject(
-    subject: str, names: Collection[str] | None = None, *, scan: bool = False, dry_run: bool = False
+    subject: Any, names: Collection[str] | None = None, *, scan: bool = False, dry_run: bool = False
 ) -> ResetReport:
     """Reset what these rules have counted for a subject, or all rules that can be found, and lift their bans.
 
-    `scan`: find rules by walking through all keys in Redis, as `load_snapshot` does. Use that in a command, not in a
-    request. Without it, a name that is no known rule's counts as a rate. `dry_run`: change nothing.
+    `subject`: a text such as `"user:42"`, or a user. `names`: the names of rules; None: the rules of the settings and
+    the views, and those that the subject's own keys name. `scan`: find rules by walking through all keys in Redis, as
+    `load_snapshot` does. Use that in a command, not in a request. Without it, a name that is no known rule's counts as
+    a rate. `dry_run`: change nothing. Overrides, leases and daily counts stay.
 
-    Raises `StoreUnavailable`.
+    Raises `RuleError` if it is no subject, and `StoreUnavailable`.
     """
+    subject = subject_of(subject, "a reset")
     places = _scan_places(subject, names) if scan else None
     rules: Mapping[str, object]
     if places is None:
@@ -69,12 +85,18 @@ def lift_bans(subject: str, fields: Collection[str] | None = None) -> int:
 
     What was counted stays. The next ban is a first one again. Raises `StoreUnavailable`.
     """
+    return run_sync(lift_bans_flow(subject, fields))
+
+
+def lift_bans_flow(subject: str, fields: Collection[str] | None = None) -> Flow[int]:
+    """End the bans of a subject; see `lift_bans`."""
+    limiter, key = get_limiter(), status_key(current().prefix, subject)
+    store, now = limiter.reporting_store, frozen_now()
     if fields is None:
-        fields = [ban.field for ban in read_contents(subject).bans()]
-    operation = LiftBans(status_key(current().prefix, subject), list(fields), _log())
-    limiter = get_limiter()
+        _, words = yield IOCall(store.run, store.arun, InspectSubject(key, []), now)
+        fields = [name.removeprefix("b:") for name in map(text, words[::2]) if name.startswith("b:")]
     try:
-        return int(limiter.reporting_store.run(operation, frozen_now()))
+        return int((yield IOCall(store.run, store.arun, LiftBans(key, list(fields), _log()), now)))
     finally:
         limiter.refusals.forget([subject])
 

@@ -10,9 +10,9 @@ import inspect
 import json
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.conf import settings
@@ -194,6 +194,8 @@ def _from_get(name: str, exact: bool, request: HttpRequest) -> str | None:
 
 
 def _from_post(name: str, exact: bool, request: HttpRequest) -> Flow[Any]:
+    if hasattr(request, BODY_PARSER):
+        return (yield from _from_body("post", name, (name,), exact, request))
     if has_unread_body(request, "post"):
         # Parsing takes long, so async code does it in a thread.
         fields = yield IOCall(partial(_form_of, request), partial(sync_to_async(_form_of), request))
@@ -204,6 +206,8 @@ def _from_post(name: str, exact: bool, request: HttpRequest) -> Flow[Any]:
 
 def has_unread_body(request: HttpRequest, kind: str) -> bool:
     """Return whether a key of this kind (`"post"` or `"json"`) has to read the body: a long one takes long."""
+    if hasattr(request, BODY_PARSER):
+        return not hasattr(request, JSON_BODY)
     if kind == "post":
         return request.method == "POST" and request.content_type in _FORMS and not hasattr(request, "_post")
     return not hasattr(request, JSON_BODY) and not hasattr(request, "_body") and _may_have_body(request)
@@ -218,32 +222,44 @@ def _form_of(request: HttpRequest) -> QueryDict:
 
 
 def _from_json(path: str, exact: bool, request: HttpRequest) -> Flow[Any]:
+    return (yield from _from_body("json", path, path.split("."), exact, request))
+
+
+def _from_body(kind: str, path: str, names: Sequence[str], exact: bool, request: HttpRequest) -> Flow[Any]:
     value = getattr(request, JSON_BODY, None)
     if value is None:
         value = yield IOCall(partial(_json_of, request), partial(sync_to_async(_json_of), request))
-    for name in path.split("."):
+    for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     if isinstance(value, (bool, list, dict)):
         raise BadRequest(f"The field {path!r} of the body is not a text or a number.")
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # 42, 42.0, 4.2e1 and "42" are one value for most views
-    return _from_field("json", path, None if value is None else str(value), exact=exact)
+    return _from_field(kind, path, None if value is None else str(value), exact=exact)
 
 
 JSON_BODY = "_django_quota_json"
-"""The attribute of a request with the object in its JSON body; an empty dict if it has none. Code that has parsed the
-body may set it."""
+"""The attribute of a request with the object in its JSON body; an empty dict if it has none."""
+
+BODY_PARSER = "_django_quota_body_parser"
+"""The attribute of a request with a function that returns the fields of its body: a framework that parses it by itself
+sets it. Then the keys `post:` and `json:` take their fields from there."""
 
 MAX_JSON = 2_621_440
 """Bytes: the longest body that is parsed as JSON, if `DATA_UPLOAD_MAX_MEMORY_SIZE` sets no other limit."""
 
 
 def _json_of(request: HttpRequest) -> dict[str, Any]:
-    """Return the object in the JSON body of a request.
+    """Return the object in the JSON body of a request, or what the framework has parsed.
 
     A view may parse the body whatever its Content-Type says, so that is tried here too. Raises `BadRequest` for a body
     that says that it is JSON and is not, and `RequestDataTooBig`.
     """
+    parse = getattr(request, BODY_PARSER, None)
+    if parse is not None:
+        parsed = parse()
+        setattr(request, JSON_BODY, parsed if isinstance(parsed, dict) else {})
+        return cast("dict[str, Any]", getattr(request, JSON_BODY))
     found: Any = {}
     content_type = request.content_type or ""
     says_json = content_type == "application/json" or content_type.endswith("+json")

@@ -46,10 +46,16 @@ def take_waiting_rules(request: HttpRequest) -> list[Rule]:
 
 
 def rules_left(request: HttpRequest) -> list[Rule]:
-    """Return the rules that still wait when the view has answered; none if the request is refused already."""
+    """Return the rules that still wait when the view has answered; none if the request is refused already.
+
+    Rules that need the body are left out if the view has read it, so that it cannot be read again.
+    """
     rules = take_waiting_rules(request)
     decision = decision_of(request) if rules else None
-    return [] if decision is not None and decision.enforced else rules
+    if decision is not None and decision.enforced:
+        return []
+    is_readable = not getattr(request, "_read_started", False) or hasattr(request, "_body")
+    return [rule for rule in rules if is_readable or not rule.reads_body]
 
 
 def rules_for_now(request: HttpRequest, view: Any, rules: list[Rule]) -> list[Rule]:

@@ -14,10 +14,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.apps import apps
-from django.contrib.auth.management import create_permissions
-from django.contrib.auth.models import Permission, User
-from django.contrib.contenttypes.models import ContentType
+from django.contrib.auth.models import User
 from django.db import connection
 from django.test import AsyncClient, Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
@@ -29,6 +26,7 @@ from django_quota.admin.csv_export import csv_lines, csv_response, escape_formul
 from django_quota.admin.daily_counters import BY_SUBJECT, COLUMNS, NEWEST, rows_in_order
 from django_quota.models import DailyCounter
 from django_quota.services.lookup import distinct_names, find_users, starts_with, user_names
+from tests.admin.operators import operator, superuser
 from tests.support.databases import forget_connection
 
 LIST = "/admin/django_quota/dailycounter/"
@@ -37,38 +35,18 @@ DAY = date(2026, 3, 14)
 pytestmark = pytest.mark.usefixtures("database", "memory_store")
 
 
-def permission(codename: str) -> Permission:
-    """Return a permission; an emptied database has none."""
-    ContentType.objects.clear_cache()
-    for app in ("auth", "django_quota"):
-        create_permissions(apps.get_app_config(app), verbosity=0)
-    return Permission.objects.get(codename=codename)
-
-
 def row(subject: str, rule: str = "search", day: date = DAY, allowed: int = 5, refused: int = 0) -> DailyCounter:
     return DailyCounter.objects.create(subject=subject, rule=rule, day=day, allowed=allowed, refused=refused)
 
 
 @pytest.fixture
-def staff(database: Any) -> User:
-    """Somebody who may look at daily counters, and at nothing else."""
-    user = User.objects.create_user("staff", is_staff=True)
-    user.user_permissions.add(permission("view_dailycounter"))
-    return user
-
-
-@pytest.fixture
-def client(staff: User) -> Client:
-    client = Client()
-    client.force_login(staff)
-    return client
+def client(database: Any) -> Client:
+    return operator("view_dailycounter")
 
 
 @pytest.fixture
 def admin(database: Any) -> Client:
-    client = Client()
-    client.force_login(User.objects.create_superuser("admin"))
-    return client
+    return superuser("admin")
 
 
 def listed(client: Client, query: str = "") -> list[tuple[str, str]]:
@@ -94,13 +72,13 @@ def test_the_list_shows_counts_users_and_the_share_refused(admin: Client) -> Non
     assert "75.0\N{NO-BREAK SPACE}%" in page
 
 
-def test_user_names_need_the_permission_to_view_users(client: Client, staff: User) -> None:
+def test_user_names_need_the_permission_to_view_users(client: Client) -> None:
     user = User.objects.create_user("anna", email="anna@example.org")
     row(f"user:{user.pk}")
     assert "anna" not in client.get(LIST).content.decode()
     assert listed(client, "?q=anna") == []
     assert listed(client, "?q=anna@example.org") == []
-    staff.user_permissions.add(permission("view_user"))
+    client = operator("view_dailycounter", "auth.view_user", name="sees users")
     assert "anna" in client.get(LIST).content.decode()
     assert listed(client, "?q=anna") == listed(client, "?q=anna@example") == [(f"user:{user.pk}", "search")]
 
@@ -214,16 +192,6 @@ def test_a_list_that_is_cut_off_says_so(client: Client, monkeypatch: pytest.Monk
     assert "The list ends after 100 rows." in page.content.decode()
 
 
-@pytest.mark.parametrize(
-    "subject", ["<script>alert(1)</script>", "\"'>&", "\u2028 \u0085", "=1+1", "~" + "f" * 64, "x" * 255]
-)
-def test_any_subject_is_shown_as_text(client: Client, subject: str) -> None:
-    row(subject, rule=subject)
-    for page in ("", f"{DailyCounter.objects.get().pk}/change/"):
-        assert "<script>alert" not in client.get(LIST + page).content.decode()
-    assert len(table(client.get(f"{LIST}export/"))) == 2
-
-
 # --- nothing is changed -----------------------------------------------------------------------------------------------
 
 
@@ -236,14 +204,6 @@ def test_nobody_can_add_change_or_delete_rows(admin: Client) -> None:
     assert admin.post(f"{LIST}{found.pk}/delete/", {"post": "yes"}).status_code == 403
     admin.post(LIST, {"action": "delete_selected", "_selected_action": found.pk, "post": "yes"})
     assert DailyCounter.objects.values_list("allowed", flat=True).get() == 5
-
-
-@pytest.mark.parametrize("page", ["", "export/", "usage/", "usage/?subject=user:1", "usage/csv/?subject=user:1"])
-def test_every_page_needs_the_view_permission(page: str) -> None:
-    client = Client()
-    assert client.get(LIST + page).status_code == 302
-    client.force_login(User.objects.create_user("other", is_staff=True))
-    assert client.get(LIST + page).status_code == 403
 
 
 # --- CSV --------------------------------------------------------------------------------------------------------------
@@ -273,14 +233,15 @@ def test_selected_rows_are_exported(client: Client, across: bool) -> None:
     assert subjects == (["user:0", "user:1", "user:2", "user:3"] if across else ["user:1", "user:2"])
 
 
-def test_the_download_is_streamed_under_asgi(staff: User) -> None:
+def test_the_download_is_streamed_under_asgi(client: Client) -> None:
+    user = User.objects.get()
     for number in range(5):
         row(f"user:{number}")
 
     async def fetch() -> bytes:
         await sync_to_async(forget_connection)()
         client = AsyncClient()
-        await client.aforce_login(staff)
+        await client.aforce_login(user)
         reply: Any = await client.get(f"{LIST}export/")
         assert reply.is_async
         return b"".join([part async for part in reply])

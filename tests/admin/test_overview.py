@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
@@ -24,11 +23,10 @@ from django_quota.services.activity import RULES, Minute, activity
 from django_quota.services.health import Health, health
 from django_quota.services.registry import get_limiter
 from django_quota.stores.redis.store import RedisStore
-from tests.admin.operators import operator, superuser
+from tests.admin.operators import operator
 from tests.support.stores import caches, current_store
 
 PAGE = "/admin/django_quota/overview/"
-PARTS = ("", "metrics/", "events/", "stream/")
 SUBJECT = "ip:203.0.113.9"
 
 
@@ -47,40 +45,7 @@ def ban(subject: str, times: int = 8) -> None:
         check("1/m", subject, name="login", ban={"after": "5/m", "for": "10m"})
 
 
-class _Watched(HTMLParser):
-    """What a page must not hold: style attributes, handlers, scripts and styles in the page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        names = dict(attrs)
-        self.found += [f"{tag} {name}" for name in names if name == "style" or name.startswith("on")]
-        if tag == "style" or (tag == "script" and "src" not in names and "json" not in (names.get("type") or "")):
-            self.found.append(tag)
-
-
 class TestPermissions:
-    @pytest.mark.usefixtures("redis_cache")
-    @pytest.mark.parametrize("part", PARTS)
-    def test_every_url_needs_the_permission(self, permissions: None, part: str) -> None:
-        assert operator("view_subject", "view_quotaoverride").get(PAGE + part).status_code == 403
-
-    @pytest.mark.usefixtures("redis_cache", "database")
-    @pytest.mark.parametrize("part", PARTS)
-    def test_a_visitor_is_sent_to_the_login(self, part: str) -> None:
-        reply = Client().get(PAGE + part)
-        assert (reply.status_code, reply["Location"].partition("?")[0]) == (302, "/admin/login/")
-
-    @pytest.mark.usefixtures("redis_cache")
-    def test_nothing_can_be_added_changed_or_deleted(self, database: dict[str, Any]) -> None:
-        client = superuser()
-        for what in ("add/", "1/change/", "1/delete/", "1/history/"):
-            assert client.get(PAGE + what).status_code == 404
-        assert client.get(PAGE).status_code == 200
-        assert "overview/add" not in client.get("/admin/").content.decode()
-
     @pytest.mark.usefixtures("redis_cache")
     def test_links_to_subjects_need_the_permission(self, permissions: None) -> None:
         check("0/m", SUBJECT, name="a")
@@ -105,20 +70,6 @@ class TestPage:
         with slot("export", 1, subject=SUBJECT):
             page = client.get(PAGE + "metrics/").content.decode()
         assert re.search(r"export.*?1 of 1 <strong[^>]*>full", page, re.DOTALL)
-
-    def test_it_satisfies_a_strict_content_security_policy(self, client: Client) -> None:
-        ban(SUBJECT)
-        with slot("export", 1):
-            for address in (PAGE, PAGE + "?sizes=1", PAGE + "metrics/"):
-                watched = _Watched()
-                watched.feed(client.get(address).content.decode())
-                assert watched.found == []
-
-    def test_texts_of_visitors_are_escaped(self, client: Client) -> None:
-        check("0/m", "user:<script>alert(1)</script>", name="<b>&")
-        page = client.get(PAGE).content.decode()
-        assert "<script>alert" not in page
-        assert "<b>&" not in page
 
     def test_an_empty_page_says_so(self, client: Client) -> None:
         page = client.get(PAGE).content.decode()

@@ -15,7 +15,7 @@ OF_COUNTERS = ("view_dailycounter", "change_dailycounter")
 OF_ACTIONS = ("add_quotaoverride", "change_quotaoverride", "delete_quotaoverride", "reset_subject", "lift_ban")
 NEEDS: dict[str, tuple[str, ...]] = {
     **{f"overview/{page}": ("view_overview",) for page in ("", "metrics/", "events/", "stream/")},
-    "overview/add/": (),
+    **{f"overview/{page}": () for page in ("add/", "1/change/", "1/delete/", "1/history/")},
     **{f"dailycounter/{page}": OF_COUNTERS for page in ("", "export/", "usage/", "C/change/", "C/history/")},
     "dailycounter/usage/?subject=user:1": OF_COUNTERS,
     "dailycounter/usage/csv/?subject=user:1": OF_COUNTERS,
@@ -28,6 +28,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "quotaoverride/O/delete/": ("delete_quotaoverride",),
     **{f"subject/{page}": ("view_subject",) for page in ("", "?subject=user:1", "user:1/change/", "user:1/history/")},
     "subject/add/": (),
+    "subject/action/nothing/": (),
     "subject/O/delete/": (),
     **{
         f"subject/action/{name}/?subject=user:1&on={on}": OF_ACTIONS

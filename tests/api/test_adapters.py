@@ -22,7 +22,7 @@ from django_quota.adapters import (
     decide,
     observe,
     refusal,
-    set_json_body,
+    set_body_parser,
     unobserve,
     write_headers,
 )
@@ -46,9 +46,9 @@ def request_by(method: str = "get", **given: Any) -> HttpRequest:
 def test_a_json_body_that_somebody_else_has_parsed_is_taken() -> None:
     rule = Rule.make("by-phone", "9/m", key="json:phone")
     one, other, none = (request_by("post", data="broken", content_type="application/json") for _ in range(3))
-    set_json_body(one, {"phone": "1"})
-    set_json_body(other, {"phone": 1})
-    set_json_body(none, [{"phone": "1"}])
+    set_body_parser(one, lambda: {"phone": "1"})
+    set_body_parser(other, lambda: {"phone": 1})
+    set_body_parser(none, lambda: [{"phone": "1"}])
     subjects = [decide(each, rule).subject for each in (one, other, none)]
     assert subjects[0] == subjects[1]
     assert subjects[2] == IP

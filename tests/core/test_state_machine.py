@@ -18,6 +18,7 @@ from django_quota import Rule
 from django_quota.core.algorithms import NEVER
 from django_quota.core.algorithms.sliding_window import WRAP, Entry
 from django_quota.core.algorithms.token_bucket import TokenBucket
+from django_quota.core.keys import field
 from django_quota.engine.codec import (
     ALLOWED,
     OVERRIDDEN,
@@ -33,6 +34,8 @@ from django_quota.engine.codec import (
 from django_quota.engine.decide import Decide
 from django_quota.engine.operations import DictStates
 from django_quota.engine.plans import Plan
+from django_quota.engine.subject_operations import BanSubject, LiftBans
+from django_quota.services.overrides import status_key
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer
@@ -209,6 +212,21 @@ class Stores(RuleBasedStateMachine):
         value = "" if mode == "gone" else f"{mode} {start} {stop} {rates if mode == 'r' else ''}"
         for run in self.stores():
             run(publish(subject, its_rule, value), self.now)
+
+    @rule(its_rule=st.sampled_from(RULES), subject=SUBJECTS, span=st.integers(1, 90 * SECOND))
+    def code_bans_a_subject(self, its_rule: Rule, subject: str, span: int) -> None:
+        remembered = its_rule.ban.durations[-1] if its_rule.ban else 0
+        operation = BanSubject(status_key("quota", subject), field(its_rule.name), span, remembered)
+        replies = [run(operation, self.now) for run in self.stores()]
+        assert replies[0] == replies[1] == replies[2]
+        assert replies[0][0] >= self.now + span
+        self.every_key_has_a_ttl()
+
+    @rule(its_rules=st.lists(st.sampled_from(RULES), max_size=3), subject=SUBJECTS)
+    def code_lifts_bans(self, its_rules: list[Rule], subject: str) -> None:
+        operation = LiftBans(status_key("quota", subject), [field(each.name) for each in its_rules])
+        replies = [run(operation, self.now) for run in self.stores()]
+        assert replies[0] == replies[1] == replies[2]
 
     @rule(its_rule=st.sampled_from(RULES), subject=SUBJECTS)
     def a_rule_is_reset(self, its_rule: Rule, subject: str) -> None:

@@ -245,9 +245,7 @@ class TestBans:
         with freeze(START + MINUTE):
             decision = self.refuse(1)
         assert (decision.retry_after, decision.outcomes[0].why) == (540.0, "banned")
-        assert decision.explain() == (
-            f"Rule '1/m' refuses {SUBJECT}, banned by too many refusals; try again in 9 minutes."
-        )
+        assert decision.explain() == (f"Rule '1/m' refuses {SUBJECT}, which is banned; try again in 9 minutes.")
 
     def test_a_rule_that_would_admit_again_still_refuses_who_is_banned(self) -> None:
         with freeze(START):

@@ -73,15 +73,20 @@ def state(one_redis: Any) -> dict[str, Any]:
 
 
 class Seen(HTMLParser):
-    """The tags and attributes of a page, and where its links lead."""
+    """The tags and attributes of a page, where its links lead, and what a strict Content-Security-Policy forbids."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: set[str] = set()
         self.links: set[str] = set()
+        self.inline: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.names |= {tag, *(name for name, _ in attrs)}
+        names = dict(attrs)
+        self.names |= {tag, *names}
+        self.inline += [f"{tag} {name}" for name in names if name == "style" or name.startswith("on")]
+        if tag == "style" or (tag == "script" and "src" not in names and "json" not in (names.get("type") or "")):
+            self.inline.append(tag)
         self.links |= {value or "" for name, value in attrs if name in ("href", "src", "action", "formaction")}
 
 

@@ -14,7 +14,7 @@ from django_quota.admin.subject_actions import ACTIONS
 from django_quota.models import QuotaOverride
 from django_quota.services.flusher import flusher
 from tests.admin.operators import operator, superuser
-from tests.security.pages import ROOT, SUBJECT, addresses, patterns, state
+from tests.security.pages import ROOT, SUBJECT, addresses, patterns, seen, state
 from tests.support.selection import thorough
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -68,6 +68,19 @@ def test_only_a_post_changes_anything(method: str, one_redis: Any) -> None:
             assert not getattr(reply, "xframe_options_exempt", False), address
             reply.close()
         assert state(one_redis) == before, f"{method} {address}"
+
+
+def test_no_page_has_inline_style_or_script() -> None:
+    root = superuser()
+    pages = 0
+    for address in addresses():
+        for question in ({}, {"sizes": "1"}, {"subject": SUBJECT}):
+            reply = root.get(address, question)
+            if not reply.streaming and "html" in reply.headers["Content-Type"]:
+                assert seen(reply).inline == [], address
+                pages += 1
+            reply.close()
+    assert pages > 40
 
 
 def test_no_post_without_its_token_is_heard(one_redis: Any) -> None:

@@ -30,9 +30,7 @@ end
 
 local function load(hit, retry)
   local rule = hit.rule
-  -- A rule without bans does not look for one.
-  local last = hit.refusals and 'b:' .. rule or 'd:' .. rule
-  local fields = redis.call('HMGET', hit.status_key, 'o:' .. rule, 'o:*', 'd:' .. rule, 'e:' .. rule, last)
+  local fields = redis.call('HMGET', hit.status_key, 'o:' .. rule, 'o:*', 'd:' .. rule, 'e:' .. rule, 'b:' .. rule)
   local kind, stop, override = in_force(fields[1])
   if not kind then kind, stop, override = in_force(fields[2]) end
   local rates = kind == 'r' and override or ''
@@ -45,7 +43,7 @@ local function load(hit, retry)
     retry[#retry + 1], retry[#retry + 2], retry[#retry + 3] = hit.index, HOLDS_DUE, missing
   end
   local banned_until = now
-  if hit.refusals and fields[5] then
+  if fields[5] then
     local ends, level, remembered = string.match(fields[5], '^(%d+) (%d+) (%d+)$')
     banned_until, hit.level, hit.remembered = tonumber(ends), tonumber(level), tonumber(remembered)
   end

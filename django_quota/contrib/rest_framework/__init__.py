@@ -1,0 +1,32 @@
+"""Throttles for Django REST framework: all limits of a request in one call to the store.
+
+With `DEFAULT_THROTTLE_CLASSES = ["django_quota.contrib.rest_framework.QuotaThrottle"]`, a view that says `quota_rules =
+["search"]` is limited by that rule of the settings. `UserRateThrottle`, `AnonRateThrottle`, `ScopedRateThrottle` and
+`SimpleRateThrottle` replace those of the same name.
+
+The framework authenticates inside the view. So the rules of the settings and the `@quota` on a view with one of these
+throttles wait for it, if they need the user or the body.
+"""
+
+from __future__ import annotations
+
+from django_quota.contrib.rest_framework import checks  # noqa: F401 — registers the system checks
+from django_quota.contrib.rest_framework.throttles import (
+    AnonRateThrottle,
+    QuotaThrottle,
+    QuotaThrottled,
+    ScopedRateThrottle,
+    SimpleRateThrottle,
+    UserRateThrottle,
+    with_quota_rules,
+)
+
+__all__ = [
+    "AnonRateThrottle",
+    "QuotaThrottle",
+    "QuotaThrottled",
+    "ScopedRateThrottle",
+    "SimpleRateThrottle",
+    "UserRateThrottle",
+    "with_quota_rules",
+]

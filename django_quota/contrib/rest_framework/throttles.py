@@ -1,0 +1,376 @@
+"""The throttles. The first one that is asked decides for all of a view; the others read its answer.
+
+Django REST framework imports this module while it defines its views, so nothing here imports them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache, partial
+from http import HTTPStatus
+from ipaddress import ip_address
+from typing import Any, NamedTuple, TypeVar, cast
+
+from django.core.exceptions import BadRequest
+from django.http import HttpResponseBase
+from django.utils.translation import get_language
+from rest_framework import exceptions, throttling
+
+from django_quota.adapters import (
+    apply_decision,
+    decide,
+    decides_later,
+    set_body_parser,
+    take_waiting_rules,
+    write_headers,
+)
+from django_quota.conf import current
+from django_quota.core.clock import freeze
+from django_quota.core.decisions import Decision, QuotaExceeded
+from django_quota.core.errors import RuleError, did_you_mean
+from django_quota.core.rules import Rule, dotted_path
+from django_quota.services.subjects import digest, named_subject, user_subject
+from django_quota.web.wording import message, whole_wait
+
+F = TypeVar("F")
+
+Pair = tuple[Rule, str]
+"""A rule with the subject that it limits."""
+
+Entry = Rule | Pair
+
+
+class QuotaThrottled(exceptions.Throttled, QuotaExceeded):
+    """A throttle refuses: 429, or 503 if Redis did not answer and the rule says `on_unavailable="deny"`.
+
+    The exception handler of the project gets it like each `Throttled`. `decision` has the limit.
+    """
+
+    def __init__(self, decision: Decision, wait: float | None = None) -> None:
+        self.decision = decision
+        exceptions.Throttled.__init__(self, wait)
+        if decision.degraded and decision.binding is None:
+            self.status_code = int(HTTPStatus.SERVICE_UNAVAILABLE)
+            self.wait = whole_wait(decision)
+            self.detail = exceptions.ErrorDetail(message(decision, get_language()), "unavailable")
+
+
+def with_quota_rules(*rules: str | Rule) -> Callable[[F], F]:
+    """Name the rules of a view, a method or an action; on a function write it below `@api_view`.
+
+    It is the same as the attribute `quota_rules` of a class. A method's own rules replace those of its class.
+    """
+
+    def decorator(view: F) -> F:
+        target: Any = getattr(view, "cls", view)  # what @api_view returns has a class
+        target.quota_rules = rules
+        return view
+
+    return decorator
+
+
+class _Answer(NamedTuple):
+    """What one call to the store decided."""
+
+    decision: Decision
+    refuses: bool
+    """Whether one of the rules refuses that refuse the whole request."""
+    entries: list[Entry]
+    """The rules and pairs that it is about, and that no throttle has asked for yet."""
+
+    def refuses_one_of(self, pairs: Sequence[Pair]) -> bool:
+        """Say whether one of these pairs is refused."""
+        decision = self.decision
+        for rule, subject in pairs:
+            outcomes = [each for each in decision.outcomes if (each.rule, each.subject) == (rule.name, subject)]
+            undecided = not outcomes and decision.degraded and not decision.allowed
+            if undecided or not all(outcome.allowed for outcome in outcomes):
+                return True
+        return False
+
+
+_ANSWER = "_django_quota_answer"
+"""The attribute of the framework's request with the answer to all throttles."""
+
+
+class _TogetherMixin:
+    """A throttle that decides in one call with the others of its view."""
+
+    _answer: _Answer | None = None
+
+    def entries(self, request: Any, view: Any) -> list[Entry]:
+        """Return what limits a request: rules, and pairs of a rule and a subject."""
+        raise NotImplementedError
+
+    def _is_allowed(self, entries: list[Entry], request: Any, view: Any) -> bool:
+        self._answer = answer = self._answer_to(entries, request, view)
+        return not answer.refuses and not answer.refuses_one_of(_pairs(entries))
+
+    def _answer_to(self, entries: list[Entry], request: Any, view: Any) -> _Answer:
+        """Return the answer to these entries. The first throttle asks for those of the others too."""
+        known: _Answer | None = request.__dict__.get(_ANSWER)
+        if known is not None and all(entry in known.entries for entry in entries):
+            for entry in entries:  # a throttle that asks again counts again
+                known.entries.remove(entry)
+            return known
+        asked: list[Entry] = [*take_waiting_rules(request), *entries]
+        others: list[Entry] = []
+        for entry in self._entries_of_others(request, view) if known is None else ():
+            if all(entry == other or _identity(entry) != _identity(other) for other in asked + others):
+                others.append(entry)
+        answer = self._ask(request, asked + others)._replace(entries=others)
+        if known is None:
+            request.__dict__[_ANSWER] = answer
+            _prepare(view)
+        return answer
+
+    def _entries_of_others(self, request: Any, view: Any) -> Iterator[Entry]:
+        """Return the entries of the other throttles of a view.
+
+        One with an `allow_request` of its own may not ask at all, so it decides by itself.
+        """
+        for other in getattr(view, "get_throttles", list)():
+            if type(other) is not type(self) and _always_asks(type(other)):
+                yield from other.entries(request, view)
+
+    def _ask(self, request: Any, entries: list[Entry]) -> _Answer:
+        set_body_parser(request, lambda: request.data)
+        try:
+            with self._time():
+                decision = decide(request, entries)
+        except BadRequest as error:  # a field that the body should have
+            raise exceptions.ParseError(str(error)) from error
+        answer = _Answer(decision, decision.enforced, [])
+        pairs = _pairs(entries)
+        if not decision.allowed and answer.refuses_one_of(pairs):
+            answer = answer._replace(decision=_enforced(decision, pairs))
+        apply_decision(request, answer.decision)
+        return answer
+
+    def _time(self) -> AbstractContextManager[None]:
+        """Set the clock, if the class has a `timer` of its own, as in tests."""
+        timer = getattr(type(self), "timer", time.time)
+        if timer is time.time:
+            return nullcontext()
+        return freeze(_START + timedelta(seconds=cast("Any", self).timer()))
+
+    def wait(self) -> float | None:
+        """Return the seconds until the same request is allowed; None if waiting does not help."""
+        if self._answer is None:
+            return cast("float | None", cast("Any", super()).wait())
+        return self._answer.decision.retry_after
+
+
+_START = datetime(2000, 1, 1, tzinfo=UTC)
+"""Where a `timer` begins that counts from 0."""
+
+
+def _pairs(entries: Sequence[Entry]) -> list[Pair]:
+    return [entry for entry in entries if isinstance(entry, tuple)]
+
+
+def _identity(entry: Entry) -> object:
+    """Return what two entries of one call must not share unless they are equal; then the second decides by itself."""
+    return (entry[0].name, entry[1]) if isinstance(entry, tuple) else entry.name
+
+
+def _enforced(decision: Decision, pairs: Sequence[Pair]) -> Decision:
+    """Return a decision in which refusals of these pairs refuse the request."""
+    known = {(rule.name, subject) for rule, subject in pairs}
+    outcomes = [
+        outcome._replace(enforced=True) if (outcome.rule, outcome.subject) in known else outcome
+        for outcome in decision.outcomes
+    ]
+    if not outcomes:
+        return replace(decision, enforced=True)
+    return Decision.of(tuple(outcomes), degraded=decision.degraded)
+
+
+# --- the view ---------------------------------------------------------------------------------------------------------
+
+
+@decides_later
+def carries_a_throttle(view: Any) -> bool:
+    """Say whether a view has one of these throttles, so that it decides the rules that need the user."""
+    given = getattr(view, "initkwargs", {}).get("throttle_classes")
+    classes = getattr(getattr(view, "cls", view), "throttle_classes", ()) if given is None else given
+    return any(map(_always_asks, classes))
+
+
+def _always_asks(throttle: Any) -> bool:
+    """Say whether a throttle of this class decides whenever it is asked: it is one of these, without changes."""
+    return getattr(throttle, "allow_request", None) in (QuotaThrottle.allow_request, SimpleRateThrottle.allow_request)
+
+
+def _prepare(view: Any) -> None:
+    """Let a view raise `QuotaThrottled`, and write the headers on its response."""
+    for name, function in (("throttled", _throttled), ("finalize_response", _finalize)):
+        method = getattr(view, name, None)
+        if method is not None and getattr(method, "func", None) is not function:
+            setattr(view, name, partial(function, method))
+
+
+def _throttled(method: Callable[..., Any], request: Any, wait: float | None) -> None:
+    """Call the view's `throttled()`, and add the decision to what it raises. Errors of the project's own stay."""
+    try:
+        method(request, wait)
+    except exceptions.Throttled as error:
+        decision = getattr(request, "quota", None)
+        if type(error) is not exceptions.Throttled or not isinstance(decision, Decision) or not decision.enforced:
+            raise
+        refusal = QuotaThrottled(decision, wait)
+        if refusal.status_code == error.status_code:
+            refusal.detail, refusal.wait = error.detail, error.wait
+        raise refusal from None
+
+
+def _finalize(
+    method: Callable[..., Any], request: Any, response: HttpResponseBase, *args: Any, **kwargs: Any
+) -> HttpResponseBase:
+    """Call the view's `finalize_response()`, and write the headers."""
+    response = method(request, response, *args, **kwargs)
+    decision = getattr(request, "quota", None)
+    if isinstance(decision, Decision):
+        write_headers(response, decision)
+        if decision.enforced:
+            response.headers.setdefault("Cache-Control", "no-store")
+    return response
+
+
+# --- rules of the settings --------------------------------------------------------------------------------------------
+
+
+class QuotaThrottle(_TogetherMixin, throttling.BaseThrottle):
+    """Limits a view by the rules in its `quota_rules`, by its `throttle_scope`, and by the rules that wait for it.
+
+    `quota_rules` lists names of rules in the settings and `Rule` objects. `throttle_scope` is such a name too; if there
+    is no rule of that name, its rate is in `DEFAULT_THROTTLE_RATES`, as for `ScopedRateThrottle`.
+    """
+
+    def allow_request(self, request: Any, view: Any) -> bool:
+        """Return whether a request is allowed."""
+        return self._is_allowed(self.entries(request, view), request, view)
+
+    def entries(self, request: Any, view: Any) -> list[Entry]:
+        """Return the rules of a view."""
+        scope = getattr(view, "throttle_scope", None)
+        rules: list[Entry] = [named_rule(rule, view) for rule in rules_of_view(view, request.method)]
+        if not scope:
+            return rules
+        if scope in current().rules:
+            return [*rules, named_rule(scope, view)]
+        return [*rules, *ScopedRateThrottle().entries(request, view)]
+
+
+def rules_of_view(view: Any, method: str) -> Sequence[str | Rule]:
+    """Return the `quota_rules` of the method of a view that answers, or those of the view."""
+    handler = getattr(view, (method or "").lower(), None)
+    found: Any = getattr(handler, "quota_rules", None)
+    for cell in (getattr(handler, "__closure__", None) or ()) if found is None else ():  # where @api_view keeps it
+        found = getattr(cell.cell_contents, "quota_rules", found)
+    if found is None:
+        found = getattr(view, "quota_rules", ())
+    return (found,) if isinstance(found, (str, Rule)) else cast("Sequence[str | Rule]", found)
+
+
+def named_rule(rule: str | Rule, view: Any) -> Rule:
+    """Return a rule by its name in the settings. Raises `RuleError` if there is none."""
+    if isinstance(rule, Rule):
+        return rule
+    rules = current().rules
+    if rule not in rules:
+        place = dotted_path(view if isinstance(view, type) else type(view))
+        near = did_you_mean(str(rule), map(str, rules)).strip()
+        hint = near or "Add it to QUOTA[\"RULES\"], or use Rule.make('search', '10/m', key='user')."
+        raise RuleError(f"quota_rules of {place} names no rule: {rule!r}.", hint)
+    return current().rule(rule)
+
+
+# --- the throttles of the framework -----------------------------------------------------------------------------------
+
+
+class SimpleRateThrottle(_TogetherMixin, throttling.SimpleRateThrottle):
+    """The framework's `SimpleRateThrottle`, decided by Redis: give it a `scope` or a `rate`, and `get_cache_key()`.
+
+    Each throttle of a view counts by itself, as the framework's do: a request that another one refuses counts. Rates
+    are the framework's too: of "10/month" it reads the first letter, so that is ten a minute.
+    """
+
+    def allow_request(self, request: Any, view: Any) -> bool:
+        """Return whether a request is allowed."""
+        entries = self.entries(request, view)
+        if not entries and not hasattr(request, "_request"):
+            return True
+        if not self._is_allowed(entries, request, view):
+            return bool(self.throttle_failure())
+        return bool(self.throttle_success()) if entries else True
+
+    def entries(self, request: Any, view: Any) -> list[Entry]:
+        """Return the rule of the rate, and the subject of the cache key; nothing if the request is not limited."""
+        if self.rate is None or (key := self.get_cache_key(request, view)) is None:
+            return []
+        self.key = key
+        name = f"rest_framework.{self.scope}" if self.scope else dotted_path(type(self))
+        return [(_rule_of(name, self.num_requests, self.duration), self._subject(request))]
+
+    def throttle_success(self) -> bool:
+        """Return True: the request is counted already."""
+        return True
+
+    def _subject(self, request: Any) -> str:
+        """Return the subject of the cache key: a user or an address, if the key is about it."""
+        user = request.user
+        if user and user.is_authenticated and self.key == self._key_of(user.pk):
+            return user_subject(user)
+        ident = self.get_ident(request)
+        if self.key == self._key_of(ident):
+            with suppress(ValueError):
+                return named_subject(f"ip:{ip_address(str(ident))}")
+        key = str(self.key).replace("+", "%2B")
+        return named_subject(f"throttle:{key if len(key) <= _MAX_KEY else digest(key)}")
+
+    def _key_of(self, ident: object) -> str | None:
+        """Return the cache key that the framework makes; None if the format is not its own."""
+        with suppress(KeyError, TypeError, ValueError):
+            return str(self.cache_format % {"scope": self.scope, "ident": ident})
+        return None
+
+
+_MAX_KEY = 200
+"""Characters: a longer key counts as its digest. A client may choose it by X-Forwarded-For."""
+
+
+@lru_cache(maxsize=1024)
+def _rule_of(name: str, count: int, seconds: float) -> Rule:
+    """Return the rule of a rate. It decides alone (`block=False`); the throttle refuses."""
+    whole = math.ceil(seconds)
+    unit = {1: "s", 60: "m", 3_600: "h", 86_400: "d"}.get(whole, f"{whole}s")
+    return Rule.make(name, f"{count}/{unit}", key="user", block=False)
+
+
+class AnonRateThrottle(SimpleRateThrottle, throttling.AnonRateThrottle):
+    """Limits each address that has not authenticated, by the rate `"anon"` of `DEFAULT_THROTTLE_RATES`."""
+
+
+class UserRateThrottle(SimpleRateThrottle, throttling.UserRateThrottle):
+    """Limits each user, and each address without one, by the rate `"user"` of `DEFAULT_THROTTLE_RATES`."""
+
+
+class ScopedRateThrottle(SimpleRateThrottle, throttling.ScopedRateThrottle):
+    """Limits each user or address on the views of one `throttle_scope`, by its rate in `DEFAULT_THROTTLE_RATES`."""
+
+    rate: str | None = None
+
+    def entries(self, request: Any, view: Any) -> list[Entry]:
+        """Return the rule of the view's scope; nothing if it has none."""
+        self.scope = getattr(view, self.scope_attr, None)
+        if not self.scope:
+            return []
+        self.rate = self.get_rate()
+        self.num_requests, self.duration = self.parse_rate(self.rate)
+        return super().entries(request, view)

@@ -1,0 +1,128 @@
+"""Bans that your code sets and lifts. They look like those that a rule with `ban=` sets after too many refusals."""
+
+from __future__ import annotations
+
+import logging
+
+from django_quota.conf import current, rule_of
+from django_quota.core.clock import frozen_now
+from django_quota.core.decisions import Decision
+from django_quota.core.errors import RateError, RuleError, StoreUnavailable
+from django_quota.core.flow import Flow, IOCall, run_async, run_sync
+from django_quota.core.keys import escape, field
+from django_quota.core.rates import parse_seconds
+from django_quota.core.rules import Rule
+from django_quota.engine.events import AppendEvents, EventRecord
+from django_quota.engine.plans import Plan, event_log_of
+from django_quota.engine.subject_operations import BanSubject
+from django_quota.services.api import RuleOrRate, Subject, decision_flow, django_request
+from django_quota.services.known_rules import known_rules
+from django_quota.services.limiter import Limiter
+from django_quota.services.overrides import status_key
+from django_quota.services.registry import get_limiter
+from django_quota.services.request_decisions import new_plan
+from django_quota.services.reset import lift_bans_flow
+from django_quota.services.subjects import subject_flow, subject_of
+from django_quota.signals import asend, banned, send
+
+logger = logging.getLogger("django_quota")
+
+
+def ban(subject: Subject, rule: RuleOrRate, seconds: float) -> Decision:
+    """Ban a subject under a rule for some seconds from now; return the refusal that it gets.
+
+    `subject`: a text such as `"ip:203.0.113.9"`, a user, or a request, from which the rule's key takes the subject.
+    `rule`: the name of a rule in the settings or of a view, a rate, or a `Rule`. It needs no `ban=`. `seconds`: above 0
+    and up to 366 days. A ban that lasts longer already stays as it is; to shorten one, call `unban` first.
+
+    The ban is an event and sends `banned`, the admin and `quota_status` show it, and `unban`, `reset` and the admin
+    lift it. If the rule has `ban=`, its next ban is the next in the row.
+
+    Raises `RuleError` if an argument is wrong, or if a ban has no effect: under a rule with `shadow=True` or without a
+    rate. Raises `StoreUnavailable` if the store does not answer.
+    """
+    return run_sync(_ban_flow(subject, rule, seconds))
+
+
+async def aban(subject: Subject, rule: RuleOrRate, seconds: float) -> Decision:
+    """Ban a subject without blocking the event loop; see `ban`."""
+    return await run_async(_ban_flow(subject, rule, seconds))
+
+
+def unban(subject: Subject, rule: RuleOrRate | None = None) -> int:
+    """Lift the ban of a subject under a rule, or all its bans; return how many were in force.
+
+    `subject` and `rule`: see `ban`; without a rule, the subject is a text or a user. What was counted stays, and so do
+    blocks. The next ban is the first in its row again. Raises `RuleError` and `StoreUnavailable`.
+    """
+    return run_sync(_unban_flow(subject, rule))
+
+
+async def aunban(subject: Subject, rule: RuleOrRate | None = None) -> int:
+    """Lift bans without blocking the event loop; see `unban`."""
+    return await run_async(_unban_flow(subject, rule))
+
+
+def _ban_flow(subject: Subject, given: RuleOrRate, seconds: float) -> Flow[Decision]:
+    rule, span = _rule(given), parse_seconds("seconds", seconds, 600)
+    name = yield from _subject_flow(subject, rule)
+    if rule.shadow:
+        raise RuleError(f"Rule {rule.name!r} is a shadow, which never refuses: a ban would have no effect.")
+    plan = _plan(rule, name)
+    settings, limiter = current(), get_limiter()
+    if not settings.enabled:
+        return plan.unlimited()
+    store = limiter.reporting_store
+    remembered = rule.ban.durations[-1] if rule.ban else 0
+    operation = BanSubject(status_key(settings.prefix, name), field(rule.name), span, remembered)
+    try:
+        ends, level = yield IOCall(store.run, store.arun, operation, frozen_now())
+    finally:
+        limiter.refusals.forget([name])
+    decision = yield from decision_flow(plan, "peek")
+    if level and settings.events:
+        first = decision.outcomes[0] if decision.outcomes else None
+        left = (first.limit, first.remaining) if first else (0, 0)
+        event = EventRecord("banned", field(rule.name), escape(name), ends, level, *left)
+        try:
+            yield IOCall(store.run, store.arun, AppendEvents(event_log_of(settings.prefix, settings.events), [event]))
+        except StoreUnavailable as error:
+            logger.warning("The event of a ban could not be written: %s", error)
+        yield IOCall(send, asend, [(banned, {"rule": rule, "subject": name, "decision": decision})], Limiter)
+    return decision
+
+
+def _unban_flow(subject: Subject, given: RuleOrRate | None) -> Flow[int]:
+    if given is None:
+        return (yield from lift_bans_flow(subject_of(subject, "a ban")))
+    rule = _rule(given)
+    name = yield from _subject_flow(subject, rule)
+    return (yield from lift_bans_flow(name, [field(rule.name)]))
+
+
+def _rule(given: RuleOrRate) -> Rule:
+    try:
+        return rule_of(given, {})
+    except RateError:
+        found = known_rules().get(given) if isinstance(given, str) else None
+        if isinstance(found, Rule):  # of a view
+            return found
+        raise
+
+
+def _subject_flow(subject: Subject, rule: Rule) -> Flow[str]:
+    request = django_request(subject)
+    if request is None:
+        return subject_of(subject, "a ban")
+    return str((yield from subject_flow(rule.key, request)))
+
+
+def _plan(rule: Rule, subject: str) -> Plan:
+    """Return the plan that shows the ban. Raises `RuleError` if the rule never asks the store."""
+    if rule.dynamic:  # only a request knows its rates; a ban holds whatever they are
+        rule = rule.with_rates("1/m")
+    plan = new_plan()
+    plan.add(rule, subject, 0)
+    if not plan:
+        raise RuleError(f"Rule {rule.name!r} has no rate, so it never asks Redis: a ban would have no effect.")
+    return plan

@@ -1,0 +1,308 @@
+"""`ban`, `unban` and `reset_subject`: what your code sets is like what the limiter sets, and is lifted like that."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from io import StringIO
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import AnonymousUser, User
+from django.core.management import call_command
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+from django.urls import path
+
+from django_quota import (
+    Decision,
+    RateError,
+    Rule,
+    RuleError,
+    StoreUnavailable,
+    aban,
+    areset_subject,
+    aunban,
+    ban,
+    check,
+    peek,
+    quota,
+    reset,
+    reset_subject,
+    unban,
+)
+from django_quota.services.inspection import load_snapshot
+from django_quota.signals import banned
+from django_quota.testing import freeze
+from tests.support.calls import always
+from tests.support.published import override
+from tests.support.steps import SECOND, START
+from tests.support.stores import forget_forms
+
+SUBJECT = "ip:203.0.113.9"
+MINUTE, HOUR = 60 * SECOND, 3_600 * SECOND
+RULES: dict[str, Any] = {
+    "search": "3/m",
+    "login": {"rate": "1/m", "ban": {"after": "2/m", "for": ["10m", "1h"]}},
+    "by-header": {"rate": "3/m", "key": "header:X-Key"},
+    "tiers": {"rate": {"anonymous": "3/m", "pro": "9/m"}, "tier": always("pro")},
+    "dynamic": {"rate": always("3/m"), "cost": always(2)},
+    "values": {"rate": "3/m", "distinct": "header:X-Device"},
+    "shadow": {"rate": "3/m", "shadow": True},
+    "unlimited": None,
+}
+
+
+def view(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+urlpatterns = [path("", quota("5/h", name="of-the-view")(view))]
+
+
+@pytest.fixture(params=["sync", "async"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def do(kind: str, verb: Any, averb: Any, *given: Any) -> Any:
+    return verb(*given) if kind == "sync" else asyncio.run(averb(*given))
+
+
+def bans_of(subject: str = SUBJECT) -> list[tuple[str, float, int]]:
+    return [(each.rule, each.ends_in, each.level) for each in load_snapshot(subject).bans]
+
+
+def get(**meta: Any) -> HttpRequest:
+    made = RequestFactory().get("/", REMOTE_ADDR="203.0.113.9", **meta)
+    made.user = AnonymousUser()
+    return made
+
+
+@pytest.fixture(autouse=True)
+def rules(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.QUOTA = {**settings.QUOTA, "RULES": RULES}
+
+
+@pytest.fixture
+def signalled() -> Iterator[list[dict[str, Any]]]:
+    found: list[dict[str, Any]] = []
+
+    def note(**given: Any) -> None:
+        found.append(given)
+
+    banned.connect(note)
+    yield found
+    banned.disconnect(note)
+
+
+@pytest.mark.usefixtures("rules", "either_store")
+class TestBan:
+    @pytest.fixture(autouse=True)
+    def with_rules(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "RULES": RULES}
+
+    def test_it_refuses_until_its_end_and_says_so(self, kind: str) -> None:
+        with freeze(START):
+            decision: Decision = do(kind, ban, aban, SUBJECT, "search", 600)
+            assert (decision.allowed, decision.enforced, decision.retry_after) == (False, True, 600.0)
+            assert decision.outcomes[0].why == "banned"
+            assert decision.explain() == f"Rule 'search' refuses {SUBJECT}, which is banned; try again in 10 minutes."
+            assert bans_of() == [("search", 600.0, 1)]
+            assert check("login", SUBJECT).allowed
+        with freeze(START + 10 * MINUTE - 1):
+            refused = check("search", SUBJECT)
+            assert (refused.allowed, refused.remaining) == (False, 3)
+        with freeze(START + 10 * MINUTE):
+            assert check("search", SUBJECT).remaining == 2
+
+    def test_unban_lifts_one_or_all_and_counts_them(self, kind: str) -> None:
+        with freeze(START):
+            check("search", SUBJECT)
+            for rule in ("search", "login", "5/d"):
+                ban(SUBJECT, rule, 600)
+            assert do(kind, unban, aunban, SUBJECT, "search") == 1
+            assert do(kind, unban, aunban, SUBJECT, "search") == 0
+            assert check("search", SUBJECT).remaining == 1
+            assert do(kind, unban, aunban, SUBJECT) == 2
+            assert do(kind, unban, aunban, SUBJECT) == 0
+            assert bans_of() == []
+
+    def test_reset_lifts_it(self) -> None:
+        with freeze(START):
+            ban(SUBJECT, "search", 600)
+            assert reset("search", SUBJECT)
+            assert check("search", SUBJECT).allowed
+
+    def test_a_ban_never_makes_another_one_shorter(self) -> None:
+        with freeze(START):
+            ban(SUBJECT, "search", 600)
+            assert ban(SUBJECT, "search", 60).retry_after == 600.0
+            assert ban(SUBJECT, "search", 900).retry_after == 900.0
+            assert bans_of() == [("search", 900.0, 1)]
+
+    def test_it_is_one_in_the_row_of_the_bans_of_its_rule(self) -> None:
+        with freeze(START):
+            ban(SUBJECT, "login", 60)
+        with freeze(START + 2 * MINUTE):
+            for _ in range(3):
+                check("login", SUBJECT)
+            assert bans_of() == [("login", 3_600.0, 2)]
+            unban(SUBJECT, "login")
+            ban(SUBJECT, "login", 60)
+            assert bans_of() == [("login", 60.0, 1)]
+
+    def test_a_block_and_an_exemption_go_before_it(self) -> None:
+        with freeze(START):
+            ban(SUBJECT, "search", 600)
+            override("x 0 0 ", "search")
+            assert check("search", SUBJECT).allowed
+            override("b 0 0 ", "search")
+            assert check("search", SUBJECT).outcomes[0].why == "blocked"
+
+    def test_subjects_may_be_users_and_requests(self) -> None:
+        with freeze(START):
+            ban(User(pk=42), "search", 600)
+            assert not check("search", "user:42")
+            asked = get(HTTP_X_KEY="secret")
+            assert ban(asked, "by-header", 600).subject == check("by-header", asked).subject
+            assert not check("by-header", asked)
+            assert check("by-header", get(HTTP_X_KEY="other")).allowed
+            assert unban(asked, "by-header") == 1
+            assert ban(SimpleNamespace(_request=asked), "search", 600).subject == SUBJECT  # as frameworks wrap it
+
+    @pytest.mark.parametrize("rule", ["tiers", "dynamic", "values"])
+    def test_rules_whose_rate_only_a_request_knows_ban_by_name_too(self, rule: str) -> None:
+        with freeze(START):
+            assert ban(SUBJECT, rule, 600).retry_after == 600.0
+            decision = check(rule, get(HTTP_X_DEVICE="d"))
+            assert (decision.subject, decision.allowed, decision.retry_after) == (SUBJECT, False, 600.0)
+
+    def test_the_rule_may_be_one_of_a_view_a_rate_or_an_object(self) -> None:
+        with freeze(START):
+            for rule in ("of-the-view", "7 per hour", Rule.make("own", "2/m")):
+                assert ban(SUBJECT, rule, 600).retry_after == 600.0
+            assert [rule for rule, _, _ in bans_of()] == ["7/h", "of-the-view", "own"]
+            assert not check("7/h", SUBJECT)
+
+    def test_other_limits_of_the_request_spend_nothing(self) -> None:
+        @quota("9/m", key="ip", name="other")
+        @quota(rule="search")
+        def limited(request: HttpRequest) -> HttpResponse:
+            raise AssertionError("the view must not run")
+
+        with freeze(START):
+            ban(SUBJECT, "search", 600)
+            assert limited(get()).status_code == 429
+            assert peek("9/m", SUBJECT, name="other").remaining == 9
+
+    def test_the_signal_is_that_of_the_limiter(self, kind: str, signalled: list[dict[str, Any]]) -> None:
+        with freeze(START):
+            do(kind, ban, aban, SUBJECT, "search", 600)
+            do(kind, ban, aban, SUBJECT, "search", 60)  # changes nothing
+        (given,) = signalled
+        assert (given["rule"].name, given["subject"], given["decision"].retry_after) == ("search", SUBJECT, 600.0)
+
+    def test_switched_off_it_does_nothing(self, settings: Any, signalled: list[dict[str, Any]]) -> None:
+        before = settings.QUOTA
+        settings.QUOTA = {**before, "ENABLED": False}
+        assert ban(SUBJECT, "search", 600).allowed
+        settings.QUOTA = before
+        assert bans_of() == []
+        assert signalled == []
+
+
+@pytest.mark.usefixtures("redis_cache")
+class TestOnRedis:
+    @pytest.mark.django_db
+    def test_events_and_commands_show_it(self) -> None:
+        with freeze(START):
+            ban(SUBJECT, "search", 600)
+        out = StringIO()
+        call_command("quota_events", "--last", "9", "--json", stdout=out)
+        (event,) = [json.loads(line) for line in out.getvalue().splitlines()]
+        shown = {name: event[name] for name in ("kind", "rule", "subject", "until", "level", "capacity", "remaining")}
+        assert shown == {
+            "kind": "banned", "rule": "search", "subject": SUBJECT, "until": "2025-11-21T04:50:00+00:00", "level": 1,
+            "capacity": 3, "remaining": 3,
+        }  # fmt: skip
+
+    def test_without_events_it_bans_and_tells_nobody(self, settings: Any, raw: Any, signalled: list[Any]) -> None:
+        settings.QUOTA = {"EVENTS": 0, "RULES": RULES}
+        assert not ban(SUBJECT, "search", 600)
+        assert not [key for key in raw.scan_iter() if b"events" in key or key.endswith(b":bans")]
+        assert signalled == []
+
+    def test_the_index_of_bans_is_kept(self, raw: Any) -> None:
+        ban(SUBJECT, "search", 600)
+        ban(SUBJECT, "login", 600)
+        assert raw.zcard("quota:1:{!}:bans") == 2
+        unban(SUBJECT, "login")
+        assert raw.zrange("quota:1:{!}:bans", 0, -1) == [f"{SUBJECT} search".encode()]
+        unban(SUBJECT)
+        assert not raw.exists("quota:1:{!}:bans")
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestErrors:
+    @pytest.fixture(autouse=True)
+    def with_rules(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "STORE": "memory", "RULES": RULES}
+
+    @pytest.mark.parametrize("seconds", [0, -1, 366 * 86_400 + 1, True, "600", None, float("nan"), float("inf")])
+    def test_the_seconds_have_bounds(self, seconds: Any) -> None:
+        with pytest.raises(RuleError, match=r"seconds=.* is not a number of seconds, above 0 and up to 31622400"):
+            ban(SUBJECT, "search", seconds)
+
+    @pytest.mark.parametrize(
+        ("rule", "problem"),
+        [
+            ("shadow", "Rule 'shadow' is a shadow, which never refuses"),
+            ("unlimited", "Rule 'unlimited' has no rate, so it never asks Redis"),
+            ("serach", "search"),
+        ],
+    )
+    def test_a_ban_without_effect_is_an_error(self, rule: str, problem: str) -> None:
+        with pytest.raises(RuleError, match=problem):
+            ban(SUBJECT, rule, 600)
+
+    @pytest.mark.parametrize("subject", ["", "ip:nothing", 5, None, User()])
+    def test_what_is_no_subject_is_an_error(self, subject: Any) -> None:
+        for verb in (lambda: ban(subject, "search", 600), lambda: unban(subject), lambda: reset_subject(subject)):
+            with pytest.raises(RuleError):
+                verb()
+
+    def test_an_unknown_rule_cannot_be_lifted(self) -> None:
+        with pytest.raises(RateError):
+            unban(SUBJECT, "serach")
+
+
+def test_without_a_store_they_raise(settings: Any, kind: str) -> None:
+    settings.QUOTA = {"RULES": RULES}  # the Redis of the tests' settings does not answer
+    for verb, averb, given in (
+        (ban, aban, (SUBJECT, "search", 9)),
+        (unban, aunban, (SUBJECT,)),
+        (reset_subject, areset_subject, (SUBJECT,)),
+    ):
+        with pytest.raises(StoreUnavailable):
+            do(kind, verb, averb, *given)
+
+
+@pytest.mark.usefixtures("either_store")
+def test_a_subject_is_reset_under_all_its_rules(kind: str, settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": RULES}
+    forget_forms()
+    with freeze(START):
+        user = User(pk=7)
+        check("search", user)
+        check("5/h", user, name="of-the-view")
+        ban(user, "login", 600)
+        check("search", "user:8")
+        report = do(kind, reset_subject, areset_subject, user)
+        assert report.dropped == 3
+        assert {"search", "login", "of-the-view"} <= set(report.rules)
+        assert (peek("search", user).remaining, peek("search", "user:8").remaining) == (3, 2)
+        assert check("login", user).allowed

@@ -1,0 +1,637 @@
+"""The throttles for Django REST framework: who is limited, in how many calls, and how a refusal is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+import redis
+from adrf.views import APIView as AsyncAPIView
+from django.contrib.auth.models import User
+from django.core.cache import cache
+from django.core.cache.backends.locmem import LocMemCache
+from django.core.checks import run_checks
+from django.test import AsyncClient, Client
+from django.urls import include, path
+from rest_framework import exceptions
+from rest_framework.authentication import SessionAuthentication, TokenAuthentication
+from rest_framework.decorators import action, api_view, authentication_classes, throttle_classes
+from rest_framework.permissions import IsAuthenticated
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.routers import SimpleRouter
+from rest_framework.test import APIRequestFactory
+from rest_framework.throttling import BaseThrottle
+from rest_framework.throttling import UserRateThrottle as TheirUserRateThrottle
+from rest_framework.views import APIView
+from rest_framework.views import exception_handler as their_handler
+from rest_framework.viewsets import ViewSet
+from rest_framework_simplejwt.authentication import JWTStatelessUserAuthentication
+from rest_framework_simplejwt.tokens import AccessToken
+
+from django_quota import Decision, Rule, quota
+from django_quota.contrib.rest_framework import (
+    AnonRateThrottle,
+    QuotaThrottle,
+    QuotaThrottled,
+    ScopedRateThrottle,
+    SimpleRateThrottle,
+    UserRateThrottle,
+    with_quota_rules,
+)
+from django_quota.exceptions import RuleError
+from tests.support.calls import calls_of
+
+pytestmark = pytest.mark.usefixtures("memory_store")
+
+RULES: dict[str, Any] = {
+    "search": {"rate": "2/m", "key": "user"},
+    "address": {"rate": "3/m", "key": "ip"},
+    "phone": {"rate": "1/m", "key": "json:phone"},
+    "form": {"rate": "1/m", "key": "post:phone"},
+    "scope": {"rate": "1/m", "key": "user"},
+}
+
+
+class ByToken(TokenAuthentication):
+    """The tokens are the primary keys of users. One of other characters is wrong."""
+
+    def authenticate_credentials(self, key: str) -> tuple[User, str]:
+        if not key.isdigit():
+            raise exceptions.AuthenticationFailed("Invalid token.")
+        return User(pk=int(key), username=key), key
+
+
+class Limited(APIView):
+    authentication_classes = (ByToken,)
+    throttle_classes: Any = (QuotaThrottle,)
+
+    def get(self, request: Request) -> Response:
+        return Response({"user": str(request.user)})
+
+    def post(self, request: Request) -> Response:
+        return Response(request.data)
+
+
+class Search(Limited):
+    quota_rules = ("search",)
+
+
+class Waiting(Limited):
+    """It names no rule: those of the settings wait for it."""
+
+
+class Unthrottled(Limited):
+    throttle_classes: Any = ()
+
+
+class MembersOnly(Limited):
+    permission_classes = (IsAuthenticated,)
+
+
+class Body(Limited):
+    quota_rules = ("phone",)
+
+
+class Form(Limited):
+    quota_rules = ("form",)
+
+
+class Scoped(Limited):
+    throttle_scope = "scope"
+
+
+class BySession(Search):
+    authentication_classes = (SessionAuthentication,)
+
+
+class ByJWT(Search):
+    authentication_classes = (JWTStatelessUserAuthentication,)
+
+
+@api_view(["GET"])
+@authentication_classes([ByToken])
+@throttle_classes([QuotaThrottle])
+@with_quota_rules("search")
+def function(request: Request) -> Response:
+    return Response()
+
+
+@with_quota_rules("search")
+@api_view(["GET"])
+@authentication_classes([ByToken])
+@throttle_classes([QuotaThrottle])
+def function_above(request: Request) -> Response:
+    return Response()
+
+
+@quota("2/m", key="user", name="over")
+class ClassUnderQuota(Limited):
+    pass
+
+
+class Things(ViewSet):
+    authentication_classes = (ByToken,)
+    throttle_classes = (QuotaThrottle,)
+    quota_rules: Any = ()
+
+    def list(self, request: Request) -> Response:
+        return Response()
+
+    @action(detail=False, quota_rules=["search"])
+    def recent(self, request: Request) -> Response:
+        return Response()
+
+    @action(detail=False)
+    @with_quota_rules("scope")
+    def old(self, request: Request) -> Response:
+        return Response()
+
+
+class AsyncSearch(AsyncAPIView):
+    authentication_classes = (ByToken,)
+    throttle_classes = (QuotaThrottle,)
+    quota_rules = ("search",)
+
+    async def get(self, request: Any) -> Response:
+        return Response()
+
+
+router = SimpleRouter()
+router.register("things", Things, "thing")
+urlpatterns = [
+    path("search/", Search.as_view()),
+    path("waiting/", Waiting.as_view()),
+    path("unthrottled/", Unthrottled.as_view()),
+    path("members/", MembersOnly.as_view()),
+    path("body/", Body.as_view()),
+    path("form/", Form.as_view()),
+    path("scope/", Scoped.as_view()),
+    path("session/", BySession.as_view()),
+    path("jwt/", ByJWT.as_view()),
+    path("function/", function),
+    path("function-above/", function_above),
+    path("class/", ClassUnderQuota.as_view()),
+    path("over/", quota("2/m", key="user", name="over")(Waiting.as_view())),
+    path("async/", AsyncSearch.as_view()),
+    path("", include(router.urls)),
+]
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.QUOTA = {**settings.QUOTA, "RULES": RULES}
+
+
+def with_rules(settings: Any, **rules: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "RULES": {**RULES, **rules}}
+
+
+def ask(route: str, token: str = "", **given: Any) -> Any:
+    headers = {"Authorization": f"Token {token}"} if token else {}
+    return Client().get(f"/{route}/", headers=headers, **given)
+
+
+def statuses(route: str, *tokens: str) -> list[int]:
+    return [ask(route, token).status_code for token in tokens]
+
+
+class TestWhoIsLimited:
+    @pytest.mark.parametrize(
+        "route", ["search", "function", "function-above", "things/recent", "class", "over", "async"]
+    )
+    @pytest.mark.parametrize("with_middleware", [True, False])
+    def test_each_user_of_a_token_has_a_count_of_their_own(
+        self, route: str, with_middleware: bool, settings: Any
+    ) -> None:
+        if not with_middleware:
+            settings.MIDDLEWARE = []
+        assert statuses(route, "1", "1", "2", "1", "2", "2") == [200, 200, 200, 429, 200, 429]
+
+    def test_an_async_view_behind_asgi_is_limited_alike(self) -> None:
+        async def ask_often() -> list[int]:
+            client = AsyncClient()
+            return [(await client.get("/async/", headers={"Authorization": "Token 1"})).status_code for _ in range(3)]
+
+        assert asyncio.run(ask_often()) == [200, 200, 429]
+
+    @pytest.mark.parametrize("route", ["waiting", "members"])
+    def test_a_rule_of_the_settings_by_user_waits_until_the_token_is_read(self, route: str, settings: Any) -> None:
+        with_rules(settings, each={"rate": "2/m", "key": "user", "match": f"/{route}/"})
+        assert statuses(route, "1", "1", "2", "1", "2", "2") == [200, 200, 200, 429, 200, 429]
+
+    def test_users_of_tokens_share_a_limit_where_no_throttle_waits(self, settings: Any) -> None:
+        with_rules(settings, each={"rate": "2/m", "key": "user", "match": "/unthrottled/"})
+        assert statuses("unthrottled", "1", "2", "3") == [200, 200, 429]
+
+    def test_a_rule_by_address_comes_before_the_token_is_read(self, settings: Any) -> None:
+        with_rules(
+            settings,
+            flood={"rate": "2/m", "match": "/members/"},
+            each={"rate": "9/m", "key": "user", "match": "/members/"},
+        )
+        assert statuses("members", "wrong", "wrong", "wrong", "1") == [401, 401, 429, 429]
+
+    def test_wrong_tokens_count_for_the_address_in_a_rule_by_user(self, settings: Any) -> None:
+        with_rules(settings, each={"rate": "2/m", "key": "user", "match": "/members/"})
+        assert statuses("members", "wrong", "", "wrong", "1") == [401, 401, 429, 200]
+
+    @pytest.mark.filterwarnings("ignore:The HMAC key is")
+    def test_a_jwt_names_its_user(self) -> None:
+        tokens = []
+        for user in ("1", "1", "2", "1"):
+            token = AccessToken()
+            token["user_id"] = user
+            tokens.append({"Authorization": f"Bearer {token}"})
+        found = [Client().get("/jwt/", headers=headers) for headers in tokens]
+        assert [reply.status_code for reply in found] == [200, 200, 200, 429]
+        assert '"search";r=1' in found[0].headers["RateLimit"]
+
+    @pytest.mark.django_db
+    def test_a_session_names_its_user(self) -> None:
+        clients = [Client(), Client()]
+        for number, client in enumerate(clients):
+            client.force_login(User.objects.create_user(f"user-{number}"))
+        ann, bob = clients
+        assert [client.get("/session/").status_code for client in (ann, ann, bob, ann)] == [200, 200, 200, 429]
+
+    def test_throttle_scope_names_a_rule_of_the_settings(self) -> None:
+        assert statuses("scope", "1", "2", "1") == [200, 200, 429]
+
+    def test_throttle_scope_falls_back_to_the_rates_of_the_framework(
+        self, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(SimpleRateThrottle, "THROTTLE_RATES", {"scope": "2/hour"})
+        settings.QUOTA = {**settings.QUOTA, "RULES": {}}
+        replies = [ask("scope", "1") for _ in range(3)]
+        assert [reply.status_code for reply in replies] == [200, 200, 429]
+        assert replies[0].headers["RateLimit-Policy"] == '"scope";q=2;w=3600'
+
+    def test_a_method_names_rules_that_replace_those_of_its_class(self) -> None:
+        assert statuses("things/old", "1", "1") == [200, 429]
+        assert statuses("things", "1", "1", "1") == [200, 200, 200]
+
+    def test_a_rule_object_needs_no_settings(self) -> None:
+        view: Any = type("Own", (Limited,), {"quota_rules": Rule.make("own", "1/m", key="user")}).as_view()  # type: ignore[attr-defined]
+        request = APIRequestFactory().get("/")
+        assert [view(request).status_code for _ in range(2)] == [200, 429]
+
+    def test_a_name_without_a_rule_is_an_error_that_names_the_view(self) -> None:
+        view: Any = type("Wrong", (Limited,), {"quota_rules": ["serch"]}).as_view()  # type: ignore[attr-defined]
+        with pytest.raises(RuleError, match=r"Wrong names no rule: 'serch'\. Did you mean 'search'"):
+            view(APIRequestFactory().get("/"))
+
+
+class Anonymous(AnonRateThrottle):
+    rate = "5/min"
+
+
+class Burst(UserRateThrottle):
+    rate = "3/min"
+    scope = "burst"
+
+
+class Sustained(UserRateThrottle):
+    rate = "9/day"
+    scope = "sustained"
+
+
+class Guarded(Burst):
+    """It asks nothing for one user."""
+
+    scope = "guarded"
+    asked = 0
+
+    def allow_request(self, request: Any, view: Any) -> bool:
+        type(self).asked += 1
+        return request.user.pk == 7 or super().allow_request(request, view)
+
+
+def view_of(*classes: Any, **attributes: Any) -> Any:
+    return type("View", (Limited,), {"throttle_classes": classes, **attributes}).as_view()  # type: ignore[attr-defined]
+
+
+def called(view: Any, token: str = "1", times: int = 1) -> list[Any]:
+    headers = {"Authorization": f"Token {token}"} if token else {}
+    return [view(APIRequestFactory().get("/", headers=headers)) for _ in range(times)]
+
+
+def subject_of(throttle: Any, **given: Any) -> str:
+    request = APIRequestFactory().get("/", **given)
+    view_of(throttle)(request)
+    return str(request.quota.outcomes[0].subject)
+
+
+class TestOneCall:
+    @pytest.mark.parametrize(
+        ("classes", "trips"),
+        [
+            ([QuotaThrottle], 1),
+            ([Anonymous, Burst, Sustained], 1),
+            ([QuotaThrottle, Burst, Sustained, ScopedRateThrottle], 1),
+            ([Burst, QuotaThrottle], 1),
+            ([Guarded, Burst], 1),
+            ([Burst, Guarded], 2),
+        ],
+    )
+    def test_the_throttles_of_a_view_decide_together(
+        self, classes: Any, trips: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        view = view_of(*classes, quota_rules=["search", "address"])
+        called(view, "9")  # makes the limiter
+        calls = calls_of(monkeypatch)
+        assert called(view)[0].status_code == 200
+        assert len(calls) == trips
+
+    @pytest.mark.usefixtures("redis_cache")
+    def test_redis_sees_one_command_for_three_throttles(self, settings: Any, raw: redis.Redis) -> None:
+        settings.QUOTA = {"RULES": RULES}
+        view = view_of(Burst, Sustained, QuotaThrottle, quota_rules=["search"])
+        called(view)
+        raw.config_resetstat()
+        assert called(view)[0].status_code == 200
+        commands = {name: found["calls"] for name, found in raw.info("commandstats").items()}
+        assert commands["cmdstat_evalsha"] == 1
+        assert "cmdstat_eval" not in commands
+        assert cache.get("anything") is None  # the framework's throttles keep their history there
+
+    def test_rules_that_wait_go_along(self, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        with_rules(settings, each={"rate": "9/m", "key": "user", "match": "/search/"})
+        ask("search", "1")
+        calls = calls_of(monkeypatch)
+        reply = ask("search", "1")
+        assert len(calls) == 1
+        assert reply.headers["RateLimit-Policy"] == '"each";q=9;w=60, "search";q=2;w=60'
+
+    def test_a_rule_that_the_middleware_has_decided_is_not_counted_again(self, settings: Any) -> None:
+        with_rules(settings, search={"rate": "2/m", "key": "ip", "match": "/search/"})
+        assert statuses("search", "1", "1", "1") == [200, 200, 429]
+
+    def test_an_exception_of_a_throttle_for_one_user_holds(self) -> None:
+        view = view_of(Guarded)
+        assert [reply.status_code for reply in called(view, "7", 9)] == [200] * 9
+        assert [reply.status_code for reply in called(view, "8", 4)] == [200] * 3 + [429]
+
+    def test_a_throttle_with_its_own_allow_request_is_asked_once_a_request(self) -> None:
+        Guarded.asked = 0
+        called(view_of(Burst, Guarded, QuotaThrottle), times=2)
+        assert Guarded.asked == 2
+
+
+class TestTheFrameworksThrottles:
+    def test_a_request_that_one_refuses_counts_in_the_others(self) -> None:
+        view = view_of(Burst, Sustained)
+        *_, last = called(view, times=5)
+        assert last.status_code == 429
+        assert last.headers["RateLimit"].endswith('"sustained";r=4;t=86400')
+
+    def test_subjects_are_users_and_addresses(self) -> None:
+        assert subject_of(Burst, headers={"Authorization": "Token 1"}) == "user:1"
+        assert subject_of(Burst, REMOTE_ADDR="2001:db8::1") == "ip:2001:db8::/64"
+        assert subject_of(Burst, headers={"X-Forwarded-For": "192.0.2.1"}) == "ip:192.0.2.1"
+        several = {"X-Forwarded-For": "192.0.2.1, 192.0.2.2"}  # NUM_PROXIES is not set: the framework takes all
+        assert subject_of(Burst, headers=several) == "throttle:throttle_burst_192.0.2.1,192.0.2.2"
+
+    def test_get_cache_key_may_count_by_anything(self) -> None:
+        class ByTenant(SimpleRateThrottle):
+            rate = "1/hour"
+
+            def get_cache_key(self, request: Any, view: Any) -> str | None:
+                tenant = request.headers.get("X-Tenant")
+                return f"tenant+{tenant}" if tenant else None
+
+        view = view_of(ByTenant)
+
+        def status(**headers: str) -> int:
+            return int(view(APIRequestFactory().get("/", headers=headers)).status_code)
+
+        assert [status(), status(), status(**{"X-Tenant": "a"}), status(**{"X-Tenant": "a"})] == [200, 200, 200, 429]
+        assert status(**{"X-Tenant": "b" * 500}) == 200
+        assert subject_of(ByTenant, headers={"X-Tenant": "a"}) == "throttle:tenant%2Ba"
+        assert len(subject_of(ByTenant, headers={"X-Tenant": "b" * 500})) < 50
+
+    def test_rate_none_limits_nothing(self) -> None:
+        unlimited = type("Unlimited", (UserRateThrottle,), {"rate": None, "THROTTLE_RATES": {"user": None}})
+        assert [reply.status_code for reply in called(view_of(unlimited), times=3)] == [200, 200, 200]
+
+    def test_parse_rate_and_rates_are_the_frameworks(self) -> None:
+        class PerQuarter(UserRateThrottle):
+            rate = "2/quarter"
+            scope = "quarter"
+
+            def parse_rate(self, rate: str) -> tuple[int, int]:
+                return 2, 900
+
+        class Month(UserRateThrottle):
+            rate = "10/month"
+            scope = "month"
+
+        reply = called(view_of(PerQuarter, Month))[0]
+        assert reply.headers["RateLimit-Policy"] == '"quarter";q=2;w=900, "month";q=10;w=60'
+
+    def test_what_a_subclass_adds_is_called(self) -> None:
+        told: list[str] = []
+
+        class Telling(Burst):
+            scope = "telling"
+
+            def throttle_success(self) -> bool:
+                told.append("yes")
+                return super().throttle_success()
+
+            def throttle_failure(self) -> bool:
+                told.append("no")
+                return bool(super().throttle_failure())
+
+            def wait(self) -> float | None:
+                return 2 * (super().wait() or 0)
+
+        replies = called(view_of(Telling), times=4)
+        assert told == ["yes", "yes", "yes", "no"]
+        assert replies[-1].headers["Retry-After"] == "120"
+
+    def test_two_rates_of_one_scope_and_window_are_two_limits(self) -> None:
+        same = type("Same", (Burst,), {"rate": "4/min"})
+        assert [reply.status_code for reply in called(view_of(Burst, same), times=2)] == [200, 200]
+
+    def test_an_anonymous_limit_is_not_for_users(self) -> None:
+        view = view_of(Anonymous)
+        assert [reply.status_code for reply in called(view, "1", 6)] == [200] * 6
+        assert [reply.status_code for reply in called(view, "", 6)] == [200] * 5 + [429]
+
+    def test_theirs_and_ours_stand_side_by_side(self) -> None:
+        class Theirs(TheirUserRateThrottle):
+            rate = "2/min"
+            scope = "theirs"
+            cache = LocMemCache("theirs", {})
+
+        view = view_of(Theirs, Burst)
+        replies = called(view, times=4)
+        assert [reply.status_code for reply in replies] == [200, 200, 429, 429]
+        assert type(replies[2].data["detail"]) is exceptions.ErrorDetail
+
+    def test_a_request_without_the_framework_can_be_asked_about(self) -> None:
+        request = APIRequestFactory().get("/")
+        request.user = User(pk=3)
+        throttle = [Burst() for _ in range(4)]
+        assert [each.allow_request(request, None) for each in throttle] == [True, True, True, False]
+        assert throttle[3].wait() == pytest.approx(60, abs=1)
+
+
+class TestAnswers:
+    def test_an_allowed_reply_has_the_headers_with_and_without_the_middleware(self, settings: Any) -> None:
+        first = ask("search", "1")
+        settings.MIDDLEWARE = []
+        second = ask("search", "1")
+        assert first.headers["RateLimit-Policy"] == second.headers["RateLimit-Policy"] == '"search";q=2;w=60'
+        assert first.headers["RateLimit"].startswith('"search";r=1;t=')
+        assert second.headers["RateLimit"].startswith('"search";r=0;t=')
+        assert "Cache-Control" not in second.headers
+
+    @pytest.mark.parametrize("with_middleware", [True, False])
+    @pytest.mark.parametrize("route", ["search", "async"])
+    def test_a_refusal_is_that_of_the_framework_with_the_headers(
+        self, route: str, with_middleware: bool, settings: Any
+    ) -> None:
+        if not with_middleware:
+            settings.MIDDLEWARE = []
+        *_, refused = [ask(route, "1") for _ in range(3)]
+        assert refused.json() == {
+            "detail": f"Request was throttled. Expected available in {refused.headers['Retry-After']} seconds."
+        }
+        assert 1 <= int(refused.headers["Retry-After"]) <= 60
+        assert refused.headers["RateLimit"].startswith('"search";r=0;t=')
+        assert refused.headers["Cache-Control"] == "no-store"
+        assert refused.headers["Content-Type"] == "application/json"
+
+    def test_the_exception_handler_of_the_project_gets_the_decision(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        got: list[Any] = []
+
+        def handler(error: Exception, context: Any) -> Any:
+            got.append(error)
+            reply = their_handler(error, context)
+            reply.data = {"error": "slow down"}
+            return reply
+
+        monkeypatch.setattr(APIView, "get_exception_handler", lambda self: handler)
+        *_, refused = [ask("search", "1") for _ in range(3)]
+        assert refused.json() == {"error": "slow down"}
+        (error,) = got
+        assert isinstance(error, QuotaThrottled)
+        assert isinstance(error, exceptions.Throttled)
+        assert isinstance(error.decision, Decision)
+        assert (error.decision.rule, error.decision.subject) == ("search", "user:1")
+        assert error.get_codes() == "throttled"
+
+    def test_a_handler_that_declines_leaves_the_answer_to_the_middleware(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(APIView, "get_exception_handler", lambda self: lambda error, context: None)
+        *_, refused = [ask("search", "1") for _ in range(3)]
+        assert refused.status_code == 429
+        assert refused.json()["violated-policies"] == ["search"]
+
+    def test_an_override_of_throttled_is_called_and_may_raise_what_it_likes(self) -> None:
+        class SlowDown(exceptions.APIException):
+            status_code = 420
+
+        def throttled(self: Any, request: Any, wait: float | None) -> None:
+            assert wait is not None
+            raise SlowDown
+
+        view = view_of(Burst, throttled=throttled)
+        assert [reply.status_code for reply in called(view, times=4)] == [200, 200, 200, 420]
+
+    def test_a_detail_of_an_override_of_throttled_stays(self) -> None:
+        def throttled(self: Any, request: Any, wait: float | None) -> None:
+            raise exceptions.Throttled(7, "Slow down.")
+
+        refused = called(view_of(Burst, throttled=throttled), times=4)[-1]
+        assert refused.data["detail"].startswith("Slow down. ")
+        assert refused.headers["Retry-After"] == "7"
+
+    def test_a_refusal_by_another_throttle_stays_theirs(self) -> None:
+        class Never(BaseThrottle):
+            def allow_request(self, request: Any, view: Any) -> bool:
+                return False
+
+        (refused,) = called(view_of(Burst, Never))
+        assert refused.status_code == 429
+        assert "Retry-After" not in refused.headers
+        assert '"burst";r=2' in refused.headers["RateLimit"]
+
+    def test_no_room_ever_is_a_refusal_without_retry_after(self) -> None:
+        (refused,) = called(view_of(QuotaThrottle, quota_rules=Rule.make("closed", "0/m")))
+        assert (refused.status_code, "Retry-After" in refused.headers) == (429, False)
+
+    @pytest.mark.parametrize(
+        "classes", [[QuotaThrottle], [Burst], [Burst, QuotaThrottle]], ids=["quota", "drop-in", "both"]
+    )
+    @pytest.mark.parametrize(("on_unavailable", "status"), [("allow", 200), ("deny", 503), ("local", 200)])
+    def test_without_redis_each_rule_decides_as_it_says(
+        self, on_unavailable: str, status: int, classes: Any, settings: Any
+    ) -> None:
+        settings.QUOTA = {"RULES": RULES, "ON_UNAVAILABLE": on_unavailable}
+        settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
+        (reply,) = called(view_of(*classes, quota_rules=["search"]))
+        assert reply.status_code == status
+        if status == 503:
+            assert reply.headers["Retry-After"] == "1"
+            assert reply.data["detail"] == "This cannot be served right now. Please try again shortly."
+
+    def test_a_refusal_rolls_the_transaction_back_as_others_do(self) -> None:
+        """The framework's handler does, and it gets an exception that it knows."""
+        assert issubclass(QuotaThrottled, exceptions.APIException)
+
+
+def post(route: str, body: Any, content_type: str = "application/json", token: str = "1") -> Any:
+    data = json.dumps(body) if isinstance(body, dict) else body
+    return Client().post(f"/{route}/", data, content_type=content_type, headers={"Authorization": f"Token {token}"})
+
+
+class TestBodies:
+    def test_a_key_reads_what_the_framework_has_parsed(self) -> None:
+        assert post("body", {"phone": "1"}).json() == {"phone": "1"}
+        assert [post("body", {"phone": phone}).status_code for phone in ("2", "1", 1)] == [200, 429, 429]
+
+    def test_a_form_and_json_are_one_count(self) -> None:
+        assert post("form", {"phone": "1"}).status_code == 200
+        assert post("form", "phone=1", "application/x-www-form-urlencoded").status_code == 429
+        assert post("form", "phone=2", "application/x-www-form-urlencoded").json() == {"phone": "2"}
+        assert post("form", {"phone": "2"}).status_code == 429
+
+    @pytest.mark.parametrize(
+        ("body", "content_type", "status"),
+        [
+            ("{", "application/json", 400),
+            ('{"phone": ["1"]}', "application/json", 400),
+            ("x", "text/csv", 415),
+        ],
+    )
+    def test_a_body_that_cannot_be_read_is_an_error_of_the_framework(
+        self, body: str, content_type: str, status: int
+    ) -> None:
+        reply = post("body", body, content_type)
+        assert reply.status_code == status
+        assert "detail" in reply.json()
+
+    def test_a_request_that_another_limit_refuses_is_not_parsed(self, settings: Any) -> None:
+        with_rules(settings, none={"rate": "0/m", "key": "user", "match": "/body/"})
+        assert post("body", "{").status_code == 429
+
+    def test_a_body_rule_of_the_settings_waits_and_never_breaks_a_403(self, settings: Any) -> None:
+        class ReadsTheBody(IsAuthenticated):
+            def has_permission(self, request: Any, view: Any) -> bool:
+                request._request.read()
+                return False
+
+        with_rules(settings, body={"rate": "1/m", "key": "json:phone", "match": "/"})
+        settings.ROOT_URLCONF = type("URLs", (), {})()
+        settings.ROOT_URLCONF.urlpatterns = [path("own/", view_of(QuotaThrottle, permission_classes=[ReadsTheBody]))]
+        assert [post("own", {"phone": "1"}).status_code for _ in range(2)] == [403, 403]
+
+
+class TestChecks:
+    def found(self, *ids: str) -> list[Any]:
+        return [each for each in run_checks(tags=["django_quota"]) if each.id in ids]
