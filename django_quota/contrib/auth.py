@@ -227,8 +227,8 @@ def _check_order(paths: Sequence[str]) -> Iterator[CheckMessage]:
 def _check_middleware() -> Iterator[CheckMessage]:
     if position_of(QuotaMiddleware) is None:
         yield CheckWarning(
-            "AUTHENTICATION_BACKENDS has LoginQuotaBackend, but MIDDLEWARE has no QuotaMiddleware: a refused login is an "
-            "error of its form, with status 200, and an exception where there is no form.",
+            "AUTHENTICATION_BACKENDS has LoginQuotaBackend, but MIDDLEWARE has no QuotaMiddleware: a refused login is "
+            "an error of its form, with status 200, and an exception where there is no form.",
             hint="Add 'django_quota.middleware.QuotaMiddleware' to MIDDLEWARE, below AuthenticationMiddleware.",
             id="django_quota.W018",
         )
