@@ -44,6 +44,8 @@ _HEADER = re.compile(r"[A-Za-z0-9]+(-[A-Za-z0-9]+)*")
 
 MAX_EVENTS = 10_000_000
 MIN_KEYS, MAX_KEYS = 1_000, 100_000_000
+MIN_TOKEN = 16
+"""Characters of the token for the metrics."""
 
 
 class QuotaSettings:
@@ -229,6 +231,15 @@ class QuotaSettings:
         return self._get_number("MEMORY_KEYS", 100_000, MIN_KEYS, MAX_KEYS, 100_000)
 
     @cached_property
+    def metrics_token(self) -> str:
+        """`METRICS_TOKEN`: what Prometheus sends to read the metrics; empty: users with the permission read them."""
+        token = self._get("METRICS_TOKEN", str, "", "a random text of 32 letters")
+        if token and (len(token) < MIN_TOKEN or not token.isascii() or not token.isprintable() or " " in token):
+            problem = f'QUOTA["METRICS_TOKEN"] has {len(token)} characters, or some that a header cannot carry.'
+            raise ConfigurationError(problem, f"Use at least {MIN_TOKEN} random letters and digits.")
+        return token
+
+    @cached_property
     def cache_refusals(self) -> float:
         """`CACHE_REFUSALS`: the default of a rule's `cache_refusals`, in seconds; `0` turns it off."""
         seconds = self._given.get("CACHE_REFUSALS", 0)
@@ -273,8 +284,8 @@ class QuotaSettings:
 
 KNOWN_SETTINGS = (
     "CACHE", "CACHE_REFUSALS", "CLIENT_IP_HEADER", "DIGEST_KEY", "ENABLED", "EVENTS", "HEADERS", "IPV4_PREFIX",
-    "IPV6_PREFIX", "LEGACY_HEADERS", "LOGIN", "MEMORY_KEYS", "ON_UNAVAILABLE", "PREFIX", "RESPONSE", "RULES", "STORE",
-    "TEMPLATE", "TIME_ZONE", "TRUSTED_PROXIES", "TRUSTED_PROXY_COUNT",
+    "IPV6_PREFIX", "LEGACY_HEADERS", "LOGIN", "MEMORY_KEYS", "METRICS_TOKEN", "ON_UNAVAILABLE", "PREFIX", "RESPONSE",
+    "RULES", "STORE", "TEMPLATE", "TIME_ZONE", "TRUSTED_PROXIES", "TRUSTED_PROXY_COUNT",
 )  # fmt: skip
 """The names in `settings.QUOTA`. Each is read by the property of `QuotaSettings` of the same name in lower case."""
 

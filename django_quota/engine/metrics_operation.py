@@ -14,11 +14,15 @@ FIELDS = 1_000
 OTHER = "*"
 """Stands for all further rules; no rule has this field."""
 
+OUTAGES = "!:a"
+"""The field that counts outages, as each process has seen them; no rule has it."""
+
 SUBJECTS = SLOTS = 2_000
 """How many members a sorted set keeps; half as many more for a while."""
 
 DAY_TTL = 2 * 86_400 * SECOND
 MINUTE_TTL = 7_200 * SECOND
+TOTAL_TTL = 400 * 86_400 * SECOND
 NUMBER_TTL = 3_600 * SECOND
 """How long each is kept, in microseconds."""
 
@@ -31,6 +35,7 @@ class MetricsKeys(NamedTuple):
     refused: str
     slots: str
     number: str
+    totals: str
 
 
 class AddMetrics(Operation):
@@ -67,7 +72,7 @@ class AddMetrics(Operation):
         if self.number <= (states.get(keys.number, now) or 0):
             return 0
         states.put(keys.number, self.number, now + NUMBER_TTL)
-        for key, kept in ((keys.day, DAY_TTL), (keys.minute, MINUTE_TTL)):
+        for key, kept in ((keys.day, DAY_TTL), (keys.minute, MINUTE_TTL), (keys.totals, TOTAL_TTL)):
             fields = dict(states.get(key, now) or {})
             for field, count in self.counts.items():
                 name = field if field in fields or len(fields) < FIELDS else f"{OTHER}{field[-2:]}"

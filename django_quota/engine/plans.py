@@ -54,15 +54,11 @@ class Plan:
     """
 
     timeless = True
-    """Whether the plan is the same at any time: it has no calendar limit, and counts no day."""
+    """Whether the plan is the same at any time: it has no calendar limit, and counts no day. True of no rules."""
     _groups = 0
     _remembers = True
     """Whether rate overrides that the process remembers replace rates."""
-    _subject = ""
-    """The subject that was added last."""
-    _base = ""
-    """What its keys begin with."""
-    _is_user = False
+    _compiled: list[Hit] | None = None
     _raw: Sequence[Any] | None = None
     """A reply that is not decoded yet, to a plan that all limits allowed."""
     _decoded: Reply | None = None
@@ -71,50 +67,72 @@ class Plan:
         self._prefix = prefix
         self._zone = zone
         self._log = event_log_of(prefix, events) if events else None
-        self._hits: dict[tuple[str, str], Hit] = {}
-        self.hits: list[Hit] = []
-        self.rules: list[Rule] = []
-        self.subjects: list[str] = []
-        self.costs: list[int] = []
+        self.asked: list[tuple[Rule, str, int, str]] = []
+        """The rules that were added, each with its subject, cost and value."""
 
     def add(self, rule: Rule, subject: str, cost: int, value: str = "") -> None:
         """Add all limits of a rule for a subject; `cost` is what the hit takes of each, `value` a digest to count.
 
-        Rules of one name and subject are one hit. Raises `RuleError` if they differ in more than their rates.
+        Rules of one name and subject are one hit. All rules must be added before the first look at `hits`.
         """
-        self.rules.append(rule)
-        self.subjects.append(subject)
-        self.costs.append(cost)
-        if rule.distinct is not None and cost > 1:
-            raise RuleError(f"Rule {rule.name!r} counts different values: a hit costs 1, not {cost}.")
-        if subject != self._subject:  # mostly, all rules of a request have the same subject
-            self._subject, self._base = subject, subject_base(self._prefix, subject)
-            self._is_user = subject.startswith("user:") and "+" not in subject
-        base, compiled = self._base, CompiledRule.of(rule)
-        name = compiled.field
-        hit = self._hits.get((base, name))
-        if hit is not None:
-            self._extend(hit, rule, base, cost, value)
-            return
-        hit = Hit(rule, name, f"{base}}}:s", subject, cost)
-        published = _known.get((hit.status_key, name)) if _known and self._remembers else None
-        if published:
-            rule = _overridden(hit, published)
-        elif compiled.timeless:
-            hit.compiled = compiled
-        hit.limits = self._compiled(rule, base, value)
-        if not hit.limits:
-            return
-        self._hits[base, name] = hit
-        self.hits.append(hit)
-        if compiled.decides_alone:
-            self._groups += 1
-            hit.group = self._groups
-        if rule.ban is not None and not rule.shadow:
-            hit.refusals_key = key_of(base, "b", rule.name)
-        if rule.daily or (self._is_user and rule.daily is None):
-            hit.day = _NO_DAY
-            self.timeless = False
+        self.asked.append((rule, subject, cost, value))
+
+    @property
+    def rules(self) -> list[Rule]:
+        """The rules that were added."""
+        return [rule for rule, _, _, _ in self.asked]
+
+    @property
+    def subjects(self) -> list[str]:
+        """The subject of each rule."""
+        return [subject for _, subject, _, _ in self.asked]
+
+    @property
+    def hits(self) -> list[Hit]:
+        """What the store decides. It is made when it is first needed: a refusal from memory needs none of it.
+
+        Raises `RuleError` if rules of one name differ in more than their rates.
+        """
+        hits = self._compiled
+        return self._compile() if hits is None else hits
+
+    def _compile(self) -> list[Hit]:
+        hits: dict[tuple[str, str], Hit] = {}
+        self.timeless, self._groups = True, 0
+        known = base = status_key = ""
+        is_user = False
+        for rule, subject, cost, value in self.asked:
+            if rule.distinct is not None and cost > 1:
+                raise RuleError(f"Rule {rule.name!r} counts different values: a hit costs 1, not {cost}.")
+            if subject != known:  # mostly, all rules of a request have the same subject
+                known, base = subject, subject_base(self._prefix, subject)
+                status_key = f"{base}}}:s"
+                is_user = subject.startswith("user:") and "+" not in subject
+            compiled = CompiledRule.of(rule)
+            place = (status_key, compiled.field)
+            hit = hits.get(place)
+            if hit is not None:
+                self._extend(hit, rule, base, cost, value)
+                continue
+            hit = Hit(rule, compiled.field, status_key, subject, cost)
+            published = _known.get(place) if _known and self._remembers else None
+            limited_by = _overridden(hit, published) if published else rule
+            hit.limits = self._limits_of(limited_by, base, value)
+            if not hit.limits:
+                continue
+            hits[place] = hit
+            if compiled.timeless and not published:
+                hit.compiled = compiled
+            if compiled.decides_alone:
+                self._groups += 1
+                hit.group = self._groups
+            if rule.ban is not None and not rule.shadow:
+                hit.refusals_key = key_of(base, "b", rule.name)
+            if rule.daily or (is_user and rule.daily is None):
+                hit.day = _NO_DAY
+                self.timeless = False
+        self._compiled = found = list(hits.values())
+        return found
 
     def _extend(self, hit: Hit, rule: Rule, base: str, cost: int, value: str) -> None:
         """Add the limits of a rule to the hit of another rule of that name."""
@@ -122,14 +140,14 @@ class Plan:
             raise name_conflict(rule, hit.rule)
         if hit.has_override_limits:  # they replace those of all rules of the name
             return
-        for limit in self._compiled(rule, base, value):
+        for limit in self._limits_of(rule, base, value):
             same = next((other for other in hit.limits if other.key == limit.key), None)
             if same is None:
                 hit.limits, hit.compiled = [*hit.limits, limit], None
             elif same.limit != limit.limit:
                 raise name_conflict(rule, hit.rule)
 
-    def _compiled(self, rule: Rule, base: str, value: str) -> list[CompiledLimit]:
+    def _limits_of(self, rule: Rule, base: str, value: str) -> list[CompiledLimit]:
         compiled = CompiledRule.of(rule)
         if compiled.timeless and not value:
             return [
@@ -149,9 +167,10 @@ class Plan:
 
     def operation(self, now: int, mode: Mode) -> Decide:
         """Return the operation that decides it; `now` (microseconds) is a guess that only days and calendars need."""
+        hits = self.hits
         if not self.timeless:
             self._move_to(now)
-        return Decide(self.hits, mode, self._log)
+        return Decide(hits, mode, self._log)
 
     def _move_to(self, now: int) -> None:
         """Set the edges of days and calendar limits."""
@@ -263,13 +282,13 @@ class Plan:
         overridden = _overridden(hit, published) if published else hit.rule
         limits: dict[str, CompiledLimit] = {}
         for rule in [overridden] if hit.has_override_limits else self._rules_of(hit):
-            for limit in self._compiled(rule, base, value):
+            for limit in self._limits_of(rule, base, value):
                 limits.setdefault(limit.key, limit)
         hit.limits = list(limits.values())
 
     def _rules_of(self, hit: Hit) -> Iterator[Rule]:
         """Return the rules of a hit: those of its name and subject."""
-        for rule, subject in zip(self.rules, self.subjects, strict=True):
+        for rule, subject, _, _ in self.asked:
             if (rule.name, subject) == (hit.rule.name, hit.subject):
                 yield rule
 
@@ -289,9 +308,10 @@ class Plan:
 
     def unlimited(self, *, degraded: bool = False) -> Decision:
         """Return the decision if nothing limits the request, or if no store can be asked."""
-        if not self.rules:
+        if not self.asked:
             return Decision(allowed=True, rule="", subject="", degraded=degraded)
-        return Decision(allowed=True, rule=self.rules[0].name, subject=self.subjects[0], degraded=degraded)
+        rule, subject, _, _ = self.asked[0]
+        return Decision(allowed=True, rule=rule.name, subject=subject, degraded=degraded)
 
     def denied(self, rule: Rule) -> Decision:
         """Return the refusal of a rule that denies everything while the store does not answer."""
@@ -309,10 +329,9 @@ class Plan:
         """Return the plan with only these rules, each `changed`, and without overrides."""
         plan = Plan(self._prefix, zone=self._zone)
         plan._remembers = False
-        values = {(hit.subject, hit.rule.name): hit.value for hit in self.hits}
-        for rule, subject, cost in zip(self.rules, self.subjects, self.costs, strict=True):
+        for rule, subject, cost, value in self.asked:
             if rule in rules:
-                plan.add(changed(rule), subject, cost, values[subject, rule.name])
+                plan.add(changed(rule), subject, cost, value)
         return plan
 
 

@@ -17,7 +17,7 @@ from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.days import day_of
 from django_quota.core.errors import StoreRefusesWrites
 from django_quota.core.keys import named, part_base, system_key
-from django_quota.engine.metrics_operation import OTHER
+from django_quota.engine.metrics_operation import OTHER, OUTAGES
 from django_quota.engine.operations import text
 from django_quota.engine.usage_operations import ReadDays
 from django_quota.services.metrics import MINUTE
@@ -43,7 +43,7 @@ MAX_SLOTS_READ = 200
 """Slots that are read, those that were asked for last."""
 
 SLOTS = 20
-"""Slots that are listed, the fullest first."""
+"""Slots that the overview lists, the fullest first."""
 
 
 class Minute(NamedTuple):
@@ -140,6 +140,12 @@ class Activity:
     banned: int = 0
     """The number of bans."""
     slots: list[SlotUse] = field(default_factory=list)
+    """The fullest first."""
+
+    @property
+    def fullest_slots(self) -> list[SlotUse]:
+        """The slots that the overview lists."""
+        return self.slots[:SLOTS]
 
 
 def activity() -> Activity:
@@ -157,6 +163,29 @@ def activity() -> Activity:
     found = _of_redis(limiter.store, now)
     is_same_day = found.day == day_of(found.now, current().time_zone).date
     return found if is_same_day else _of_redis(limiter.store, found.now)  # our clock differs, and it is midnight
+
+
+class RunningTotals(NamedTuple):
+    """What all processes have decided since the site was set up. It starts anew only if Redis loses its memory."""
+
+    rules: list[RuleActivity]
+    """Only the totals of each: those with most checks first, and further ones summed up."""
+    outages: int
+    """Outages of the store, as each process has seen them: with four workers, an outage counts four times."""
+
+
+def running_totals(most: int = RULES) -> RunningTotals:
+    """Send this process's own metrics, then read the totals of at most so many rules.
+
+    Raises `StoreUnavailable` if the store does not answer.
+    """
+    limiter = get_limiter()
+    if limiter.metrics is not None:
+        with suppress(StoreRefusesWrites):
+            limiter.metrics.flush()
+    flat = limiter.store.run(ReadDays([system_key(current().prefix, "totals")]), frozen_now())[0]
+    counts = {text(name): int(count) for name, count in zip(flat[::2], flat[1::2], strict=True)}
+    return RunningTotals(_rules(counts, most), counts.get(OUTAGES, 0))
 
 
 # --- of a store -------------------------------------------------------------------------------------------------------
@@ -246,11 +275,13 @@ def _whole(value: str | bytes | None) -> int:
     return int(value or 0)
 
 
-def _rules(counts: Mapping[str, int]) -> list[RuleActivity]:
-    """Return the rules of a day, those with most checks first, and the others summed up."""
+def _rules(counts: Mapping[str, int], most: int = RULES) -> list[RuleActivity]:
+    """Return the rules of a hash, those with most checks first, and the others summed up."""
     rules: dict[str, RuleActivity] = {}
     for name, count in counts.items():
         part, _, kind = name.rpartition(":")
+        if name == OUTAGES:
+            continue
         rule = rules.setdefault(part, RuleActivity(part))
         if kind == "a":
             rule.allowed = count
@@ -260,11 +291,11 @@ def _rules(counts: Mapping[str, int]) -> list[RuleActivity]:
             rule.shadowed = count
     rest = rules.pop(OTHER, RuleActivity(OTHER))
     order = sorted(rules.values(), key=lambda rule: (-rule.total, rule.part))
-    for rule in order[RULES:]:
+    for rule in order[most:]:
         rest.allowed += rule.allowed
         rest.refused += rule.refused
         rest.shadowed += rule.shadowed
-    return [*order[:RULES], *([rest] if rest.total else [])]
+    return [*order[:most], *([rest] if rest.total else [])]
 
 
 def _put_minutes(found: Activity, minutes: Sequence[Mapping[str, int]]) -> None:
@@ -296,4 +327,4 @@ def _slot_use(slot: str, held: int, waiting: int) -> SlotUse:
 
 
 def _fullest(slots: Iterable[SlotUse]) -> list[SlotUse]:
-    return sorted(slots, key=lambda use: (-use.held / use.limit, -use.waiting, use.name or ""))[:SLOTS]
+    return sorted(slots, key=lambda use: (-use.held / use.limit, -use.waiting, use.name or ""))

@@ -80,6 +80,8 @@ def _ban_flow(subject: Subject, given: RuleOrRate, seconds: float) -> Flow[Decis
     finally:
         limiter.refusals.forget([name])
     decision = yield from decision_flow(plan, "peek")
+    if decision.degraded:
+        raise StoreUnavailable("it has not answered since the ban was set")
     if level and settings.events:
         first = decision.outcomes[0] if decision.outcomes else None
         left = (first.limit, first.remaining) if first else (0, 0)

@@ -65,12 +65,12 @@ class Limiter:
 
     def decision_flow(self, plan: Plan, mode: Mode, *, is_step: bool = False) -> Flow[Decision]:
         """Decide a plan in one call to the store. `is_step`: it is part of a decision, which observers hear as one."""
-        if not plan:
-            return plan.unlimited()
         refusals = self.refusals
         is_check = mode in ("check", "tentative")
         if is_check and refusals.table and (known := refusals.answer(plan)) is not None:
             return _observed(known, mode) if receivers and not is_step else known
+        if not plan:
+            return plan.unlimited()
         changes = refusals.changes
         now = frozen_now()
         guess = self._guess(plan, now)

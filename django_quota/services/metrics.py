@@ -21,7 +21,7 @@ from django_quota.core.errors import ConfigurationError
 from django_quota.core.forks import register_fork_aware
 from django_quota.core.keys import escape, field, system_key
 from django_quota.engine.hits import Hit
-from django_quota.engine.metrics_operation import OTHER, AddMetrics, MetricsKeys
+from django_quota.engine.metrics_operation import OTHER, OUTAGES, AddMetrics, MetricsKeys
 from django_quota.engine.plans import Plan
 from django_quota.services.flusher import flusher
 from django_quota.stores.base import Store
@@ -163,6 +163,15 @@ class DecisionMetrics:
             self._buckets[-1].add_refused(escape(subject), number)
         flusher.wake()
 
+    def count_outage(self) -> None:
+        """Count an outage that this process has seen; it is sent when the store is back."""
+        now = frozen_now() or time.time_ns() // 1_000
+        with self._lock:
+            if not self._begins <= now < self._ends:
+                self._open(now)
+            self._buckets[-1].row(OUTAGES.partition(":")[0])[ALLOWED] += 1
+        flusher.wake()
+
     def count_slot(self, subject: str, name: str, limit: int, span: int) -> None:
         """Note that somebody asked for a slot; `span`: how long its leases last, in microseconds."""
         now = frozen_now() or time.time_ns() // 1_000
@@ -214,5 +223,6 @@ class DecisionMetrics:
             system_key(prefix, f"refused:{day}"),
             system_key(prefix, "slots"),
             system_key(prefix, f"sent:{self._token}"),
+            system_key(prefix, "totals"),
         )
         return AddMetrics(keys, self._number, counts, bucket.refused, bucket.slots)

@@ -169,7 +169,7 @@ class Refusals:
         """
         table, now = self.table, _clock()
         found: list[Refusal] = []
-        for rule, subject, cost in zip(plan.rules, plan.subjects, plan.costs, strict=True):
+        for rule, subject, cost, _ in plan.asked:
             if must_ask(rule):
                 return None
             of_subject = table.get(subject)
@@ -192,7 +192,7 @@ class Refusals:
         `decided_at`: the store's time in microseconds.
         """
         now, position = _clock(), 0
-        asked = list(zip([rule.name for rule in plan.rules], plan.subjects, strict=True))
+        asked = [(rule.name, subject) for rule, subject, _, _ in plan.asked]
         for hit in plan.hits:
             outcomes = decision.outcomes[position : position + len(hit.limits)]
             position += len(hit.limits)

@@ -11,6 +11,7 @@ from django_quota.services.limiter import Limiter
 from django_quota.services.metrics import DecisionMetrics
 from django_quota.services.outages import ongoing
 from django_quota.services.workers import Workers
+from django_quota.signals import store_lost
 from django_quota.stores.cluster.store_cluster import store_of
 from django_quota.stores.memory import MemoryStore
 
@@ -57,6 +58,15 @@ def _retire(limiter: Limiter) -> None:
     flusher.remove(limiter.metrics, limiter.refusals, limiter.workers)
     limiter.store.close()
     limiter.local.close()
+
+
+def _count_outage(**_: object) -> None:
+    for limiter in list(_limiters.values()):
+        if limiter.metrics is not None:
+            limiter.metrics.count_outage()
+
+
+store_lost.connect(_count_outage, dispatch_uid="django_quota.services.registry")
 
 
 def _close(*, setting: str, **_: object) -> None:

@@ -33,7 +33,7 @@ class Hold:
     def __init__(self, plan: Plan, hold_id: HoldId | None, decision: Decision) -> None:
         self.decision = decision
         """The decision that allowed it."""
-        self.cost = plan.costs[0]
+        _, _, self.cost, _ = plan.asked[0]
         """The estimate, in units."""
         self._plan = plan
         self._rule = decision.rule

@@ -148,7 +148,7 @@ class TestWhatIsCounted:
             assert activity().slots == []
 
     def test_rules_past_the_bound_of_a_hash_are_counted_together(self) -> None:
-        keys = MetricsKeys("{!}d", "{!}m", "{!}r", "{!}s", "{!}n")
+        keys = MetricsKeys("{!}d", "{!}m", "{!}r", "{!}s", "{!}n", "{!}t")
         many = {f"rule{number}:a": 1 for number in range(FIELDS + 7)}
         run = current_store().run
         assert run(AddMetrics(keys, 1, many, {}, {})) == 1
@@ -163,7 +163,7 @@ class TestWhatIsCounted:
         assert len(found) <= FIELDS + 3
 
     def test_subjects_past_the_bound_go_the_least_refused_first(self) -> None:
-        keys = MetricsKeys("{!}d", "{!}m", "{!}r", "{!}s", "{!}n")
+        keys = MetricsKeys("{!}d", "{!}m", "{!}r", "{!}s", "{!}n", "{!}t")
         many = {f"ip:{number}": 1 + (number == 5) for number in range(SUBJECTS * 3 // 2 + 1)}
         current_store().run(AddMetrics(keys, 1, {}, many, {}))
         from django_quota.engine.usage_operations import ReadDays
@@ -182,7 +182,7 @@ class TestWhatIsCounted:
         assert check("3/m", SUBJECT, name="a")
 
     def test_a_number_is_added_once(self) -> None:
-        keys = MetricsKeys("{!}d", "{!}m", "{!}r", "{!}s", "{!}n")
+        keys = MetricsKeys("{!}d", "{!}m", "{!}r", "{!}s", "{!}n", "{!}t")
         add = AddMetrics(keys, 3, {"a:a": 1}, {}, {})
         earlier = AddMetrics(keys, 2, {"a:a": 1}, {}, {})
         run = current_store().run

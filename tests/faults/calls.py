@@ -14,12 +14,15 @@ from django.test import RequestFactory
 from django_quota import (
     Decision,
     StoreUnavailable,
+    aban,
     acheck,
     aonce,
     apeek,
     arefund,
     areserve,
     areset,
+    aunban,
+    ban,
     check,
     concurrency,
     counter,
@@ -31,6 +34,7 @@ from django_quota import (
     reserve,
     reset,
     slot,
+    unban,
 )
 from django_quota.exceptions import LeaseLost
 from django_quota.middleware import QuotaMiddleware
@@ -180,6 +184,8 @@ async def _apassed() -> None:
 
 STRICT = [
     Call("reset", RAISES, lambda _: reset("9000/m", WHO), lambda _: areset("9000/m", WHO)),
+    Call("ban", RAISES, lambda _: ban("user:8", "9000/m", 1), lambda _: aban("user:8", "9000/m", 1)),
+    Call("unban", RAISES, lambda _: unban("user:8"), lambda _: aunban("user:8")),
     *verbs(),
     Call(
         "slot",

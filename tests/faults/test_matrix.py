@@ -13,7 +13,7 @@ from tests.faults.harness import Clock, assert_recovers, broken_promises, caches
 
 READS = {
     "peek", "reset", "settle", "cancel", "counter.get", "counter.series", "counter.take", "counter.unique_count",
-    "holders",
+    "holders", "unban",
 }  # fmt: skip
 """What needs to write nothing in these tests: a server that refuses writes alone answers it, and rightly."""
 

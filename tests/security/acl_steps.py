@@ -17,7 +17,21 @@ from typing import Any
 import redis
 from django.core.management import call_command
 
-from django_quota import QuotaError, acheck, check, counter, once, peek, refund, reserve, reset, slot
+from django_quota import (
+    QuotaError,
+    acheck,
+    ban,
+    check,
+    counter,
+    once,
+    peek,
+    refund,
+    reserve,
+    reset,
+    reset_subject,
+    slot,
+    unban,
+)
 from django_quota.core.clock import SECOND
 from django_quota.core.keys import key_of, subject_base, system_key
 from django_quota.engine.counter_operations import Set
@@ -91,6 +105,13 @@ def a_round_of_the_flusher() -> None:
     flusher.flush()
 
 
+def bans_in_code() -> None:
+    ban(WHO, "9/m", 600)
+    unban(WHO, "9/m")
+    unban(WHO)
+    reset_subject(WHO)
+
+
 def refunds_and_resets() -> None:
     for algorithm in ("sliding_window", "fixed_window", "calendar", "token_bucket"):
         for _ in range(3):
@@ -162,7 +183,7 @@ def waiters_that_died() -> None:
 
 
 def metrics() -> None:
-    names = ("metrics:1", "metrics:2", "refused:1", "slots", "sent:1")
+    names = ("metrics:1", "metrics:2", "refused:1", "slots", "sent:1", "totals")
     keys = MetricsKeys(*(system_key("quota", name) for name in names))
     rules = {f"rule-{number}:a": 1 for number in range(FIELDS)}
     subjects = {f"ip:{number}": 1 for number in range(2 * SUBJECTS)}
@@ -197,6 +218,7 @@ WEB: tuple[Callable[[], None], ...] = (
     limits,
     limits_async,
     refunds_and_resets,
+    bans_in_code,
     reservations,
     counters,
     transfers_between_slots,

@@ -170,7 +170,7 @@ class Limit:
         return self is other or (isinstance(other, Limit) and self.__reduce__() == other.__reduce__())
 
     def __hash__(self) -> int:
-        return hash((self.rule, self.state_id))
+        return hash((self.rule, self.state_id, self.rate.count))
 
     def __repr__(self) -> str:
         return f"<Limit {self.rate} by {self.algorithm.name} of {self.rule!r}>"

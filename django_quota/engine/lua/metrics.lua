@@ -4,13 +4,14 @@
 --        [3] who was refused that day: a sorted set of subjects, scored by how often
 --        [4] slots that were asked for: a sorted set, scored by when they are forgotten
 --        [5] the number of what the process has sent last
+--        [6] the counts of all days, in the fields of a day
 -- ARGV   [1] now; [2] the number of this; it is left out where it is not above the last one
 --        [3] how many fields; [4] how many subjects; [5] how many slots; then these, each with its count or, of slots,
 --            for how long it is remembered, in microseconds
 -- reply  1, or 0 where it has been added before
 local FIELDS = 1000 -- of a hash; further rules are counted together, under '*'
 local SUBJECTS, SLOTS = 2000, 2000
-local DAY_TTL, MINUTE_TTL, NUMBER_TTL = 2 * 86400000000, 7200000000, 3600000000
+local DAY_TTL, MINUTE_TTL, NUMBER_TTL, TOTAL_TTL = 2 * 86400000000, 7200000000, 3600000000, 400 * 86400000000
 
 local number = tonumber(ARGV[2])
 if number <= tonumber(redis.call('GET', KEYS[5]) or 0) then return 0 end
@@ -33,9 +34,11 @@ for _ = 1, tonumber(ARGV[3]) do
   local field, count = next_pair()
   add(KEYS[1], field, count)
   add(KEYS[2], field, count)
+  add(KEYS[6], field, count)
 end
 keep(KEYS[1], DAY_TTL)
 keep(KEYS[2], MINUTE_TTL)
+keep(KEYS[6], TOTAL_TTL)
 
 -- Those who were refused least go first; half as many more are let in before, so that trimming is not for each.
 local function trim(key, most)

@@ -1,0 +1,94 @@
+"""The collector: it reads the figures of all processes when Prometheus asks."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+
+from django.db import DatabaseError
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from django_quota.core.errors import QuotaError
+from django_quota.models import OverrideOutbox
+from django_quota.services.activity import Activity, RuleActivity, RunningTotals, activity, running_totals
+from django_quota.services.override_sync import has_tables, write_database
+
+logger = logging.getLogger("django_quota")
+
+MAX_RULES = 200
+"""Rules that have labels of their own, those with most checks; further rules are summed up as "other"."""
+
+OTHER = "other"
+
+
+class QuotaCollector(Collector):
+    """Yields the metrics of django_quota; register it with a registry of `prometheus_client`.
+
+    If Redis does not answer, `quota_store_up` is 0 and the figures that lie there are left out.
+    """
+
+    def collect(self) -> Iterator[Metric]:
+        """Read and yield all metrics."""
+        try:
+            totals, now = running_totals(MAX_RULES), activity()
+        except QuotaError as error:
+            logger.warning("The metrics lack what lies in Redis: %s", error)
+            yield _gauge("quota_store_up", "1 if the store answers, 0 if not.", 0)
+        else:
+            yield _gauge("quota_store_up", "1 if the store answers, 0 if not.", 1)
+            yield from _of_store(totals, now)
+        yield from _of_database()
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: registering a collector must not ask Redis."""
+        return ()
+
+
+def _of_store(totals: RunningTotals, now: Activity) -> Iterator[Metric]:
+    checks = CounterMetricFamily("quota_checks", "Checks by rule and outcome.", labels=("rule", "outcome"))
+    for rule in totals.rules:
+        for outcome, count in (("allowed", rule.allowed), ("refused", rule.refused), ("shadowed", rule.shadowed)):
+            checks.add_metric((_label(rule), outcome), count)
+    yield checks
+    outages = CounterMetricFamily("quota_outages", "Outages of the store, each as often as workers saw it.")
+    outages.add_metric((), totals.outages)
+    yield outages
+    yield _gauge("quota_bans", "Bans that are in force.", now.banned)
+    held, limits = Counter[str](), Counter[str]()
+    for slot in now.slots:
+        held[slot.name or OTHER] += slot.held
+        limits[slot.name or OTHER] += slot.limit
+    used = GaugeMetricFamily("quota_leases_in_use", "Slots that are held, of those used lately.", labels=("slot",))
+    most = GaugeMetricFamily("quota_leases_limit", "Slots there are, of those used lately.", labels=("slot",))
+    for name in held:
+        used.add_metric((name,), held[name])
+        most.add_metric((name,), limits[name])
+    yield used
+    yield most
+
+
+def _label(rule: RuleActivity) -> str:
+    return OTHER if rule.is_rest else rule.rule or rule.part
+
+
+def _of_database() -> Iterator[Metric]:
+    """Yield how far Redis lags behind the saved overrides; nothing without a database."""
+    database = write_database()
+    try:
+        if not has_tables(database):
+            return
+        pending = OverrideOutbox.objects.using(database).order_by("noted")
+        count, oldest = pending.count(), pending.values_list("noted", flat=True).first()
+    except DatabaseError as error:
+        logger.warning("The metrics lack what lies in the database: %s", error)
+        return
+    lag = 0.0 if oldest is None else max(0.0, (datetime.now(UTC) - oldest).total_seconds())
+    yield _gauge("quota_overrides_pending", "Changes of overrides that are saved and not yet in Redis.", count)
+    yield _gauge("quota_override_sync_lag_seconds", "How long the oldest of these has waited.", lag)
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, value=value)

@@ -1,0 +1,318 @@
+"""Metrics for Prometheus: running totals of all processes, read when they are asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
+from django.test import Client
+from django.urls import path
+from prometheus_client.parser import text_string_to_metric_families
+
+from django_quota import Rule, check, slot
+from django_quota.conf import current
+from django_quota.contrib.prometheus.collector import MAX_RULES, QuotaCollector
+from django_quota.contrib.prometheus.views import metrics
+from django_quota.models import OverrideOutbox
+from django_quota.signals import store_lost
+from django_quota.testing import RedisServer, freeze
+from tests.support.commands import PATIENCE, ROOT, wait_until
+from tests.support.pages import run_page
+from tests.support.ports import free_port
+from tests.support.steps import SECOND, START
+from tests.support.stores import caches
+
+TOKEN = "a-token-of-32-letters-and-digits"
+
+urlpatterns = [path("metrics/", metrics)]
+
+
+@pytest.fixture(autouse=True)
+def no_tables_without_a_database(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "database" not in request.fixturenames:
+        monkeypatch.setattr("django_quota.contrib.prometheus.collector.has_tables", lambda _: False)
+
+
+@pytest.fixture(autouse=True)
+def these_urls(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.QUOTA = {**settings.QUOTA, "METRICS_TOKEN": TOKEN}
+    settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "django_quota.contrib.prometheus"]
+
+
+def samples(text: str | None = None) -> dict[tuple[str, ...], float]:
+    """Return each value by the name of its metric and its labels."""
+    families = QuotaCollector().collect() if text is None else text_string_to_metric_families(text)
+    return {
+        (
+            sample.name,
+            *(sample.labels[each] for each in ("rule", "slot", "outcome") if each in sample.labels),
+        ): sample.value
+        for family in families
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+@pytest.mark.usefixtures("either_store")
+class TestCollector:
+    def test_it_has_the_checks_of_each_rule_by_outcome(self) -> None:
+        for _ in range(5):
+            check("3/m", "user:1", name="search")
+            check("1/m", "user:1", name="trial", shadow=True)
+        found = samples()
+        assert found["quota_checks_total", "search", "allowed"] == 3
+        assert found["quota_checks_total", "search", "refused"] == 2
+        assert found["quota_checks_total", "trial", "shadowed"] == 4
+        assert found["quota_store_up",] == 1
+
+    def test_the_totals_go_on_after_midnight(self) -> None:
+        for day in range(3):
+            with freeze(START + day * 86_400 * SECOND):
+                check("9/m", "user:1", name="search")
+        with freeze(START + 3 * 86_400 * SECOND):
+            assert samples()["quota_checks_total", "search", "allowed"] == 3
+
+    def test_no_subject_is_in_it(self) -> None:
+        check("0/m", "user:secret", name="search")
+        slot("export", 2, subject="user:secret").acquire()
+        assert not [part for names in samples() for part in names if "secret" in part]
+
+    def test_rules_past_the_cap_are_one(self) -> None:
+        for number in range(MAX_RULES + 5):
+            check("9/m", "user:1", name=f"rule-{number}")
+        found = {names: value for names, value in samples().items() if names[0] == "quota_checks_total"}
+        assert len({names[1] for names in found}) == MAX_RULES + 1
+        assert found["quota_checks_total", "other", "allowed"] == 5
+        assert sum(found.values()) == MAX_RULES + 5
+
+    def test_slots_in_use_are_summed_by_name(self) -> None:
+        for number in range(3):
+            slot("export", 2, subject=f"user:{number}").acquire()
+        found = samples()
+        assert (found["quota_leases_in_use", "export"], found["quota_leases_limit", "export"]) == (3, 6)
+
+    def test_an_outage_is_counted_once_a_process(self) -> None:
+        check("9/m", "user:1", name="search")
+        store_lost.send(None, reason="test")
+        found = samples()
+        assert found["quota_outages_total",] == 1
+        assert {names[1] for names in found if names[0] == "quota_checks_total"} == {"search"}
+
+
+@pytest.mark.usefixtures("redis_cache")
+def test_it_counts_bans() -> None:
+    rule = Rule.make("login", "1/m", ban={"after": "1/m", "for": ["1h"]})
+    for _ in range(3):
+        check(rule, "user:1")
+    assert samples()["quota_bans",] == 1
+
+
+def test_without_redis_the_store_is_down_and_the_rest_is_left_out() -> None:
+    assert samples() == {("quota_store_up",): 0}
+
+
+@pytest.mark.usefixtures("redis_cache", "database")
+def test_it_says_how_long_overrides_have_waited() -> None:
+    assert samples()["quota_override_sync_lag_seconds",] == 0
+    OverrideOutbox.objects.create(subject="user:1")
+    found = samples()
+    assert found["quota_overrides_pending",] == 1
+    assert 0 < found["quota_override_sync_lag_seconds",] < PATIENCE
+
+
+# --- the view ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("memory_store", "database")
+class TestView:
+    def test_the_token_opens_it(self, client: Client) -> None:
+        check("9/m", "user:1", name="search")
+        reply = client.get("/metrics/", headers={"Authorization": f"Bearer {TOKEN}"})
+        assert reply.status_code == 200
+        assert reply["Content-Type"].startswith("text/plain; version=")
+        assert "no-store" in reply["Cache-Control"]
+        assert samples(reply.content.decode())["quota_checks_total", "search", "allowed"] == 1
+
+    @pytest.mark.parametrize("given", ["", "Bearer ", "Bearer wrong", TOKEN, f"Basic {TOKEN}", "Bearer é"])
+    def test_nothing_else_does(self, client: Client, given: str) -> None:
+        assert client.get("/metrics/", headers={"Authorization": given}).status_code == 403
+
+    def test_without_a_token_in_the_settings_no_token_does(self, client: Client, settings: Any) -> None:
+        settings.QUOTA = {"STORE": "memory"}
+        assert client.get("/metrics/", headers={"Authorization": "Bearer "}).status_code == 403
+
+    def test_a_user_needs_the_permission(self, client: Client) -> None:
+        client.force_login(User.objects.create_user("ann"))
+        assert client.get("/metrics/").status_code == 403
+        client.force_login(User.objects.create_superuser("root"))
+        assert client.get("/metrics/").status_code == 200
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("redis_cache")
+class TestCommand:
+    def test_it_prints_the_metrics(self) -> None:
+        check("9/m", "user:1", name="search")
+        out = StringIO()
+        call_command("quota_metrics", stdout=out)
+        assert samples(out.getvalue())["quota_checks_total", "search", "allowed"] == 1
+
+    def test_it_prints_json(self) -> None:
+        check("9/m", "user:1", name="search")
+        out = StringIO()
+        call_command("quota_metrics", "--json", stdout=out)
+        labels = {"rule": "search", "outcome": "allowed"}
+        assert {"name": "quota_checks_total", "labels": labels, "value": 1.0} in json.loads(out.getvalue())
+
+    @pytest.mark.parametrize("given", ["9105", "localhost", "127.0.0.1:0", "127.0.0.1:x", "127.0.0.1:65536"])
+    def test_a_wrong_address_is_a_clear_error(self, given: str) -> None:
+        with pytest.raises(CommandError, match="is not an address with a port"):
+            call_command("quota_metrics", serve=given)
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+SITE = """
+import json, os
+from django.conf import settings
+settings.configure(
+    SECRET_KEY="x", ALLOWED_HOSTS=["*"], ROOT_URLCONF=__name__,
+    INSTALLED_APPS=[
+        "django.contrib.auth", "django.contrib.contenttypes", "django_quota", "django_quota.contrib.prometheus"
+    ],
+    CACHES=json.loads(os.environ["SITE_CACHES"]), QUOTA={"METRICS_TOKEN": "TOKEN"},
+)
+from django.core.wsgi import get_wsgi_application
+application = get_wsgi_application()
+from django.http import HttpResponse
+from django.urls import path
+from django_quota import quota
+from django_quota.contrib.prometheus.views import metrics
+urlpatterns = [
+    path("", quota("50/d", key="ip", name="home")(lambda request: HttpResponse(str(os.getpid())))),
+    path("metrics/", metrics),
+]
+""".replace('"TOKEN"', repr(TOKEN))
+
+
+class Gunicorn:
+    """Four workers on a port."""
+
+    def __init__(self, folder: Path, server: RedisServer) -> None:
+        (folder / "site_of_gunicorn.py").write_text(SITE)
+        self.url = f"http://127.0.0.1:{free_port()}/"
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}", "SITE_CACHES": json.dumps(caches(server))}
+        arguments = ["--workers", "4", "--bind", self.url.removeprefix("http://").strip("/"), "--log-level", "error"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gunicorn", *arguments, "site_of_gunicorn:application"], env=environment, cwd=folder
+        )
+        wait_until(self.answers)
+
+    def answers(self) -> bool:
+        assert self.process.poll() is None
+        try:
+            self.figures()
+        except OSError:
+            return False
+        return True
+
+    def get(self) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(self.url) as reply:
+                return reply.status, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, ""
+
+    def figures(self) -> dict[tuple[str, ...], float]:
+        asked = urllib.request.Request(f"{self.url}metrics/", headers={"Authorization": f"Bearer {TOKEN}"})
+        with urllib.request.urlopen(asked) as reply:
+            return samples(reply.read().decode())
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(PATIENCE)
+
+
+@contextmanager
+def gunicorn(folder: Path, server: RedisServer) -> Iterator[Gunicorn]:
+    running = Gunicorn(folder, server)
+    try:
+        yield running
+    finally:
+        running.end()
+
+
+@pytest.mark.thorough("processes")
+def test_the_sums_of_four_workers_are_exact_also_after_a_kill_and_a_restart(
+    tmp_path: Path, redis_server: RedisServer, raw: Any
+) -> None:
+    def has(figures: dict[tuple[str, ...], float], allowed: int, refused: int) -> bool:
+        kinds = [figures.get(("quota_checks_total", "home", kind), 0) for kind in ("allowed", "refused")]
+        assert kinds[0] <= allowed
+        assert kinds[1] <= refused
+        return kinds == [allowed, refused]
+
+    with gunicorn(tmp_path, redis_server) as site:
+        with ThreadPoolExecutor(8) as pool:
+            replies = list(pool.map(lambda _: site.get(), range(80)))
+        assert [status for status, _ in replies].count(429) == 30
+        wait_until(lambda: has(site.figures(), 50, 30))
+        workers = {int(pid) for _, pid in replies if pid}
+        assert len(workers) > 1
+        os.kill(workers.pop(), signal.SIGKILL)
+        for _ in range(40):
+            assert site.get()[0] == 429
+    with gunicorn(tmp_path, redis_server) as site:  # at its end, each worker has sent what was left
+        assert has(site.figures(), 50, 70)
+
+
+@pytest.mark.thorough("processes")
+def test_the_command_serves_them_until_it_is_stopped(tmp_path: Path, redis_server: RedisServer, raw: Any) -> None:
+    (tmp_path / "manage.py").write_text(
+        SITE + "from django.core.management import execute_from_command_line\nimport sys\n"
+        "execute_from_command_line(sys.argv)\n"
+    )
+    address = f"127.0.0.1:{free_port()}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SITE_CACHES": json.dumps(caches(redis_server))}
+    command = [sys.executable, str(tmp_path / "manage.py"), "quota_metrics", "--serve", address]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert address in process.stdout.readline()
+        with urllib.request.urlopen(f"http://{address}/metrics") as reply:
+            assert samples(reply.read().decode())["quota_store_up",] == 1
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 0
+
+
+def test_the_page_names_every_metric_and_its_settings_work(settings: Any) -> None:
+    names = run_page("docs/prometheus.md")
+    assert [str(each.pattern) for each in names["urlpatterns"]] == ["metrics/"]
+    settings.QUOTA = names["QUOTA"]
+    assert current().metrics_token
+    text = (ROOT / "docs/prometheus.md").read_text()
+    for name in sorted({name[0] for name in samples()} | SHOWN):
+        assert f"`{name}`" in text
+
+
+SHOWN = {
+    "quota_checks_total", "quota_outages_total", "quota_bans", "quota_leases_in_use", "quota_leases_limit",
+    "quota_overrides_pending", "quota_override_sync_lag_seconds", "quota_store_up",
+}  # fmt: skip
