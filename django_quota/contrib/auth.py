@@ -23,13 +23,13 @@ from django.utils.module_loading import import_string
 from django.utils.translation import get_language
 from django.views.decorators.debug import sensitive_variables
 
+from django_quota import areserve_all, reserve_all
 from django_quota.conf import USERNAME, current
 from django_quota.core.decisions import Decision, QuotaExceeded
 from django_quota.core.errors import ConfigurationError
 from django_quota.core.rules import Rule
 from django_quota.middleware import QuotaMiddleware
 from django_quota.services.logins import hold_ttl, login_hits, unlock
-from django_quota.services.reservations import areserve_all, reserve_all
 from django_quota.services.subjects import ip_subject
 from django_quota.web.responses import DEFERRED
 from django_quota.web.rule_checks import position_of

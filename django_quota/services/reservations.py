@@ -158,24 +158,3 @@ def _reserve_flow(
     decision = yield from decision_flow(plan, Reserve(token, ttl))
     decision.raise_if_refused()
     return Hold(plan, plan.hold_id(token, ttl), decision)
-
-
-def _all_flow(hits: Any, ttl: int) -> Flow[Hold]:
-    from django_quota.services.request_decisions import new_plan
-
-    plan = new_plan()
-    for rule, subject in hits:
-        plan.add(rule, subject, 1)
-    plan.include_holds()
-    token = secrets.token_hex(8)
-    decision = yield from decision_flow(plan, Reserve(token, ttl))
-    decision.raise_if_refused()
-    return Hold(plan, plan.hold_id(token, ttl), decision)
-
-
-def reserve_all(hits: Any, *, ttl: float = 60) -> Hold:
-    return run_sync(_all_flow(hits, parse_seconds("ttl", ttl, 60)))
-
-
-async def areserve_all(hits: Any, *, ttl: float = 60) -> Hold:
-    return await run_async(_all_flow(hits, parse_seconds("ttl", ttl, 60)))
