@@ -253,9 +253,8 @@ class OverrideOutbox(models.Model):
     class Meta:
         """Rows are not unique: each stands for one change."""
 
-        verbose_name = _("unpublished override")
-        verbose_name_plural = _("unpublished overrides")
         ordering = ("pk",)
+        default_permissions = ()  # nobody edits it
 
     def __str__(self) -> str:
         return self.subject
