@@ -11,8 +11,8 @@ from allauth.account.adapter import DefaultAccountAdapter
 from allauth.core.exceptions import ImmediateHttpResponse
 from django.http import HttpRequest
 
-from django_quota.core.decisions import QuotaExceeded
-from django_quota.web.responses import refuse
+from django_quota import QuotaExceeded
+from django_quota.adapters import apply_decision, refusal
 
 
 class LoginQuotaAdapter(DefaultAccountAdapter):
@@ -30,4 +30,4 @@ class LoginQuotaAdapter(DefaultAccountAdapter):
         try:
             return super().authenticate(request, **credentials)
         except QuotaExceeded as exceeded:
-            raise ImmediateHttpResponse(refuse(request, exceeded.decision)) from exceeded
+            raise ImmediateHttpResponse(refusal(request, apply_decision(request, exceeded.decision))) from exceeded

@@ -20,20 +20,17 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest
 from django.utils import inspect as django_inspect
 from django.utils.module_loading import import_string
-from django.utils.translation import get_language
 from django.views.decorators.debug import sensitive_variables
 
 from django_quota import areserve_all, reserve_all
+from django_quota.adapters import client_ip, message, passes_middleware
 from django_quota.conf import USERNAME, current
 from django_quota.core.decisions import Decision, QuotaExceeded
 from django_quota.core.errors import ConfigurationError
 from django_quota.core.rules import Rule
 from django_quota.middleware import QuotaMiddleware
 from django_quota.services.logins import hold_ttl, login_hits, unlock
-from django_quota.services.subjects import ip_subject
-from django_quota.web.responses import DEFERRED
 from django_quota.web.rule_checks import position_of
-from django_quota.web.wording import message
 
 __all__ = ["LoginQuotaBackend", "LoginRefused", "unlock"]
 
@@ -46,7 +43,7 @@ class LoginRefused(QuotaExceeded, ValidationError):  # noqa: N818 — a kind of 
 
     def __init__(self, decision: Decision) -> None:
         QuotaExceeded.__init__(self, decision)
-        ValidationError.__init__(self, message(decision, get_language()), "too_many_logins")
+        ValidationError.__init__(self, message(decision), "too_many_logins")
 
     def __str__(self) -> str:
         return self.decision.explain()
@@ -123,7 +120,7 @@ class LoginQuotaBackend:
     def _hits(self, request: HttpRequest | None, credentials: Mapping[str, Any]) -> list[tuple[Rule, str]]:
         if not self.is_limited(credentials):
             return []
-        return login_hits(self.user_names(credentials), None if request is None else ip_subject(request))
+        return login_hits(self.user_names(credentials), None if request is None else f"ip:{client_ip(request)}")
 
     def _others(self, request: HttpRequest | None, credentials: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
         """Yield the backends behind this one that take these credentials, and their paths, as Django does."""
@@ -145,7 +142,7 @@ _signature = getattr(django_inspect, "signature", inspect.signature)
 
 def _refuse(request: HttpRequest | None, exceeded: QuotaExceeded) -> NoReturn:
     """Raise what the middleware answers with 429; without the middleware, what a form shows."""
-    if request is None or hasattr(request, DEFERRED):
+    if request is None or passes_middleware(request):
         raise exceeded
     raise LoginRefused(exceeded.decision) from exceeded
 
