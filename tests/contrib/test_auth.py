@@ -50,6 +50,7 @@ from django_quota.testing import RedisServer, freeze
 from tests.admin.operators import superuser
 from tests.contrib.hashers import CountingHasher, hashed_in_a_race
 from tests.support.pages import run_page
+from tests.support.selection import thorough
 from tests.support.steps import SECOND, START
 from tests.support.stores import caches
 
@@ -124,7 +125,12 @@ def guess(request: pytest.FixtureRequest) -> Callable[..., str]:
     return attempt if request.param == "sync" else async_to_sync(aattempt)
 
 
-@pytest.mark.usefixtures("either_store", "ann")
+@pytest.fixture(params=["memory_store", "redis_cache", thorough("topology", "cluster")])
+def store(request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue(request.param)
+
+
+@pytest.mark.usefixtures("store", "ann")
 class TestEveryStore:
     def test_the_sixth_guess_is_refused_before_a_password_is_hashed(
         self, guess: Callable[..., str], hasher: type[CountingHasher]
