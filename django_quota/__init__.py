@@ -17,12 +17,25 @@ from django_quota.exceptions import (
     RuleError,
     StoreUnavailable,
 )
-from django_quota.services.api import acheck, apeek, arefund, areset, check, peek, refund, reset
+from django_quota.services.api import (
+    aacquire,
+    acheck,
+    acheck_all,
+    acquire,
+    apeek,
+    arefund,
+    areset,
+    check,
+    check_all,
+    peek,
+    refund,
+    reset,
+)
 from django_quota.services.bans import aban, aunban, ban, unban
 from django_quota.services.counters import Counter, counter
 from django_quota.services.leases import Lease, lock, slot
 from django_quota.services.once import aonce, once
-from django_quota.services.reservations import Hold, areserve, reserve
+from django_quota.services.reservations import Hold, areserve, areserve_all, reserve, reserve_all
 from django_quota.services.reset import areset_subject, reset_subject
 from django_quota.web.concurrency import concurrency
 from django_quota.web.decorators import quota
@@ -44,17 +57,22 @@ __all__ = [
     "Rule",
     "RuleError",
     "StoreUnavailable",
+    "aacquire",
     "aban",
     "acheck",
+    "acheck_all",
+    "acquire",
     "aonce",
     "apeek",
     "arefund",
     "areserve",
+    "areserve_all",
     "areset",
     "areset_subject",
     "aunban",
     "ban",
     "check",
+    "check_all",
     "concurrency",
     "counter",
     "lock",
@@ -63,6 +81,7 @@ __all__ = [
     "quota",
     "refund",
     "reserve",
+    "reserve_all",
     "reset",
     "reset_subject",
     "slot",

@@ -150,7 +150,8 @@ class Decision:
                 outcomes = reply.outcomes()
                 fill(self, "outcomes", outcomes)
                 fill(self, "_reply", None)
-                return outcomes if name == "outcomes" else getattr(self, name)
+                if name == "outcomes":
+                    return outcomes
             if name in _OF_BINDING:
                 binding = _binding(self.outcomes)
                 fill(self, "binding", binding)

@@ -31,6 +31,13 @@ PER_LIMIT = len(Verdict._fields)
 # --- modes ------------------------------------------------------------------------------------------------------------
 
 
+class Reservation(NamedTuple):
+    """How a hit is held: its token, and for how many microseconds."""
+
+    token: str
+    ttl: int
+
+
 class HoldId(NamedTuple):
     """What names a hold."""
 
@@ -40,27 +47,43 @@ class HoldId(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Reserve:
-    """Check one hit, and note what it consumes as a hold for `ttl` microseconds."""
+class Settle:
+    """Replace what holds consumed by what was really used (units), whatever the limit. Then peek."""
 
-    token: str
+    holds: Sequence[HoldId | None]
+    """The hold of each hit; None: it has none."""
+    actual: Sequence[int]
+    """What was used, for each hit."""
+
+    def encode(self) -> str:
+        """Return the mode as `lua/decide.lua` takes it."""
+        words = [
+            f"{actual}:{hold.due}:{hold.token}" if hold else "-"
+            for hold, actual in zip(self.holds, self.actual, strict=True)
+        ]
+        return f"settle {' '.join(words)}"
+
+    def only(self, hits: Sequence[int]) -> Settle:
+        """Return the mode for some of the hits, by their places."""
+        return Settle([self.holds[hit] for hit in hits], [self.actual[hit] for hit in hits])
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """Let holds that are not due yet last for at least `ttl` microseconds from now on. Then peek."""
+
+    holds: Sequence[HoldId | None]
+    """The hold of each hit; None: it has none."""
     ttl: int
 
     def encode(self) -> str:
         """Return the mode as `lua/decide.lua` takes it."""
-        return f"reserve {self.token} {self.ttl}"
+        words = [f"{hold.due}:{hold.token}" if hold else "-" for hold in self.holds]
+        return f"renew {self.ttl} {' '.join(words)}"
 
-
-@dataclass(frozen=True, slots=True)
-class Settle:
-    """Replace what a hold consumed by what was really used (units), whatever the limit. Then peek."""
-
-    hold: HoldId
-    actual: int
-
-    def encode(self) -> str:
-        """Return the mode as `lua/decide.lua` takes it."""
-        return f"settle {self.actual} {self.hold.due} {self.hold.token}"
+    def only(self, hits: Sequence[int]) -> Renew:
+        """Return the mode for some of the hits, by their places."""
+        return Renew([self.holds[hit] for hit in hits], self.ttl)
 
 
 class Receipt(NamedTuple):
@@ -77,10 +100,11 @@ class Receipt(NamedTuple):
 
 
 class ConsumedHit(NamedTuple):
-    """What a hit consumed: a receipt for each limit, and whether it emitted a "near" event."""
+    """What a hit consumed: a receipt for each limit, whether it emitted a "near" event, and its hold."""
 
     receipts: Sequence[Receipt]
     near: bool
+    hold: HoldId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +116,19 @@ class Compensate:
     def encode(self) -> str:
         """Return the mode as `lua/decide.lua` takes it."""
         words = ["compensate"]
-        for receipts, near in self.consumed:
+        for receipts, near, hold in self.consumed:
             encoded = [":".join([str(number) for number in receipt if number is not None]) for receipt in receipts]
-            words.append(("n" if near else "-") + ",".join(encoded))
+            held = f";{hold.due}:{hold.token}" if hold else ""
+            words.append(f"{'n' if near else '-'}{','.join(encoded)}{held}")
         return " ".join(words)
+
+    def only(self, hits: Sequence[int]) -> Compensate:
+        """Return the mode for some of the hits, by their places."""
+        return Compensate([self.consumed[hit] for hit in hits])
 
 
 PlainMode = Literal["check", "peek", "refund", "tentative", "record_refusal", "record_day"]
-Mode = PlainMode | Reserve | Settle | Compensate
+Mode = PlainMode | Settle | Renew | Compensate
 """What a store does with a plan.
 
 "check" decides and consumes; "peek" changes nothing; "refund" restores the costs, then peeks. Plans that are decided in
@@ -115,7 +144,7 @@ def encode_mode(mode: Mode) -> str:
 
 def consumes(mode: Mode) -> bool:
     """Say whether a hit that passes is consumed, and one that is refused emits an event."""
-    return mode in ("check", "tentative", "record_refusal") or isinstance(mode, Reserve)
+    return mode in ("check", "tentative", "record_refusal")
 
 
 # --- replies ----------------------------------------------------------------------------------------------------------
@@ -140,6 +169,8 @@ class Flag(IntEnum):
     """Of a tentative hit: what compensating it needs. One for a limit that counts values, two for a bucket."""
     SETTLED_LATE = 9
     """The hold was due at the value, before it was settled."""
+    HELD = 10
+    """What the hit consumed is noted as a hold, or the hold was renewed. It is due at the value."""
 
 
 class Flagged(NamedTuple):

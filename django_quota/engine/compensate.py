@@ -27,8 +27,9 @@ from django_quota.core.algorithms.leaky_bucket import LeakyBucket
 from django_quota.core.algorithms.sliding_window import Entry
 from django_quota.core.algorithms.token_bucket import Bucket, Queued, TokenBucket, known_of
 from django_quota.core.errors import StoreUnavailable
-from django_quota.engine.codec import REFUSED, Compensate, ConsumedHit, Flag, Flagged, Receipt, Reply
+from django_quota.engine.codec import REFUSED, Compensate, ConsumedHit, Flag, Flagged, HoldId, Receipt, Reply
 from django_quota.engine.hits import CompiledLimit, Hit, HitContext
+from django_quota.engine.holds import drop
 from django_quota.engine.operations import States
 from django_quota.engine.subject_status import drop_field
 
@@ -54,8 +55,10 @@ def compensation(hits: Sequence[Hit], reply: Reply, *, keep_near: bool = False) 
                 _receipt(hit, limit, reply.now, verdict.reset, before)
                 for limit, verdict in zip(hit.limits, verdicts, strict=True)
             ]
+        due = flags.get(Flag.HELD)
+        held = None if due is None else HoldId(due, hit.reservation.token)
         chosen.append(index)
-        consumed.append(ConsumedHit(receipts, Flag.NEAR_EMITTED in flags and not keep_near))
+        consumed.append(ConsumedHit(receipts, Flag.NEAR_EMITTED in flags and not keep_near, held))
     return (Compensate(consumed) if chosen else None), chosen
 
 
@@ -84,7 +87,7 @@ def compensated(before: Reply, chosen: Sequence[int], after: Reply) -> Reply:
     for index, found in zip(chosen, after.hits, strict=True):
         if Flag.EXEMPT not in before.flags_of(index):  # an exempt hit has nothing to do with the limits
             verdicts[index] = found
-    flags = [flagged for flagged in before.flags if flagged.flag != Flag.NEAR_EMITTED]
+    flags = [flagged for flagged in before.flags if flagged.flag not in (Flag.NEAR_EMITTED, Flag.HELD)]
     return Reply(before.now, REFUSED, verdicts, flags)
 
 
@@ -103,7 +106,9 @@ def is_noted(limit: CompiledLimit) -> bool:
 
 def compensate(states: States, hits: Sequence[Hit], mode: Compensate, now: int) -> None:
     """Take back what these hits consumed."""
-    for hit, (receipts, near) in zip(hits, mode.consumed, strict=True):
+    for hit, (receipts, near, hold_id) in zip(hits, mode.consumed, strict=True):
+        if hold_id is not None and not drop(states, hit, hold_id)[0]:
+            continue  # what it held has come back already
         for limit, receipt in zip(hit.limits, receipts, strict=True):
             _compensate(states, hit, limit, receipt, now)
         if near:

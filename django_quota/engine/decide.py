@@ -21,8 +21,8 @@ from django_quota.engine.codec import (
     Flag,
     Flagged,
     Mode,
+    Renew,
     Reply,
-    Reserve,
     RetryReason,
     Settle,
     consumes,
@@ -31,7 +31,7 @@ from django_quota.engine.codec import (
 from django_quota.engine.compensate import compensate, flags_before
 from django_quota.engine.events import NO_LOG, REMOTE_LOG, EventLog, count_day, emit
 from django_quota.engine.hits import CompiledLimit, Hit, HitContext
-from django_quota.engine.holds import hold, missing_limits, replace, restore_due, settle, states_without_due
+from django_quota.engine.holds import hold, missing_limits, renew, replace, restore_due, settle, states_without_due
 from django_quota.engine.operations import Operation, Script, States, lua_source
 from django_quota.engine.resp import bulk
 from django_quota.engine.subject_status import load_status, shut_out
@@ -133,8 +133,8 @@ class Decide(Operation):
         refused = {context.hit.group for context in contexts if context.is_refused}
         if self.mode == "record_refusal":
             refused.add(0)
-        flags = [Flagged(context.index, context.status, context.stop) for context in contexts if context.status]
-        flags += [Flagged(context.index, Flag.SETTLED_LATE, context.late) for context in contexts if context.late]
+        flags = [flagged for context in contexts for flagged in context.hold_flags]
+        flags += [Flagged(context.index, context.status, context.stop) for context in contexts if context.status]
         if consumes(self.mode):
             for context in contexts:
                 if context.hit.cost > 0:
@@ -150,10 +150,9 @@ class Decide(Operation):
             return None
         if any(_is_outside(context.hit, now) for context in contexts):
             return []
-        if isinstance(mode, Settle):
-            context = contexts[0]
-            context.late = mode.hold.due if settle(states, context.hit, mode, now) else 0
-            context.states = states_without_due(states, context.hit, now)
+        if isinstance(mode, (Settle, Renew)):
+            for context in contexts:
+                _change_hold(states, context, mode, now)
             return None
         retries = [reason for context in contexts for reason in load_status(states, context, now)]
         for context in contexts:
@@ -173,14 +172,16 @@ class Decide(Operation):
                 _consume(states, hit, limit, verdict, refused, now)
                 for limit, verdict in zip(hit.limits, context.verdicts, strict=True)
             ]
-        if isinstance(mode, Reserve) and consumed:
-            hold(states, hit, mode, [now + verdict.reset for verdict in context.verdicts], now)
+        held = []
+        if hit.reservation and consumed:
+            due = hold(states, hit, [now + verdict.reset for verdict in context.verdicts], now)
+            held.append(Flagged(context.index, Flag.HELD, due))
         if mode != "tentative" or context.is_refused:
             count_day(states, context, now, passed=passed)
         flags = emit(states, context, now, passed=passed, emits=self.log is not None)
         if self.log is REMOTE_LOG and any(flagged.flag == Flag.BAN_BEGAN for flagged in flags):
             flags.append(Flagged(context.index, Flag.BAN_LEVEL, context.level))
-        return flags + before
+        return held + flags + before
 
 
 _NUMBER = 8
@@ -194,6 +195,20 @@ def _is_outside(hit: Hit, now: int) -> bool:
     if hit.day is not None and not hit.day.begins <= now < hit.day.ends:
         return True
     return any(is_outside(limit.parameters, now) for limit in hit.limits if not limit.algorithm.timeless)
+
+
+def _change_hold(states: States, context: HitContext, mode: Settle | Renew, now: int) -> None:
+    """Settle or renew the hold of a hit."""
+    hit, hold_id = context.hit, mode.holds[context.index]
+    if hold_id is not None and isinstance(mode, Settle):
+        late = settle(states, hit, hold_id, mode.actual[context.index], now)
+        if late:
+            context.hold_flags.append(Flagged(context.index, Flag.SETTLED_LATE, late))
+    elif hold_id is not None and isinstance(mode, Renew):
+        due = renew(states, hit, hold_id, mode, now)
+        if due is not None:
+            context.hold_flags.append(Flagged(context.index, Flag.HELD, due))
+    context.states = states_without_due(states, hit, now)
 
 
 def _restore(states: States, contexts: Sequence[HitContext], mode: Mode, now: int) -> list[RetryReason]:

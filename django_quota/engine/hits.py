@@ -134,6 +134,8 @@ class Hit:
     day: DayKey | None = None
     holds = ""
     """The key of its holds; empty while they are not needed."""
+    reservation: Any = None
+    """The `Reservation` by which what the hit consumes is noted as a hold; None: it is not."""
     extra_keys: Sequence[str] = ()
     """The keys of other limits of the rule that due holds have consumed."""
 
@@ -182,6 +184,8 @@ class Hit:
             arguments += ("day", self.day.begins, self.day.ends)
         if self.holds:
             arguments += ("holds", 1 + len(self.extra_keys))
+        if self.reservation:
+            arguments += ("hold", *self.reservation)
         arguments.append("")
         return arguments
 
@@ -212,8 +216,8 @@ class HitContext:
     """When that ends; 0 for never."""
     due: int | None = None
     """When the first open hold is due."""
-    late: int = 0
-    """When the hold that is settled now was due; 0 if it is in time."""
+    hold_flags: list[Any] = field(default_factory=list)
+    """What the reply says of its hold, which is settled or renewed."""
     states: list[Any] | None = None
     """For a peek: how the limits would be without the holds that are due."""
     level: int = 0

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from django_quota.core.algorithms import BY_CODE, Algorithm, Parameters
-from django_quota.engine.codec import Reserve, Settle
+from django_quota.engine.codec import HoldId, Renew
 from django_quota.engine.hits import CompiledLimit, Hit
 from django_quota.engine.operations import States
 from django_quota.engine.subject_status import drop_field, set_field
@@ -38,10 +38,10 @@ class _Place(NamedTuple):
         return _window_of(self.key)
 
 
-def hold(states: States, hit: Hit, mode: Reserve, used_until: Sequence[int], now: int) -> None:
-    """Note what the hit has just consumed as a hold."""
-    due = now + mode.ttl
-    words = [mode.token, str(hit.cost)]
+def hold(states: States, hit: Hit, used_until: Sequence[int], now: int) -> int:
+    """Note what the hit has just consumed as a hold; return when it is due."""
+    due = now + hit.reservation.ttl
+    words = [hit.reservation.token, str(hit.cost)]
     for limit, stop in zip(hit.limits, used_until, strict=True):
         receipt = limit.algorithm.receipt(states.get(limit.key), limit.parameters, hit.cost, stop, now)
         words.append(f"{_window_of(limit.key)}={':'.join(map(str, receipt))}")
@@ -49,6 +49,7 @@ def hold(states: States, hit: Hit, mode: Reserve, used_until: Sequence[int], now
     keep_until = max(due, *used_until)
     states.put(hit.holds, holds, max(states.expiry(hit.holds), keep_until))
     _note_first_due(states, hit, keep_until)
+    return int(due)
 
 
 def missing_limits(states: States, hit: Hit, now: int) -> str:
@@ -86,30 +87,47 @@ def states_without_due(states: States, hit: Hit, now: int) -> list[Any]:
     return found
 
 
-def settle(states: States, hit: Hit, mode: Settle, now: int) -> bool:
-    """Replace what a hold consumed by what was really used, whatever the limit; return whether it is late.
+def settle(states: States, hit: Hit, hold_id: HoldId, actual: int, now: int) -> int:
+    """Replace what a hold consumed by what was really used, whatever the limit; return when it was due if that is over.
 
     A late hold was restored, or is restored now, and everything that was used is consumed now. A hold that vanished
-    before it was due was settled or reset: then nothing changes.
+    before it was due was settled or reset: then nothing changes. Return 0 if the hold is in time.
     """
-    (due, token), actual = mode.hold, mode.actual
-    is_late = due <= now
-    holds = dict(_holds_of(states, hit))
-    member = next((each for each, stop in holds.items() if stop == due and each.startswith(f"{token} ")), None)
-    held = 0
-    if member is not None:
-        del holds[member]
-        _put(states, hit, holds)
+    member, due = drop(states, hit, hold_id)
+    is_late, held = due <= now, 0
+    if member:
         held = 0 if is_late else _units(member)
         if is_late or actual < held:
             _restore(states, hit, member, _units(member) if is_late else held - actual, now)
     elif not is_late:
-        return False
+        return 0
     for limit in hit.limits:
         if actual > held and limit.parameters.capacity > 0:
             state, _ = limit.algorithm.consume(states.get(limit.key), limit.parameters, actual - held, now, over=True)
             states.put(limit.key, state, limit.algorithm.expiry(state))
-    return is_late
+    return due if is_late else 0
+
+
+def drop(states: States, hit: Hit, hold_id: HoldId) -> tuple[str, int]:
+    """Drop a hold; return its member (empty if there is none), and when it was due."""
+    holds = dict(_holds_of(states, hit))
+    member, due = _find(holds, hold_id)
+    if member:
+        del holds[member]
+        _put(states, hit, holds)
+    return member, due
+
+
+def renew(states: States, hit: Hit, hold_id: HoldId, mode: Renew, now: int) -> int | None:
+    """Let a hold last longer, never shorter; return when it is due. None if it is gone, or was due already."""
+    holds = dict(_holds_of(states, hit))
+    member, due = _find(holds, hold_id)
+    if not member or due <= now:
+        return None
+    holds[member] = due = max(due, now + mode.ttl)
+    states.put(hit.holds, holds, max(states.expiry(hit.holds), due))
+    _note_first_due(states, hit, states.expiry(hit.holds))
+    return due
 
 
 def replace(states: States, key: str, algorithm: Algorithm[Any], before: Any, after: Any) -> None:
@@ -172,6 +190,16 @@ def _note_first_due(states: States, hit: Hit, keep_until: int) -> None:
         set_field(states, hit.status_key, f"d:{hit.field}", str(min(holds.values())), keep_until)
     else:
         drop_field(states, hit.status_key, f"d:{hit.field}")
+
+
+def _find(holds: Holds, hold_id: HoldId) -> tuple[str, int]:
+    """Return the member of a hold, and when it is due; an empty text and when it was due if there is none.
+
+    It is due later than its name says if the reply to a renewal was lost.
+    """
+    later = sorted((stop, member) for member, stop in holds.items() if stop >= hold_id.due)[:MAX_FORESEEN]
+    found = ((member, stop) for stop, member in later if member.startswith(f"{hold_id.token} "))
+    return next(found, ("", hold_id.due))
 
 
 def _holds_of(states: States, hit: Hit) -> Holds:

@@ -27,6 +27,7 @@ from django_quota.engine.codec import (
     HoldId,
     Mode,
     Reply,
+    Reservation,
     allows_without_flags,
     emitted,
     outcomes_of,
@@ -56,6 +57,10 @@ class Plan:
     timeless = True
     """Whether the plan is the same at any time: it has no calendar limit, and counts no day. True of no rules."""
     _groups = 0
+    _reservation: Reservation | None = None
+    """How hits note what they consume as holds. Then the plan is used again."""
+    _reserves: Callable[[Rule], bool]
+    """Whether the hit of a rule does so."""
     _remembers = True
     """Whether rate overrides that the process remembers replace rates."""
     _compiled: list[Hit] | None = None
@@ -94,7 +99,12 @@ class Plan:
         Raises `RuleError` if rules of one name differ in more than their rates.
         """
         hits = self._compiled
-        return self._compile() if hits is None else hits
+        if hits is None:
+            hits = self._compile()
+            if self._reservation is not None:
+                for hit in filter(lambda hit: self._reserves(hit.rule), hits):
+                    hit.reservation, hit.holds = self._reservation, _subject_key(hit, f"h:{hit.field}")
+        return hits
 
     def _compile(self) -> list[Hit]:
         hits: dict[tuple[str, str], Hit] = {}
@@ -181,13 +191,25 @@ class Plan:
                 hit.day = DayKey(_subject_key(hit, f"day:{day.date}"), day.begins, day.ends)
 
     def include_holds(self) -> None:
-        """Send the keys of holds along: to reserve, and to settle."""
+        """Send the keys of holds along, so that a reset drops them."""
         for hit in self.hits:
             hit.holds = _subject_key(hit, f"h:{hit.field}")
 
-    def hold_id(self, token: str, ttl: int) -> HoldId | None:
-        """Return the name of the hold that the last reply took; None if nothing was consumed."""
-        return HoldId(self._reply.now + ttl, token) if self._reply and self.has_consumed else None
+    def reserve(self, reservation: Reservation, reserves: Callable[[Rule], bool] = lambda _: True) -> None:
+        """Let the hits of these rules note what they consume as holds. Call it before the first look at `hits`.
+
+        Once the plan is decided, `holds` names the holds.
+        """
+        self._reservation, self._reserves = reservation, reserves
+
+    @property
+    def holds(self) -> list[HoldId | None]:
+        """The hold of each hit that the last reply noted or renewed; None for a hit that consumed nothing."""
+        found: list[HoldId | None] = [None] * len(self.hits)
+        for index, flag, value in self._reply.flags if self._reply else ():
+            if flag == Flag.HELD:
+                found[index] = HoldId(value, self.hits[index].reservation.token)
+        return found
 
     @property
     def decided_at(self) -> int | None:
@@ -211,7 +233,8 @@ class Plan:
             raise RuntimeError("a plan that no store has decided has nothing to take back")
         _, chosen = compensation(self.hits, before, keep_near=True)
         after = Reply.decode(raw, [self.hits[index] for index in chosen])
-        return Decision.of(outcomes_of(compensated(before, chosen, after), self.hits))
+        self._decoded = compensated(before, chosen, after)
+        return Decision.of(outcomes_of(self._decoded, self.hits))
 
     def day_record(self) -> Decide | None:
         """Return the operation that counts its hits for the day; None if there is nothing to count."""
@@ -297,7 +320,7 @@ class Plan:
 
         `is_last`: whether the plan is not used again, so that the decision may read its outcomes later.
         """
-        if is_last and not self.has_groups and allows_without_flags(raw, self.hits):
+        if is_last and not self.has_groups and self._reservation is None and allows_without_flags(raw, self.hits):
             self._raw = raw
             return Decision.lazy(AllowedReply(raw, self.hits), allowed=True)
         reply = Reply.decode(raw, self.hits)

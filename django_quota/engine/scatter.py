@@ -17,7 +17,7 @@ from typing import Any
 
 from django_quota.core.algorithms import NEVER, Verdict
 from django_quota.core.errors import QuotaError, StoreUnavailable
-from django_quota.engine.codec import ALLOWED, REFUSED, RETRY_WITH, Compensate, Flag, Mode, Reply
+from django_quota.engine.codec import ALLOWED, REFUSED, RETRY_WITH, Compensate, Flag, Mode, Renew, Reply, Settle
 from django_quota.engine.compensate import compensated, compensation, counts_values
 from django_quota.engine.counter_operations import Transfer
 from django_quota.engine.decide import Decide
@@ -63,8 +63,8 @@ class _Part:
 
     def operation(self, mode: Mode, log: EventLog | None) -> Decide:
         """Return the operation that decides them."""
-        if isinstance(mode, Compensate):
-            mode = Compensate([mode.consumed[number] for number in self.numbers])
+        if isinstance(mode, (Compensate, Renew, Settle)):
+            mode = mode.only(self.numbers)
         return Decide(self.hits, mode, None if log is None else REMOTE_LOG)
 
     def decide(self, mode: Mode, log: EventLog | None) -> Scatter:

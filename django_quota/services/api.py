@@ -1,17 +1,20 @@
-"""The verbs: `check`, `peek`, `refund` and `reset`, each sync and async."""
+"""The verbs: `check`, `acquire`, `peek`, `refund` and `reset`, each sync and async."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
 from typing import Any, Unpack, cast
 
 from django.http import HttpRequest
 
 from django_quota.conf import current, rule_of
+from django_quota.core.clock import SECOND
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow, IOCall, run_async, run_sync
-from django_quota.core.rates import validate_cost
+from django_quota.core.rates import parse_seconds, validate_cost
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, CallOptions, Rule
 from django_quota.engine.codec import Mode
 from django_quota.engine.plans import Plan
@@ -56,6 +59,41 @@ async def acheck(
 ) -> Decision:
     """Take a hit without blocking the event loop; see `check`."""
     return await run_async(_verb_flow("check", rule_or_rate, subject, cost, value, rule_options))
+
+
+def acquire(
+    rule_or_rate: RuleOrRate,
+    subject: Subject,
+    cost: int | None = None,
+    *,
+    timeout: float,
+    value: object = None,
+    **rule_options: Unpack[CallOptions],
+) -> Decision:
+    """Take a hit as soon as the rule allows it, and wait for that, `timeout` seconds at most; return the Decision.
+
+    It is for work that may wait, such as calls of another service; a view that waits holds a thread. If there is no
+    room in time, the Decision is refused, at once where the wait would be too long. With `leaky_bucket` it also waits
+    for the Decision's `delay`, which the timeout does not limit. Callers that wait have no order: where many wait, use
+    `slot`, which has a queue, or `leaky_bucket`, which gives each a place. Each try that is refused is a refusal:
+    `ban=` and `count_refused` count it.
+
+    `timeout`: from 0 up to 366 days; for the other arguments and errors see `check`.
+    """
+    return run_sync(_acquire_flow(timeout, rule_or_rate, subject, cost, value, rule_options))
+
+
+async def aacquire(
+    rule_or_rate: RuleOrRate,
+    subject: Subject,
+    cost: int | None = None,
+    *,
+    timeout: float,  # noqa: ASYNC109 — how long to wait for room; the calls to the store have timeouts of their own
+    value: object = None,
+    **rule_options: Unpack[CallOptions],
+) -> Decision:
+    """Take a hit as soon as the rule allows it, without blocking the event loop; see `acquire`."""
+    return await run_async(_acquire_flow(timeout, rule_or_rate, subject, cost, value, rule_options))
 
 
 def peek(
@@ -116,6 +154,62 @@ async def areset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: Unp
     return await run_async(_reset_flow(rule_or_rate, subject, rule_options))
 
 
+Entry = tuple[RuleOrRate, Subject] | tuple[RuleOrRate, Subject, int]
+"""A rule, a subject, and the cost if it is not the rule's own."""
+
+
+def check_all(entries: Iterable[Entry]) -> Decision:
+    """Take a hit under several rules, each for its own subject and cost: count all of them or none.
+
+    `check_all([("rpm", user), ("tpm", user, 900), ("org-tpm", f"org:{org}", 900)])`.
+
+    Each entry is a rule and a subject as for `check`, and a cost in units, 0 to 10^12; without one the rule's own (1).
+    All are decided in one trip to Redis. A Redis Cluster is asked slot by slot, and what was counted is taken back if a
+    later slot refuses. The Decision has the outcomes in the order of the entries, and describes the one that binds.
+
+    Raises `RuleError` if there is no entry, if a rule is listed twice for one subject, or if an argument is wrong.
+    While Redis does not answer, nothing is raised and the Decision is `degraded`.
+    """
+    return run_sync(_check_all_flow(entries))
+
+
+async def acheck_all(entries: Iterable[Entry]) -> Decision:
+    """Take a hit under several rules without blocking the event loop; see `check_all`."""
+    return await run_async(_check_all_flow(entries))
+
+
+def _check_all_flow(entries: Iterable[Entry]) -> Flow[Decision]:
+    plan = yield from entries_plan_flow(entries)
+    return (yield from decision_flow(plan, "check"))
+
+
+class _EntriesPlan(Plan):
+    """A plan in which a rule stands once for a subject."""
+
+    def add(self, rule: Rule, subject: str, cost: int, value: str = "") -> None:
+        if any((other.name, its) == (rule.name, subject) for other, its, _, _ in self.asked):
+            raise RuleError(f"Rule {rule.name!r} is listed twice for {subject}.", "Give it once, with the whole cost.")
+        super().add(rule, subject, cost, value)
+
+
+def entries_plan_flow(entries: Iterable[Entry]) -> Flow[Plan]:
+    """Return the plan of several rules, each for its own subject and cost. Raises `RuleError` if an entry is wrong."""
+    plan = new_plan(_EntriesPlan)
+    if isinstance(entries, (str, Mapping)):
+        raise RuleError(f"{entries!r} is not a list of entries.", _ENTRIES_EXAMPLE)
+    for entry in entries:
+        if not isinstance(cast("object", entry), (tuple, list)) or not 2 <= len(entry) <= 3:  # noqa: PLR2004
+            raise RuleError(f"{entry!r} is not (rule, subject) or (rule, subject, cost).", _ENTRIES_EXAMPLE)
+        rule, subject, *cost = entry
+        yield from plan_flow(rule, subject, cost[0] if cost else None, None, {}, plan)
+    if not plan.rules:
+        raise RuleError("There is no entry.", _ENTRIES_EXAMPLE)
+    return plan
+
+
+_ENTRIES_EXAMPLE = "Use, for example, [('rpm', user), ('tpm', user, 900)]."
+
+
 def decision_flow(plan: Plan, mode: Mode) -> Flow[Decision]:
     """Decide a plan on the store of the settings. If `ENABLED` is false, everything is allowed."""
     if not current().enabled:
@@ -139,6 +233,37 @@ def _verb_flow(
     return (yield from decision_flow(plan, mode))
 
 
+def _acquire_flow(
+    timeout: float,
+    rule_or_rate: RuleOrRate,
+    subject: Subject,
+    cost: int | None,
+    value: object,
+    options: Mapping[str, object],
+) -> Flow[Decision]:
+    left = 0.0 if timeout == 0 else parse_seconds("timeout", timeout, 5, "from 0") / SECOND
+    while True:
+        decision = yield from _verb_flow("check", rule_or_rate, subject, cost, value, options)
+        if decision.allowed:
+            if decision.delay:
+                yield _sleep(decision.delay)
+            return decision
+        wait = decision.retry_after
+        if wait is None or wait > left:
+            return decision
+        wait += MIN_SLEEP
+        yield _sleep(wait)
+        left -= wait
+
+
+MIN_SLEEP = 0.001
+"""Seconds that `acquire` sleeps at least: clocks differ a little."""
+
+
+def _sleep(seconds: float) -> IOCall:
+    return IOCall(time.sleep, asyncio.sleep, seconds)
+
+
 def _reset_flow(rule_or_rate: RuleOrRate, subject: Subject, options: Mapping[str, object]) -> Flow[bool]:
     plan = yield from plan_flow(rule_or_rate, subject, 0, None, options)
     if not plan or not current().enabled:
@@ -154,14 +279,19 @@ def _reset_flow(rule_or_rate: RuleOrRate, subject: Subject, options: Mapping[str
 
 
 def plan_flow(
-    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None, value: object, options: Mapping[str, object]
+    rule_or_rate: RuleOrRate,
+    subject: Subject,
+    cost: int | None,
+    value: object,
+    options: Mapping[str, object],
+    plan: Plan | None = None,
 ) -> Flow[Plan]:
-    """Return the plan of one rule for a subject. Raises `RuleError` if an argument is wrong."""
+    """Add one rule to a plan for a subject, and return the plan. Raises `RuleError` if an argument is wrong."""
     rule = rule_of(rule_or_rate, options)
     if isinstance(subject, str):
         name = named_subject(subject)
     elif (request := django_request(subject)) is not None:
-        return (yield from rule_plan_flow(rule, request, cost, value))
+        return (yield from rule_plan_flow(rule, request, cost, value, plan))
     elif is_user(subject):
         name = user_subject(subject)
     else:
@@ -169,7 +299,7 @@ def plan_flow(
     if not rule.is_plain:  # most rules have nothing to look at here
         rule = rule_without_request(rule, name, cost, value)
     units = cast("int", rule.cost) if cost is None else validate_cost(cost, rule.name)
-    plan = new_plan()
+    plan = new_plan() if plan is None else plan
     plan.add(rule, name, units, "" if value is None else value_digest(rule, value))
     return plan
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from django_quota.conf import current
 from django_quota.core.algorithms.concurrency import Concurrency
@@ -78,6 +78,22 @@ class Lease:
         """Give the slot back, even if the task is cancelled meanwhile; see `release`."""
         await run_async(self._releasing())
 
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        with suppress(*_HIDDEN if error else ()):
+            self.release()
+
+    async def __aenter__(self) -> Lease:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        with suppress(*_HIDDEN if error else ()):
+            await self.arelease()
+
     def refreshing(self) -> Flow[None]:
         """Renew the lease in the background until it is released."""
         self._refresher = LeaseRefresher(self, self._state.slot.lease / 3)
@@ -133,7 +149,7 @@ class Slot:
         """How many may hold it at a time."""
         self.span = parse_seconds("lease", lease, 30)
         """How long a lease lasts, in microseconds."""
-        self.timeout = 0.0 if wait is None or wait == 0 else parse_seconds("wait", wait, 5, "from 0") / SECOND
+        self.timeout = 0.0 if wait is None else _waiting_time("wait", wait)
         """How long to wait for a free slot, in seconds."""
         self.renews = renew
         """Whether leases are renewed in the background."""
@@ -147,16 +163,18 @@ class Slot:
         """How long a lease lasts, in seconds."""
         return self.span / SECOND
 
-    def acquire(self) -> Lease:
-        """Take a slot, waiting for at most `timeout`, and return its lease, which you release.
+    def acquire(self, timeout: float | None = None) -> Lease:
+        """Take a slot and return its lease, which you release; the lease is a context manager, too.
 
-        Raises `QuotaExceeded` if no slot came free, and `StoreUnavailable`.
+        `timeout`: seconds to wait if all slots are held, first come, first served; 0: do not wait; None: as long as
+        the slot's own `wait` says. Raises `QuotaExceeded` if no slot came free, `RuleError` for a wrong number of
+        seconds, and `StoreUnavailable`.
         """
-        return run_sync(self.acquiring(self.subject, get_limiter().reporting_store))
+        return run_sync(self.acquiring(self.subject, get_limiter().reporting_store, timeout))
 
-    async def aacquire(self) -> Lease:
+    async def aacquire(self, timeout: float | None = None) -> Lease:  # noqa: ASYNC109 — as long as a place in the queue
         """Take a slot; see `acquire`. A task that is cancelled while it waits leaves the queue."""
-        return await run_async(self.acquiring(self.subject, get_limiter().reporting_store))
+        return await run_async(self.acquiring(self.subject, get_limiter().reporting_store, timeout))
 
     def holders(self) -> list[tuple[str, float]]:
         """Return the holders: each token and the seconds until its lease ends, the first to end first.
@@ -174,11 +192,12 @@ class Slot:
         reply = yield state.call(Holders(state.keys))
         return [(text(token), ends / SECOND) for token, ends in zip(reply[::2], reply[1::2], strict=True)]
 
-    def acquiring(self, subject: str, store: Store) -> Flow[Lease]:
+    def acquiring(self, subject: str, store: Store, timeout: float | None = None) -> Flow[Lease]:
         """Take the slot of a subject in a store; the flow's result is the lease. See `acquire`."""
+        patience = self.timeout if timeout is None else _waiting_time("timeout", timeout)
         state, token = _SlotState(self, subject, store), store.wait_queue.new_token(self.limit, self.span)
         try:
-            lease = Lease(state, token, (yield from state.entering(token)))
+            lease = Lease(state, token, (yield from state.entering(token, patience)))
             if self.renews:
                 yield from lease.refreshing()
         except (QuotaExceeded, StoreUnavailable, GeneratorExit):
@@ -220,6 +239,10 @@ class Slot:
                 return lease
 
 
+def _waiting_time(option: str, seconds: float) -> float:
+    return 0.0 if seconds == 0 else parse_seconds(option, seconds, 5, "from 0") / SECOND
+
+
 _HIDDEN = (QuotaError,)
 """Errors of a release that must not replace the error of the block."""
 
@@ -248,16 +271,16 @@ class _SlotState:
         now = frozen_now()
         return IOCall(self._store.run, self._store.arun, operation, now)
 
-    def entering(self, token: str) -> Flow[Decision]:
+    def entering(self, token: str, timeout: float) -> Flow[Decision]:
         """Wait for a slot; the flow's result is the decision. Raises `QuotaExceeded` where none came free."""
         metrics = get_limiter().metrics
         if metrics is not None:
             metrics.count_slot(self.subject, self.slot.name, self.slot.limit, self.slot.span)
         with self._store.wait_queue.join(self.keys, token, frozen_now()) as waiter:
-            return (yield from self._waiting(token, waiter))
+            return (yield from self._waiting(token, waiter, timeout))
 
-    def _waiting(self, token: str, waiter: Waiter) -> Flow[Decision]:
-        deadline = time.monotonic() + self.slot.timeout
+    def _waiting(self, token: str, waiter: Waiter, timeout: float) -> Flow[Decision]:
+        deadline = time.monotonic() + timeout
         queued = False
         while True:
             left = deadline - time.monotonic()
@@ -349,13 +372,21 @@ def lock(name: str, lease: float = 30, wait: float | None = None, subject: Any =
 # --- renewing in the background ---------------------------------------------------------------------------------------
 
 
+class Renewed(Protocol):
+    """What a refresher renews: a lease, or the reservation of a stream."""
+
+    def renewing(self) -> Flow[Any]:
+        """Let it last longer."""
+        ...
+
+
 class LeaseRefresher:
     """Renews a lease at an interval, from a thread (`start`) or a task (`astart`).
 
     It ends when it is stopped, when the lease is lost, and when nobody has a reference to the lease any more.
     """
 
-    def __init__(self, lease: Lease, interval: float) -> None:
+    def __init__(self, lease: Renewed, interval: float) -> None:
         self._stopped = threading.Event()
         self._flow = _refresh(self._stopped, weakref.ref(lease), interval)
         self._thread: threading.Thread | None = None
@@ -396,7 +427,7 @@ class LeaseRefresher:
         await asyncio.wait([self._task])
 
 
-def _refresh(stopped: threading.Event, of: weakref.ref[Lease], interval: float) -> Flow[None]:
+def _refresh(stopped: threading.Event, of: weakref.ref[Renewed], interval: float) -> Flow[None]:
     while not (yield IOCall(stopped.wait, asyncio.sleep, interval)):  # a task is cancelled instead
         lease = of()
         if lease is None:

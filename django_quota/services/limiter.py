@@ -15,7 +15,7 @@ from django_quota.core.clock import frozen_now
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import StoreCommandDenied, StoreDataError, StoreFull, StoreOutOfMemory, StoreUnavailable
 from django_quota.core.flow import Flow, IOCall, run_sync
-from django_quota.engine.codec import Mode, Reserve, Settle, consumes
+from django_quota.engine.codec import Mode, Renew, Settle, consumes
 from django_quota.engine.plans import Plan
 from django_quota.services.metrics import DecisionMetrics
 from django_quota.services.observers import notify, receivers
@@ -166,7 +166,7 @@ class Limiter:
         if self.outages.is_on:
             announcements = self.outages.answered(wrote=consumes(mode) and plan.has_consumed)
         # A tentative plan that is allowed counts once it stands.
-        counts = mode == "check" or isinstance(mode, Reserve) or (mode == "tentative" and decision.enforced)
+        counts = mode == "check" or (mode == "tentative" and decision.enforced)
         if self.metrics is not None and counts:
             self.metrics.count(reply[0], plan, decision)
         if plan.has_groups and mode in ("check", "tentative"):
@@ -199,9 +199,7 @@ class Limiter:
         now = frozen_now()
         moment = MemoryStore.now() if now is None else now
         # The memory of this process keeps no reservations: an estimate counts like any other hit, and stays.
-        if isinstance(mode, Reserve):
-            mode = "check"
-        elif isinstance(mode, Settle):
+        if isinstance(mode, (Renew, Settle)):
             mode = "peek"
         decision = plan.read(self.local.run(plan.operation(moment, mode), moment), degraded=True)
         if decision is None:
@@ -211,6 +209,6 @@ class Limiter:
 
 def _observed(decision: Decision, mode: Mode) -> Decision:
     """Let the observers hear a decision that counts something."""
-    if mode == "check" or isinstance(mode, Reserve):
+    if mode == "check":
         notify(decision)
     return decision

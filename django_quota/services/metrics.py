@@ -113,6 +113,7 @@ class DecisionMetrics:
         """The minutes that are counted; the last one is that of now."""
         self._begins = self._ends = 0
         """The minute of the last bucket, in microseconds."""
+        self._outages = 0
         self._unsent: AddMetrics | None = None
         """What was sent, perhaps without effect: it is sent again under its number."""
 
@@ -164,13 +165,9 @@ class DecisionMetrics:
         flusher.wake()
 
     def count_outage(self) -> None:
-        """Count an outage that this process has seen; it is sent when the store is back."""
-        now = frozen_now() or time.time_ns() // 1_000
+        """Count an outage that this process has seen; it is sent with the next decision that the store makes."""
         with self._lock:
-            if not self._begins <= now < self._ends:
-                self._open(now)
-            self._buckets[-1].row(OUTAGES.partition(":")[0])[ALLOWED] += 1
-        flusher.wake()
+            self._outages += 1
 
     def count_slot(self, subject: str, name: str, limit: int, span: int) -> None:
         """Note that somebody asked for a slot; `span`: how long its leases last, in microseconds."""
@@ -217,6 +214,8 @@ class DecisionMetrics:
             for suffix, count in zip(_SUFFIXES, row, strict=True)
             if count
         }
+        if self._outages:
+            counts[OUTAGES], self._outages = self._outages, 0
         keys = MetricsKeys(
             system_key(prefix, f"metrics:{day}"),
             system_key(prefix, f"metrics:{bucket.minute}"),

@@ -72,20 +72,20 @@ class Refusal:
         elapsed = (now - self.begins) / SECOND
         return [
             Outcome(
-                outcome.of,
-                outcome.subject,
-                outcome.cost,
-                outcome.allowed,
-                outcome.remaining,
-                _count_down(outcome.retry_after, elapsed),
-                max(0.0, outcome.reset_after - elapsed),
-                _count_down(outcome.next_after, elapsed),
-                outcome.delay,
-                outcome.shadow,
-                outcome.enforced,
-                outcome.why,
+                of,
+                subject,
+                cost,
+                allowed,
+                remaining,
+                None if wait is None else max(0.0, wait - elapsed),
+                max(0.0, reset - elapsed),
+                None if more is None else max(0.0, more - elapsed),
+                delay,
+                shadow,
+                enforced,
+                why,
             )
-            for outcome in self.outcomes
+            for of, subject, cost, allowed, remaining, wait, reset, more, delay, shadow, enforced, why in self.outcomes
         ]
 
     def take_count(self) -> int:
@@ -108,10 +108,6 @@ class Refusal:
         key = self.hit.status_key
         subject = key[key.index("{") + 1 : key.index("}")]
         return EventRecord("refused", self.hit.field, subject, until, 0, longest.limit, longest.remaining)
-
-
-def _count_down(seconds: float | None, elapsed: float) -> float | None:
-    return None if seconds is None else max(0.0, seconds - elapsed)
 
 
 class RepeatedRefusals(NamedTuple):

@@ -112,10 +112,10 @@ def _allowed_during_outage(rule: str) -> Decision:
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
 
-def new_plan() -> Plan:
+def new_plan(kind: type[Plan] = Plan) -> Plan:
     """Return an empty plan, by the settings."""
     settings = current()
-    return Plan(settings.prefix, settings.events, time_zone)
+    return kind(settings.prefix, settings.events, time_zone)
 
 
 def request_plan(rules: Iterable[Rule], request: HttpRequest) -> Flow[Plan]:
@@ -143,8 +143,10 @@ def request_plan(rules: Iterable[Rule], request: HttpRequest) -> Flow[Plan]:
     return plan
 
 
-def rule_plan_flow(rule: Rule, request: HttpRequest, cost: int | None, value: object) -> Flow[Plan]:
-    """Return the plan of one rule for a request, whatever its `methods`, `skip` and `exempt` say."""
+def rule_plan_flow(
+    rule: Rule, request: HttpRequest, cost: int | None, value: object, plan: Plan | None = None
+) -> Flow[Plan]:
+    """Add one rule to a plan for a request, whatever its `methods`, `skip` and `exempt` say; return the plan."""
     subject = yield from subject_flow(rule.key, request)
     if rule.dynamic:
         rule = yield from _rates_flow(rule, request)
@@ -154,7 +156,7 @@ def rule_plan_flow(rule: Rule, request: HttpRequest, cost: int | None, value: ob
     digested = value_digest(rule, value)
     if rule.distinct is not None and value is None:
         digested = yield from _value_flow(rule, request)
-    plan = new_plan()
+    plan = new_plan() if plan is None else plan
     plan.add(rule, subject, validate_cost(units, rule.name), digested)
     return plan
 

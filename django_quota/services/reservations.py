@@ -7,20 +7,31 @@ neither happens, all of it comes back after the ttl.
 
 from __future__ import annotations
 
+import logging
 import secrets
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
+from django_quota.core.clock import SECOND
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow, run_async, run_sync
 from django_quota.core.rates import parse_seconds, validate_cost
 from django_quota.core.rules import CallOptions
-from django_quota.engine.codec import HoldId, Mode, Reserve, Settle
+from django_quota.engine.codec import Renew, Reservation, Settle
 from django_quota.engine.plans import Plan
-from django_quota.services.api import RuleOrRate, Subject, decision_flow, plan_flow
+from django_quota.services.api import Entry, RuleOrRate, Subject, decision_flow, entries_plan_flow, plan_flow
+from django_quota.services.streams import settled_stream
+
+logger = logging.getLogger("django_quota")
+
+S = TypeVar("S")
+
+
+Actual = int | Sequence[int] | Mapping[str, int]
+"""What was really used: one number for all entries, one for each, or some by the name of their rule."""
 
 
 class Hold:
@@ -30,38 +41,49 @@ class Hold:
     estimate stays spent.
     """
 
-    def __init__(self, plan: Plan, hold_id: HoldId | None, decision: Decision) -> None:
+    def __init__(self, plan: Plan, decision: Decision, ttl: int) -> None:
         self.decision = decision
         """The decision that allowed it."""
-        _, _, self.cost, _ = plan.asked[0]
-        """The estimate, in units."""
+        self.costs = tuple(cost for _, _, cost, _ in plan.asked)
+        """The estimate of each entry, in units."""
+        self.ttl = ttl / SECOND
+        """How long the reservation lasts, in seconds, if it is not renewed."""
         self._plan = plan
-        self._rule = decision.rule
-        self._hold_id = hold_id
-        """Its name in the store; None if nothing was spent: for an exempt subject, or while Redis did not answer."""
+        self._span = ttl
+        self._holds = plan.holds if any(plan.holds) else None
+        """What names it in the store; None if nothing was spent: for an exempt subject, or without Redis."""
+
+    @property
+    def cost(self) -> int:
+        """The estimate in units; that of the first entry if there are several."""
+        return self.costs[0]
 
     @property
     def is_open(self) -> bool:
         """Whether it can still be settled or cancelled, and there is something to give back."""
-        return self._hold_id is not None
+        return self._holds is not None
 
-    def settle(self, actual: int) -> Decision:
-        """Replace the estimate with the real cost; return how the limit stands.
+    def settle(self, actual: Actual) -> Decision:
+        """Replace the estimate with the real cost; return how the limits stand.
 
-        `actual`: units, 0 to 10^12. If it is less than the estimate, the rest is given back as far as it still counts,
-        and never more than that. A token bucket may give back less if much was given back meanwhile. With
-        `leaky_bucket`, only the newest reservation can be returned. If it is more, the difference is spent, even past
-        the limit, and the next hits wait.
+        `actual`: units, 0 to 10^12. After `reserve_all` also a list with one number for each entry, or a mapping by the
+        name of the rule: `hold.settle({"tpm": 640})` leaves the other entries at their estimates. One number counts for
+        all entries.
+
+        If it is less than the estimate, the rest is given back as far as it still counts, and never more than that. A
+        token bucket may give back less if much was given back meanwhile. With `leaky_bucket`, only the newest
+        reservation can be returned. If it is more, the difference is spent, even past the limit, and the next hits
+        wait.
 
         After the ttl the estimate has come back already. Then all of `actual` is spent now, even past the limit, and
         the Decision is `late`. A second call changes nothing. While the store does not answer, the Decision is
-        `degraded`, and the reservation comes back after its ttl. Raises `RuleError` for another number.
+        `degraded`, and the reservation comes back after its ttl. Raises `RuleError` for another value.
         """
-        return run_sync(decision_flow(self._plan, self._settle_mode(actual)))
+        return run_sync(self._settling(actual))
 
-    async def asettle(self, actual: int) -> Decision:
+    async def asettle(self, actual: Actual) -> Decision:
         """Replace the estimate with the real cost; see `settle`."""
-        return await run_async(decision_flow(self._plan, self._settle_mode(actual)))
+        return await run_async(self._settling(actual))
 
     def cancel(self) -> Decision:
         """Give back all of the estimate; see `settle`."""
@@ -71,17 +93,88 @@ class Hold:
         """Give back all of the estimate; see `settle`."""
         return await self.asettle(0)
 
-    def _settle_mode(self, actual: int) -> Mode:
-        hold_id, units = self._hold_id, validate_cost(actual, self._rule)
-        self._hold_id = None
-        return Settle(hold_id, units) if hold_id else "peek"
+    def renew(self, ttl: float | None = None) -> bool:
+        """Let the reservation last for `ttl` seconds from now on; return whether it does.
+
+        `ttl`: above 0 and up to 366 days; by default that of the reservation. It never ends earlier than before. False
+        if it was settled, if the ttl had ended before, so that the estimate has come back, or if the store does not
+        answer. Raises `RuleError` for another ttl.
+        """
+        return run_sync(self.renewing(ttl))
+
+    async def arenew(self, ttl: float | None = None) -> bool:
+        """Let the reservation last longer; see `renew`."""
+        return await run_async(self.renewing(ttl))
+
+    def stream(self, response: S, used: Callable[[], Actual]) -> S:
+        """Settle when a stream ends or its client goes away; return the stream to send instead.
+
+        `return hold.stream(StreamingHttpResponse(parts()), used=lambda: tokens.count)`.
+
+        `response`: a `StreamingHttpResponse`, or any sync or async iterator. `used`: called once, when the stream is
+        over, has failed or was closed; it returns what `settle` takes. While the stream runs, the reservation is
+        renewed in the background, by a thread or a task. If `used` raises, the error is logged and the estimate stays
+        spent. If you leave a loop over an iterator early, call its `close()` or `aclose()`.
+
+        Raises `RuleError` if the response is not streaming: then call `settle`.
+        """
+        return settled_stream(response, self, partial(self._settling_used, used))
+
+    def _settling(self, actual: Actual) -> Flow[Decision]:
+        costs = self._costs_of(actual)
+        holds, self._holds = self._holds, None
+        if holds is None:
+            return (yield from decision_flow(self._plan, "peek"))
+        by_entry = {
+            (rule.name, subject): cost for (rule, subject, _, _), cost in zip(self._plan.asked, costs, strict=True)
+        }
+        settled = [by_entry[hit.rule.name, hit.subject] for hit in self._plan.hits]
+        return (yield from decision_flow(self._plan, Settle(holds, settled)))
+
+    def _settling_used(self, used: Callable[[], Actual]) -> Flow[Decision]:
+        try:
+            actual: Actual = self._costs_of(used())
+        except Exception:
+            logger.exception("A stream is over, and used= failed: the estimate of its reservation stays spent.")
+            actual = self.costs
+        return (yield from self._settling(actual))
+
+    def _costs_of(self, actual: Actual) -> list[int]:
+        """Return the real cost of each entry."""
+        names = [rule.name for rule in self._plan.rules]
+        if isinstance(actual, Mapping):
+            for name in actual:
+                if names.count(name) != 1:
+                    problem = "has several entries" if name in names else "is not in the reservation"
+                    raise RuleError(f"Rule {name!r} {problem}.", f"Use a list of {len(names)} numbers.")
+            given: Sequence[object] = [actual.get(name, cost) for name, cost in zip(names, self.costs, strict=True)]
+        elif isinstance(actual, (list, tuple)):
+            if len(actual) != len(names):
+                raise RuleError(f"{actual!r} has {len(actual)} numbers, but the reservation has {len(names)} entries.")
+            given = actual
+        else:
+            given = [actual] * len(names)
+        return [validate_cost(cost, name) for cost, name in zip(given, names, strict=True)]
+
+    def renewing(self, ttl: float | None = None) -> Flow[bool]:
+        """Let the reservation last longer; see `renew`."""
+        span = self._span if ttl is None else parse_seconds("ttl", ttl, 60)
+        holds = self._holds
+        if holds is None:
+            return False
+        decision = yield from decision_flow(self._plan, Renew(holds, span))
+        if decision.degraded or self._holds is not holds:
+            return False
+        renewed = self._plan.holds
+        self._holds = [new or old for new, old in zip(renewed, holds, strict=True)]
+        return all(new for new, old in zip(renewed, holds, strict=True) if old)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self.is_open:
-            self.settle(self.cost if error is None else 0)
+            self.settle(self.costs if error is None else 0)
 
     async def __aenter__(self) -> Self:
         return self
@@ -90,7 +183,7 @@ class Hold:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         if self.is_open:
-            await self.asettle(self.cost if error is None else 0)
+            await self.asettle(self.costs if error is None else 0)
 
 
 def reserve(
@@ -146,15 +239,40 @@ class _Reserving:
             await self._hold.__aexit__(kind, error, tb)
 
 
+def reserve_all(entries: Iterable[Entry], *, ttl: float = 60) -> Hold:
+    """Spend an estimate under several rules, all or nothing; return one reservation, to settle it later.
+
+    `with reserve_all([("rpm", user), ("tpm", user, 900)]) as hold: ...; hold.settle({"tpm": 640})`.
+
+    The entries are those of `check_all`, and the ttl is that of `reserve`. Raises `QuotaExceeded` if any entry has no
+    room, and `RuleError` if an argument is wrong.
+    """
+    return run_sync(_reserve_all_flow(entries, parse_seconds("ttl", ttl, 60)))
+
+
+def areserve_all(entries: Iterable[Entry], *, ttl: float = 60) -> _Reserving:
+    """Spend an estimate under several rules; await the result, or use it with `async with`. See `reserve_all`."""
+    return _Reserving(partial(_reserve_all_flow, entries, parse_seconds("ttl", ttl, 60)))
+
+
 def _reserve_flow(
     rule_or_rate: RuleOrRate, subject: Subject, cost: int | None, ttl: int, options: Mapping[str, object]
 ) -> Flow[Hold]:
     plan = yield from plan_flow(rule_or_rate, subject, cost, None, options)
+    return (yield from hold_flow(plan, ttl))
+
+
+def _reserve_all_flow(entries: Iterable[Entry], ttl: int) -> Flow[Hold]:
+    plan = yield from entries_plan_flow(entries)
+    return (yield from hold_flow(plan, ttl))
+
+
+def hold_flow(plan: Plan, ttl: int) -> Flow[Hold]:
+    """Spend what a plan costs, and hold it for `ttl` microseconds. Raises `QuotaExceeded`."""
     for rule in plan.rules:
         if rule.distinct is not None:
             raise RuleError(f"Rule {rule.name!r} counts different values: a part of a value cannot be given back.")
-    plan.include_holds()
-    token = secrets.token_hex(8)
-    decision = yield from decision_flow(plan, Reserve(token, ttl))
+    plan.reserve(Reservation(secrets.token_hex(8), ttl))
+    decision = yield from decision_flow(plan, "check")
     decision.raise_if_refused()
-    return Hold(plan, plan.hold_id(token, ttl), decision)
+    return Hold(plan, decision, ttl)

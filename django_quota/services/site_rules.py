@@ -15,6 +15,7 @@ from django.http import HttpRequest
 from django.http.request import split_domain_port
 
 from django_quota.conf import QuotaSettings, current
+from django_quota.core.matching import Target
 from django_quota.core.rules import Rule
 
 MAX_KNOWN, MAX_PATH = 1_000, 200
@@ -98,10 +99,11 @@ class RuleIndex:
         found = set(self._everywhere)
         for key in target.index_keys:
             found.update(self._by_key.get(key, ()))
-        return [self._rules[position] for position in sorted(found) if _matches(self._rules[position], target)]
+        return [self._rules[position] for position in sorted(found) if applies_to(self._rules[position], target)]
 
 
-def _matches(rule: Rule, target: RequestTarget) -> bool:
+def applies_to(rule: Rule, target: Target) -> bool:
+    """Return whether a rule of the settings has a `match` that fits, and no `exclude` that does."""
     if rule.match is None or not rule.match.matches(target, unknown=True):
         return False
     return rule.exclude is None or not rule.exclude.matches(target, unknown=False)

@@ -245,17 +245,14 @@ def refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
     The `RESPONSE` setting may return it. Otherwise the Accept header chooses: problem+json, the page of the `TEMPLATE`
     setting, or plain text. Raises `ConfigurationError` if `RESPONSE` returns something else than a response.
     """
+    is_unavailable = decision.degraded and decision.binding is None
+    status = 503 if is_unavailable else 429
     response = _of_the_site(request, decision)
     if response is None:
-        response = _ours(request, decision)
-    own = getattr(response, _OWN_HEADERS, ())
-    wait = whole_wait(decision)
-    if wait is not None and "retry-after" not in own:
-        response.headers["Retry-After"] = str(wait)
-    if "cache-control" not in own:
-        response.headers["Cache-Control"] = "no-store"
-    set_headers(response, decision)
-    if _is_unavailable(decision):
+        response = _ours(request, decision, status)
+    else:
+        _set_refusal_headers(response, decision)
+    if is_unavailable:
         # An outage is logged once. Django would log each of these as an error, and mail it to ADMINS.
         setattr(response, _LOGGED, True)
     return response
@@ -293,55 +290,95 @@ def _of_the_site(request: HttpRequest, decision: Decision) -> HttpResponse | Non
     return cast("HttpResponse", response)
 
 
-def _ours(request: HttpRequest, decision: Decision) -> HttpResponse:
-    status = HTTPStatus.SERVICE_UNAVAILABLE if _is_unavailable(decision) else HTTPStatus.TOO_MANY_REQUESTS
-    body, content_type = _body(request, decision, status)
-    return HttpResponse(body, status=status, content_type=content_type, headers={"Vary": "Accept"})
+def _set_refusal_headers(response: HttpResponse, decision: Decision) -> None:
+    own = getattr(response, _OWN_HEADERS, ())
+    wait = whole_wait(decision)
+    if wait is not None and "retry-after" not in own:
+        response.headers["Retry-After"] = str(wait)
+    if "cache-control" not in own:
+        response.headers["Cache-Control"] = "no-store"
+    set_headers(response, decision)
 
 
-def _is_unavailable(decision: Decision) -> bool:
-    return decision.degraded and decision.binding is None
-
-
-def _body(request: HttpRequest, decision: Decision, status: HTTPStatus) -> tuple[str | bytes, str]:
+def _ours(request: HttpRequest, decision: Decision, status: int) -> HttpResponse:
+    outcomes, binding, language = decision.outcomes, decision.binding, get_language()
     accepted = preferred_type(request.META.get("HTTP_ACCEPT"))
-    language = get_language()
-    detail = message(decision, language)
+    binds = None if binding is None else outcomes.index(binding)
+    shown = status, tuple([_rounded(outcome) for outcome in outcomes]), binds, language
     if accepted == "text/html":
+        detail = message(decision, language)
         context = {"title": title(status), "detail": detail, **page_context(request, decision, status)}
         try:
-            return render_page(current().template, context, request), "text/html; charset=utf-8"
+            page = render_page(current().template, context, request)
         except TemplateDoesNotExist:  # a system check reports it
             accepted = "text/plain"
-    if accepted == "text/plain":
-        return f"{detail}\n", "text/plain; charset=utf-8"
-    outcomes = [outcome for outcome in decision.outcomes if not outcome.shadow]
-    names, _ = _policies(tuple([outcome.of for outcome in outcomes]))
-    violated = tuple([name for name, outcome in zip(names, outcomes, strict=True) if not outcome.allowed])
-    kind, wait = _problem_type(decision, status), whole_wait(decision)
-    return _problem(language, kind, status, detail, violated, wait), PROBLEM
+        else:
+            _, headers = _answer(accepted, *shown)
+            return HttpResponse(page, status=status, headers=headers)
+    body, headers = _answer(accepted, *shown)
+    return HttpResponse(body, status=status, headers=headers)
 
 
-@lru_cache(maxsize=512)  # a flood gets the same text for a second
-def _problem(
-    _language: str | None, kind: str, status: HTTPStatus, detail: str, violated: tuple[str, ...], wait: int | None
-) -> bytes:
+def _rounded(outcome: Outcome) -> Outcome:
+    """Return what an answer shows of an outcome: whole seconds, and not the subject."""
+    of, _, cost, allowed, remaining, wait, reset, more, _, shadow, enforced, why = outcome
+    return Outcome(
+        of,
+        "",
+        cost,
+        allowed,
+        remaining,
+        None if wait is None else math.ceil(wait),
+        math.ceil(reset),
+        None if more is None else math.ceil(more),
+        0.0,
+        shadow,
+        enforced,
+        why,
+    )
+
+
+@lru_cache(maxsize=512)  # a flood gets the same answer for a second
+def _answer(
+    accepted: str, status: int, outcomes: tuple[Outcome, ...], binds: int | None, language: str | None
+) -> tuple[bytes, dict[str, str]]:
+    """Return the body and the headers of a refusal. A page has the same headers and another body.
+
+    `outcomes`: as `_rounded` returns them. `binds`: which of them binds.
+    """
+    binding = None if binds is None else outcomes[binds]
+    decision = Decision(False, "", "", outcomes=outcomes, degraded=binding is None, binding=binding)
+    is_text = accepted in ("text/html", "text/plain")
+    response = HttpResponse(content_type=f"{accepted}; charset=utf-8" if is_text else PROBLEM)
+    response.headers["Vary"] = "Accept"
+    _set_refusal_headers(response, decision)
+    detail, wait = message(decision, language), whole_wait(decision)
+    body = f"{detail}\n"
+    if not is_text:
+        left = [outcome for outcome in outcomes if not outcome.shadow]
+        names, _ = _policies(tuple([outcome.of for outcome in left]))
+        violated = [name for name, outcome in zip(names, left, strict=True) if not outcome.allowed]
+        body = _problem(status, decision, detail, violated, wait)
+    return body.encode(), dict(response.headers)
+
+
+def _problem(status: int, decision: Decision, detail: str, violated: list[str], wait: int | None) -> str:
     """Return the problem details of a refusal: those of RFC 9457 and of its type, and `retry_after`.
 
     `retry_after`: whole seconds, as in the header, which browsers hide from scripts of other origins.
     """
     found: dict[str, object] = {
-        "type": f"{PROBLEM_TYPES}#{kind}",
+        "type": f"{PROBLEM_TYPES}#{_problem_type(decision, status)}",
         "title": title(status),
-        "status": int(status),
+        "status": status,
         "detail": detail,
         "violated-policies": violated,
         **({} if wait is None else {"retry_after": wait}),
     }
-    return json.dumps(found).encode()
+    return json.dumps(found)
 
 
-def _problem_type(decision: Decision, status: HTTPStatus) -> str:
+def _problem_type(decision: Decision, status: int) -> str:
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         return "temporary-reduced-capacity"
     banned = decision.binding is not None and decision.binding.why == "banned"
@@ -423,13 +460,13 @@ class LimitShown(TypedDict):
     """In words; empty if waiting does not help."""
 
 
-def page_context(request: HttpRequest, decision: Decision, status: HTTPStatus) -> dict[str, object]:
+def page_context(request: HttpRequest, decision: Decision, status: int) -> dict[str, object]:
     """Return the context of the template; `429.html` lists it at its top."""
     wait = whole_wait(decision)
     until = None if wait is None or decision.binding is None or wait > MAX_UNTIL else _moment_in(wait)
     return {
         "decision": decision,
-        "status": int(status),
+        "status": status,
         "wait": wait,
         "until": until,
         "is_today": until is not None and until.date() == _moment_in(0).date(),
@@ -488,7 +525,7 @@ def _rendered(template: Template, _language: str | None, _zone: str, shown: tupl
 
 def _forget(**_: object) -> None:
     _rendered.cache_clear()
-    _problem.cache_clear()
+    _answer.cache_clear()
 
 
 setting_changed.connect(_forget, dispatch_uid="django_quota.web.responses")

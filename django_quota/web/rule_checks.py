@@ -12,7 +12,7 @@ from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
-from django.urls import ResolverMatch, get_resolver
+from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
 from django_quota.conf import current, import_option
@@ -25,12 +25,15 @@ from django_quota.core.errors import (
     did_you_mean,
 )
 from django_quota.core.matching import Match, Pattern
-from django_quota.core.rules import Rule
+from django_quota.core.rules import Rule, dotted_path
 from django_quota.engine.plans import Plan
 from django_quota.middleware import QuotaMiddleware
+from django_quota.services.site_rules import applies_to
 from django_quota.services.subjects import GLOBAL, check_keys
 from django_quota.web.decorators import BARE_HINT
-from django_quota.web.view_lookup import limited_views, shared_names, views_under_a_bare_quota
+from django_quota.web.view_kinds import class_of, given_to
+from django_quota.web.view_lookup import endpoints, limited_views, shared_names, views_under_a_bare_quota
+from django_quota.web.waiting_rules import is_decided_later
 
 _RULE_HINT = "The options of a rule are listed in docs/reference.md."
 
@@ -45,6 +48,7 @@ def check_rules() -> Iterator[CheckMessage]:
     yield from _check_decorators(patterns)
     yield from _check_middleware(applied)
     yield from _check_users(applied, patterns)
+    yield from _check_tokens(applied, patterns)
     yield from _check_sessions(applied, patterns)
     yield from _check_url_arguments(applied, patterns)
     yield from _check_view_names(applied, patterns)
@@ -181,6 +185,39 @@ def _texts_of_key(rule: Rule) -> list[str]:
     return [key for key in keys if isinstance(key, str)]
 
 
+def _check_tokens(applied: Sequence[Rule], patterns: Sequence[Any]) -> Iterator[CheckMessage]:
+    """Find rules about users on views of Django REST framework that read tokens later, and have no throttle of ours."""
+    about_users = [rule for rule in applied if _needs_user(rule)]
+    told = set()
+    for endpoint in endpoints(patterns):
+        reader = _token_reader(endpoint.callback)
+        if reader is None or is_decided_later(endpoint.callback):
+            continue
+        met = [rule for rule in about_users if applies_to(rule, endpoint)]
+        own = [rule for view in limited_views([endpoint.pattern]) if view.called_by is None for rule in view.rules()]
+        for rule in [*met, *filter(_needs_user, own)]:
+            if rule.name in told:
+                continue
+            told.add(rule.name)
+            yield CheckWarning(
+                f"Rule {rule.name!r} needs the user, and is decided before {dotted_path(class_of(endpoint.callback))} "
+                f"asks {reader.__name__} for it: users of tokens are limited by IP.",
+                hint="Add 'django_quota.contrib.rest_framework.QuotaThrottle' to DEFAULT_THROTTLE_CLASSES, or to the "
+                "throttle_classes of the view.",
+                id="django_quota.W017",
+            )
+
+
+def _token_reader(view: Any) -> type | None:
+    """Return the class that authenticates a view of Django REST framework by something else than the session."""
+    classes = given_to(view).get("authentication_classes", getattr(class_of(view), "authentication_classes", ()))
+    return next((each for each in classes if all(base.__name__ != _BY_SESSION for base in each.__mro__)), None)
+
+
+_BY_SESSION = "SessionAuthentication"
+"""The class of Django REST framework that takes the user from Django's middleware."""
+
+
 def _rules_without_a_framework(patterns: Iterable[Any]) -> Iterator[Rule]:
     """Return the rules of views, without those of a framework that sets the user by itself."""
     for view in limited_views(patterns):
@@ -211,6 +248,7 @@ def _check_one_call(path: str, rule: Rule, other: Rule) -> Iterator[CheckMessage
     try:
         for each in (other, rule):
             plan.add(each, GLOBAL, 1 if callable(each.cost) else each.cost)
+        len(plan.hits)  # compares them
     except RuleError as error:
         yield Error(f"The view {path}: {error}", hint="Give the view's limit another name=.", id="django_quota.E011")
 
@@ -235,7 +273,7 @@ def _check_view_names(applied: Sequence[Rule], patterns: Sequence[Any]) -> Itera
     named = [(rule, option, pattern) for rule in applied for option, pattern in _views_in(rule)]
     if not named or not patterns:
         return
-    views = set(_names_of_views(patterns, ""))
+    views = {endpoint.view for endpoint in endpoints(patterns)}
     namespaces = {f"{view[:end]}:*" for view in views for end, sign in enumerate(view) if sign == ":"}
     for rule, option, pattern in named:
         known = namespaces if pattern.text.endswith(":*") else views
@@ -338,15 +376,6 @@ def _views_in(rule: Rule) -> Iterator[tuple[str, Pattern]]:
         for pattern in match.patterns if match is not None else ():
             if pattern.kind == "view":
                 yield option, pattern
-
-
-def _names_of_views(patterns: Iterable[Any], namespace: str) -> Iterator[str]:
-    for pattern in patterns:
-        if hasattr(pattern, "url_patterns"):
-            inner = getattr(pattern, "namespace", None)
-            yield from _names_of_views(pattern.url_patterns, f"{namespace}{inner}:" if inner else namespace)
-        else:
-            yield f"{namespace}{ResolverMatch(pattern.callback, (), {}, pattern.name).view_name}"
 
 
 def _position_of_authentication() -> int | None:

@@ -8,6 +8,7 @@ The system checks and the admin ask for all limits behind the URLs of the projec
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial, wraps
 from inspect import getclosurevars
@@ -15,6 +16,7 @@ from types import MethodType
 from typing import Any, NamedTuple, cast
 
 from django.http import HttpRequest
+from django.urls import ResolverMatch
 from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.csrf import csrf_exempt
@@ -91,6 +93,40 @@ _CHANGE_NOTHING = {getattr(csrf_exempt(view), "__code__", None) for view in (_no
 
 MAX_LAYERS = 100
 """The most wrappers of a view that are followed: some objects have a new `__wrapped__` each time."""
+
+
+class Endpoint(NamedTuple):
+    """A view behind a URL, as a `Target` of rules with a `match`."""
+
+    path: str
+    """Its path, with "x" for each argument."""
+    view: str
+    """Its name with its namespaces."""
+    pattern: Any
+    host: str | None = None
+
+    @property
+    def callback(self) -> Any:
+        """The view as Django calls it."""
+        return self.pattern.callback
+
+
+def endpoints(patterns: Iterable[Any], path: str = "/", namespace: str = "") -> Iterator[Endpoint]:
+    """Return the views behind all URLs."""
+    for pattern in patterns:
+        below = path + _ARGUMENT.sub("x", str(pattern.pattern)).translate(_OF_REGEX)
+        if hasattr(pattern, "url_patterns"):
+            inner = getattr(pattern, "namespace", None)
+            yield from endpoints(pattern.url_patterns, below, f"{namespace}{inner}:" if inner else namespace)
+        else:
+            name = ResolverMatch(pattern.callback, (), {}, pattern.name).view_name
+            yield Endpoint(below, f"{namespace}{name}", pattern)
+
+
+_ARGUMENT = re.compile(r"\(\?P<\w+>(\[[^\]]*\]|[^()])*\)|<[^>]*>")
+"""An argument in a route, or in a regular expression as routers of Django REST framework write it."""
+
+_OF_REGEX = str.maketrans("", "", "^$\\")
 
 
 class LimitedView(NamedTuple):

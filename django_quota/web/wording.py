@@ -72,7 +72,7 @@ def whole_wait(decision: Decision) -> int | None:
     return None if decision.retry_after is None else max(1, math.ceil(decision.retry_after))
 
 
-def title(status: HTTPStatus) -> str:
+def title(status: int) -> str:
     """Return the title of a refusal with this status, 429 or 503."""
     return _("Service unavailable") if status == HTTPStatus.SERVICE_UNAVAILABLE else _("Too many requests")
 

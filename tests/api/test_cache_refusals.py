@@ -88,6 +88,14 @@ def fill(rate: str = "1/m", subject: str = SUBJECT, **options: Any) -> None:
 
 @pytest.mark.usefixtures("either_store")
 class TestARefusalIsRepeated:
+    def test_to_a_reservation_too(self, asked: list[Decide]) -> None:
+        with freeze(NOON):
+            fill(cache_refusals=10)
+            asked.clear()
+            with pytest.raises(QuotaExceeded):
+                reserve("1/m", SUBJECT, cache_refusals=10)
+        assert asked == []
+
     def test_without_the_store_and_its_times_count_down(self, asked: list[Decide]) -> None:
         with freeze(NOON):
             check("2/m", SUBJECT, cache_refusals=10)
@@ -224,14 +232,12 @@ class TestTheStoreIsAskedForEach:
                 assert check("5/m", SUBJECT, cost, cache_refusals=10).allowed is allowed
                 assert len(asked) == trips
 
-    def test_peek_and_reservation(self, asked: list[Decide]) -> None:
+    def test_peek(self, asked: list[Decide]) -> None:
         with freeze(NOON):
             fill(cache_refusals=10)
             asked.clear()
             assert not peek("1/m", SUBJECT, cache_refusals=10)
-            with pytest.raises(QuotaExceeded):
-                reserve("1/m", SUBJECT, cache_refusals=10)
-        assert len(asked) == 2
+        assert len(asked) == 1
 
     def test_rule_of_another_rate_under_the_same_name(self) -> None:
         with freeze(NOON):

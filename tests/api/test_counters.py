@@ -123,7 +123,7 @@ class Verbs:
         assert do(VIEWS, "transfer", "user:1", "user:1", 4) is False
         assert do(VIEWS, "get", "user:1") == 3
 
-    def test_who_owes_gives_nothing_and_may_receive(self, do: Do) -> None:
+    def test_a_total_below_zero_gives_nothing_and_may_receive(self, do: Do) -> None:
         do(VIEWS, "set", "user:1", -5)
         do(VIEWS, "set", "user:2", 5)
         assert do(VIEWS, "transfer", "user:1", "user:2", 0) is False
@@ -169,7 +169,7 @@ class Verbs:
             do(VIEWS, "series", "user:1", first, last)
 
     @pytest.mark.parametrize("day", ["2026-11-21", datetime(2026, 11, 21, tzinfo=UTC), 20_261_121, True])
-    def test_what_is_no_date_is_refused(self, do: Do, day: Any) -> None:
+    def test_a_value_that_is_no_date_is_refused(self, do: Do, day: Any) -> None:
         for verb, days in (("get", [day]), ("series", [day, TODAY]), ("series", [TODAY, day]), ("unique_count", [day])):
             with pytest.raises(CounterError, match="is not a date"):
                 do(VIEWS, verb, "user:1", *days)
@@ -197,7 +197,7 @@ class Verbs:
         assert [do(VIEWS, "get", name) for name in ("user:1", "user:2")] == [0, MAX_INT64 - 1]
 
     @pytest.mark.parametrize(("start", "n"), [(MAX_INT64, 1), (1, MAX_INT64), (MIN_INT64, -1), (-1, MIN_INT64)])
-    def test_what_would_leave_64_bits_is_refused_and_changes_nothing(self, do: Do, start: int, n: int) -> None:
+    def test_a_result_beyond_64_bits_is_refused_and_changes_nothing(self, do: Do, start: int, n: int) -> None:
         do(VIEWS, "set", "user:1", start)
         with freeze(START), pytest.raises(CounterError, match=r"c:views beyond 64 bits"):
             do(VIEWS, "incr", "user:1", n)
@@ -227,7 +227,7 @@ class Verbs:
     @pytest.mark.parametrize(
         "n", [MAX_INT64 + 1, MIN_INT64 - 1, pytest.param(10**5_000, id="huge"), 1.0, "1", None, True]
     )
-    def test_what_is_no_number_of_64_bits_is_refused(self, do: Do, n: Any) -> None:
+    def test_a_value_that_is_no_64_bit_number_is_refused(self, do: Do, n: Any) -> None:
         asked: list[tuple[str, tuple[str, ...]]] = [
             ("incr", ("user:1",)), ("set", ("user:1",)), ("take", ("user:1",)), ("transfer", ("user:1", "user:2")),
         ]  # fmt: skip
@@ -262,7 +262,7 @@ class Verbs:
         assert [do(VIEWS, "unique", "page:1", value) for _ in range(2)] == [True, False]
 
     @pytest.mark.parametrize("value", [None, True, 1.5, b"a", ["a"]])
-    def test_what_has_no_one_spelling_is_no_value(self, do: Do, value: Any) -> None:
+    def test_a_value_of_another_type_is_refused(self, do: Do, value: Any) -> None:
         with pytest.raises(CounterError, match="is not a value to count"):
             do(VIEWS, "unique", "page:1", value)
 
@@ -338,7 +338,7 @@ class TestOnACluster(Verbs):
 class TestInMemory(Verbs):
     """In this process's memory."""
 
-    def test_what_has_not_changed_for_its_ttl_is_forgotten(self, do: Do) -> None:
+    def test_a_counter_unchanged_for_its_ttl_is_forgotten(self, do: Do) -> None:
         short = counter("short", ttl=60)
         with freeze(START):
             for subject in ("user:1", "user:2"):
@@ -383,7 +383,7 @@ def _changes(of: Counter) -> list[Callable[[], object]]:
 
 
 @REDIS
-def test_every_change_makes_its_keys_live_on(raw: redis.Redis) -> None:
+def test_every_change_renews_the_ttl_of_its_keys(raw: redis.Redis) -> None:
     brief, lasting = counter("views", ttl=timedelta(seconds=1, milliseconds=1)), counter("views", ttl=1_000)
     with freeze(START):
         for change, again in zip(_changes(brief), _changes(lasting), strict=True):
@@ -590,13 +590,13 @@ def test_a_store_whose_day_runs_away_is_asked_five_times(do: Do, monkeypatch: py
 
 
 @pytest.mark.parametrize("name", ["", " ", None, 7, b"views"])
-def test_what_is_no_name_is_refused(name: Any) -> None:
+def test_a_wrong_name_is_refused(name: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"is not the name of a counter. Use, for example, 'pageviews'"):
         counter(name)
 
 
 @pytest.mark.parametrize("ttl", [0, -1, 0.5, True, None, "60", 10**30, timedelta(0), timedelta(days=36_601)])
-def test_what_is_no_lifetime_is_refused(ttl: Any) -> None:
+def test_a_wrong_ttl_is_refused(ttl: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"^ttl=.* is not a time from one second to a hundred years"):
         counter("views", ttl=ttl)
 

@@ -130,7 +130,7 @@ def test_rule_and_subject_come_back_as_they_were(rule: str, subject: str) -> Non
     assert json.loads(json.dumps(event.as_json()))["subject"] == subject
 
 
-def test_what_is_too_long_is_not_known() -> None:
+def test_very_long_names_are_none() -> None:
     fields = {"kind": "near", "rule": field("r" * 300), "subject": escape("s" * 300), "until": "0", "level": "0"}
     event = Event.read("1-0", {**fields, "capacity": "10", "remaining": "1"})
     assert (event.rule, event.subject, event.value, event.lasts) == (None, None, None, 0)
@@ -177,9 +177,7 @@ def test_the_last_are_found_over_many_pages_the_oldest_first(
 
 
 @pytest.mark.thorough("processes")
-def test_reading_waits_no_longer_than_a_short_socket_timeout_lets_it(
-    redis_server: Any, raw: redis.Redis, settings: Any
-) -> None:
+def test_reading_works_with_a_short_socket_timeout(redis_server: Any, raw: redis.Redis, settings: Any) -> None:
     settings.CACHES = caches(redis_server, socket_timeout=0.9)  # it waits for a second
     store = RedisStore("default")
     stream = EventStream(store, "quota")
@@ -233,7 +231,7 @@ def test_json_has_one_object_a_line_with_times_in_utc(raw: redis.Redis) -> None:
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_a_name_cannot_break_a_line_or_steer_the_terminal(raw: redis.Redis) -> None:
+def test_a_name_cannot_break_a_line_or_control_the_terminal(raw: redis.Redis) -> None:
     tell(raw, "ip:1\n2025 refused\r\x1b[2J\u2028\udc80", rule="a\nb")
     (line,) = shown()
     assert line.isprintable()
@@ -261,7 +259,7 @@ def values(**changed: str) -> dict[str, str]:
     return {"value": "203.0.113.9", "kind": "banned", "seconds": "600", **changed}
 
 
-def test_placeholders_are_put_in_once_and_what_is_none_stays() -> None:
+def test_placeholders_are_replaced_once_and_other_braces_stay() -> None:
     program = Program(["fw", "add", "{value}", "{kind}:{seconds}", "{}", "{other}", "{{value}}"], 1)
     assert program.arguments(values(value="{kind}")) == [
         b"fw", b"add", b"{kind}", b"banned:600", b"{}", b"{other}", b"{{kind}}",
@@ -405,7 +403,7 @@ def test_a_single_argument_is_split_into_words_without_a_shell(raw: redis.Redis,
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_what_is_not_asked_for_is_acknowledged_and_not_run(raw: redis.Redis, tmp_path: Path) -> None:
+def test_unwanted_events_are_acknowledged_and_not_run(raw: redis.Redis, tmp_path: Path) -> None:
     tell(raw, "ip:1")
     tell(raw, "ip:2", kind="banned", rule="other")
     tell(raw, "ip:3", kind="banned")
@@ -417,7 +415,7 @@ def test_what_is_not_asked_for_is_acknowledged_and_not_run(raw: redis.Redis, tmp
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_what_fails_is_tried_again_then_given_up_and_holds_up_nobody(raw: redis.Redis, tmp_path: Path) -> None:
+def test_a_failed_event_is_retried_then_given_up_and_blocks_no_other(raw: redis.Redis, tmp_path: Path) -> None:
     first = tell(raw, "ip:bad")
     tell(raw, "ip:good")
     code = RECORD + "sys.exit(words == [b'bad'.decode()])"
@@ -430,7 +428,7 @@ def test_what_fails_is_tried_again_then_given_up_and_holds_up_nobody(raw: redis.
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_what_succeeds_in_the_end_is_no_dead_letter(raw: redis.Redis, tmp_path: Path) -> None:
+def test_an_event_that_succeeds_in_the_end_is_no_dead_letter(raw: redis.Redis, tmp_path: Path) -> None:
     tell(raw, "ip:1")
     path = tmp_path / "ran"
     code = RECORD + "sys.exit(len(open(path).readlines()) < 3)"
@@ -504,7 +502,7 @@ def test_a_stream_that_a_group_has_made_has_a_ttl(raw: redis.Redis) -> None:
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_what_one_had_not_finished_comes_first(raw: redis.Redis, tmp_path: Path) -> None:
+def test_unfinished_events_of_a_consumer_come_first(raw: redis.Redis, tmp_path: Path) -> None:
     tell(raw, "ip:1")
     tell(raw, "ip:2")
     raw.xgroup_create(STREAM, "quota_events", BEGINNING)
@@ -516,9 +514,7 @@ def test_what_one_had_not_finished_comes_first(raw: redis.Redis, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_what_another_has_left_too_long_is_taken_over_and_what_he_is_at_is_not(
-    raw: redis.Redis, tmp_path: Path
-) -> None:
+def test_events_left_too_long_are_taken_over_and_running_ones_are_not(raw: redis.Redis, tmp_path: Path) -> None:
     left = tell(raw, "ip:left")
     tell(raw, "ip:busy")
     raw.xgroup_create(STREAM, "quota_events", BEGINNING)
@@ -529,7 +525,7 @@ def test_what_another_has_left_too_long_is_taken_over_and_what_he_is_at_is_not(
     assert pending(raw) == 1
 
 
-def test_an_event_that_is_at_work_is_not_idle(stream: EventStream, raw: redis.Redis) -> None:
+def test_an_event_in_work_is_not_idle(stream: EventStream, raw: redis.Redis) -> None:
     entry_id = tell(raw, "ip:1")
     mine, other = (EventGroup(stream, "g", name, 60) for name in ("mine", "other"))
     mine.begin(BEGINNING)
@@ -592,7 +588,7 @@ def test_the_command_says_what_is_missing_since_the_group_began(raw: redis.Redis
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_where_a_group_began_is_no_event_for_anybody(raw: redis.Redis, tmp_path: Path) -> None:
+def test_the_start_entry_of_a_group_is_no_event(raw: redis.Redis, tmp_path: Path) -> None:
     consume(*recorder(tmp_path / "ran", "{value}"), group="first", since="now")
     tell(raw, "ip:1")
     said = consume(*recorder(tmp_path / "ran", "{value}"), since="beginning")
@@ -697,7 +693,7 @@ class TestBansInAFloodOfRefusals:
 
     @pytest.mark.thorough("processes")
     @pytest.mark.parametrize("consumer", ["c1", "killed"])
-    def test_one_that_was_taken_and_not_done_is_done(
+    def test_a_ban_that_was_taken_and_not_handled_is_handled(
         self, raw: redis.Redis, stream: EventStream, tmp_path: Path, consumer: str
     ) -> None:
         self.ban()
@@ -712,7 +708,7 @@ class TestBansInAFloodOfRefusals:
         assert [words for words in ran(tmp_path / "ran") if words[0] == "banned"] == [["banned", "192.0.2.1"]]
         assert pending(raw) == 0
 
-    def test_one_that_is_given_up_becomes_a_dead_letter(self, raw: redis.Redis) -> None:
+    def test_a_ban_that_is_given_up_becomes_a_dead_letter(self, raw: redis.Redis) -> None:
         check("0/m", "ip:192.0.2.9", name="first")
         consume("true")
         self.ban()
@@ -721,7 +717,7 @@ class TestBansInAFloodOfRefusals:
         (line,) = shown("--dead")
         assert "192.0.2.1" in line
 
-    def test_it_is_shown_where_only_bans_are_asked_for(self, raw: redis.Redis) -> None:
+    def test_kind_banned_shows_it(self, raw: redis.Redis) -> None:
         self.ban()
         for number in range(250):
             check("0/m", f"header.x:{number}", name="api")
@@ -872,7 +868,7 @@ def _pending_of(raw: redis.Redis, name: str) -> Any:
     return raw.xpending_range(STREAM, "quota_events", "-", "+", 9, name)
 
 
-def test_what_a_consumer_is_stopped_at_is_taken_over_at_once(stream: EventStream, raw: redis.Redis) -> None:
+def test_the_event_of_a_stopped_consumer_is_taken_over_at_once(stream: EventStream, raw: redis.Redis) -> None:
     entry_id = tell(raw, "ip:1")
     stopped, other = (EventGroup(stream, "g", name, 60) for name in ("stopped", "other"))
     stopped.begin(BEGINNING)
@@ -896,7 +892,7 @@ def test_a_signal_lets_the_running_program_finish_and_takes_no_other(
 
 
 @pytest.mark.thorough("processes")
-def test_a_redis_that_goes_away_and_comes_back_is_waited_for(
+def test_it_waits_for_a_redis_that_comes_back(
     manage: Manage, redis_server: Any, raw: redis.Redis, tmp_path: Path
 ) -> None:
     path, said, place = tmp_path / "ran", tmp_path / "said", Path(redis_server.url.removeprefix("unix://"))
@@ -944,7 +940,7 @@ def test_a_redis_that_goes_away_and_comes_back_is_waited_for(
         (["--since", "2025-99-99T00:00", "--exec", "true", "x"], "2025-99-99"),
     ],
 )
-def test_what_makes_no_sense_is_refused(words: list[str], said: str) -> None:
+def test_wrong_options_are_refused(words: list[str], said: str) -> None:
     with pytest.raises(CommandError, match=said):
         call_command("quota_events", *words)
 
@@ -955,7 +951,7 @@ def test_a_store_in_memory_has_no_stream(settings: Any) -> None:
         call_command("quota_events")
 
 
-def test_a_redis_that_never_answers_is_an_error_for_who_only_looks() -> None:
+def test_printing_events_fails_if_redis_never_answers() -> None:
     with pytest.raises(CommandError, match="unavailable"):
         call_command("quota_events")
 

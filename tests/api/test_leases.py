@@ -227,7 +227,7 @@ class TestLeases:
                 lost.release()
             assert [token for token, _ in lock("export").holders()] == [held.token]
 
-    def test_a_lease_that_ended_is_lost_though_nobody_took_its_slot(self) -> None:
+    def test_an_ended_lease_is_lost_though_nobody_took_its_slot(self) -> None:
         with freeze(START):
             lease = lock("export").acquire()
         with freeze(START + LEASE), pytest.raises(LeaseLost):
@@ -371,7 +371,7 @@ class TestRenewingInTheBackground:
         with pytest.raises(LeaseLost):
             asyncio.run(lose())
 
-    def test_one_that_is_forgotten_ends_by_itself(self) -> None:
+    def test_a_forgotten_lease_ends_by_itself(self) -> None:
         lock("export", lease=0.3, renew=True).acquire()
         wait_until(lambda: not lock("export").holders())
         wait_until(the_thread_has_ended)
@@ -485,7 +485,7 @@ class TestWaiting:
                 lease.release()
             assert len([future.result(60) for future in futures[3:]]) == 2
 
-    def test_who_does_not_wait_does_not_overtake(self) -> None:
+    def test_a_caller_that_does_not_wait_does_not_overtake(self) -> None:
         store = current_store()
         held = lock("line").acquire()
         store.run(Acquire(keys_of("line"), token_elsewhere(), 60 * SECOND))
@@ -509,14 +509,42 @@ class TestWaiting:
             lease.release()
         assert lock("line").holders() == []
 
-    def test_who_has_waited_in_vain_is_refused_and_leaves_the_line(self) -> None:
+    def test_a_caller_that_waited_in_vain_is_refused_and_leaves_the_queue(self) -> None:
         with lock("line"):
             with pytest.raises(QuotaExceeded) as refused:
                 lock("line", wait=0.05).acquire()
             assert refused.value.decision.retry_after
             assert waiting("line") == []
 
-    def test_a_task_that_has_waited_in_vain_leaves_the_line(self) -> None:
+    def test_the_timeout_of_one_call_goes_before_the_wait_of_the_slot(self) -> None:
+        patient, hasty = lock("line", wait=60), lock("line")
+        held = patient.acquire()
+        for timeout in (0, 0.05):
+            with pytest.raises(QuotaExceeded):
+                patient.acquire(timeout)
+        with ThreadPoolExecutor() as pool:
+            future = pool.submit(hasty.acquire, timeout=60)
+            until_so_many_wait("line", 1)
+            held.release()
+            with future.result(60) as lease:
+                assert [token for token, _ in hasty.holders()] == [lease.token]
+        assert hasty.holders() == []
+
+    def test_so_it_does_for_a_task(self) -> None:
+        async def wait() -> None:
+            held = await lock("line").aacquire()
+            with pytest.raises(QuotaExceeded):
+                await lock("line", wait=60).aacquire(0)
+            task = asyncio.create_task(lock("line").aacquire(timeout=60))
+            await auntil_so_many_wait("line", 1)
+            await held.arelease()
+            async with await task:
+                assert len(await lock("line").aholders()) == 1
+            assert await lock("line").aholders() == []
+
+        asyncio.run(wait())
+
+    def test_a_task_that_waited_in_vain_leaves_the_queue(self) -> None:
         async def wait() -> None:
             async with lock("line"):
                 with pytest.raises(QuotaExceeded):
@@ -525,7 +553,7 @@ class TestWaiting:
 
         asyncio.run(wait())
 
-    def test_a_task_that_is_cancelled_leaves_the_line_to_the_next(self) -> None:
+    def test_a_cancelled_task_leaves_the_queue(self) -> None:
         async def queue() -> None:
             held = await lock("line").aacquire()
             first = asyncio.create_task(lock("line", wait=60).aacquire())
@@ -558,7 +586,7 @@ class TestWaiting:
 
         asyncio.run(cancel())
 
-    def test_one_who_is_interrupted_leaves_the_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_interrupted_caller_leaves_the_queue(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupt(waiter: Waiter, seconds: float) -> None:
             assert waiting("line") == [waiter.token]
             raise KeyboardInterrupt
@@ -580,9 +608,7 @@ class TestWaiting:
             futures[1].result(60).release()
             futures[2].result(60).release()
 
-    def test_the_first_of_the_line_waits_for_the_end_of_the_lease_and_no_longer(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_first_in_the_queue_waits_for_the_end_of_the_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
         spans: list[float] = []
         wait = Waiter.wait
 
@@ -596,7 +622,7 @@ class TestWaiting:
         assert all(span <= 0.26 for span in spans)
 
     @pytest.mark.usefixtures("places_are_kept_often")
-    def test_one_whose_wake_up_is_lost_is_late_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_lost_wake_up_only_delays_a_caller(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def lose(waiters: WaitQueue, token: str, free: int, wait: int, reset: int) -> None:
             """Tell nobody."""
 
@@ -608,7 +634,7 @@ class TestWaiting:
             futures[1].result(60).release()
 
     @pytest.mark.usefixtures("places_are_kept_often")
-    def test_who_waits_enters_the_line_again_where_the_store_has_forgotten_it(self) -> None:
+    def test_a_waiter_that_the_store_forgot_enters_the_queue_again(self) -> None:
         lock("line", lease=60).acquire()
         with in_line("line", 3) as futures:
             forget("line")
@@ -617,7 +643,7 @@ class TestWaiting:
         assert waiting("line") == []
 
     @pytest.mark.usefixtures("places_are_kept_often")
-    def test_who_waits_outlives_a_restart_of_the_store(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_waiter_survives_a_restart_of_the_store(self, monkeypatch: pytest.MonkeyPatch) -> None:
         store = current_store()
         down, has_failed = threading.Event(), threading.Event()
         failures = iter(range(4))
@@ -658,7 +684,7 @@ class TestWaiting:
             lock("line", wait=0.3).acquire()
 
     @pytest.mark.usefixtures("only_wake_ups_count")
-    def test_one_who_waits_in_the_process_of_the_holder_asks_but_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_waiter_in_the_process_of_the_holder_asks_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         store = current_store()
         asked: list[str] = []
         run = store.run
@@ -817,7 +843,7 @@ class TestWaiting:
 
 @pytest.mark.usefixtures("redis_cache", "a_place_is_kept")
 class TestOnRedis:
-    def test_what_is_renewed_outlives_the_first_lease_in_redis(self, raw: redis.Redis) -> None:
+    def test_a_renewed_lease_outlives_the_first_in_redis(self, raw: redis.Redis) -> None:
         with slot("export", 1, lease=20, subject="user:7") as lease:
             lease.renew(300)
             assert int(raw.pttl("quota:1:{user:7}:l:export")) > 290_000
@@ -836,7 +862,7 @@ class TestOnRedis:
             pass
         assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 2
 
-    def test_who_waits_is_woken(self) -> None:
+    def test_a_waiter_is_woken(self) -> None:
         held = lock("line", lease=60).acquire()
         with in_line("line", 3) as futures:
             for future in futures:
@@ -844,16 +870,14 @@ class TestOnRedis:
                 held = future.result(60)
         held.release()
 
-    def test_who_waits_leaves_the_connections_of_decisions_alone(
-        self, settings: Any, redis_server: RedisServer
-    ) -> None:
+    def test_waiters_use_no_connections_of_decisions(self, settings: Any, redis_server: RedisServer) -> None:
         settings.CACHES = caches(redis_server, max_connections=1)
         held = lock("line", lease=60).acquire()
         with in_line("line", 1) as futures:
             held.release()
             futures[0].result(60).release()
 
-    def test_more_wait_than_there_are_connections(self, settings: Any, redis_server: RedisServer) -> None:
+    def test_more_threads_wait_than_there_are_connections(self, settings: Any, redis_server: RedisServer) -> None:
         settings.CACHES = caches(redis_server, max_connections=2)
         held = lock("line", lease=60).acquire()
         with in_line("line", 5) as futures:
@@ -911,7 +935,7 @@ class TestOnRedis:
 
     @pytest.mark.usefixtures("only_wake_ups_count")
     @pytest.mark.parametrize("protocol", [2, 3])
-    def test_who_waits_is_woken_by_another_process(
+    def test_a_waiter_is_woken_by_another_process(
         self, settings: Any, redis_server: RedisServer, raw: redis.Redis, protocol: int
     ) -> None:
         settings.CACHES = caches(redis_server, protocol=protocol)
@@ -926,7 +950,7 @@ class TestOnRedis:
             lock("line").acquire()
 
     @pytest.mark.usefixtures("places_are_kept_often")
-    def test_who_waits_goes_on_where_its_connection_is_cut(self, raw: redis.Redis) -> None:
+    def test_a_waiter_continues_if_its_connection_is_cut(self, raw: redis.Redis) -> None:
         store = current_store()
         assert store.run(Acquire(keys_of("line"), token_elsewhere(), 0))[0]
         with in_line("line", 1) as futures:
@@ -936,7 +960,7 @@ class TestOnRedis:
             futures[0].result(60).release()
 
     @pytest.mark.usefixtures("only_wake_ups_count")
-    def test_who_waits_is_woken_over_a_new_connection_where_one_was_cut(self, raw: redis.Redis) -> None:
+    def test_a_waiter_is_woken_over_a_new_connection(self, raw: redis.Redis) -> None:
         cut: list[str] = []
 
         def listens_anew() -> bool:
@@ -948,7 +972,7 @@ class TestOnRedis:
         wakes_up_from_elsewhere(listens_anew)
 
     @pytest.mark.usefixtures("places_are_kept_often")
-    def test_who_waits_gets_in_though_it_is_not_permitted_to_listen(
+    def test_a_waiter_gets_its_slot_without_permission_to_subscribe(
         self, settings: Any, redis_server: RedisServer, raw: redis.Redis, caplog: pytest.LogCaptureFixture
     ) -> None:
         client: Any = raw
@@ -979,7 +1003,7 @@ class TestOnRedis:
                 futures[0].result(60).release()
             wait_until(lambda: current_store().wait_queue._thread is None)
 
-    def test_who_begins_to_wait_while_the_thread_ends_has_a_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_caller_that_waits_while_the_thread_ends_has_a_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
         waiters = current_store().wait_queue
         waiters.ensure_thread()
         thread: Any = waiters._thread
@@ -1006,7 +1030,7 @@ class TestOnRedis:
             assert may_end is (waiters._thread is not thread)
             waiters.close()
 
-    def test_without_redis_nobody_is_let_in(self, settings: Any) -> None:
+    def test_without_redis_nobody_gets_a_slot(self, settings: Any) -> None:
         settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nowhere.sock"}}
         with pytest.raises(StoreUnavailable), lock("export", wait=60):
             raise AssertionError
@@ -1073,6 +1097,12 @@ def test_a_lease_lasts_for_some_seconds(seconds: Any) -> None:
 def test_it_waits_for_some_seconds_or_not_at_all(seconds: Any) -> None:
     with pytest.raises(RuleError, match="wait="):
         lock("export", wait=seconds)
+
+
+@pytest.mark.parametrize("seconds", [-1, "5", True, float("nan"), float("inf")])
+def test_a_call_waits_for_some_seconds_or_not_at_all(seconds: Any) -> None:
+    with pytest.raises(RuleError, match="timeout="):
+        lock("export").acquire(seconds)
 
 
 @pytest.mark.parametrize("options", [{"renew": 1}, {"subject": 7}, {"subject": ""}])

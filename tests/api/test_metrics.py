@@ -58,7 +58,7 @@ class TestWhatIsCounted:
         check("3/m", SUBJECT, name="b")
         assert counts() == {"a": (3, 2, 0), "b": (1, 0, 0)}
 
-    def test_the_async_verbs_too(self) -> None:
+    def test_async_checks_are_counted_too(self) -> None:
         async def ask() -> None:
             for _ in range(3):
                 await acheck("2/m", SUBJECT, name="a")
@@ -84,7 +84,7 @@ class TestWhatIsCounted:
         assert counts(found) == {"a": (1, 0, 2)}
         assert found.refused == []
 
-    def test_of_a_refused_plan_only_who_refused_counts(self) -> None:
+    def test_of_a_refused_plan_only_the_refusing_rules_count(self) -> None:
         from django_quota.engine.plans import Plan
         from tests.support.calls import decide_plan
 
@@ -123,7 +123,7 @@ class TestWhatIsCounted:
             (rule,) = activity().rules
         assert rule.rate == 1 + 8 * 0.75
 
-    def test_who_was_refused_most_comes_first(self) -> None:
+    def test_the_most_refused_subject_comes_first(self) -> None:
         for address, refusals in (("192.0.2.1", 1), ("192.0.2.2", 3), ("192.0.2.3", 2)):
             for _ in range(refusals):
                 check("0/m", f"ip:{address}", name="a")
@@ -147,7 +147,7 @@ class TestWhatIsCounted:
         with freeze(START + SLOT_TTL + SECOND):
             assert activity().slots == []
 
-    def test_rules_past_the_bound_of_a_hash_are_counted_together(self) -> None:
+    def test_rules_beyond_the_bound_are_counted_as_one(self) -> None:
         keys = MetricsKeys("{!}d", "{!}m", "{!}r", "{!}s", "{!}n", "{!}t")
         many = {f"rule{number}:a": 1 for number in range(FIELDS + 7)}
         run = current_store().run
@@ -162,7 +162,7 @@ class TestWhatIsCounted:
         assert (found[f"{OTHER}:a"], found[f"{OTHER}:r"]) == (8, 4)
         assert len(found) <= FIELDS + 3
 
-    def test_subjects_past_the_bound_go_the_least_refused_first(self) -> None:
+    def test_beyond_the_bound_the_least_refused_subjects_go_first(self) -> None:
         keys = MetricsKeys("{!}d", "{!}m", "{!}r", "{!}s", "{!}n", "{!}t")
         many = {f"ip:{number}": 1 + (number == 5) for number in range(SUBJECTS * 3 // 2 + 1)}
         current_store().run(AddMetrics(keys, 1, {}, many, {}))
@@ -192,7 +192,7 @@ class TestWhatIsCounted:
 class TestTheMemoryOfAProcess:
     """What is kept while the store takes none is bounded."""
 
-    def test_rules_and_subjects_of_a_bucket_are(self) -> None:
+    def test_rules_and_subjects_of_a_bucket_are_bounded(self) -> None:
         bucket = MinuteBucket.at(START)
         for number in range(MAX_RULES + 10):
             bucket.row(f"rule{number}")[0] += 1
@@ -203,7 +203,7 @@ class TestTheMemoryOfAProcess:
         bucket.merge(other)
         assert len(bucket.refused) == MAX_SUBJECTS
 
-    def test_minutes_are_and_no_count_is_lost(self) -> None:
+    def test_minutes_are_bounded_and_no_count_is_lost(self) -> None:
         mine = DecisionMetrics(MemoryStore())
         for minute in range(MAX_BUCKETS * 3):
             mine._open(START + minute * MINUTE)
@@ -237,9 +237,7 @@ class TestTheWay:
         check("9/m", SUBJECT, name="a")
         assert raw.info("stats")["total_reads_processed"] - before == 2  # the check, and this question
 
-    def test_an_answer_that_was_lost_counts_nothing_twice(
-        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_lost_answer_counts_nothing_twice(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
         check("9/m", SUBJECT, name="a")
         run = RedisStore.run
 
@@ -256,7 +254,7 @@ class TestTheWay:
         metrics().flush()
         assert self.day(raw) == {"a:a": 2}
 
-    def test_what_redis_refuses_fails_no_request_and_is_kept(
+    def test_metrics_that_redis_refuses_fail_no_request_and_are_kept(
         self, raw: redis.Redis, caplog: pytest.LogCaptureFixture
     ) -> None:
         number = f"quota:1:{{!}}:sent:{metrics()._token}"
@@ -370,13 +368,13 @@ class TestTheEndOfAProcess:
 
     @pytest.mark.thorough("processes")
     @forks
-    def test_one_that_is_killed_loses_only_what_was_not_sent_yet(
+    def test_a_killed_process_loses_only_unsent_counts(
         self, redis_server: RedisServer, raw: redis.Redis, tmp_path: Path
     ) -> None:
         assert self.run(redis_server, tmp_path, "killed") == -9
         assert self.sent(raw) == 7
 
-    def test_a_store_that_hangs_does_not_keep_it(
+    def test_a_store_that_hangs_does_not_delay_the_end(
         self, redis_server: RedisServer, raw: redis.Redis, tmp_path: Path
     ) -> None:
         assert self.run(redis_server, tmp_path, "hangs") == 0

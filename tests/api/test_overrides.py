@@ -90,7 +90,7 @@ def test_what_was_not_published_is_not_read(encoded: str) -> None:
         Override.read(encoded)
 
 
-def test_it_holds_from_its_beginning_up_to_its_end() -> None:
+def test_an_override_applies_from_its_start_to_its_end() -> None:
     override = Override("blocked", 10, 20)
     assert [override.in_force(now) for now in (9, 10, 19, 20)] == [False, True, True, False]
     assert Override("blocked").in_force(0)
@@ -169,7 +169,7 @@ def test_the_scripts_of_the_generation_and_their_specification_never_differ(
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_publishing_shortens_no_life(raw: redis.Redis) -> None:
+def test_publishing_shortens_no_ttl(raw: redis.Redis) -> None:
     key = status_key(PREFIX, "user:1")
     raw.hset(key, "b:search", "1 2 3")
     raw.pexpire(key, 90 * 86_400_000)
@@ -244,7 +244,7 @@ class TestSaving:
         other.delete()
         assert held() == {"search": Override("exempt")}
 
-    def test_a_row_that_is_about_somebody_else_now_leaves_nothing_behind(self) -> None:
+    def test_a_changed_subject_leaves_nothing_under_the_old_one(self) -> None:
         row = blocked()
         QuotaOverride(pk=row.pk, subject="user:2", rule="login", mode="blocked", created=row.created).save()
         assert (held("user:1"), held("user:2")) == ({}, {"login": BLOCKED})
@@ -285,7 +285,7 @@ class TestSaving:
         call_command("loaddata", str(file), verbosity=0)
         assert held() == {"search": BLOCKED}
 
-    def test_what_others_keep_in_the_hash_stays(self, raw: redis.Redis) -> None:
+    def test_other_fields_of_the_hash_stay(self, raw: redis.Redis) -> None:
         key = status_key(PREFIX, "user:1")
         raw.hset(key, mapping={"b:search": "1 2 3", "d:search": "7"})
         blocked().delete()
@@ -296,15 +296,13 @@ class TestSaving:
         blocked(rule="*", starts=datetime(1960, 1, 1, tzinfo=UTC), expires=datetime(1965, 1, 1, tzinfo=UTC))
         assert held() == {}
 
-    def test_a_rate_that_is_none_keeps_nothing_else_from_being_published(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_wrong_rate_does_not_stop_other_overrides(self, caplog: pytest.LogCaptureFixture) -> None:
         QuotaOverride.objects.bulk_create([QuotaOverride(subject="user:1", rule="a", mode="rate", rate="many")])
         blocked()
         assert held() == {"search": BLOCKED}
         assert "cannot be published" in caplog.text
 
-    def test_where_limiting_is_off_it_is_published_later(self, settings: Any) -> None:
+    def test_with_enabled_false_it_is_published_later(self, settings: Any) -> None:
         given_before = settings.QUOTA
         settings.QUOTA = {"ENABLED": False}
         blocked()
@@ -328,7 +326,7 @@ class TestSaving:
         assert held() == {"search": Override("exempt")}
 
     @pytest.mark.always("postgresql")
-    def test_many_who_save_at_once_leave_what_the_rows_say(self) -> None:
+    def test_many_saves_at_once_publish_what_the_rows_say(self) -> None:
         modes = ["exempt", "blocked"]
         blocked()
 
@@ -362,7 +360,7 @@ class TestRedisAway:
 
         return lambda is_away: monkeypatch.setattr(override_sync, "run_all", refuse if is_away else run_all)
 
-    def test_the_row_is_saved_the_error_logged_and_the_next_look_publishes_it(
+    def test_the_row_is_saved_the_error_logged_and_the_next_check_publishes_it(
         self, away: Callable[[bool], None], raw: redis.Redis, caplog: pytest.LogCaptureFixture
     ) -> None:
         away(True)
@@ -430,7 +428,7 @@ class TestCommandsPublishWhatWaits:
         assert (report["published"], report["waiting"]) == (0, 0)
 
     @pytest.mark.parametrize("command", ["quota_sweep", "quota_rollup"])
-    def test_while_redis_takes_no_changes_they_say_what_waits_do_their_work_and_fail(self, command: str) -> None:
+    def test_on_a_read_only_redis_they_name_pending_changes_and_fail_at_the_end(self, command: str) -> None:
         printed = commanded(command, at_fault="OutOfMemory|OOM")
         assert "2 changes of overrides wait to be published to Redis." in printed
         assert "Looked at 0 " in printed
@@ -441,13 +439,13 @@ class TestCommandsPublishWhatWaits:
         assert "2 changes of overrides wait" in commanded("quota_sweep", "--dry-run")
         assert held() == {}
 
-    def test_where_limiting_is_off_nothing_is_published(self, raw: redis.Redis, settings: Any) -> None:
+    def test_with_enabled_false_nothing_is_published(self, raw: redis.Redis, settings: Any) -> None:
         raw.config_set("maxmemory", 0)
         settings.QUOTA = {"ENABLED": False}
         assert "2 changes of overrides wait" in commanded("quota_sweep")
         assert OverrideOutbox.objects.count() == 2
 
-    def test_a_sweep_without_an_answering_database_says_so_and_sweeps(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_sweep_without_a_database_says_so_and_sweeps(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(*_: Any, **__: Any) -> Any:
             raise OperationalError("it is slow")
 
@@ -480,7 +478,7 @@ def synced() -> dict[str, int]:
 class TestSync:
     """`quota_sync` makes Redis hold what the rows say, whatever it held before."""
 
-    def test_a_redis_without_memory_holds_all_again(self, raw: redis.Redis) -> None:
+    def test_an_emptied_redis_gets_all_overrides_again(self, raw: redis.Redis) -> None:
         for subject in ("user:1", "ip:2001:db8::/64", LONG, "~odd {subject}:\u2603"):
             blocked(subject)
         raw.flushall()
@@ -507,7 +505,7 @@ class TestSync:
         assert raw.hgetall(status_key("other", "user:2")) == {b"o:search": b"b 0 0 "}
 
     @pytest.mark.parametrize("subject", ["user:1", LONG])
-    def test_what_is_saved_while_it_is_withdrawn_stays(self, subject: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_row_saved_during_its_withdrawal_stays(self, subject: str, monkeypatch: pytest.MonkeyPatch) -> None:
         run_all = overrides.run_all
         current_store().run(publication(status_key(PREFIX, subject), {"*": BLOCKED}))
 
@@ -522,7 +520,7 @@ class TestSync:
         assert QuotaOverride.objects.exists()
         assert held(subject) == {"*": BLOCKED}
 
-    def test_blocking_ones_come_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_blocks_are_published_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(override_sync, "BATCH_SIZE", 2)
         for n in range(3):
             blocked(f"user:{n}", mode="exempt")
@@ -539,7 +537,7 @@ class TestSync:
         assert synced() == {"subjects": 6, "withdrawn": 0}
         assert printed == ["user:00", "user:10", "user:20", "user:0", "user:1", "user:2"]
 
-    def test_where_redis_loses_its_memory_meanwhile_it_begins_again(
+    def test_if_redis_is_emptied_meanwhile_it_starts_again(
         self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         blocked()
@@ -555,7 +553,7 @@ class TestSync:
         assert held() == {"search": BLOCKED}
         assert raw.exists(marker_key(PREFIX))
 
-    def test_where_redis_loses_its_memory_again_and_again_it_says_so(
+    def test_if_redis_is_emptied_again_and_again_it_is_an_error(
         self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(override_sync, "_withdraw_orphans", lambda *_: raw.flushall())
@@ -570,7 +568,7 @@ class TestSync:
         override_sync.republish(report=reported.append)
         assert sum(reported) == override_sync.count_subjects("default") == 3
 
-    def test_a_redis_that_is_away_is_an_error(self, settings: Any) -> None:
+    def test_an_unavailable_redis_is_an_error(self, settings: Any) -> None:
         settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nonexistent/redis.sock"}}
         with pytest.raises(CommandError, match="unavailable"):
             synced()
@@ -589,7 +587,7 @@ class TestLost:
             raw.restore(key, ttl, value or b"")
         raw.delete(overrides.lock_key(PREFIX))
 
-    def test_the_flusher_looks(self, raw: redis.Redis) -> None:
+    def test_the_flusher_checks(self, raw: redis.Redis) -> None:
         blocked()
         raw.flushall()
         flusher.flush()
@@ -597,7 +595,7 @@ class TestLost:
         assert held() == {"search": BLOCKED}
 
     @pytest.mark.usefixtures("the_flusher_runs")
-    def test_what_is_lost_right_after_a_check_comes_back_too(
+    def test_a_loss_right_after_a_check_is_repaired_too(
         self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("django_quota.services.flusher.INTERVAL", 0.01)
@@ -609,7 +607,7 @@ class TestLost:
         wait_until(lambda: held() == {"search": BLOCKED})
         override_sync.watch.join()
 
-    def test_all_that_was_lost_comes_back(self, raw: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
+    def test_all_lost_overrides_come_back(self, raw: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
         blocked()
         raw.flushall()
         check_overrides()
@@ -621,14 +619,14 @@ class TestLost:
         }
         assert all(raw.ttl(key) > 0 for key in raw.scan_iter())
 
-    def test_a_block_that_alone_was_lost_comes_back(self, raw: redis.Redis) -> None:
+    def test_a_single_lost_block_comes_back(self, raw: redis.Redis) -> None:
         synced()
         self.lose_the_last(raw, blocked)
         assert held() == {}
         check_overrides()
         assert held() == {"search": BLOCKED}
 
-    def test_an_exemption_that_was_withdrawn_and_is_there_again_is_withdrawn_again(self, raw: redis.Redis) -> None:
+    def test_an_exemption_that_an_old_snapshot_restores_is_withdrawn_again(self, raw: redis.Redis) -> None:
         row = blocked(mode="exempt")
         synced()
         self.lose_the_last(raw, row.delete)
@@ -636,7 +634,7 @@ class TestLost:
         check_overrides()
         assert held() == {}
 
-    def test_what_is_saved_after_a_loss_does_not_hide_it(self, raw: redis.Redis) -> None:
+    def test_a_save_after_a_loss_does_not_hide_the_loss(self, raw: redis.Redis) -> None:
         synced()
         self.lose_the_last(raw, blocked)
         for name in ("user:2", "user:3"):
@@ -661,28 +659,28 @@ class TestLost:
         assert held() == {"search": BLOCKED}
 
     @pytest.mark.parametrize("command", ["quota_sweep", "quota_rollup"])
-    def test_the_commands_that_cron_runs_notice_a_loss(self, raw: redis.Redis, command: str) -> None:
+    def test_rollup_and_sweep_notice_a_loss(self, raw: redis.Redis, command: str) -> None:
         synced()
         self.lose_the_last(raw, blocked)
         assert "Redis had lost overrides: published those of 1 subject again." in commanded(command)
         assert held() == {"search": BLOCKED}
         assert json.loads(commanded(command, "--json"))["republished"] == 0
 
-    def test_where_nothing_was_lost_nothing_is_done(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_a_loss_nothing_is_done(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
         synced()
         blocked()
         monkeypatch.setattr(override_sync, "_publish_all", None)
         check_overrides()
         assert held() == {"search": BLOCKED}
 
-    def test_one_process_looks_and_the_others_leave_it_to_that_one(self, raw: redis.Redis) -> None:
+    def test_only_one_process_checks_at_a_time(self, raw: redis.Redis) -> None:
         blocked()
         raw.flushall()
         assert overrides.SyncLock(RedisStore("default"), PREFIX).acquire()
         check_overrides()
         assert held() == {}
 
-    def test_a_turn_is_kept_while_all_is_published(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_lock_is_kept_while_all_is_published(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(3):
             blocked(f"user:{number}")
         raw.flushall()
@@ -706,7 +704,7 @@ class TestLost:
         assert overrides.SyncLock(RedisStore("default"), PREFIX).acquire()
         assert raw.pttl(overrides.lock_key(PREFIX)) + 1_000 * INTERVAL < 3_000  # the others look once in `INTERVAL`
 
-    def test_what_goes_wrong_is_logged_once_and_tried_again_later(
+    def test_a_failed_check_is_logged_once_and_repeated(
         self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         def fail(*_: Any) -> Any:
@@ -726,7 +724,7 @@ class TestLost:
         check_overrides()
         assert held() == {"search": BLOCKED}
 
-    def test_where_limiting_is_off_it_waits_on(self, raw: redis.Redis, settings: Any) -> None:
+    def test_with_enabled_false_changes_stay_pending(self, raw: redis.Redis, settings: Any) -> None:
         blocked()
         raw.flushall()
         settings.QUOTA = {"ENABLED": False}
@@ -897,7 +895,7 @@ class TestTheCommand:
             with pytest.raises(CommandError, match=rf"^{words[-1]} 'a\\udcff' is not UTF-8 text"):
                 said(*words, odd)
 
-    def test_a_rule_that_the_settings_do_not_know_is_pointed_out(self, settings: Any) -> None:
+    def test_an_unknown_rule_gets_a_note(self, settings: Any) -> None:
         settings.QUOTA = {"RULES": {"search": "10/m"}}
         assert "Did you mean “search”?" in said("set", "user:1", "blocked", "--rule", "serch")
         assert "no rule of the settings" not in said("set", "user:1", "blocked", "--rule", "search")
@@ -921,14 +919,14 @@ class TestTheCommand:
         assert "it is a network. Use one address" in said("set", "2001:db8::/32", "blocked")
         assert "network" not in said("set", "2001:db8::/64", "blocked")
 
-    def test_a_network_that_code_has_saved_is_listed_and_cleared(self) -> None:
+    def test_a_network_saved_by_code_is_listed_and_cleared(self) -> None:
         assert "it is a network" in said("clear", "10.0.0.0/8")
         QuotaOverride.objects.create(subject="10.0.0.0/8", rule="*", mode="blocked")
         assert "10.0.0.0/8" in said("list", "--subject", "10.0.0.0/8")
         assert said("clear", "10.0.0.0/8").startswith("Cleared")
         assert not QuotaOverride.objects.exists()
 
-    def test_a_subject_that_no_request_has_is_saved_with_a_note(self) -> None:
+    def test_a_subject_of_no_request_is_saved_with_a_note(self) -> None:
         joe = User.objects.create_user("joe")
         for subject in ("joe", "user:joe"):
             assert f"“user:{joe.pk}”" in said("set", subject, "blocked")
@@ -943,7 +941,7 @@ class TestTheCommand:
         with pytest.raises(CommandError, match="calendar"):
             said("set", "user:1", "9/month", "--rule", "search")
 
-    def test_where_redis_is_away_it_says_what_to_do(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_redis_it_says_what_to_do(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(*_: Any) -> Any:
             raise StoreUnavailable("it is away")
 
@@ -970,9 +968,7 @@ def test_an_override_binds_in_the_decision(settings: Any) -> None:
 
 @pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize("words", [["quota_override", "list"], ["quota_sync"], ["quota_rollup"]])
-def test_where_the_tables_are_missing_it_says_what_makes_them(
-    words: list[str], tmp_path: Path, django_db_blocker: Any
-) -> None:
+def test_without_tables_it_says_what_makes_them(words: list[str], tmp_path: Path, django_db_blocker: Any) -> None:
     check("5/m", "user:1")  # something to carry
     empty = sqlite_database(tmp_path / "empty.sqlite3")
     with django_db_blocker.unblock(), default_database(empty), pytest.raises(CommandError) as caught:

@@ -40,7 +40,7 @@ def manage(redis_cache: RedisServer, database: dict[str, Any], tmp_path: Path) -
         yield manage
 
 
-def test_it_binds_with_the_next_request_and_no_query_is_made(manage: Manage) -> None:
+def test_it_applies_to_the_next_request_without_a_query(manage: Manage) -> None:
     @quota("5/m", "50/h", key="ip", name="view")
     @quota("500/d", key="ip", name="other")
     def view(request: Any) -> HttpResponse:
@@ -133,9 +133,7 @@ def test_a_redis_that_comes_back_empty_gets_its_overrides_again(serving: Serving
     assert raw.exists(overrides.marker_key("quota"))
 
 
-def test_where_the_process_that_publishes_all_again_is_killed_another_one_does(
-    serving: Serving, manage: Manage, raw: redis.Redis
-) -> None:
+def test_if_a_publisher_is_killed_another_process_publishes(serving: Serving, manage: Manage, raw: redis.Redis) -> None:
     block()
     raw.flushall()
     killed(manage, "publish", "override_sync.watch.flush(); override_sync.watch.join()")
@@ -143,7 +141,7 @@ def test_where_the_process_that_publishes_all_again_is_killed_another_one_does(
     assert not serving.admits_after_three_seconds()
 
 
-def test_a_block_whose_process_is_killed_behind_the_commit_binds(
+def test_a_block_applies_though_its_process_is_killed_after_the_commit(
     serving: Serving, manage: Manage, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "django_quota")
@@ -154,7 +152,7 @@ def test_a_block_whose_process_is_killed_behind_the_commit_binds(
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_a_block_binds_though_something_else_that_waits_for_the_commit_fails(serving: Serving) -> None:
+def test_a_block_applies_though_another_on_commit_hook_fails(serving: Serving) -> None:
     def save() -> None:
         with transaction.atomic():
             transaction.on_commit(lambda: 1 / 0)
@@ -167,7 +165,7 @@ def test_a_block_binds_though_something_else_that_waits_for_the_commit_fails(ser
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_block_that_was_saved_while_redis_took_no_changes_binds_once_it_does(
+def test_a_block_saved_on_a_read_only_redis_applies_when_it_takes_writes(
     kind: str, serving: Serving, manage: Manage, raw: redis.Redis
 ) -> None:
     """`quota_override` has ended long since: the process that decides has nothing of it but the row."""
@@ -247,7 +245,7 @@ class TestAPartOfItsMemory:
             exemption.delete()
         assert not serving.admits()
 
-    def test_a_redis_restarted_from_an_older_snapshot_gets_what_it_lacks(
+    def test_a_redis_restored_from_an_old_snapshot_gets_what_it_lacks(
         self, what: str, serving: Serving, machine: Machine
     ) -> None:
         server = machine.server()

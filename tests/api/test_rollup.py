@@ -85,7 +85,7 @@ def test_every_check_that_was_seen_counts_once(lives: list[list[tuple[int, int, 
     assert [row.allowed, row.refused] == expected
 
 
-def test_a_memory_that_was_lost_in_part_mints_nothing() -> None:
+def test_a_redis_that_lost_a_part_adds_nothing_twice() -> None:
     row = DailyCounter()
     settle(row, 5, Count(10, 10))
     assert settle(row, 5, Count(7, 12)) == Count(0, 2)
@@ -93,7 +93,7 @@ def test_a_memory_that_was_lost_in_part_mints_nothing() -> None:
     assert (row.allowed, row.refused) == (12, 12)
 
 
-def test_an_old_memory_that_came_back_mints_nothing() -> None:
+def test_a_restored_snapshot_adds_nothing_twice() -> None:
     row, older, newer = DailyCounter(), 5 * HOUR, 9 * HOUR
     settle(row, older, Count(10, 0))
     settle(row, newer, Count(3, 0))
@@ -137,7 +137,7 @@ class TestCarrying:
             assert rolled() == RollupResult(days=7)
         assert not [query["sql"] for query in queries if query["sql"].startswith(UPDATES)]
 
-    def test_a_redis_without_memory_adds_to_what_the_rows_hold(self, raw: redis.Redis) -> None:
+    def test_counts_of_an_emptied_redis_are_added_to_the_rows(self, raw: redis.Redis) -> None:
         for _ in range(3):
             count(raw, "user:1", {"search": (2, 1)}, TODAY)
             rolled()
@@ -147,7 +147,7 @@ class TestCarrying:
         rolled()
         assert rows() == {RowKey("user:1", TODAY, "search"): Count(7, 3)}
 
-    def test_names_that_no_row_could_hold_stay_different(self, raw: redis.Redis) -> None:
+    def test_names_that_no_database_stores_stay_different(self, raw: redis.Redis) -> None:
         subjects = ["user:" + "x" * 300, "user:" + "x" * 301, "key.f:\ud800", "~", "\u2603", "a\0b"]
         for subject in subjects:
             count(raw, subject, {"r" * 300: (1, 0), "\0": (2, 0), "plain:name": (3, 0)}, TODAY)
@@ -175,7 +175,7 @@ class TestCarrying:
         assert sum(total.allowed for total in rows().values()) == len(rows()) == 20
 
     @pytest.mark.parametrize("statement", range(6))
-    def test_whatever_statement_fails_the_next_one_makes_it_exact(self, raw: redis.Redis, statement: int) -> None:
+    def test_after_any_failed_statement_the_next_roll_up_is_exact(self, raw: redis.Redis, statement: int) -> None:
         count(raw, "user:1", {"search": (3, 1)}, TODAY)
         rolled()
         count(raw, "user:1", {"search": (2, 0), "login": (0, 1)}, TODAY)
@@ -197,7 +197,7 @@ class TestCarrying:
             RowKey("user:1", TODAY, "login"): Count(0, 1),
         }
 
-    def test_what_is_counted_while_the_rows_are_locked_is_read_by_who_locked_them(
+    def test_counts_made_while_rows_are_locked_are_read_under_the_lock(
         self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The count that is carried is read behind the lock: what was read before may have been carried meanwhile."""
@@ -213,7 +213,7 @@ class TestCarrying:
         assert rolled().allowed == 7
         assert rolled() == RollupResult(days=1)
 
-    def test_who_comes_second_waits_and_nothing_is_overwritten(
+    def test_a_second_roll_up_waits_and_overwrites_nothing(
         self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """One has read both count and row; another one would carry more, and drop the day, before the first saves."""
@@ -260,7 +260,7 @@ class TestCarrying:
         assert keys() == []
 
     @pytest.mark.always("postgresql")
-    def test_three_at_once_count_nothing_twice(self, raw: redis.Redis) -> None:
+    def test_three_roll_ups_at_once_count_nothing_twice(self, raw: redis.Redis) -> None:
         for number in range(30):
             count(raw, f"user:{number}", {"search": (3, 1), "login": (1, 0)}, TODAY)
         start = threading.Barrier(3)
@@ -322,7 +322,7 @@ class TestDropping:
         assert rolled() == RollupResult(days=1, rows=1, allowed=1, dropped=1)
         assert rows() == {RowKey("user:1", OLD, "search"): Count(2, 0)}
 
-    def test_what_was_not_copied_is_not_dropped(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_uncopied_counts_are_not_dropped(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
         key = count(raw, "user:1", {"search": (1, 0)}, OLD)
         monkeypatch.setattr(rollup, "copy_counts", lambda *_: RollupResult())
         assert rolled().dropped == 0
@@ -349,16 +349,16 @@ class TestTheCommand:
         assert out.getvalue().startswith("Looked at 0 days of subjects; added 0 allowed")
 
     @pytest.mark.parametrize("options", [{"batch": 0}, {"batch": 10**6}, {"every": 0.0}, {"every": float("nan")}])
-    def test_a_wrong_option_is_named(self, options: Mapping[str, Any]) -> None:
+    def test_a_wrong_option_is_an_error(self, options: Mapping[str, Any]) -> None:
         with pytest.raises(CommandError, match="for example"):
             call_command("quota_rollup", **options)
 
-    def test_a_redis_that_is_away_is_an_error(self, settings: Any) -> None:
+    def test_an_unavailable_redis_is_an_error(self, settings: Any) -> None:
         settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nonexistent/redis.sock"}}
         with pytest.raises(CommandError, match="unavailable"):
             call_command("quota_rollup")
 
-    def test_the_memory_store_has_nothing_for_another_process(self, settings: Any) -> None:
+    def test_the_memory_store_is_an_error(self, settings: Any) -> None:
         settings.QUOTA = {"STORE": "memory"}
         with pytest.raises(CommandError, match="STORE"):
             call_command("quota_rollup")
@@ -401,7 +401,7 @@ class Traffic:
 
 @pytest.mark.thorough("processes")
 @only_one_redis
-def test_killed_at_random_points_totals_are_exact(manage: Manage, raw: redis.Redis) -> None:
+def test_totals_are_exact_if_roll_ups_are_killed_at_random(manage: Manage, raw: redis.Redis) -> None:
     """Three at once, over and over; each is killed in the middle of its work while checks are counted."""
     traffic = Traffic(raw)
     traffic.go_on(200)
@@ -428,7 +428,7 @@ def test_killed_at_random_points_totals_are_exact(manage: Manage, raw: redis.Red
 
 @pytest.mark.thorough("processes")
 @only_one_redis
-def test_three_at_once_are_exact_and_end_cleanly_at_a_signal(manage: Manage, raw: redis.Redis) -> None:
+def test_three_commands_at_once_are_exact_and_end_at_a_signal(manage: Manage, raw: redis.Redis) -> None:
     traffic = Traffic(raw)
     running = [manage.start("quota_rollup", "--json", "--batch", "7", "--every", "0.001") for _ in range(3)]
     for each in running:
@@ -444,7 +444,7 @@ def test_three_at_once_are_exact_and_end_cleanly_at_a_signal(manage: Manage, raw
 
 
 @only_one_redis
-def test_a_redis_that_goes_away_meanwhile_is_waited_for(
+def test_it_waits_for_a_redis_that_stops_meanwhile(
     manage: Manage, redis_server: RedisServer, raw: redis.Redis, tmp_path: Path
 ) -> None:
     errors = tmp_path / "errors"

@@ -118,7 +118,7 @@ def test_script_and_specification_are_one(
 
 @one_server
 @given(sets.filter(bool), around, st.integers(0, 20))
-def test_no_live_entry_goes_and_no_more_than_allowed(
+def test_no_live_entry_is_removed_and_no_more_than_allowed(
     store: RedisStore, raw: redis.Redis, entries: dict[str, int], now: int, most: int
 ) -> None:
     raw.flushall()
@@ -135,7 +135,7 @@ def test_no_live_entry_goes_and_no_more_than_allowed(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_has_its_treatment_and_is_in_the_table(kind: str) -> None:
+def test_every_kind_of_key_is_handled_and_in_the_table(kind: str) -> None:
     target = target_of("quota", key_of(BASE, kind, "x"))
     assert target == SweepTarget(key_of(BASE, kind, "x"), kind)
     assert target.lifetime > 0
@@ -151,7 +151,7 @@ def test_a_subject_cannot_pass_for_the_system() -> None:
 
 
 @pytest.mark.parametrize("key", ["other:1:{a}:r:x:1", "quota:2:{a}:r:x:1", "quota:1:{a}:z:x", "quota:1:a", "quota"])
-def test_what_is_not_ours_is_left_alone(key: str) -> None:
+def test_keys_of_others_are_left_alone(key: str) -> None:
     assert target_of("quota", key) is None
 
 
@@ -172,7 +172,7 @@ def test_keys_of_one_rule_are_not_those_of_another() -> None:
 
 @one_server
 @given(st.dictionaries(st.sampled_from([*KINDS, "bans", "foreign"]), sets.filter(bool), max_size=8), around)
-def test_expired_entries_go_and_all_else_stays(
+def test_expired_entries_are_removed_and_all_else_stays(
     store: RedisStore, raw: redis.Redis, lying: dict[str, dict[str, int]], now: int
 ) -> None:
     raw.flushall()
@@ -227,7 +227,7 @@ def test_a_report_says_what_was_done(store: RedisStore, raw: redis.Redis) -> Non
     assert swept(store).removed == 0
 
 
-def test_a_large_set_goes_in_many_small_pieces(store: RedisStore, raw: redis.Redis) -> None:
+def test_a_large_set_is_removed_in_small_batches(store: RedisStore, raw: redis.Redis) -> None:
     key = key_of(BASE, "r", "a", "60")
     put(raw, key, expired(20_000, live=7))
     cast("Any", raw).config_resetstat()
@@ -351,7 +351,7 @@ def test_a_stopped_sweep_is_resumed(store: RedisStore, raw: redis.Redis, times: 
     assert raw.exists(POSITION) == 0
 
 
-def test_what_was_passed_is_not_looked_at_again(store: RedisStore, raw: redis.Redis) -> None:
+def test_a_resumed_sweep_does_not_repeat_keys(store: RedisStore, raw: redis.Redis) -> None:
     fill(raw, 4_000, entries=1)
     stop = threading.Event()
     pages = []
@@ -371,9 +371,7 @@ def test_what_was_passed_is_not_looked_at_again(store: RedisStore, raw: redis.Re
 
 
 @pytest.mark.parametrize("place", ["another-run - 17", "{run} other 17"])
-def test_a_place_of_another_server_or_another_rule_is_not_taken_up(
-    store: RedisStore, raw: redis.Redis, place: str
-) -> None:
+def test_a_position_of_another_server_or_rule_is_ignored(store: RedisStore, raw: redis.Redis, place: str) -> None:
     raw.set(POSITION, place.format(run=raw.info("server")["run_id"]))
     assert not swept(store).resumed
 
@@ -396,7 +394,7 @@ def test_a_killed_sweep_is_resumed_by_the_next(manage: Manage, raw: redis.Redis)
 
 
 @pytest.mark.thorough("processes")
-def test_a_signal_ends_it_after_the_piece_at_hand(manage: Manage, raw: redis.Redis) -> None:
+def test_a_signal_ends_it_after_the_current_batch(manage: Manage, raw: redis.Redis) -> None:
     fill(raw, 6_000)
     process = manage.start("quota_sweep", "--budget-ms", "30", "--json")
     wait_until(lambda: raw.dbsize() < 5_900)
@@ -490,7 +488,7 @@ def test_the_command_says_what_it_did(raw: redis.Redis) -> None:
 
 @pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize("words", [["--budget-ms", "0"], ["--budget-ms", "1001"], ["--every", "0"], ["--every", "nan"]])
-def test_what_makes_no_sense_is_refused(words: list[str]) -> None:
+def test_wrong_options_are_refused(words: list[str]) -> None:
     with pytest.raises(CommandError, match=words[0]):
         call_command("quota_sweep", *words)
 

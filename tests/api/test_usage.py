@@ -45,7 +45,7 @@ def test_a_row_can_hold_any_name(name: str) -> None:
     assert len(held) <= MAX_PART + 1
 
 
-def test_a_name_is_kept_as_it_is_where_that_can_be() -> None:
+def test_a_name_is_unchanged_where_a_database_can_store_it() -> None:
     assert row_name(field("user:42")) == "user:42"
     assert row_name(field("\u2603 %41")) == "\u2603 %41"
     assert row_name(field("x" * 300)) == field("x" * 300)
@@ -54,7 +54,7 @@ def test_a_name_is_kept_as_it_is_where_that_can_be() -> None:
 
 
 @given(st.text(max_size=300))
-def test_a_name_may_be_given_as_it_is_or_as_a_row_has_it(name: str) -> None:
+def test_a_name_may_be_given_plain_or_as_in_a_row(name: str) -> None:
     for escaped in (escape, field):
         part = escaped(name)
         assert row_part(row_name(part), escaped) == part
@@ -62,11 +62,11 @@ def test_a_name_may_be_given_as_it_is_or_as_a_row_has_it(name: str) -> None:
 
 
 @given(names.filter(lambda name: not name.startswith("~")))
-def test_a_plain_name_is_its_own(name: str) -> None:
+def test_a_plain_name_is_unchanged(name: str) -> None:
     assert row_part(name) == escape(name)
 
 
-def test_a_day_waits_eight_days_for_the_roll_up(redis_cache: object, raw: redis.Redis) -> None:
+def test_a_day_is_kept_eight_days_for_the_roll_up(redis_cache: object, raw: redis.Redis) -> None:
     check("1/h", "user:1")
     (day,) = counted_days("user:1")
     assert 8 * 86_400 - 60 < raw.ttl(day.key) <= 8 * 86_400
@@ -98,7 +98,7 @@ def test_the_usage_of_a_subject_is_what_was_decided(settings: Any) -> None:
 
 
 @pytest.mark.usefixtures("either_store")
-def test_days_say_when_their_hash_was_opened(settings: Any) -> None:
+def test_a_day_knows_when_its_hash_was_opened(settings: Any) -> None:
     settings.QUOTA = {**settings.QUOTA, "TIME_ZONE": "UTC"}
     long = "user:" + "x" * 300
     with freeze(START):
@@ -139,7 +139,7 @@ def test_all_days_are_found_and_read(raw: redis.Redis) -> None:
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_what_is_no_count_is_none(raw: redis.Redis) -> None:
+def test_keys_without_counts_are_left_out(raw: redis.Redis) -> None:
     key = day_key(subject_base("quota", "user:1"), TODAY)
     raw.hset(key, mapping={"a:a": "-4", "b:a": "x", "c:a": "\u0663", "d:q": "1", "e": "1", "#": "when"})
     (day,) = usage.read_all(redis_store(), "quota", [key])

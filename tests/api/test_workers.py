@@ -82,7 +82,7 @@ class TestSignsOfLife:
         clock = Clock()
         return Workers(store, clock), store, clock
 
-    def test_it_says_so_now_and_then(self) -> None:
+    def test_it_registers_at_an_interval(self) -> None:
         workers, store, clock = self.made()
         store.number = 3
         workers.flush()
@@ -93,7 +93,7 @@ class TestSignsOfLife:
         workers.flush()
         assert len(store.tokens) == 2
 
-    def test_after_a_failure_it_tries_again_and_what_was_known_holds(self) -> None:
+    def test_after_a_failure_it_tries_again_and_keeps_the_number(self) -> None:
         workers, store, clock = self.made()
         store.number = 4
         workers.flush()
@@ -114,7 +114,7 @@ class TestSignsOfLife:
             clock.now += INTERVAL
         assert known == [4, 4, 4, 4, 2, 3]
 
-    def test_after_a_fall_the_others_have_time_to_report(self) -> None:
+    def test_a_lower_number_waits_for_the_others_to_report(self) -> None:
         workers, store, clock = self.made()
         store.number = 2
         workers.flush()
@@ -125,7 +125,7 @@ class TestSignsOfLife:
         workers.flush()
         assert (workers.number, len(store.tokens)) == (2, 2)
 
-    def test_threads_that_make_the_limiter_at_once_are_one_worker(
+    def test_threads_making_the_limiter_at_once_are_one_worker(
         self, monkeypatch: pytest.MonkeyPatch, settings: Any
     ) -> None:
         make = registry._make_limiter
@@ -142,7 +142,7 @@ class TestSignsOfLife:
         limiter = get_limiter()
         assert {job for job in set(flusher._jobs) - before if isinstance(job, Workers)} == {limiter.workers}
 
-    def test_a_forked_process_is_one_more_and_knows_what_its_parent_knew(self) -> None:
+    def test_a_forked_process_is_one_more_worker(self) -> None:
         workers, store, _ = self.made()
         store.number = 4
         workers.flush()
@@ -183,17 +183,17 @@ class TestParts:
         rule = part_of(Rule.make("r", "100/m", algorithm="token_bucket", burst=20), 4)
         assert (str(rule.rates[0]), rule.burst) == ("25/m", 5)
 
-    def test_options_that_cannot_be_cached_are_no_matter(self) -> None:
+    def test_unhashable_options_work_too(self) -> None:
         rule = Rule.make("r", "100/m", key=["ip", "path"])
         object.__setattr__(rule, "key", ["ip"])
         assert str(part_of(rule, 4).rates[0]) == "25/m"
 
-    def test_alone_it_has_all(self) -> None:
+    def test_a_single_worker_has_the_whole_rate(self) -> None:
         rule = Rule.make("r", "7/m")
         assert part_of(rule, 1) is rule
 
 
-def test_while_redis_is_gone_each_takes_its_part(settings: Any, tmp_path: Any) -> None:
+def test_without_redis_each_worker_takes_its_part(settings: Any, tmp_path: Any) -> None:
     settings.CACHES = caches(RedisServer(f"unix://{tmp_path}/gone.sock", 0, tmp_path))
     workers = get_limiter().workers
     assert workers is not None

@@ -109,6 +109,7 @@ class TestCollector:
     def test_an_outage_is_counted_once_a_process(self) -> None:
         check("9/m", "user:1", name="search")
         store_lost.send(None, reason="test")
+        check("9/m", "user:1", name="search")
         found = samples()
         assert found["quota_outages_total",] == 1
         assert {names[1] for names in found if names[0] == "quota_checks_total"} == {"search"}

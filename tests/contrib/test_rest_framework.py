@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import redis
@@ -14,7 +22,8 @@ from django.core.cache import cache
 from django.core.cache.backends.locmem import LocMemCache
 from django.core.checks import run_checks
 from django.test import AsyncClient, Client
-from django.urls import include, path
+from django.urls import include, path, re_path
+from drf_spectacular.generators import SchemaGenerator
 from rest_framework import exceptions
 from rest_framework.authentication import SessionAuthentication, TokenAuthentication
 from rest_framework.decorators import action, api_view, authentication_classes, throttle_classes
@@ -22,6 +31,7 @@ from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
+from rest_framework.settings import api_settings
 from rest_framework.test import APIRequestFactory
 from rest_framework.throttling import BaseThrottle
 from rest_framework.throttling import UserRateThrottle as TheirUserRateThrottle
@@ -41,11 +51,14 @@ from django_quota.contrib.rest_framework import (
     UserRateThrottle,
     with_quota_rules,
 )
+from django_quota.contrib.rest_framework.spectacular import AutoSchema
 from django_quota.exceptions import RuleError
 from tests.support.calls import calls_of
+from tests.support.processes import ended, forks, threads_ran
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
+ROOT = Path(__file__).parents[2]
 RULES: dict[str, Any] = {
     "search": {"rate": "2/m", "key": "user"},
     "address": {"rate": "3/m", "key": "ip"},
@@ -627,11 +640,149 @@ class TestBodies:
                 return False
 
         with_rules(settings, body={"rate": "1/m", "key": "json:phone", "match": "/"})
-        settings.ROOT_URLCONF = type("URLs", (), {})()
-        settings.ROOT_URLCONF.urlpatterns = [path("own/", view_of(QuotaThrottle, permission_classes=[ReadsTheBody]))]
+        urls = [path("own/", view_of(QuotaThrottle, permission_classes=[ReadsTheBody]))]
+        settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": urls})
         assert [post("own", {"phone": "1"}).status_code for _ in range(2)] == [403, 403]
 
 
+def findings(settings: Any, *views: Any, **rules: Any) -> list[Any]:
+    """Return what the checks say about views at /api/0/, /api/1/ and so on."""
+    inner = [re_path(rf"^{number}/$", view) for number, view in enumerate(views)]
+    settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("api/", include((inner, "api")))]})
+    settings.QUOTA = {**settings.QUOTA, "RULES": {**RULES, **rules}}
+    return [each for each in run_checks(tags=["django_quota"]) if not str(each.id).endswith("W007")]
+
+
+EACH: dict[str, Any] = {"rate": "2/m", "key": "user", "match": "/api/"}
+
+
 class TestChecks:
-    def found(self, *ids: str) -> list[Any]:
-        return [each for each in run_checks(tags=["django_quota"]) if each.id in ids]
+    def test_w017_a_rule_by_user_that_cannot_see_the_users_of_tokens(self, settings: Any) -> None:
+        (found,) = findings(settings, Unthrottled.as_view(), Unthrottled.as_view(), each=EACH)
+        assert found.id == "django_quota.W017"
+        assert "Rule 'each' needs the user, and is decided before" in found.msg
+        assert f"{__name__}.Unthrottled asks ByToken for it: users of tokens are limited by IP." in found.msg
+        assert "QuotaThrottle" in found.hint
+
+    def test_w017_finds_a_quota_on_the_view_and_on_its_class(self, settings: Any) -> None:
+        limited = quota("2/m", key="user", name="mine")
+        own: Any = limited(type("Own", (Unthrottled,), {}))
+        for view in (limited(Unthrottled.as_view()), own.as_view()):
+            (found,) = findings(settings, view)
+            assert (found.id, "'mine'" in found.msg) == ("django_quota.W017", True)
+
+    @pytest.mark.parametrize(
+        "options", [{"key": "ip"}, {"match": "/other/"}, {"exclude": "/api/0/"}, {"match": "host:other.example"}]
+    )
+    def test_other_rules_are_fine(self, options: dict[str, Any], settings: Any) -> None:
+        found = findings(settings, Unthrottled.as_view(), each={**EACH, **options})
+        assert [each.id for each in found] == (["django_quota.W017"] if "host:" in str(options) else [])
+
+    def test_views_with_the_throttle_or_the_session_are_fine(self, settings: Any) -> None:
+        by_session: Any = type("BySession", (BySession,), {"throttle_classes": ()})
+        views = [Waiting.as_view(), function, by_session.as_view(), Things.as_view({"get": "list"})]
+        assert findings(settings, *views, each=EACH) == []
+
+    def test_a_throttle_that_may_not_ask_does_not_help(self, settings: Any) -> None:
+        found = findings(settings, view_of(Guarded), each=EACH)
+        assert {each.id for each in found} == {"django_quota.W017", "django_quota.W018"}
+
+    def test_e016_a_name_of_no_rule(self, settings: Any) -> None:
+        @api_view(["GET"])
+        @throttle_classes([QuotaThrottle])
+        @with_quota_rules("fone")
+        def in_a_function(request: Request) -> Response:
+            return Response()
+
+        views = [
+            view_of(QuotaThrottle, quota_rules=["serch"]),
+            view_of(QuotaThrottle, throttle_scope="scop"),
+            in_a_function,
+            Things.as_view({"get": "list"}, quota_rules="adress"),
+        ]
+        found = findings(settings, *views)
+        assert {each.id for each in found} == {"django_quota.E016"}
+        assert [each.msg.rpartition(".")[0].rpartition(".")[2] for each in found] == [
+            "View names no rule: 'serch'",
+            "View names no rule",
+            "in_a_function names no rule: 'fone'",
+            "Things names no rule: 'adress'",
+        ]
+        assert found[0].hint == "Did you mean 'search'?"
+
+    def test_w018_addresses_that_clients_choose(self, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        (found,) = findings(settings, view_of(Burst), view_of(Anonymous))
+        assert found.id == "django_quota.W018"
+        assert found.msg.startswith("Burst takes the address of a client from X-Forwarded-For as it comes")
+        monkeypatch.setattr(api_settings, "NUM_PROXIES", 0, raising=False)
+        assert findings(settings, view_of(Burst)) == []
+
+    def test_wrong_settings_are_left_to_their_own_check(self, settings: Any) -> None:
+        settings.QUOTA = {"STORE": "memory", "RULES": []}
+        assert {each.id for each in run_checks(tags=["django_quota"])} == {"django_quota.E002"}
+
+
+class TestSchema:
+    def test_a_limited_operation_has_a_429_with_headers(self, settings: Any) -> None:
+        views = [
+            type("Open", (Unthrottled,), {"schema": AutoSchema()}),
+            type("Closed", (Search,), {"schema": AutoSchema()}),
+        ]
+        patterns = [path(view.__name__, view.as_view()) for view in cast("list[Any]", views)]
+        generator: Any = cast("Any", SchemaGenerator)(patterns=patterns)
+        schema = generator.get_schema(public=True)
+        responses = {name: found["get"]["responses"] for name, found in schema["paths"].items()}
+        assert "429" not in responses["/Open"]
+        refused = responses["/Closed"]["429"]
+        assert list(refused["headers"]) == ["Retry-After", "RateLimit-Policy", "RateLimit"]
+        assert refused["content"]["application/json"]["schema"]["required"] == ["detail"]
+
+
+class Racing(UserRateThrottle):
+    rate = "50/min"
+    scope = "racing"
+
+
+@pytest.mark.thorough("scale")
+@forks
+@threads_ran
+@pytest.mark.usefixtures("redis_cache")
+@pytest.mark.parametrize("throttle", [QuotaThrottle, Racing])
+def test_of_6400_racing_requests_exactly_50_are_allowed(throttle: Any, settings: Any) -> None:
+    settings.QUOTA = {"RULES": {**RULES, "racing": {"rate": "50/m", "key": "user"}}}
+    view = view_of(throttle, quota_rules=["racing"])
+
+    def race(_: int) -> int:
+        return sum(reply.status_code == 200 for reply in called(view, times=100))
+
+    children = []
+    for _ in range(4):
+        child = os.fork()
+        if child == 0:
+            with ThreadPoolExecutor(16) as threads:
+                admitted = sum(threads.map(race, range(16)))
+            os._exit(admitted)
+        children.append(child)
+    assert sum(ended(children)) == 50
+
+
+@pytest.mark.thorough("processes")
+def test_the_tests_of_the_framework_pass_with_our_throttles(tmp_path: Path) -> None:
+    """They come with the sources of the installed version, which pip fetches."""
+    name = f"djangorestframework-{version('djangorestframework')}"
+    fetch = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary=:all:"]
+    done = subprocess.run([*fetch, "-d", str(tmp_path), name.replace("-", "==")], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("pip cannot fetch the sources of Django REST framework")
+    with tarfile.open(tmp_path / f"{name}.tar.gz") as archive:
+        tests = archive.extractfile(f"{name}/tests/test_throttling.py")
+        assert tests is not None
+        (tmp_path / "test_throttling.py").write_bytes(tests.read())
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.contrib.drop_ins_plugin", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("DJANGO_SETTINGS_MODULE", None)
+    run = subprocess.run(
+        [*command, "test_throttling.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout
+    assert re.search(r"\b(29|[3-9]\d) passed", run.stdout)

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_quota import Rule
-from django_quota.engine.codec import HoldId, Mode, Reserve, Settle
+from django_quota.engine.codec import PER_LIMIT, HoldId, Mode, Reservation, Settle
 from django_quota.engine.operations import DictStates
 from django_quota.engine.plans import Plan
 from tests.core.test_bounds import MINUTE, most_in_a_window
@@ -53,20 +53,23 @@ class Bench:
     def __post_init__(self) -> None:
         forget_forms()
 
-    def ask(self, mode: Mode, cost: int) -> Answer:
+    def ask(self, mode: Mode, cost: int, reservation: Reservation | None = None) -> Answer:
         self.states.kept = {key: kept for key, kept in self.states.kept.items() if kept[1] > self.now}
         plan = Plan("quota")
         plan.add(self.rule, SUBJECT, cost)
-        if isinstance(mode, (Reserve, Settle)):
+        if isinstance(mode, Settle):
             plan.include_holds()
-        return answers(driven(lambda operation, now: operation.run(self.states, now), plan, mode, self.now))[0]
+        if reservation is not None:
+            plan.reserve(reservation)
+        reply = driven(lambda operation, now: operation.run(self.states, now), plan, mode, self.now)
+        return answers(reply[: 2 + PER_LIMIT])[0]
 
     def check(self, cost: int) -> Hit | None:
         return self._admitted(self.ask("check", cost), cost, cost)
 
     def reserve(self, cost: int, actual: int, ttl: int = DAY, *, abandoned: bool = False) -> Hit | None:
         token = f"t{len(self.hits)}"
-        hit = self._admitted(self.ask(Reserve(token, ttl), cost), cost, actual)
+        hit = self._admitted(self.ask("check", cost, Reservation(token, ttl)), cost, actual)
         if hit:
             hit.name, hit.abandoned = HoldId(self.now + ttl, token), abandoned
             if not abandoned:
@@ -84,7 +87,7 @@ class Bench:
             return None
         hit = self.open.pop(number % len(self.open))
         assert hit.name is not None
-        self.ask(Settle(hit.name, hit.actual), hit.cost)
+        self.ask(Settle([hit.name], [hit.actual]), hit.cost)
         return hit
 
     def refund(self, cost: int) -> None:

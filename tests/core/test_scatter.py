@@ -14,7 +14,7 @@ from django_quota.core.algorithms import NEVER
 from django_quota.core.algorithms.sliding_window import Entry
 from django_quota.core.algorithms.token_bucket import Bucket
 from django_quota.core.flow import run_sync
-from django_quota.engine.codec import ALLOWED, PER_LIMIT, REFUSED, Compensate
+from django_quota.engine.codec import ALLOWED, PER_LIMIT, REFUSED, Compensate, HoldId, Mode, Renew, Reservation, Settle
 from django_quota.engine.decide import Decide
 from django_quota.engine.operations import DictStates, Operation
 from django_quota.engine.plans import Plan
@@ -78,10 +78,12 @@ def live(now: int, *places: DictStates) -> dict[str, Any]:
     return {key: value for key, value in kept.items() if value}
 
 
-def plan_of(asked: list[Asked], *, with_events: bool) -> Plan:
+def plan_of(asked: list[Asked], *, with_events: bool, holds: Reservation | None = None) -> Plan:
     plan = Plan("quota", 100 if with_events else 0)
     for rule, subject, cost, value in asked:
         plan.add(rule, subject, cost, value)
+    if holds is not None:
+        plan.reserve(holds, lambda rule: not rule.distinct)
     return plan
 
 
@@ -102,7 +104,8 @@ ASKED = st.lists(
 )  # fmt: skip
 STEPS = st.lists(
     st.tuples(
-        GAPS, st.sampled_from(["check", "check", "check", "check", "peek", "refund"]), ASKED, st.booleans(),
+        GAPS, st.sampled_from(["check", "check", "check", "check", "peek", "refund", "settle", "renew"]), ASKED,
+        st.booleans(), st.one_of(st.none(), st.just(30 * 86_400 * SECOND)),
         st.sampled_from(["", "", "", "x 0 0 ", "b 0 0 ", "r 0 0 3/m"]), st.sampled_from(SUBJECTS),
     ),
     min_size=1, max_size=25,
@@ -114,16 +117,30 @@ STEPS = st.lists(
 def test_any_plans_are_answered_as_in_one_place(phase: int, steps: list[Any]) -> None:
     together, apart, now = DictStates(), Apart(), START + phase
     forget_forms()
-    for gap, mode, asked, with_events, override, subject in steps:
+    held: list[tuple[list[Asked], list[HoldId | None]]] = []
+    for number, (gap, kind, asked, with_events, ttl, override, subject) in enumerate(steps):
         now += gap
         if override:
             for run in (lambda operation, at: operation.run(together, at), apart.run):
                 run(publish(subject, asked[0][0].name, override), now)
-        one = driven(
-            lambda operation, at: operation.run(together, at), plan_of(asked, with_events=with_events), mode, now
-        )
-        two = driven(apart.run, plan_of(asked, with_events=with_events), mode, now)
-        assert in_order(two, asked) == in_order(one, asked)
+        holds = Reservation(f"t{number}", ttl) if ttl and kind == "check" else None
+        mode: Mode = kind
+        if kind in ("settle", "renew"):
+            if not held:
+                continue
+            asked, found = held.pop() if kind == "settle" else held[-1]  # noqa: PLW2901
+            mode = Settle(found, range(len(found))) if kind == "settle" else Renew(found, ttl or 1)
+        plans, replies = list[Plan](), list[Any]()
+        for run in (lambda operation, at: operation.run(together, at), apart.run):
+            plans.append(plan_of(asked, with_events=with_events, holds=holds))
+            if kind in ("settle", "renew"):
+                plans[-1].include_holds()
+            replies.append(driven(run, plans[-1], mode, now))
+            plans[-1].read(replies[-1])
+        assert in_order(replies[1], asked) == in_order(replies[0], asked)
+        if holds is not None:
+            assert plans[0].holds == plans[1].holds
+            held += [(asked, plans[0].holds)] if any(plans[0].holds) else []
         assert apart.live(now) == live(now, together)
 
 

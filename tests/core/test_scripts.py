@@ -13,7 +13,7 @@ import django_quota
 from django_quota import Rule
 from django_quota.admin.admin_wording import ALGORITHM_NAMES
 from django_quota.core.algorithms import ALGORITHMS, REGISTRY
-from django_quota.engine.codec import HOLDS_DUE, OVERRIDDEN, PER_LIMIT, Flag
+from django_quota.engine.codec import HOLDS_DUE, OVERRIDDEN, PER_LIMIT, Flag, Reservation
 from django_quota.engine.compensate import _COMPENSATORS
 from django_quota.engine.decide import MODULES, PLAIN_PLANS, Decide
 from django_quota.engine.hits import Hit
@@ -94,6 +94,7 @@ def test_the_head_of_the_decision_is_what_the_caller_sends() -> None:
     hits = hits_of(*rules, subject="user:1")
     hits += hits_of(Rule.make("c", "3/m", distinct=True), subject="user:1", value="cafe")
     hits[2].holds, hits[2].extra_keys, hits[2].override = "holds", ["other limit"], "r 0 0 3/m"
+    hits[2].reservation = Reservation("t1", 60_000_000)
     decide = Decide(hits, "check", event_log_of("quota", 99))
     assert [key.removeprefix("quota:1:{user:1}:") for key in decide.keys] == [
         "s", "r:a%20b:sw.60s", "r:a%20b:sw.3600s", "b:a%20b", "day:2025-11-21",
@@ -109,10 +110,10 @@ def test_the_head_of_the_decision_is_what_the_caller_sends() -> None:
         "b", 1, "0", 1, "calendar", "9", "1763683200000000", "1763769600000000", "1763856000000000",
         "counted", "1", "quiet", "group", 1, *day, "",
         "c", 1, "800", 1, "distinct", "3", "60000000", "0",
-        "override", "r 0 0 3/m", "value", "cafe", *day, "holds", 2, "",
+        "override", "r 0 0 3/m", "value", "cafe", *day, "holds", 2, "hold", "t1", 60000000, "",
     ]  # fmt: skip
     listed = set(re.findall(r'"(\w+)"', head("decide").partition("then its options")[2].partition("-- reply")[0]))
-    assert listed == {"override", "counted", "quiet", "value", "group", "ban", "day", "holds"}
+    assert listed == {"override", "counted", "quiet", "value", "group", "ban", "day", "hold", "holds"}
 
 
 def test_the_decision_and_the_codec_give_flags_the_same_numbers() -> None:

@@ -28,10 +28,13 @@ from django_quota.engine.codec import (
     Flag,
     HoldId,
     Mode,
-    Reserve,
+    Renew,
+    Reply,
+    Reservation,
     Settle,
 )
 from django_quota.engine.decide import Decide
+from django_quota.engine.hits import Hit
 from django_quota.engine.operations import DictStates
 from django_quota.engine.plans import Plan
 from django_quota.engine.subject_operations import BanSubject, LiftBans
@@ -69,6 +72,7 @@ RULES = [
 GAPS = st.one_of(
     st.integers(0, 3), st.integers(0, 90 * SECOND), st.sampled_from([60 * SECOND, 60 * SECOND - 1, 3_600 * SECOND])
 )
+TTLS = st.one_of(st.integers(1, 90 * SECOND), st.just(3_600 * SECOND))
 COSTS = st.one_of(st.integers(0, 12), st.sampled_from([100, 10**12]))
 SUBJECTS = st.sampled_from(["ip:1.2.3.4", "user:1"])
 VALUES = ["a1", "b2", "c3", "d4", "e5"]
@@ -97,7 +101,7 @@ class Stores(RuleBasedStateMachine):
         self.memory = MemoryStore(shards=3, sweep_interval=3_600)
         self.states = DictStates()
         self.now = self.latest = START + phase
-        self.held: list[tuple[Asked, HoldId]] = []
+        self.held: list[tuple[list[Asked], list[HoldId | None]]] = []
         self.tokens = 0
 
     def teardown(self) -> None:
@@ -154,45 +158,73 @@ class Stores(RuleBasedStateMachine):
         if mode == "peek":
             assert after == before
 
-    @rule(asked=hits(), ttl=st.one_of(st.integers(1, 90 * SECOND), st.just(3_600 * SECOND)), with_events=st.booleans())
-    def some_is_reserved(self, asked: Asked, ttl: int, with_events: bool) -> None:
-        if asked[0].distinct:
+    @rule(
+        asked=st.lists(hits(), min_size=1, max_size=3, unique_by=lambda hit: (hit[0].name, hit[1])),
+        ttl=TTLS,
+        with_events=st.booleans(),
+    )
+    def some_is_reserved(self, asked: list[Asked], ttl: int, with_events: bool) -> None:
+        asked = [hit for hit in asked if not hit[0].distinct]
+        if not asked:
             return
         self.tokens += 1
-        token = f"t{self.tokens}"
+        reservation = Reservation(f"t{self.tokens}", ttl)
 
         def holding() -> Plan:
-            plan = self.plan([asked], with_events)
-            plan.include_holds()
+            plan = self.plan(asked, with_events)
+            plan.reserve(reservation)
             return plan
 
-        plan, reply = self.everywhere(holding, Reserve(token, ttl))
-        standing = len(reply) > 2 + PER_LIMIT * len(plan.hits[0].limits)
-        if asked[2] and not standing and all(answer.allowed for answer in answers(reply)):
-            due = self.now + ttl
-            found: Any = self.raw.zrangebyscore(plan.hits[0].holds, due, due)
-            assert [member.split(b" ")[1] for member in found if member.startswith(f"{token} ".encode())] == [
-                str(asked[2]).encode()
-            ]
-            self.held.append((asked, HoldId(due, token)))
+        plan, reply = self.everywhere(holding, "check")
+        plan.read(reply)
+        for hit, held in zip(plan.hits, plan.holds, strict=True):
+            found: Any = self.raw.zrangebyscore(hit.holds, self.now + ttl, self.now + ttl)
+            costs = [member.split(b" ")[1] for member in found if member.startswith(f"{reservation.token} ".encode())]
+            assert costs == ([] if held is None else [str(hit.cost).encode()])
+            assert held is None or reply[1] == ALLOWED
+        if any(plan.holds):
+            self.held.append((asked, plan.holds))
 
-    @rule(which=st.integers(0, 5), actual=COSTS, again=st.booleans())
-    def a_hold_is_settled(self, which: int, actual: int, again: bool) -> None:
+    @rule(which=st.integers(0, 5), ttl=TTLS, lost=st.booleans())
+    def holds_are_renewed(self, which: int, ttl: int, lost: bool) -> None:
         if not self.held:
             return
         asked, held = self.held[which % len(self.held)]
+        plan, reply = self.everywhere(lambda: self.holding(asked), Renew(held, ttl))
+        dues = {index: value for index, flag, value in Reply.decode(reply, plan.hits).flags if flag == Flag.HELD}
+        for index, (hit, hold) in enumerate(zip(plan.hits, held, strict=True)):
+            if hold is None:
+                assert index not in dues
+            elif index in dues:
+                assert dues[index] >= max(hold.due, self.now + ttl)
+                assert self.due_of(hit, hold) == dues[index]
+                if not lost:  # else the hold is found under its older name
+                    held[index] = HoldId(dues[index], hold.token)
+            else:
+                due = self.due_of(hit, hold)
+                assert due is None or due <= self.now
 
-        def holding() -> Plan:
-            plan = self.plan([asked], with_events=False)
-            plan.include_holds()
-            return plan
-
-        self.everywhere(holding, Settle(held, actual))
-        if self.now < held.due:
+    @rule(which=st.integers(0, 5), actual=st.lists(COSTS, min_size=3, max_size=3))
+    def holds_are_settled(self, which: int, actual: list[int]) -> None:
+        if not self.held:
+            return
+        asked, held = self.held.pop(which % len(self.held))
+        self.everywhere(lambda: self.holding(asked), Settle(held, actual[: len(held)]))
+        if all(hold is None or self.now < hold.due for hold in held):
             before = self.dump()
-            self.everywhere(holding, Settle(held, 10**12 - actual))
+            self.everywhere(lambda: self.holding(asked), Settle(held, actual[: len(held)][::-1]))
             assert self.dump() == before  # settling twice in time changes nothing
-        self.held.remove((asked, held))
+
+    def holding(self, asked: list[Asked]) -> Plan:
+        plan = self.plan(asked, with_events=False)
+        plan.include_holds()
+        return plan
+
+    def due_of(self, hit: Hit, hold: HoldId) -> int | None:
+        """When a hold is due in Redis; None if it is gone."""
+        found: Any = self.raw.zrange(hit.holds, 0, -1, withscores=True)
+        dues = [int(due) for member, due in found if member.startswith(f"{hold.token} ".encode())]
+        return dues[0] if dues else None
 
     # --- what stands above the limits ---------------------------------------------------------------------------------
 
@@ -237,7 +269,7 @@ class Stores(RuleBasedStateMachine):
         assert replies[0] == replies[2]
         left = {key.encode() for key in forgetting.keys[1:]} & self.dump().keys()
         assert left <= {b"quota:1:{!}:bans"}
-        self.held = [held for held in self.held if held[0][:2] != (its_rule, subject)]
+        self.held = [held for held in self.held if (its_rule, subject) not in [hit[:2] for hit in held[0]]]
 
     # --- how ----------------------------------------------------------------------------------------------------------
 
@@ -283,7 +315,7 @@ ACTS = st.lists(
             st.sampled_from([-SECOND, -3_600 * SECOND]),
         ),
         st.sampled_from(
-            ["check", "refund", "peek", *2 * ["reserve", "settle", "tentative"], "abandon", "undo"]
+            ["check", "refund", "peek", "held", "abandon", "renew", "undo", *2 * ["reserve", "settle", "tentative"]]
         ),
         st.integers(1, 12),
         st.integers(0, 14),
@@ -309,26 +341,32 @@ class Pair:
         assert replies[0] == replies[1]
         return replies[0]
 
-    def ask(self, mode: Mode, cost: int) -> Any:
-        return self.run(lambda run: driven(run, self.plan(mode, cost), mode, self.now))
+    def ask(self, mode: Mode, cost: int, reservation: Reservation | None = None) -> Any:
+        return self.run(lambda run: driven(run, self.plan(mode, cost, reservation), mode, self.now))
 
-    def plan(self, mode: Mode, cost: int) -> Plan:
+    def plan(self, mode: Mode, cost: int, reservation: Reservation | None = None) -> Plan:
         plan = Plan("quota")
         plan.add(self.rule, "ip:1.2.3.4", cost)
-        if isinstance(mode, (Reserve, Settle)):
+        if isinstance(mode, (Renew, Settle)):
             plan.include_holds()
+        if reservation is not None:
+            plan.reserve(reservation)
         return plan
 
     def reserve(self, cost: int, ttl: int, token: str) -> None:
-        if self.ask(Reserve(token, ttl), cost)[1] == ALLOWED:
+        if self.ask("check", cost, Reservation(token, ttl))[1] == ALLOWED:
             self.held.append(HoldId(self.now + ttl, token))
 
     def settle(self, actual: int, which: int) -> None:
         if self.held:
-            self.ask(Settle(self.held.pop(which % len(self.held)), actual), 1)
+            self.ask(Settle([self.held.pop(which % len(self.held))], [actual]), 1)
 
-    def take(self, cost: int) -> None:
-        plan = self.plan("tentative", cost)
+    def renew(self, ttl: int, which: int) -> None:
+        if self.held:
+            self.ask(Renew([self.held[which % len(self.held)]], ttl), 1)  # found later, as if its reply were lost
+
+    def take(self, cost: int, reservation: Reservation | None = None) -> None:
+        plan = self.plan("tentative", cost, reservation)
         plan.read(self.run(lambda run: driven(run, plan, "tentative", self.now)))
         operation = plan.compensation()
         self.taken += [operation] if operation else []
@@ -356,8 +394,12 @@ def test_lua_and_specification_never_differ_in_what_they_give_back(
             pair.reserve(cost, DAY if what == "reserve" else other * SECOND + 1, f"t{number}")
         elif what == "settle":
             pair.settle(cost - 1, other)
+        elif what == "renew":
+            pair.renew(other * SECOND + 1, cost)
         elif what == "tentative":
             pair.take(cost)
+        elif what == "held":
+            pair.take(cost, Reservation(f"t{number}", other * SECOND + 1))
         elif what == "undo":
             pair.undo(other)
         else:

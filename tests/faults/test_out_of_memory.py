@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from django_quota import Rule
-from django_quota.engine.codec import PER_LIMIT, HoldId, Mode, PlainMode, Reserve, Settle
+from django_quota.engine.codec import PER_LIMIT, HoldId, Mode, PlainMode, Reservation, Settle
 from django_quota.engine.plans import Plan
 from django_quota.exceptions import StoreUnavailable
 from django_quota.stores.base import Store
@@ -52,13 +52,17 @@ def its_own(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 _PLAIN: dict[str, PlainMode] = {"check": "check", "peek": "peek", "refund": "refund"}
 
 
-def decided(store: Store, rules: list[Rule], cost: int, mode: Mode, now: int) -> tuple[Plan, list[int]]:
+def decided(
+    store: Store, rules: list[Rule], cost: int, mode: Mode, now: int, reservation: Reservation | None = None
+) -> tuple[Plan, list[int]]:
     """Return a plan of these rules as the store has decided it, and what was said of its limits."""
     plan = Plan("quota")
     for rule in rules:
         plan.add(rule, SUBJECT, cost)
-    if isinstance(mode, (Reserve, Settle)):
+    if isinstance(mode, Settle):
         plan.include_holds()
+    if reservation is not None:
+        plan.reserve(reservation)
     while True:
         reply = store.run(plan.operation(now, mode), now)
         if plan.read(reply) is not None:
@@ -79,28 +83,28 @@ def test_a_full_redis_decides_correctly_or_changes_nothing(its_own: RedisServer,
             for number in range(STEPS):
                 now += chance.choice([0, SECOND // 2, SECOND, 5 * SECOND, 20 * SECOND])
                 kind, cost, ttl = chance.choice(KINDS), chance.choice([0, 1, 1, 2, 3]), chance.choice([2, 6]) * SECOND
-                asked, settled = [chance.choice(rules)], None
+                asked, settled, reservation = [chance.choice(rules)], None, None
                 mode: Mode = _PLAIN.get(kind, "check")
                 if kind in ("check", "peek"):
                     asked = rules
                 elif kind == "reserve":
-                    cost, mode = max(1, cost), Reserve(str(number), ttl)
+                    cost, reservation = max(1, cost), Reservation(str(number), ttl)
                 elif kind == "settle":
                     if not held:
                         continue
                     settled = chance.choice(held)
-                    asked, cost, mode = [settled[0]], 1, Settle(settled[1], chance.choice([0, 1, 5]))
+                    asked, cost, mode = [settled[0]], 1, Settle([settled[1]], [chance.choice([0, 1, 5])])
                 is_full = chance.random() < 0.5
                 client.config_set("maxmemory", int(is_full))
                 try:
-                    plan, said = decided(store, asked, cost, mode, now)
+                    plan, said = decided(store, asked, cost, mode, now, reservation)
                 except StoreUnavailable:
                     assert is_full
                     continue
-                assert said == decided(model, asked, cost, mode, now)[1]
+                assert said == decided(model, asked, cost, mode, now, reservation)[1]
                 if settled is not None:
                     held.remove(settled)
-                if kind == "reserve" and (name := plan.hold_id(str(number), ttl)):
+                if kind == "reserve" and (name := plan.holds[0]):
                     held.append((asked[0], name))
         finally:
             client.config_set("maxmemory", 0)

@@ -1,1 +1,84 @@
-"""System checks of the views."""
+"""System checks of views with these throttles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, register
+from django.core.checks import Warning as CheckWarning
+from django.urls import get_resolver
+from rest_framework import throttling
+from rest_framework.settings import api_settings
+
+from django_quota.conf import current
+from django_quota.contrib.rest_framework.throttles import (
+    QuotaThrottle,
+    ScopedRateThrottle,
+    SimpleRateThrottle,
+    as_rules,
+    named_rule,
+    rules_of_handler,
+)
+from django_quota.core.errors import ConfigurationError, RuleError
+from django_quota.core.rules import dotted_path
+from django_quota.web.view_kinds import class_of, given_to
+from django_quota.web.view_lookup import endpoints
+
+
+@register("django_quota")
+def check_throttles(**_: Any) -> list[CheckMessage]:
+    """Check what the views with these throttles say about their limits."""
+    try:
+        known = current().rules
+    except ConfigurationError:
+        return []  # reported with the values of the settings
+    found: dict[str, CheckMessage] = {}
+    by_address = None
+    for endpoint in endpoints(get_resolver().url_patterns if getattr(settings, "ROOT_URLCONF", None) else []):
+        view = endpoint.callback
+        classes = given_to(view).get("throttle_classes", getattr(class_of(view), "throttle_classes", ()))
+        if any(issubclass(each, QuotaThrottle) for each in classes):
+            for message in _check_names(view, known):
+                found.setdefault(message.msg, message)
+        by_address = by_address or next(filter(_trusts_the_header, classes), None)
+    if by_address is not None and api_settings.NUM_PROXIES is None:
+        found[""] = CheckWarning(
+            f"{by_address.__name__} takes the address of a client from X-Forwarded-For as it comes, so a client "
+            "escapes its limits by sending another one with each request.",
+            hint="Set NUM_PROXIES in REST_FRAMEWORK: the number of your proxies, 0 for none.",
+            id="django_quota.W018",
+        )
+    return list(found.values())
+
+
+def _check_names(view: Any, known: Any) -> Iterator[CheckMessage]:
+    """Find rules of a view that there are not."""
+    view_class: Any = class_of(view)
+    scope = given_to(view).get("throttle_scope", getattr(view_class, "throttle_scope", None))
+    problems = []
+    for rule in _rules_of(view):
+        try:
+            named_rule(rule, view_class)
+        except RuleError as error:
+            problems.append((error.problem, error.hint))
+    if scope and scope not in known and scope not in ScopedRateThrottle.THROTTLE_RATES:
+        hint = 'Add it to QUOTA["RULES"], or to DEFAULT_THROTTLE_RATES in REST_FRAMEWORK.'
+        problems.append((f"throttle_scope={scope!r} of {dotted_path(view_class)} names no rule.", hint))
+    for problem, hint in problems:
+        yield Error(problem, hint=hint or None, id="django_quota.E016")
+
+
+def _rules_of(view: Any) -> Iterator[Any]:
+    """Return all `quota_rules` of a view, and of its methods."""
+    view_class: Any = class_of(view)
+    yield from as_rules(given_to(view).get("quota_rules", getattr(view_class, "quota_rules", ())))
+    actions = getattr(view, "actions", None)
+    for name in actions.values() if actions else view_class.http_method_names:
+        yield from as_rules(rules_of_handler(getattr(view_class, name, None)) or ())
+
+
+def _trusts_the_header(throttle: Any) -> bool:
+    """Say whether a throttle is one of these, and finds the address as the framework does."""
+    return issubclass(throttle, SimpleRateThrottle) and throttle.get_ident is throttling.BaseThrottle.get_ident

@@ -202,6 +202,11 @@ def carries_a_throttle(view: Any) -> bool:
     return any(map(_always_asks, classes))
 
 
+def is_throttle(throttle: object) -> bool:
+    """Say whether a throttle is one of these."""
+    return isinstance(throttle, _TogetherMixin)
+
+
 def _always_asks(throttle: Any) -> bool:
     """Say whether a throttle of this class decides whenever it is asked: it is one of these, without changes."""
     return getattr(throttle, "allow_request", None) in (QuotaThrottle.allow_request, SimpleRateThrottle.allow_request)
@@ -269,13 +274,21 @@ class QuotaThrottle(_TogetherMixin, throttling.BaseThrottle):
 
 def rules_of_view(view: Any, method: str) -> Sequence[str | Rule]:
     """Return the `quota_rules` of the method of a view that answers, or those of the view."""
-    handler = getattr(view, (method or "").lower(), None)
-    found: Any = getattr(handler, "quota_rules", None)
-    for cell in (getattr(handler, "__closure__", None) or ()) if found is None else ():  # where @api_view keeps it
+    found = rules_of_handler(getattr(view, (method or "").lower(), None))
+    return as_rules(getattr(view, "quota_rules", ()) if found is None else found)
+
+
+def rules_of_handler(handler: Any) -> Any:
+    """Return the `quota_rules` of a method, or of the function that @api_view put into it; None if it has none."""
+    found = getattr(handler, "quota_rules", None)
+    for cell in (getattr(handler, "__closure__", None) or ()) if found is None else ():
         found = getattr(cell.cell_contents, "quota_rules", found)
-    if found is None:
-        found = getattr(view, "quota_rules", ())
-    return (found,) if isinstance(found, (str, Rule)) else cast("Sequence[str | Rule]", found)
+    return found
+
+
+def as_rules(given: str | Rule | Sequence[str | Rule]) -> Sequence[str | Rule]:
+    """Return `quota_rules` as a list; people may write one rule alone."""
+    return (given,) if isinstance(given, (str, Rule)) else given
 
 
 def named_rule(rule: str | Rule, view: Any) -> Rule:

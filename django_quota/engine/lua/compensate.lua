@@ -5,7 +5,7 @@
 --        else -. One receipt for each limit: the moment (microseconds) at which nothing of the hit is in use any more. For a
 --        limit that counts values "<expiry>:<before>": the expiry that the hit gave the value, and the one before it (0:
 --        none). For a bucket "<TAT>:<before>:<refunded>:<alone>": how much had been restored and refunded before the hit, and
---        when the hit would have flowed back alone.
+--        when the hit would have flowed back alone. Behind them ";<due>:<token>", if the hit is held: the hold is dropped.
 -- reply  compensate_all, flag_known: nothing
 --
 -- What others did meanwhile stays. If it cannot be told apart, less is restored, never more.
@@ -79,9 +79,13 @@ local function compensate_all(hits)
   for near, receipts in string.gmatch(mode_arguments, '([n-])(%S+)') do
     number = number + 1
     local hit, at = hits[number], 0
-    for receipt in string.gmatch(receipts, '[^,]+') do
-      at = at + 1
-      compensate(hit, hit[at], receipt)
+    local of_limits, due, token = string.match(receipts, '^([^;]+);?(%d*):?(%S*)$')
+    -- What a hold that is gone held has come back already.
+    if due == '' or need('holds').drop(hit, token, due) then
+      for receipt in string.gmatch(of_limits, '[^,]+') do
+        at = at + 1
+        compensate(hit, hit[at], receipt)
+      end
     end
     if near == 'n' then redis.call('HDEL', hit.status_key, 'w:' .. hit.rule) end
   end

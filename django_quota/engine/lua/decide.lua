@@ -5,9 +5,9 @@
 --        last, if the log is in this slot: the event stream, the index of bans, the stream of bans alone
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock
 --        [2] the mode: "check"; "peek" (changes nothing); "refund" (restores each cost, then peeks);
---            "reserve <token> <ttl>" (checks, and notes what was consumed as a hold for <ttl> microseconds);
---            "settle <actual> <due> <token>" (replaces what a hold consumed by what was really used, whatever the limit; then
---            peeks). For a plan in parts (several slots of a Cluster, or a body to be read in between): "tentative" (a check
+--            "settle <actual>:<due>:<token> ..." (for each hit a word: replaces what its hold consumed by what was really used,
+--            whatever the limit; "-": the hit has no hold; then peeks); "renew <ttl> <due>:<token> ..." (for each hit a word: its
+--            hold lasts for <ttl> microseconds from now on; then peeks). For a plan in parts (several slots of a Cluster, or a body to be read in between): "tentative" (a check
 --            that can be compensated); "record_refusal" (a check whose plan is refused already); and for hits that passed a
 --            tentative check "record_day" (counts them for the day), "compensate <n|-><receipt>,<receipt> ..." (see compensate)
 --        [3] how many events the stream keeps; 0: no events; -1: the log is in another slot, and the caller writes events
@@ -23,6 +23,7 @@
 --            "ban" <capacity> <a> <b> <span>,<span>: the sliding window of refusals that leads to a ban, and how long the first,
 --              the second and so on last; KEYS: these refusals
 --            "day" <begins> <ends>: counts the day with these edges; KEYS: its counts
+--            "hold" <token> <ttl>: what it consumes is noted as a hold for <ttl> microseconds; it has "holds", too
 --            "holds" <n>: n keys; KEYS: the holds, and the states of n - 1 limits that holds alone need
 -- reply  now, verdict, five for each limit {allowed, remaining, retry_after, reset, more}, and three for each flag
 --        {hit, flag, value}: whole numbers, times in microseconds, hits counted from 0; in one text, 8 bytes a number, little
@@ -33,7 +34,8 @@
 --        flag 1: exempt; 2: blocked; 3: banned (value: the end, 0 for never); 4: the ban has begun now; 5: "refused" was
 --            emitted; 6: "near" was emitted; 7: if the caller writes events, the number of the ban in its row; 8: of a tentative
 --            hit, for each limit that counts values: the value's earlier expiry (0: it was not known); for each bucket two: how
---            much had been restored before it, and how much of that by refunds; 9: settled late (value: when the hold was due)
+--            much had been restored before it, and how much of that by refunds; 9: settled late (value: when the hold was due);
+--            10: it is held now, or its hold was renewed (value: when that is due)
 --        RETRY_WITH: a list, behind the verdict three for each reason {hit, reason, value}: 1: another rate override is in force
 --            (value: as it was published; '' for none); 2: holds are due: their key is missing (value: also those of these
 --            limits, joined by commas), or more are due than one call restores. No reason: the edges of a day or of a calendar
@@ -112,6 +114,8 @@ while read < #ARGV do
       hit.holds_key, hit.extra = KEYS[keys_read + 1], {}
       for i = 2, ARGV[read + 1] do hit.extra[i - 1] = need('holds').extra_limit(KEYS[keys_read + i]) end
       keys_read, read = keys_read + ARGV[read + 1], read + 2
+    elseif option == 'hold' then
+      hit.token, hit.ttl, read = ARGV[read + 1], ARGV[read + 2] + 0, read + 3
     elseif option == 'override' then
       hit.override, read = ARGV[read + 1], read + 2
     elseif option == 'group' then
@@ -130,7 +134,7 @@ while read < #ARGV do
 end
 
 local retry
-if mode ~= 'settle' and not is_decided then
+if mode ~= 'settle' and mode ~= 'renew' and not is_decided then
   local status_key, has_status
   for h = 1, #hits do
     local hit = hits[h]
@@ -163,7 +167,9 @@ if mode == 'refund' then
     end
   end
 elseif mode == 'settle' then
-  need('holds').settle(hits[1])
+  need('holds').settle_all(hits)
+elseif mode == 'renew' then
+  need('holds').renew_all(hits)
 elseif mode == 'compensate' then
   need('compensate').compensate_all(hits)
 elseif mode == 'record_day' then
@@ -193,7 +199,7 @@ for h = 1, #hits do
   if hit.status then need('flag')(hit, hit.status, hit.stop) end
 end
 
-if mode == 'check' or mode == 'reserve' or mode == 'tentative' or mode == 'record_refusal' then
+if mode == 'check' or mode == 'tentative' or mode == 'record_refusal' then
   for h = 1, #hits do
     local hit = hits[h]
     if hit.cost == 0 then
@@ -215,7 +221,7 @@ if mode == 'check' or mode == 'reserve' or mode == 'tentative' or mode == 'recor
           end
         end
       end
-      if mode == 'reserve' then need('holds').hold(hit) end
+      if hit.token then need('holds').hold(hit) end
       if hit.day_key and mode ~= 'tentative' then count_day(hit.day_key, hit.rule .. ':a') end
       if near then need('events').emit_near(hit, near) end
       if mode == 'tentative' then need('compensate').flag_known(hit) end

@@ -8,9 +8,10 @@
 --          the hold would have flowed back alone, and the microseconds that a unit takes
 --        hit.status_key: its field d:<rule> is the score of the first hold
 -- ARGV   as decide
--- reply  hold: notes what the hit has just consumed; settle: replaces it by what was really used; restore_due: restores what is
---        due; credit_due: lets a peek subtract it; foresee: a sliding window without it; missing_limits: the names of limits
---        whose keys restore_due needs; extra_limit: one of those, for its key
+-- reply  hold: notes what the hit has just consumed; drop: drops a hold, whatever it consumed; settle_all: replaces what holds
+--        consumed by what was really used; renew_all: lets them last longer; restore_due: restores what is due; credit_due: lets
+--        a peek subtract it; foresee: a sliding window without it; missing_limits: the names of limits whose keys restore_due
+--        needs; extra_limit: one of those, for its key
 local restorers = need('restore')
 
 -- How many due holds one call restores, and how many a peek takes into account.
@@ -208,9 +209,8 @@ local function credit_due(hit)
 end
 
 local function hold(hit)
-  local token, ttl = string.match(mode_arguments, '^(%S+) (%d+)$')
-  ttl = tonumber(ttl)
-  local member = token .. ' ' .. integer(hit[1].cost)
+  local ttl = hit.ttl
+  local member = hit.token .. ' ' .. integer(hit[1].cost)
   local span = ttl
   for _, limit in ipairs(hit) do
     member = member .. ' ' .. window_of(limit.key) .. '=' .. integer(now + limit.reset)
@@ -223,23 +223,36 @@ local function hold(hit)
   keep(hit.holds_key, span)
   note_first_due(hit)
   keep(hit.status_key, span)
+  need('flag')(hit, HELD, now + ttl)
 end
 
-local function held_under(hit, token, due)
-  for _, member in ipairs(redis.call('ZRANGEBYSCORE', hit.holds_key, due, due)) do
-    if string.sub(member, 1, #token + 1) == token .. ' ' then return member end
+-- Returns the member of a hold, or nil; and when it is due. That is later than its caller knows if the reply to a renewal was lost.
+local function find(hit, token, due)
+  for _, latest in ipairs({ due, '+inf' }) do
+    local found = redis.call('ZRANGEBYSCORE', hit.holds_key, due, latest, 'WITHSCORES', 'LIMIT', 0, MAX_FORESEEN)
+    for at = 1, #found, 2 do
+      if string.sub(found[at], 1, #token + 1) == token .. ' ' then return found[at], tonumber(found[at + 1]) end
+    end
   end
+  return nil, tonumber(due)
 end
 
--- If the hold is late, what it consumed was restored, or is restored now, and what was really used is consumed now.
-local function settle(hit)
-  local actual, due, token = string.match(mode_arguments, '^(%d+) (%d+) (%S+)$')
-  local member, held, is_late = held_under(hit, token, due), 0, tonumber(due) <= now
-  actual = tonumber(actual)
-  if is_late then need('flag')(hit, SETTLED_LATE, tonumber(due)) end
+-- Drops a hold; returns what `find` does.
+local function drop(hit, token, due)
+  local member, stop = find(hit, token, due)
   if member then
     redis.call('ZREM', hit.holds_key, member)
     note_first_due(hit)
+  end
+  return member, stop
+end
+
+-- If the hold is late, what it consumed was restored, or is restored now, and what was really used is consumed now.
+local function settle(hit, actual, due, token)
+  local member, stop = drop(hit, token, due)
+  local held, is_late = 0, stop <= now
+  if is_late then need('flag')(hit, SETTLED_LATE, stop) end
+  if member then
     local units = units_of(member)
     if is_late then restore(hit, { member }, units) else held = units end
     if actual < held then restore(hit, { member }, held - actual) end
@@ -256,10 +269,41 @@ local function settle(hit)
       end
     end
   end
-  credit_due(hit)
+end
+
+local function settle_all(hits)
+  local number = 0
+  for word in string.gmatch(mode_arguments, '%S+') do
+    number = number + 1
+    local actual, due, token = string.match(word, '^(%d+):(%d+):(%S+)$')
+    if actual then settle(hits[number], tonumber(actual), due, token) end
+    credit_due(hits[number])
+  end
+end
+
+-- Lets a hold last longer, never shorter. One that is due already is not renewed: others may have been promised what it holds.
+local function renew(hit, ttl, due, token)
+  local member, stop = find(hit, token, due)
+  if not member or stop <= now then return end
+  stop = math.max(stop, now + ttl)
+  redis.call('ZADD', hit.holds_key, integer(stop), member)
+  keep(hit.holds_key, stop - now)
+  note_first_due(hit)
+  need('flag')(hit, HELD, stop)
+end
+
+local function renew_all(hits)
+  local ttl, words = string.match(mode_arguments, '^(%d+) (.+)$')
+  local number = 0
+  for word in string.gmatch(words, '%S+') do
+    number = number + 1
+    local due, token = string.match(word, '^(%d+):(%S+)$')
+    if due then renew(hits[number], tonumber(ttl), due, token) end
+    credit_due(hits[number])
+  end
 end
 
 return {
   extra_limit = extra_limit, missing_limits = missing_limits, restore_due = restore_due, credit_due = credit_due, hold = hold,
-  settle = settle, foresee = foresee,
+  drop = drop, settle_all = settle_all, renew_all = renew_all, foresee = foresee,
 }

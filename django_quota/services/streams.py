@@ -1,0 +1,129 @@
+"""A stream that settles its reservation when it is over: it ended, it failed, or its client went away.
+
+While somebody reads it, the reservation is renewed in the background. Django calls `close()` on every response in the
+end, also on one that nobody has read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Protocol, Self, TypeVar, cast
+
+from django.http import HttpResponseBase, StreamingHttpResponse
+
+from django_quota.core.errors import RuleError
+from django_quota.core.flow import Flow, run_async, run_sync
+from django_quota.services.leases import LeaseRefresher, Renewed
+
+logger = logging.getLogger("django_quota")
+
+S = TypeVar("S")
+
+
+class Renewable(Renewed, Protocol):
+    """A reservation."""
+
+    ttl: float
+    """How long it lasts, in seconds."""
+
+
+def settled_stream(stream: S, hold: Renewable, settle: Callable[[], Flow[Any]]) -> S:
+    """Return a stream that renews a hold while it runs, and settles it in the end; `settle` makes the flow for that.
+
+    Raises `RuleError` if it is neither a streaming response nor an iterator.
+    """
+    if isinstance(stream, StreamingHttpResponse):
+        stream.streaming_content = settled_stream(stream.streaming_content, hold, settle)
+        return cast("S", stream)
+    if isinstance(stream, (HttpResponseBase, str, bytes)):
+        raise RuleError(f"{type(stream).__name__} is not a stream.", "Call settle() when the cost is known.")
+    if hasattr(stream, "__aiter__"):
+        return cast("S", _AsyncStream(aiter(cast("Any", stream)), hold, settle))
+    if hasattr(stream, "__iter__"):
+        return cast("S", _SyncStream(iter(cast("Any", stream)), hold, settle))
+    raise RuleError(f"{stream!r} is not a stream.", "Use a StreamingHttpResponse, or a sync or async iterator.")
+
+
+class _Stream:
+    """What the sync and the async stream share."""
+
+    def __init__(self, content: Any, hold: Renewable, settle: Callable[[], Flow[Any]]) -> None:
+        self._content = content
+        self._hold = hold
+        self._settle = settle
+        # The refresher has no reference to the stream: so it ends with a stream that somebody drops half-way.
+        self._refresher = LeaseRefresher(self, hold.ttl / 3)
+        self._has_begun = self._is_over = False
+
+    def renewing(self) -> Flow[Any]:
+        """Renew the hold; the refresher calls this."""
+        return self._hold.renewing()
+
+    def close(self) -> None:
+        """End the stream, and settle its hold."""
+        try:
+            if hasattr(self._content, "close"):
+                self._content.close()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        if not self._ends():
+            return
+        self._refresher.stop()
+        try:
+            run_sync(self._settle())
+        except Exception:
+            logger.exception(_NOT_SETTLED)
+
+    def _ends(self) -> bool:
+        was_over, self._is_over = self._is_over, True
+        return not was_over
+
+
+_NOT_SETTLED = "A stream is over, and its reservation was not settled. It comes back after its ttl."
+
+
+class _SyncStream(_Stream, Iterator[Any]):
+    def __next__(self) -> Any:
+        if not self._has_begun:
+            self._has_begun = True
+            self._refresher.start()
+        try:
+            return next(self._content)
+        except BaseException:
+            self._end()
+            raise
+
+
+class _AsyncStream(_Stream, AsyncIterator[Any]):
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        if not self._has_begun:
+            self._has_begun = True
+            await self._refresher.astart()
+        try:
+            return await anext(self._content)
+        except BaseException:  # a client that has gone away cancels the task
+            await self._aend()
+            raise
+
+    async def aclose(self) -> None:
+        """End the stream, and settle its hold."""
+        try:
+            if hasattr(self._content, "aclose"):
+                await self._content.aclose()
+        finally:
+            await self._aend()
+
+    async def _aend(self) -> None:
+        if not self._ends():
+            return
+        await self._refresher.astop()
+        try:
+            await run_async(self._settle())
+        except Exception:
+            logger.exception(_NOT_SETTLED)

@@ -1,0 +1,106 @@
+"""`acquire`: a hit that waits until its rule allows it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from django_quota import Decision, RuleError, aacquire, acquire, ban, check, peek
+from django_quota.core.clock import freeze_for_all
+from django_quota.core.flow import IOCall
+from django_quota.services import api
+from tests.support.steps import SECOND, START
+
+SUBJECT = "user:42"
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """Return what was slept; sleeping moves the clock instead."""
+    found: list[float] = []
+    now = [START]
+
+    def sleep(seconds: float) -> None:
+        found.append(seconds)
+        now[0] += int(seconds * SECOND)
+        freeze_for_all(now[0])
+
+    async def asleep(seconds: float) -> None:
+        sleep(seconds)
+
+    freeze_for_all(START)
+    monkeypatch.setattr(api, "_sleep", lambda seconds: IOCall(sleep, asleep, seconds))
+    yield found
+    freeze_for_all(None)
+
+
+@pytest.fixture(params=["sync", "async"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def take(kind: str, *given: Any, **options: Any) -> Decision:
+    return acquire(*given, **options) if kind == "sync" else asyncio.run(aacquire(*given, **options))
+
+
+@pytest.mark.usefixtures("either_store")
+class TestWaiting:
+    def test_with_room_it_is_a_check(self, kind: str, slept: list[float]) -> None:
+        decision = take(kind, "2/m", SUBJECT, timeout=5)
+        assert (decision.allowed, decision.remaining, slept) == (True, 1, [])
+
+    def test_it_waits_until_there_is_room(self, kind: str, slept: list[float]) -> None:
+        check("2/m", SUBJECT, 2)
+        assert take(kind, "2/m", SUBJECT, timeout=60).allowed
+        assert slept == [pytest.approx(60, abs=0.01)]
+        assert take(kind, "2/m", SUBJECT, 1, timeout=0).allowed
+
+    def test_where_the_wait_would_be_too_long_it_refuses_at_once(self, kind: str, slept: list[float]) -> None:
+        check("2/m", SUBJECT, 2)
+        for timeout in (0, 5, 59.9):
+            decision = take(kind, "2/m", SUBJECT, timeout=timeout)
+            assert (decision.allowed, decision.retry_after) == (False, 60.0)
+        assert not take(kind, "2/m", SUBJECT, 3, timeout=5).allowed  # a cost that it never admits
+        assert slept == []
+        assert peek("2/m", SUBJECT).remaining == 0
+
+    def test_who_is_banned_does_not_wait(self, kind: str, slept: list[float]) -> None:
+        ban(SUBJECT, "2/m", 600)
+        assert take(kind, "2/m", SUBJECT, timeout=60).outcomes[0].why == "banned"
+        assert slept == []
+
+    def test_with_a_leaky_bucket_it_waits_for_its_place(self, kind: str, slept: list[float]) -> None:
+        for _ in range(3):
+            assert take(kind, "6/m", SUBJECT, timeout=60, algorithm="leaky_bucket").allowed
+        assert slept == [pytest.approx(10, abs=0.01)] * 2
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestTries:
+    def test_who_finds_the_room_taken_waits_again_and_no_longer_than_the_timeout(
+        self, slept: list[float], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        moves_the_clock: Any = api._sleep
+
+        def beaten(seconds: float) -> None:
+            moves_the_clock(seconds).run_sync()
+            check("1/10s", SUBJECT)  # another caller is faster each time
+
+        monkeypatch.setattr(api, "_sleep", lambda seconds: IOCall(beaten, asyncio.sleep, seconds))
+        check("1/10s", SUBJECT)
+        assert not acquire("1/10s", SUBJECT, timeout=35).allowed
+        assert slept == [pytest.approx(10, abs=0.01)] * 3
+
+    @pytest.mark.usefixtures("slept")
+    def test_a_frozen_clock_does_not_make_it_wait_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(api, "_sleep", lambda seconds: IOCall(lambda: None, asyncio.sleep))
+        check("1/10s", SUBJECT)
+        assert not acquire("1/10s", SUBJECT, timeout=35).allowed
+
+    @pytest.mark.parametrize("timeout", [-1, None, "5", True, float("nan"), 366 * 86_400 + 1])
+    def test_the_timeout_has_bounds(self, timeout: Any) -> None:
+        with pytest.raises(RuleError, match=r"timeout=.* is not a number of seconds, from 0 and up to 31622400"):
+            acquire("1/m", SUBJECT, timeout=timeout)
