@@ -204,13 +204,13 @@ def _check_order(paths: Sequence[str]) -> Iterator[CheckMessage]:
         yield Error(
             f"AUTHENTICATION_BACKENDS has {before!r} above {paths[position]!r}: it checks passwords unlimited.",
             hint=f"Put {paths[position]!r} first.",
-            id="django_quota.E016",
+            id="django_quota.E017",
         )
     if all(map(_is_of_axes, others)):
         yield Error(
             f"AUTHENTICATION_BACKENDS has no backend below {paths[position]!r}: nobody can log in.",
             hint="Add, for example, 'django.contrib.auth.backends.ModelBackend'.",
-            id="django_quota.E017",
+            id="django_quota.E018",
         )
     if any(map(_is_of_axes, others)):
         yield CheckWarning(
@@ -227,7 +227,7 @@ def _check_middleware() -> Iterator[CheckMessage]:
             "AUTHENTICATION_BACKENDS has LoginQuotaBackend, but MIDDLEWARE has no QuotaMiddleware: a refused login is "
             "an error of its form, with status 200, and an exception where there is no form.",
             hint="Add 'django_quota.middleware.QuotaMiddleware' to MIDDLEWARE, below AuthenticationMiddleware.",
-            id="django_quota.W018",
+            id="django_quota.W023",
         )
 
 

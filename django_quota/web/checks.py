@@ -116,7 +116,7 @@ def _check_logins(given: Mapping[str, object]) -> Iterator[CheckMessage]:
         yield CheckWarning(
             'QUOTA["LOGIN"] is set, but no backend asks it: logins are not limited.',
             hint=f"Put {LOGIN_BACKEND!r} first in AUTHENTICATION_BACKENDS.",
-            id="django_quota.W017",
+            id="django_quota.W022",
         )
 
 

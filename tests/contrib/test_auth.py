@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import redis
 from asgiref.sync import async_to_sync
 from django.contrib import admin
 from django.contrib.auth import aauthenticate, authenticate, get_user
@@ -52,7 +53,7 @@ from tests.contrib.hashers import CountingHasher, hashed_in_a_race
 from tests.support.pages import run_page
 from tests.support.selection import thorough
 from tests.support.steps import SECOND, START
-from tests.support.stores import caches
+from tests.support.stores import caches, named, programs
 
 OURS = "django_quota.contrib.auth.LoginQuotaBackend"
 MODEL = "django.contrib.auth.backends.ModelBackend"
@@ -125,9 +126,15 @@ def guess(request: pytest.FixtureRequest) -> Callable[..., str]:
     return attempt if request.param == "sync" else async_to_sync(aattempt)
 
 
-@pytest.fixture(params=["memory_store", "redis_cache", thorough("topology", "cluster")])
-def store(request: pytest.FixtureRequest) -> None:
-    request.getfixturevalue(request.param)
+@pytest.fixture(params=["memory", *programs(), thorough("topology", "cluster")], ids=named)
+def store(request: pytest.FixtureRequest, started: Callable[[Path], RedisServer], settings: Any) -> None:
+    """The memory store, the Redis store on each version, and on a Cluster: emptied."""
+    if isinstance(request.param, str):
+        request.getfixturevalue({"memory": "memory_store"}.get(request.param, request.param))
+        return
+    with redis.Redis.from_url(started(request.param).url) as client:
+        client.flushall()
+    settings.CACHES = caches(started(request.param))
 
 
 @pytest.mark.usefixtures("store", "ann")
@@ -561,7 +568,7 @@ def test_a_wrong_setting_names_its_place_and_what_to_write(given: object, says: 
     with pytest.raises(ConfigurationError, match=says):
         login_rules(given)
     settings.QUOTA = {**settings.QUOTA, "LOGIN": given}
-    assert [found.id for found in run_checks(tags=["django_quota"])] == ["django_quota.E002", "django_quota.W017"]
+    assert [found.id for found in run_checks(tags=["django_quota"])] == ["django_quota.E002", "django_quota.W022"]
 
 
 @memory
@@ -618,13 +625,13 @@ MIDDLEWARE = "django_quota.middleware.QuotaMiddleware"
         ([OURS, MODEL], None, []),
         ([OURS, f"{HERE}.ByPhone", MODEL], {"5/10m": ["username", "ip"], "50/h": "username"}, []),
         ([MODEL], None, []),
-        ([MODEL, OURS], None, ["E016"]),
-        ([f"{HERE}.ByPhone", OURS, MODEL], None, ["E016"]),
-        ([OURS], None, ["E017"]),
+        ([MODEL, OURS], None, ["E017"]),
+        ([f"{HERE}.ByPhone", OURS, MODEL], None, ["E017"]),
+        ([OURS], None, ["E018"]),
         ([AXES, OURS, MODEL], None, ["W020"]),
         ([OURS, AXES, MODEL], None, ["W020"]),
-        ([OURS, AXES], None, ["E017", "W020"]),
-        ([MODEL], {"5/10m": "ip"}, ["W017"]),
+        ([OURS, AXES], None, ["E018", "W020"]),
+        ([MODEL], {"5/10m": "ip"}, ["W022"]),
         ([OURS, MODEL], {"5/10m": "username"}, ["W019"]),
         ([OURS, MODEL], {"20/10m": ["username", "ip"], "20/h": "username"}, ["W019"]),
         ([f"{HERE}.Stricter", MODEL], None, []),
@@ -642,7 +649,7 @@ def test_the_checks_find_what_is_wrong(backends: list[str], login: Any, found: l
 def test_the_checks_miss_the_middleware(settings: Any) -> None:
     settings.AUTHENTICATION_BACKENDS = [OURS, MODEL]
     settings.MIDDLEWARE = [path for path in settings.MIDDLEWARE if path != MIDDLEWARE]
-    assert [found.id for found in run_checks(tags=["django_quota"])] == ["django_quota.W018"]
+    assert [found.id for found in run_checks(tags=["django_quota"])] == ["django_quota.W023"]
 
 
 class Stricter(LoginQuotaBackend):
