@@ -18,13 +18,14 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from django.core.exceptions import BadRequest
 from django.http import HttpResponseBase
-from django.utils.translation import get_language
 from rest_framework import exceptions, throttling
 
 from django_quota.adapters import (
     apply_decision,
     decide,
     decides_later,
+    message,
+    passes_middleware,
     set_body_parser,
     take_waiting_rules,
     write_headers,
@@ -35,7 +36,7 @@ from django_quota.core.decisions import Decision, QuotaExceeded
 from django_quota.core.errors import RuleError, did_you_mean
 from django_quota.core.rules import Rule, dotted_path
 from django_quota.services.subjects import digest, named_subject, user_subject
-from django_quota.web.wording import message, whole_wait
+from django_quota.web.wording import whole_wait
 
 F = TypeVar("F")
 
@@ -57,7 +58,7 @@ class QuotaThrottled(exceptions.Throttled, QuotaExceeded):
         if decision.degraded and decision.binding is None:
             self.status_code = int(HTTPStatus.SERVICE_UNAVAILABLE)
             self.wait = whole_wait(decision)
-            self.detail = exceptions.ErrorDetail(message(decision, get_language()), "unavailable")
+            self.detail = exceptions.ErrorDetail(message(decision), "unavailable")
 
 
 def with_quota_rules(*rules: str | Rule) -> Callable[[F], F]:
@@ -244,7 +245,8 @@ def _finalize(
     response = method(request, response, *args, **kwargs)
     decision = getattr(request, "quota", None)
     if isinstance(decision, Decision):
-        write_headers(response, decision)
+        if not passes_middleware(request):  # else it writes them, with those of later decisions
+            write_headers(response, decision)
         if decision.enforced:
             response.headers.setdefault("Cache-Control", "no-store")
     return response
