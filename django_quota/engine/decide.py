@@ -69,12 +69,12 @@ def _composed() -> str:
 class Decide(Operation):
     """Decide hits. `read_reply` unpacks the reply of `lua/decide.lua`, and `codec.Reply` gives its numbers names.
 
-    `mode`: see `codec.Mode`. `log`: where events are written; None: no events.
+    `mode`: see `codec.Mode`. `log`: where events are written.
     """
 
     script: ClassVar[Script] = Script.of(_composed())
 
-    def __init__(self, hits: Sequence[Hit], mode: Mode, log: EventLog | None = None) -> None:
+    def __init__(self, hits: Sequence[Hit], mode: Mode, log: EventLog = NO_LOG) -> None:
         self.hits = hits
         self.mode = mode
         self.log = log
@@ -85,29 +85,29 @@ class Decide(Operation):
         keys = list[str]()
         for hit in self.hits:
             keys += hit.keys
-        return [*keys, *(self.log or NO_LOG).keys]
+        return [*keys, *self.log.keys]
 
     def arguments(self) -> list[str | int]:
         """Return the arguments that `lua/decide.lua` lists."""
-        arguments: list[str | int] = [encode_mode(self.mode), (self.log or NO_LOG).length]
+        arguments: list[str | int] = [encode_mode(self.mode), self.log.length]
         for hit in self.hits:
             arguments += hit.arguments
         return arguments
 
     def evalsha(self, now: int | None) -> bytes:
         """Return the command as Redis takes it, from what the rules and the log have ready."""
-        log, keys, arguments = self.log or NO_LOG, list[str](), ""
-        words = 6 + len(log.keys)
+        log, keys, arguments, words = self.log, list[str](), "", 6
         for hit in self.hits:
             keys += hit.keys
             number, packed = hit.packed_arguments
             words += number
             arguments += packed
-        count = str(len(keys) + len(log.keys))
-        moment, mode = "" if now is None else str(now), encode_mode(self.mode)
+        number_of_keys = len(keys) + len(log.keys)
+        packed_keys = "".join([f"${len(key)}\r\n{key}\r\n" for key in keys])
+        head = _PACKED_CHECK if now is None and self.mode == "check" else bulk((now or "", encode_mode(self.mode)))
         text = (
-            f"*{words + len(keys)}\r\n{_EVALSHA}${len(count)}\r\n{count}\r\n{bulk(keys)}{log.packed_keys}"
-            f"${len(moment)}\r\n{moment}\r\n${len(mode)}\r\n{mode}\r\n{log.packed_length}{arguments}"
+            f"*{words + number_of_keys}\r\n{_EVALSHA}${len(str(number_of_keys))}\r\n{number_of_keys}\r\n"
+            f"{packed_keys}{log.packed_keys}{head}{log.packed_length}{arguments}"
         )
         return text.encode() if text.isascii() else super().evalsha(now)
 
@@ -178,7 +178,7 @@ class Decide(Operation):
             held.append(Flagged(context.index, Flag.HELD, due))
         if mode != "tentative" or context.is_refused:
             count_day(states, context, now, passed=passed)
-        flags = emit(states, context, now, passed=passed, emits=self.log is not None)
+        flags = emit(states, context, now, passed=passed, emits=self.log is not NO_LOG)
         if self.log is REMOTE_LOG and any(flagged.flag == Flag.BAN_BEGAN for flagged in flags):
             flags.append(Flagged(context.index, Flag.BAN_LEVEL, context.level))
         return held + flags + before
@@ -188,6 +188,9 @@ _NUMBER = 8
 """Bytes of a number in the script's reply."""
 
 _EVALSHA = bulk(("EVALSHA", Decide.script.sha))
+
+_PACKED_CHECK = bulk(("", "check"))
+"""The time and the mode of most decisions."""
 
 
 def _is_outside(hit: Hit, now: int) -> bool:

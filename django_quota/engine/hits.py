@@ -62,8 +62,10 @@ class CompiledRule(NamedTuple):
     """The argument before the cost, as Redis takes it."""
     after_cost: str
     """Those after it, except for the options that depend on the hit. Of use only if the rule is timeless."""
+    for_one_unit: str
+    """All arguments of a hit that costs 1 and has no such options."""
     number_of_arguments: int
-    """How many arguments that are, with the cost."""
+    """How many arguments that are."""
     timeless_limits: tuple[tuple[str, Limit, Parameters], ...]
     """For each limit that is the same at any time: what its key has behind the `subject_base`, and its parameters."""
     timeless: bool
@@ -93,7 +95,8 @@ class CompiledRule(NamedTuple):
             field=field,
             before_cost=bulk((field,)),
             after_cost=bulk(after),
-            number_of_arguments=2 + len(after),
+            for_one_unit=bulk((field, 1, *after, "")),
+            number_of_arguments=3 + len(after),
             timeless_limits=timeless,
             timeless=len(timeless) == len(rule.limits),
             decides_alone=rule.shadow or not rule.block,
@@ -112,10 +115,6 @@ def _after_cost(rule: Rule, limits: Sequence[tuple[Limit, Sequence[str]]]) -> li
         if limit.options.count_refused:  # rules of one name may differ in it
             arguments += ("counted", str(number))
     return [*arguments, *rule.encoded]
-
-
-_END = bulk(("",))
-"""The end of a hit's options."""
 
 
 class Hit:
@@ -196,11 +195,11 @@ class Hit:
         if compiled is None or self.group or self.holds or self.value:
             arguments = self.arguments
             return len(arguments), bulk(arguments)
-        cost = str(self.cost)
-        text = f"{compiled.before_cost}${len(cost)}\r\n{cost}\r\n{compiled.after_cost}"
-        if self.day:
-            return compiled.number_of_arguments + 4, text + bulk(("day", self.day.begins, self.day.ends, ""))
-        return compiled.number_of_arguments + 1, text + _END
+        if self.cost == 1 and not self.day:
+            return compiled.number_of_arguments, compiled.for_one_unit
+        options = ("day", self.day.begins, self.day.ends, "") if self.day else ("",)
+        text = f"{compiled.before_cost}{bulk((self.cost,))}{compiled.after_cost}{bulk(options)}"
+        return compiled.number_of_arguments - 1 + len(options), text
 
 
 @dataclass(slots=True)

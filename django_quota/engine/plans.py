@@ -34,7 +34,7 @@ from django_quota.engine.codec import (
 )
 from django_quota.engine.compensate import compensated, compensation
 from django_quota.engine.decide import Decide
-from django_quota.engine.events import EventLog
+from django_quota.engine.events import NO_LOG, EventLog
 from django_quota.engine.hits import CompiledLimit, CompiledRule, DayKey, Hit, all_limits
 from django_quota.engine.scatter import day_record
 from django_quota.engine.subject_operations import Reset, RuleState
@@ -71,7 +71,7 @@ class Plan:
     def __init__(self, prefix: str, events: int = 0, zone: Callable[[], str] = lambda: "UTC") -> None:
         self._prefix = prefix
         self._zone = zone
-        self._log = event_log_of(prefix, events) if events else None
+        self._log = event_log_of(prefix, events)
         self.asked: list[tuple[Rule, str, int, str]] = []
         """The rules that were added, each with its subject, cost and value."""
 
@@ -403,5 +403,5 @@ def _log_unfit_override(rule: str, rates: str, why: str) -> None:
 
 @lru_cache(maxsize=16)
 def event_log_of(prefix: str, events: int) -> EventLog:
-    """Return the event log under a prefix that keeps this many events."""
-    return EventLog([system_key(prefix, name) for name in ("events", "bans", BAN_EVENTS)], events)
+    """Return the event log under a prefix that keeps this many events; 0: no events."""
+    return EventLog([system_key(prefix, name) for name in ("events", "bans", BAN_EVENTS)], events) if events else NO_LOG

@@ -22,6 +22,7 @@ from django_quota.engine.compensate import compensated, compensation, counts_val
 from django_quota.engine.counter_operations import Transfer
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import (
+    NO_LOG,
     REMOTE_LOG,
     AppendEvents,
     EventLog,
@@ -61,13 +62,13 @@ class _Part:
         self.numbers: list[int] = []
         """Their places in the plan."""
 
-    def operation(self, mode: Mode, log: EventLog | None) -> Decide:
+    def operation(self, mode: Mode, log: EventLog) -> Decide:
         """Return the operation that decides them."""
         if isinstance(mode, (Compensate, Renew, Settle)):
             mode = mode.only(self.numbers)
-        return Decide(self.hits, mode, None if log is None else REMOTE_LOG)
+        return Decide(self.hits, mode, log if log is NO_LOG else REMOTE_LOG)
 
-    def decide(self, mode: Mode, log: EventLog | None) -> Scatter:
+    def decide(self, mode: Mode, log: EventLog) -> Scatter:
         """Decide them; return (as the scatter's result) the `Reply`."""
         (raw,) = yield [self.operation(mode, log)]
         return Reply.decode(raw, self.hits)
@@ -89,7 +90,7 @@ def _decide(operation: Decide, slot_of: SlotOf) -> Scatter:
         raws = yield [part.operation(mode, log) for part in parts]
         replies = [Reply.decode(raw, part.hits) for part, raw in zip(parts, raws, strict=True)]
     gathered = _gathered(parts, replies, mode)
-    if log is not None and gathered.verdict != RETRY_WITH:
+    if log is not NO_LOG and gathered.verdict != RETRY_WITH:
         events = [event for part, reply in zip(parts, replies, strict=True) for event in _events(part, reply)]
         yield from _append(log, events)
     return gathered.encode()
@@ -114,7 +115,7 @@ def _compensation_order(part: _Part) -> tuple[bool, bool, bool]:
     )
 
 
-def _decide_in_turn(parts: Sequence[_Part], mode: Mode, log: EventLog | None) -> Scatter:
+def _decide_in_turn(parts: Sequence[_Part], mode: Mode, log: EventLog) -> Scatter:
     """Return (as the scatter's result) the replies of the parts, as if one script had decided them."""
     replies: list[Reply] = []
     try:
@@ -178,7 +179,7 @@ def _compensate(part: _Part, reply: Reply) -> Scatter:
     return compensated(reply, chosen, Reply.decode(raw, hits))
 
 
-def _record_refusal(part: _Part, log: EventLog | None, now: int) -> Scatter:
+def _record_refusal(part: _Part, log: EventLog, now: int) -> Scatter:
     """Tell a part that its plan is refused, and return its reply; without an answer, one that promises nothing."""
     try:
         return (yield from part.decide("record_refusal", log))
@@ -253,7 +254,7 @@ def _reset(operation: Reset, slot_of: SlotOf) -> Scatter:
     for found in operation.rule_states:
         by_slot.setdefault(slot_of(found.status_key), []).append(found)
     replies = yield [Reset(rule_states) for rule_states in by_slot.values()]
-    if operation.log is not None:
+    if operation.log is not NO_LOG:
         lifted = [EventRecord("lifted", found.field, _subject_of(found.status_key)) for found in operation.rule_states]
         yield from _append(operation.log, lifted)
     return sum(replies)
@@ -262,7 +263,7 @@ def _reset(operation: Reset, slot_of: SlotOf) -> Scatter:
 @scatter.register
 def _lift_bans(operation: LiftBans, slot_of: SlotOf) -> Scatter:  # noqa: ARG001 — it is about one subject
     (reply,) = yield [LiftBans(operation.status_key, operation.rules)]
-    if operation.log is not None:
+    if operation.log is not NO_LOG:
         lifted = [EventRecord("lifted", rule, _subject_of(operation.status_key)) for rule in operation.rules]
         yield from _append(operation.log, lifted)
     return reply

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from django_quota.engine.events import EventLog
+from django_quota.engine.events import NO_LOG, EventLog
 from django_quota.engine.hits import Hit
 from django_quota.engine.operations import Operation, Script, States, script
 from django_quota.engine.subject_status import drop_field, fields_of, set_field
@@ -82,11 +82,11 @@ class LiftBans(Operation):
 
     script: ClassVar[Script] = script("clock", "lift_bans")
 
-    def __init__(self, status_key: str, rules: Sequence[str], log: EventLog | None = None) -> None:
+    def __init__(self, status_key: str, rules: Sequence[str], log: EventLog = NO_LOG) -> None:
         self.status_key = status_key
         self.rules = rules
         self.log = log
-        self.keys = [status_key] if log is None else [status_key, log.bans]
+        self.keys = [status_key] if log is NO_LOG else [status_key, log.bans]
 
     def arguments(self) -> list[str | int]:
         """Return the rules."""
@@ -124,11 +124,11 @@ class Reset(Operation):
 
     script: ClassVar[Script] = script("reset")
 
-    def __init__(self, rule_states: Sequence[RuleState], log: EventLog | None = None) -> None:
+    def __init__(self, rule_states: Sequence[RuleState], log: EventLog = NO_LOG) -> None:
         self.rule_states = rule_states
         self.log = log
         self.keys = [key for found in rule_states for key in (found.status_key, *found.states)]
-        if log is not None:
+        if log is not NO_LOG:
             self.keys.append(log.bans)
 
     def arguments(self) -> list[str | int]:

@@ -101,9 +101,9 @@ def lift_bans_flow(subject: str, fields: Collection[str] | None = None) -> Flow[
         limiter.refusals.forget([subject])
 
 
-def _log() -> EventLog | None:
+def _log() -> EventLog:
     settings = current()
-    return event_log_of(settings.prefix, settings.events) if settings.events else None
+    return event_log_of(settings.prefix, settings.events)
 
 
 def _scan_places(subject: str, names: Collection[str] | None) -> dict[str, RuleState] | None:

@@ -257,7 +257,7 @@ def _warn_of_shared_count(path: str, rule: Rule, other: Rule) -> Iterator[CheckM
     by_state = {limit.state_id: limit for limit in other.limits}
     for limit in rule.limits:
         theirs = by_state.get(limit.state_id, limit)
-        if theirs is not limit:
+        if theirs != limit:
             how = " with other options" if theirs.rate == limit.rate else ""
             yield CheckWarning(
                 f"The view {path} limits {rule.name!r} to {limit.rate}, and the rule of that name in the settings to "

@@ -107,7 +107,7 @@ def with_clock(clock: Clock) -> RedisStore:
     limiter = get_limiter()
     store = limiter.store
     assert isinstance(store, RedisStore)
-    store.breaker = Breaker(clock=clock)
+    store.server.breaker = Breaker(clock=clock)
     limiter.outages = Outages(clock)
     return store
 
@@ -163,7 +163,7 @@ def test_decisions_recover_when_redis_is_back(
     store = with_clock(clock)
     with heard() as reported:
         for _ in range(FAILURES):
-            store.breaker.failed()
+            store.server.breaker.failed()
         assert ask(kind)[0].degraded
         clock.now += 1
         assert not ask(kind)[0].degraded
@@ -378,9 +378,9 @@ class TestTimeouts:
         settings.CACHES = {"default": {**settings.CACHES["default"], "OPTIONS": {}}}
         store = current_store()
         assert isinstance(store, RedisStore)
-        connection = store._connections.take()
+        connection = store.server.connections.take()
         assert (connection.socket_timeout, connection.socket_connect_timeout) == (ANSWER_TIMEOUT, ANSWER_TIMEOUT)
-        store._connections.release(connection)
+        store.server.connections.release(connection)
 
 
 @both

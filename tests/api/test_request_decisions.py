@@ -46,7 +46,7 @@ def gone(settings: Any, tmp_path: Path, clock: Clock) -> None:
     settings.CACHES = caches(RedisServer(f"unix://{tmp_path}/gone.sock", 0, tmp_path))
     store = current_store()
     assert isinstance(store, RedisStore)
-    store.breaker = Breaker(clock=clock)
+    store.server.breaker = Breaker(clock=clock)
     for _ in range(FAILURES):
         decide_request([rule()], get())
 

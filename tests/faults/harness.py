@@ -46,7 +46,7 @@ def broken_promises(mode: str, states: list[Any], clock: Clock, calls: list[Call
     """Make every call, each as the first one since the breaker closed; return what is wrong, and what was raised."""
     found: dict[str, Any] = {}
     for call, state in zip(calls, states, strict=True):
-        redis_store().breaker = Breaker(clock=clock)
+        redis_store().server.breaker = Breaker(clock=clock)
         answer = do(call, mode, state)
         if wrong := promise_problem(call, answer):
             found[call.name] = (wrong, call_problem(call, answer))

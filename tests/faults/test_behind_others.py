@@ -53,11 +53,11 @@ def nothing_behind(request: pytest.FixtureRequest, settings: Any) -> Iterator[No
 def test_the_breaker_opens_for_a_proxy_without_a_server(kind: str, nothing_behind: NothingBehind, clock: Clock) -> None:
     store = with_clock(clock)
     assert all(decision.degraded for decision in ask(kind, 30))
-    assert store.breaker.is_open
+    assert store.server.breaker.is_open
     met = nothing_behind.met
     clock.now += 1
     assert all(decision.degraded for decision in ask(kind, 10))
-    assert store.breaker.is_open  # the one that asked has not closed it
+    assert store.server.breaker.is_open  # the one that asked has not closed it
     assert nothing_behind.met <= met + 2
 
 
@@ -65,15 +65,15 @@ def test_the_breaker_opens_for_a_proxy_without_a_server(kind: str, nothing_behin
 def test_a_cut_idle_connection_does_not_count_as_a_failure(kind: str, redis_cache: RedisServer, clock: Clock) -> None:
     store = with_clock(clock)
     for _ in range(FAILURES):
-        store.breaker.failed()
+        store.server.breaker.failed()
     clock.now += 1
     assert not ask(kind)[0].degraded
-    store._note(redis.ConnectionError("Connection closed by server."), 0)
-    assert not store.breaker.is_open
+    store.server._note(redis.ConnectionError("Connection closed by server."), 0)
+    assert not store.server.breaker.is_open
     for _ in range(FAILURES):
-        store.breaker.failed()
-    store._note(redis.ConnectionError("Connection closed by server."), 0)
-    assert store.breaker.is_open
+        store.server.breaker.failed()
+    store.server._note(redis.ConnectionError("Connection closed by server."), 0)
+    assert store.server.breaker.is_open
 
 
 def test_threads_waiting_for_a_connection_stop_when_the_breaker_opens(mute: Mute, settings: Any) -> None:
@@ -83,9 +83,9 @@ def test_threads_waiting_for_a_connection_stop_when_the_breaker_opens(mute: Mute
         "default": {**settings.CACHES["default"], "OPTIONS": {**options, "CONNECTION_POOL_KWARGS": pool}}
     }
     store: Any = current_store()
-    store.breaker = Breaker(clock=lambda: 1_000.0)
+    store.server.breaker = Breaker(clock=lambda: 1_000.0)
     for _ in range(FAILURES - 1):
-        store.breaker.failed()
+        store.server.breaker.failed()
     found: list[bool] = []
     threads = [threading.Thread(target=lambda: found.append(check("9/m", "user:1").degraded)) for _ in range(8)]
     for thread in threads:

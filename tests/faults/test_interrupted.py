@@ -76,7 +76,7 @@ def test_a_task_cancelled_at_any_await_leaves_no_reply(
     settings.CACHES = caches(redis_server, max_connections=2)
     use_site_rules(settings)
     check("9/m", "user:1")
-    redis_store().breaker = Breaker(failures=1)
+    redis_store().server.breaker = Breaker(failures=1)
 
     answers: list[str] = []
 
@@ -84,7 +84,7 @@ def test_a_task_cancelled_at_any_await_leaves_no_reply(
         ended = []
         for step in range(200):
             if connection == "new":
-                connections = await redis_store()._async_connections.get()
+                connections = await redis_store().server.async_connections.get()
                 await connections.aclose()
             steps = Steps(call.asynchronous(None), step)
             answer: Any = (await asyncio.gather(asyncio.ensure_future(steps.run()), return_exceptions=True))[0]
@@ -100,7 +100,7 @@ def test_a_task_cancelled_at_any_await_leaves_no_reply(
     ended = asyncio.run(run())
     assert len(ended) >= (3 if connection == "new" else 1)
     assert all(ended), answers
-    assert not redis_store().breaker.is_open
+    assert not redis_store().server.breaker.is_open
     assert "unavailable" not in caplog.text
 
 
@@ -118,7 +118,7 @@ def test_an_interrupted_probe_passes_to_the_next_caller(mode: str, settings: Any
 
     clock, listener = Clock(), SocketServer(greets_and_hangs)
     settings.CACHES = caches_at(f"redis://127.0.0.1:{listener.port}/0", 30)
-    breaker = redis_store().breaker = Breaker(clock=clock)
+    breaker = redis_store().server.breaker = Breaker(clock=clock)
     try:
         for _ in range(FAILURES):
             breaker.failed()
@@ -183,7 +183,7 @@ def test_an_interrupted_thread_leaves_no_reply(redis_server: RedisServer, raw: r
     use_site_rules(settings)
     check("9/m", "user:1")
     ours = redis_store()
-    connections: Any = ours._connections
+    connections: Any = ours.server.connections
     for where in ("send_packed_command", "read_response"):
         connection = connections.take()
 
@@ -199,7 +199,7 @@ def test_an_interrupted_thread_leaves_no_reply(redis_server: RedisServer, raw: r
         assert given not in connections._idle
         assert connections._open == len(connections)
         assert_own_answers("sync")
-    assert not ours.breaker.is_open
+    assert not ours.server.breaker.is_open
 
 
 # --- forks ------------------------------------------------------------------------------------------------------------
@@ -259,12 +259,12 @@ def test_a_forked_worker_does_not_wait_for_a_thread_of_its_parent(
     check("9/m", "user:1")
     limiter: Any = get_limiter()
     lock = {
-        "outages": limiter.outages._lock, "breaker": limiter.store.breaker._lock,
-        "connections": limiter.store._connections._changed,
+        "outages": limiter.outages._lock, "breaker": limiter.store.server.breaker._lock,
+        "connections": limiter.store.server.connections._changed,
     }[held]  # fmt: skip
 
     def work() -> bool:
-        limiter.store.breaker.failed()
+        limiter.store.server.breaker.failed()
         limiter.outages.failed(StoreUnavailable("x"), [])
         return not check("9/m", "user:1").degraded
 

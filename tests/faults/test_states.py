@@ -124,12 +124,12 @@ def test_threads_without_a_free_connection_fail_in_time(
 ) -> None:
     settings.CACHES = caches_at(redis_server.url, max_connections=1, timeout=0.05)
     settings.CACHES["default"]["OPTIONS"]["CONNECTION_POOL_CLASS"] = "redis.BlockingConnectionPool"
-    kept = redis_store()._connections.take()
+    kept = redis_store().server.connections.take()
     for _ in range(2 * FAILURES):
         with pytest.raises(StoreUnavailable, match="all 1 connections are in use"):
             counter("a").incr("user:7")
         assert check("9/m", "user:7").degraded
-    redis_store()._connections.release(kept)
+    redis_store().server.connections.release(kept)
     assert not check("9/m", "user:7").degraded
 
 
@@ -140,7 +140,7 @@ def test_tasks_without_a_free_connection_fail_in_time(
     settings.CACHES["default"]["OPTIONS"]["CONNECTION_POOL_CLASS"] = "redis.BlockingConnectionPool"
 
     async def ask() -> None:
-        connections = await redis_store()._async_connections.get()
+        connections = await redis_store().server.async_connections.get()
         async with connections.slots:
             for _ in range(2 * FAILURES):
                 with pytest.raises(StoreUnavailable, match="all connections of the event loop were in use"):

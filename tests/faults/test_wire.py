@@ -122,7 +122,7 @@ def asked(mode: str, number: int, times: int = 2) -> list[Decision]:
 def after(proxy: Proxy, mode: str, fault: ConnectionFault, number: int) -> list[bool]:
     """Ask twice over a new connection that meets a fault; return whether each was decided without Redis."""
     redis_store().close()
-    redis_store().breaker = Breaker()
+    redis_store().server.breaker = Breaker()
     proxy.fault = fault
     decisions = asked(mode, number)
     assert all(one.degraded or (one.limit, one.subject) == (number, f"user:{number}") for one in decisions)
@@ -171,7 +171,7 @@ def test_every_call_survives_a_reply_cut_off(mode: str, proxy: Proxy, settings: 
     for call in CALLS:
         state = call.before()
         redis_store().close()
-        redis_store().breaker = Breaker(clock=clock)
+        redis_store().server.breaker = Breaker(clock=clock)
         proxy.fault = ConnectionFault(proxy.replied - 1, "reset")
         assert PASSWORD not in repr(do(call, mode, state))
     proxy.fault = None
@@ -181,7 +181,7 @@ def test_every_call_survives_a_reply_cut_off(mode: str, proxy: Proxy, settings: 
 def test_a_connection_with_a_failed_handshake_is_not_used(settings: Any) -> None:
     async def ask() -> list[bool]:
         await acheck("9/m", "user:1")
-        return [connection.is_connected for connection in (await redis_store()._async_connections.get())._idle]
+        return [connection.is_connected for connection in (await redis_store().server.async_connections.get())._idle]
 
     with saying(b":1\r\n") as port:
         settings.CACHES = caches_at(f"redis://{USER}:{PASSWORD}@127.0.0.1:{port}/0")

@@ -94,7 +94,7 @@ def own(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the breakers of all servers."""
     made = Clock()
-    monkeypatch.setattr("django_quota.stores.cluster.nodes.Breaker", partial(Breaker, clock=made))
+    monkeypatch.setattr("django_quota.stores.redis.server_client.Breaker", partial(Breaker, clock=made))
     return made
 
 

@@ -94,11 +94,11 @@ def times_called(listener: socket.socket) -> int:
 
 def test_a_server_that_hangs_opens_the_breaker(mute: socket.socket) -> None:
     found = redis_store()
-    found.breaker = Breaker(clock=lambda: 1_000.0)
+    found.server.breaker = Breaker(clock=lambda: 1_000.0)
     for _ in range(FAILURES):
         with pytest.raises(StoreUnavailable), found.commands() as client:
             client.ping()
-    assert found.breaker.is_open
+    assert found.server.breaker.is_open
     times_called(mute)
     with pytest.raises(StoreUnavailable, match="several times in a row"), found.commands() as client:
         client.ping()
@@ -108,27 +108,27 @@ def test_a_server_that_hangs_opens_the_breaker(mute: socket.socket) -> None:
 def test_an_error_of_the_caller_does_not_count_as_a_failure(redis_cache: RedisServer) -> None:
     found = redis_store()
     clock = [1_000.0]
-    found.breaker = Breaker(clock=lambda: clock[0])
+    found.server.breaker = Breaker(clock=lambda: clock[0])
     for _ in range(FAILURES):
-        found.breaker.failed()
+        found.server.breaker.failed()
     clock[0] += 1
     with pytest.raises(LookupError), found.commands():
         raise LookupError
-    assert found.breaker.is_open
+    assert found.server.breaker.is_open
     with found.commands() as client:  # the next one has its probe at once
         assert client.ping()
-    assert not found.breaker.is_open
+    assert not found.server.breaker.is_open
 
 
 def test_an_error_reply_shows_that_the_server_is_there(redis_cache: RedisServer, raw: Any) -> None:
     found = redis_store()
-    found.breaker.failed()
+    found.server.breaker.failed()
     raw.set("a", "b")
     with pytest.raises(StoreUnavailable, match="WRONGTYPE"), found.commands() as client:
         client.hgetall("a")
     for _ in range(FAILURES - 1):
-        found.breaker.failed()
-    assert not found.breaker.is_open
+        found.server.breaker.failed()
+    assert not found.server.breaker.is_open
 
 
 @pytest.mark.parametrize("words", [b"%1\r\n:1\r\n:1\r\n", b"?\r\n"])
@@ -166,9 +166,9 @@ def asks_within(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["run", "commands"])
 def test_a_call_within_a_probing_block_is_made(kind: str, redis_cache: RedisServer) -> None:
-    redis_store().breaker = opened(Clock())
+    redis_store().server.breaker = opened(Clock())
     asks_within(kind)
-    assert not redis_store().breaker.is_open
+    assert not redis_store().server.breaker.is_open
 
 
 @pytest.mark.parametrize("kind", ["run", "commands"])
@@ -183,7 +183,7 @@ def test_a_call_within_a_probing_block_of_a_cluster_server_is_made(kind: str, cl
 def test_only_the_probing_block_waits_for_a_server_that_is_gone(settings: Any) -> None:
     settings.CACHES = caches(RedisServer("redis://127.0.0.1:1/0", 0, Path()))
     clock, store_ = Clock(), redis_store()
-    store_.breaker = opened(clock)
+    store_.server.breaker = opened(clock)
 
     def twice() -> None:
         with store_.commands():

@@ -115,7 +115,7 @@ def test_a_forgotten_script_is_sent_again_async(raw: redis.Redis, store: RedisSt
 def test_scripts_forgotten_before_each_call_change_nothing(
     raw: redis.Redis, store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exchange, aexchange = store._exchange, store._aexchange
+    exchange, aexchange = store.server.exchange, store.server.aexchange
 
     def forgetful(*given: Any) -> Any:
         raw.script_flush()
@@ -125,8 +125,8 @@ def test_scripts_forgotten_before_each_call_change_nothing(
         raw.script_flush()
         return await aexchange(*given)
 
-    monkeypatch.setattr(store, "_exchange", forgetful)
-    monkeypatch.setattr(store, "_aexchange", aforgetful)
+    monkeypatch.setattr(store.server, "exchange", forgetful)
+    monkeypatch.setattr(store.server, "aexchange", aforgetful)
     assert answers(decided(store, hits_of(RULE), "check", None))[0].remaining == 49
     assert answers(asyncio.run(adecided(store, hits_of(RULE), "check", None)))[0].remaining == 48
 
@@ -175,9 +175,9 @@ def test_threads_keep_only_as_many_connections_as_they_used_at_once(raw: redis.R
     for _ in range(3):
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(work, range(4)))
-    assert 1 <= len(store._connections) <= 4
+    assert 1 <= len(store.server.connections) <= 4
     store.close()
-    assert len(store._connections) == 0
+    assert len(store.server.connections) == 0
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -186,7 +186,7 @@ def test_a_forked_worker_opens_its_own_connections(store: RedisStore) -> None:
     child = os.fork()
     if child == 0:
         answer = answers(decided(store, hits_of(RULE), "check", None))[0]
-        os._exit(0 if answer.remaining == 48 and len(store._connections) == 1 else 1)
+        os._exit(0 if answer.remaining == 48 and len(store.server.connections) == 1 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert answers(decided(store, hits_of(RULE), "check", None))[0].remaining == 47
 
@@ -199,7 +199,7 @@ def test_an_event_loop_closes_its_connections_at_its_end(raw: redis.Redis, store
 
     for _ in range(3):
         asyncio.run(many())
-    assert len(store._async_connections) == 0
+    assert len(store.server.async_connections) == 0
     wait_until(lambda: len(raw.client_list()) <= before)  # the server sees a closed socket a moment later
 
 
@@ -322,12 +322,12 @@ def test_the_store_takes_no_connection_of_the_pool(raw: redis.Redis, store: Redi
 def test_after_read_only_the_store_connects_anew(raw: redis.Redis, store: RedisStore) -> None:
     """Its sockets stay open: behind Sentinel, a new connection is what leads to the new primary."""
     decided(store, hits_of(RULE), "check", None)
-    kept = store._connections._idle[0]
+    kept = store.server.connections._idle[0]
     raw.replicaof("127.0.0.1", 1)
     try:
         with pytest.raises(StoreUnavailable, match=r"READONLY|read only"):
             decided(store, hits_of(RULE), "check", None)
-        assert kept not in store._connections._idle
+        assert kept not in store.server.connections._idle
         with pytest.raises(StoreUnavailable, match=r"READONLY|read only"):
             asyncio.run(adecided(store, hits_of(RULE), "check", None))
     finally:
@@ -339,10 +339,10 @@ def test_an_idle_connection_with_stray_bytes_is_replaced(
     store: RedisStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decided(store, hits_of(RULE), "check", None)
-    (kept,) = store._connections._idle
+    (kept,) = store.server.connections._idle
     monkeypatch.setattr(kept, "can_read", Mock(side_effect=InvalidResponse("garbage")))
     assert answers(decided(store, hits_of(RULE), "check", None))[0].allowed
-    assert list(store._connections._idle) == [kept]
+    assert list(store.server.connections._idle) == [kept]
 
 
 def test_an_async_connection_with_stray_bytes_is_not_used_again(
@@ -350,7 +350,7 @@ def test_an_async_connection_with_stray_bytes_is_not_used_again(
 ) -> None:
     async def play() -> None:
         await adecided(store, hits_of(RULE), "check", None)
-        (kept,) = (await store._async_connections.get())._idle
+        (kept,) = (await store.server.async_connections.get())._idle
         monkeypatch.setattr(kept, connections._CAN_READ, AsyncMock(side_effect=InvalidResponse("garbage")))
         assert answers(await adecided(store, hits_of(RULE), "check", None))[0].allowed
         assert not kept.is_connected
@@ -446,9 +446,9 @@ def test_a_loop_closed_without_its_generators_is_forgotten(store: RedisStore) ->
     for _ in range(3):
         loop = asyncio.new_event_loop()
         loop.run_until_complete(adecided(store, hits_of(RULE), "check", None))
-        held = store._async_connections._by_loop.get(loop)
+        held = store.server.async_connections._by_loop.get(loop)
         assert held is not None
         loop.run_until_complete(held.aclose())  # so that no socket is left to the collector
         loop.close()
     asyncio.run(adecided(store, hits_of(RULE), "check", None))
-    assert len(store._async_connections) == 0
+    assert len(store.server.async_connections) == 0

@@ -201,7 +201,7 @@ def test_a_sentinel_that_hangs_is_skipped_in_time(options: dict[str, Any], senti
         wait_until(is_decided_in_a_task)
         assert 0 < times_called(mute) <= len(tries)
         store: Any = current_store()
-        pool = store._connections._pool
+        pool = store.server.connections._pool
         asked = [sentinel.connection_pool.connection_kwargs for sentinel in pool.sentinel_manager.sentinels]
         assert [(each["socket_timeout"], each["socket_connect_timeout"]) for each in asked] == [
             (ANSWER_TIMEOUT, ANSWER_TIMEOUT)
