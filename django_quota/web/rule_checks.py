@@ -99,7 +99,7 @@ def _check_decorators(patterns: Sequence[Any]) -> Iterator[CheckMessage]:
 
 def _check_middleware(applied: Sequence[Rule]) -> Iterator[CheckMessage]:
     """Find rules with a `match` that no middleware applies, and rules about users above authentication."""
-    ours = _position_of(QuotaMiddleware)
+    ours = position_of(QuotaMiddleware)
     if applied and ours is None:
         yield CheckWarning(
             f'QUOTA["RULES"][{applied[0].name!r}] has a match, but nothing applies it.',
@@ -384,10 +384,10 @@ def _position_of_authentication() -> int | None:
         return None
     from django.contrib.auth.middleware import AuthenticationMiddleware  # noqa: PLC0415
 
-    return _position_of(AuthenticationMiddleware)
+    return position_of(AuthenticationMiddleware)
 
 
-def _position_of(middleware: type) -> int | None:
+def position_of(middleware: type) -> int | None:
     """Return the position of a middleware, or of a subclass, in MIDDLEWARE."""
     for position, path in enumerate(settings.MIDDLEWARE):
         try:
