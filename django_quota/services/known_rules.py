@@ -6,12 +6,13 @@ Rules of `check("10/m", ...)` are not known beforehand. You find them only in wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from django.urls import get_resolver
 
-from django_quota.conf import current
-from django_quota.core.errors import RuleError
+from django_quota.conf import current, limits_logins
+from django_quota.core.errors import ConfigurationError, RuleError
 from django_quota.core.rules import Rule
 from django_quota.services.leases import Slot
 
@@ -35,9 +36,16 @@ def known_rules() -> dict[str, Rule | str]:
             rules[name] = settings.rule(name)
         except RuleError as error:
             rules[name] = str(error)
-    for rule in _on_views("rules"):
+    for rule in (*_on_views("rules"), *known_login_rules()):
         rules.setdefault(rule.name, rule)
     return rules
+
+
+def known_login_rules() -> tuple[Rule, ...]:
+    """Return the rules of failed logins, if the site limits them and they can be read."""
+    with suppress(ConfigurationError):  # a system check reports it
+        return current().login if limits_logins() else ()
+    return ()
 
 
 def known_slots() -> list[str]:

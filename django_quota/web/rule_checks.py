@@ -99,7 +99,7 @@ def _check_decorators(patterns: Sequence[Any]) -> Iterator[CheckMessage]:
 
 def _check_middleware(applied: Sequence[Rule]) -> Iterator[CheckMessage]:
     """Find rules with a `match` that no middleware applies, and rules about users above authentication."""
-    ours = _position_of(QuotaMiddleware)
+    ours = position_of(QuotaMiddleware)
     if applied and ours is None:
         yield CheckWarning(
             f'QUOTA["RULES"][{applied[0].name!r}] has a match, but nothing applies it.',
@@ -257,7 +257,7 @@ def _warn_of_shared_count(path: str, rule: Rule, other: Rule) -> Iterator[CheckM
     by_state = {limit.state_id: limit for limit in other.limits}
     for limit in rule.limits:
         theirs = by_state.get(limit.state_id, limit)
-        if theirs is not limit:
+        if theirs != limit:
             how = " with other options" if theirs.rate == limit.rate else ""
             yield CheckWarning(
                 f"The view {path} limits {rule.name!r} to {limit.rate}, and the rule of that name in the settings to "
@@ -384,10 +384,10 @@ def _position_of_authentication() -> int | None:
         return None
     from django.contrib.auth.middleware import AuthenticationMiddleware  # noqa: PLC0415
 
-    return _position_of(AuthenticationMiddleware)
+    return position_of(AuthenticationMiddleware)
 
 
-def _position_of(middleware: type) -> int | None:
+def position_of(middleware: type) -> int | None:
     """Return the position of a middleware, or of a subclass, in MIDDLEWARE."""
     for position, path in enumerate(settings.MIDDLEWARE):
         try:

@@ -26,7 +26,7 @@ from django_quota.stores.redis.config import ANSWER_TIMEOUT, with_timeouts
 from django_quota.stores.redis.errors import AllInUseError, is_silence, translate_error
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer, freeze, running_redis
-from tests.support.steps import SECOND, START
+from tests.support.steps import SECOND, START, Clock
 from tests.support.stores import caches, current_store
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
@@ -95,13 +95,6 @@ def mute(tmp_path_factory: pytest.TempPathFactory, settings: Any) -> Iterator[Mu
     settings.CACHES = caches(RedisServer(server.url, 0, Path()), socket_timeout=ANSWER_TIMEOUT)
     yield server
     server.close()
-
-
-class Clock:
-    now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
