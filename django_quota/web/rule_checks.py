@@ -211,7 +211,10 @@ def _check_tokens(applied: Sequence[Rule], patterns: Sequence[Any]) -> Iterator[
 def _token_reader(view: Any) -> type | None:
     """Return the class that authenticates a view of Django REST framework by something else than the session."""
     classes = given_to(view).get("authentication_classes", getattr(class_of(view), "authentication_classes", ()))
-    return next((each for each in classes if all(base.__name__ != _BY_SESSION for base in each.__mro__)), None)
+    for each in classes:
+        if isinstance(each, type) and all(base.__name__ != _BY_SESSION for base in each.__mro__):
+            return each
+    return None
 
 
 _BY_SESSION = "SessionAuthentication"
