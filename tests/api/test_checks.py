@@ -506,6 +506,13 @@ class TestKeysThatNoRequestHas:
         found = findings({"RULES": {"api": {**API, "key": f"kwarg:{name}"}, "site": BY_IP}})
         assert [(each.id, each.hint) for each in found] == ([("django_quota.W016", near)] if near else [])
 
+    @pytest.mark.parametrize("option", ["settle", "counts"])
+    def test_w021_a_leaky_bucket_gives_little_back(self, option: str) -> None:
+        rule = {"rate": "5/m", "match": "/", option: "builtins.len"}
+        assert findings({"RULES": {"api": rule}}) == []
+        (found,) = findings({"RULES": {"api": {**rule, "algorithm": "leaky_bucket"}}})
+        assert found.id == "django_quota.W021"
+
 
 class SimpleURLs:
     """A URLconf without a module."""

@@ -22,7 +22,8 @@ from django.core.management import call_command, load_command_class
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory, override_settings
 
-from django_quota import check, quota
+from django_quota import check, peek, quota
+from django_quota.adapters import unobserve
 from django_quota.core.algorithms import ALGORITHMS
 from django_quota.testing import freeze, quota_kit
 from django_quota.web.decorators import limited
@@ -84,6 +85,7 @@ def tour(redis_cache: Any, settings: Any, shown_settings: dict[str, Any]) -> dic
             session.globs = names
             result = runner.run(session, clear_globs=False)
             assert result.failed == 0, text
+    assert unobserve(names["count_decision"])
     return names
 
 
@@ -96,8 +98,8 @@ def test_the_shown_settings_pass_the_checks(shown_settings: dict[str, Any]) -> N
 def test_every_snippet_of_the_tour_prints_what_it_shows(tour: dict[str, Any]) -> None:
     views = [name for name, value in tour.items() if limited(value)]
     assert sorted(views) == [
-        "export", "forgotten_password", "front_page", "gentle", "log_in", "lookup", "members", "report", "search",
-        "sms_code", "sms_code_api", "watch",
+        "download", "export", "forgotten_password", "front_page", "gentle", "log_in", "lookup", "members", "report",
+        "search", "sign_in", "sms_code", "sms_code_api", "watch",
     ]  # fmt: skip
 
 
@@ -119,6 +121,10 @@ def test_every_view_of_the_tour_has_the_limits_shown(tour: dict[str, Any]) -> No
         assert [tour["sms_code"](visitor(phone="+49 1")).status_code for _ in range(2)] == [200, 429]
         assert tour["sms_code"](visitor(phone="+49 2")).status_code == 200
         assert [tour["log_in"](visitor(username="ann")).status_code for _ in range(6)] == [200] * 5 + [429]
+        assert [tour["sign_in"](visitor()).status_code for _ in range(6)] == [401] * 5 + [429]
+        assert tour["download"](visitor()).headers["RateLimit"].startswith('"download";r=49999000;')
+        tour["chat"](visitor()).getvalue()
+        assert peek("90000/m", "user:43").remaining == 89_980
         assert asyncio.run(tour["report"](visitor())).status_code == 200
         assert asyncio.run(tour["Orders"].as_view()(visitor(a="b"))).headers["RateLimit"] == '"Orders";r=99;t=3600'
         ids = RequestFactory().get("/?id=1&id=2&id=3")

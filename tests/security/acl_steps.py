@@ -27,6 +27,7 @@ from django_quota import (
     peek,
     refund,
     reserve,
+    reserve_all,
     reset,
     reset_subject,
     slot,
@@ -90,6 +91,12 @@ def limits() -> None:
             for _ in range(4):
                 check("2/m", WHO, name="counts", count_refused=True)
                 check("2/m", WHO, name="banning", ban={"after": "1/m", "for": ["1m", "1h"]})
+
+
+def several_at_once() -> None:
+    with reserve_all([("7/m", WHO), ("500/h", WHO, 50)]) as hold:
+        hold.renew()
+        hold.settle([1, 20])
 
 
 def limits_async() -> None:
@@ -220,6 +227,7 @@ WEB: tuple[Callable[[], None], ...] = (
     refunds_and_resets,
     bans_in_code,
     reservations,
+    several_at_once,
     counters,
     transfers_between_slots,
     slots,
