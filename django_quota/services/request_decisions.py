@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
 from typing import cast
 
+from django.core.exceptions import BadRequest, SuspiciousOperation
 from django.http import HttpRequest
 
 from django_quota.conf import current, time_zone
@@ -129,7 +130,13 @@ def request_plan(rules: Iterable[Rule], request: HttpRequest) -> Flow[Plan]:
             continue
         if subject is None or rule.key != key:  # stacked rules mostly share their key
             key = rule.key
-            subject = ip_subject(request) if key == "ip" else (yield from subject_flow(key, request))
+            if key == "ip":
+                subject = ip_subject(request)
+            else:
+                reading = subject_flow(key, request)
+                subject = yield from (_of_body(rule, reading) if rule.reads_body else reading)
+        if subject is None:
+            continue
         if rule.match is not None and _is_decided(rule, subject, request):
             continue
         if is_plain:
@@ -138,9 +145,20 @@ def request_plan(rules: Iterable[Rule], request: HttpRequest) -> Flow[Plan]:
         cost = (
             validate_cost((yield from call_flow(rule.cost, request)), rule.name) if callable(rule.cost) else rule.cost
         )
-        value = "" if rule.distinct is None else (yield from _value_flow(rule, request))
-        plan.add((yield from _rates_flow(rule, request)) if rule.dynamic else rule, subject, cost, value)
+        value = "" if rule.distinct is None else (yield from _of_body(rule, _value_flow(rule, request)))
+        if value is not None:
+            plan.add((yield from _rates_flow(rule, request)) if rule.dynamic else rule, subject, cost, value)
     return plan
+
+
+def _of_body(rule: Rule, reading: Flow[str]) -> Flow[str | None]:
+    """Return what a flow reads; None if the body cannot be read and the rule is a shadow, which refuses nothing."""
+    try:
+        return (yield from reading)
+    except (BadRequest, SuspiciousOperation):
+        if not rule.shadow:
+            raise
+        return None
 
 
 def rule_plan_flow(
