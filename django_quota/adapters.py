@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.utils.translation import get_language
 
 from django_quota.conf import rule_of
 from django_quota.core.decisions import Decision
@@ -17,10 +18,11 @@ from django_quota.core.errors import RuleError
 from django_quota.core.rules import Rule
 from django_quota.services import addresses
 from django_quota.services.api import RuleOrRate, django_request, rule_without_request
+from django_quota.services.known_rules import finds_rules
 from django_quota.services.observers import observe, unobserve
 from django_quota.services.request_decisions import adecide_request, decide_request, note_decided
 from django_quota.services.subjects import BODY_PARSER, named_subject
-from django_quota.web import responses, waiting_rules
+from django_quota.web import responses, waiting_rules, wording
 from django_quota.web.waiting_rules import decides_later
 
 __all__ = [
@@ -30,7 +32,10 @@ __all__ = [
     "client_ip",
     "decide",
     "decides_later",
+    "finds_rules",
+    "message",
     "observe",
+    "passes_middleware",
     "refusal",
     "take_waiting_rules",
     "unobserve",
@@ -108,6 +113,16 @@ def refusal(request: Any, decision: Decision) -> HttpResponse:
 async def arefusal(request: Any, decision: Decision) -> HttpResponse:
     """Return the response to a refused request without blocking the event loop; see `refusal`."""
     return await responses.arefusal(_read_request(request), decision)
+
+
+def passes_middleware(request: Any) -> bool:
+    """Return whether a `QuotaMiddleware` answers this request's errors: a `QuotaExceeded` becomes its 429."""
+    return hasattr(_read_request(request), responses.DEFERRED)
+
+
+def message(decision: Decision) -> str:
+    """Return what a refused visitor reads, in the active language: the limit, and when to try again."""
+    return wording.message(decision, get_language())
 
 
 def write_headers(response: R, decision: Decision) -> R:

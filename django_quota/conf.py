@@ -266,6 +266,11 @@ class QuotaSettings:
             raise ConfigurationError(f'QUOTA["RULES"] is {given!r}.', "Use, for example, {'search': '10/m'}.")
         return given
 
+    @cached_property
+    def login(self) -> tuple[Rule, ...]:
+        """`LOGIN`: the limits on failed logins, one rule for each combination of "username" and "ip"."""
+        return login_rules(self._given.get("LOGIN", DEFAULT_LOGIN))
+
     def rule(self, name: str) -> Rule:
         """Return a rule of `RULES`. Raises `RuleError` if there is no such rule, or if it is wrong."""
         rule = self._made.get(name)
@@ -279,9 +284,8 @@ class QuotaSettings:
 
 KNOWN_SETTINGS = (
     "CACHE", "CACHE_REFUSALS", "CLIENT_IP_HEADER", "DIGEST_KEY", "ENABLED", "EVENTS", "HEADERS", "IPV4_PREFIX",
-    "IPV6_PREFIX", "LEGACY_HEADERS",
-    "MEMORY_KEYS", "METRICS_TOKEN", "ON_UNAVAILABLE", "PREFIX", "RESPONSE", "RULES", "STORE", "TEMPLATE", "TIME_ZONE",
-    "TRUSTED_PROXIES", "TRUSTED_PROXY_COUNT",
+    "IPV6_PREFIX", "LEGACY_HEADERS", "LOGIN", "MEMORY_KEYS", "METRICS_TOKEN", "ON_UNAVAILABLE", "PREFIX", "RESPONSE",
+    "RULES", "STORE", "TEMPLATE", "TIME_ZONE", "TRUSTED_PROXIES", "TRUSTED_PROXY_COUNT",
 )  # fmt: skip
 """The names in `settings.QUOTA`. Each is read by the property of `QuotaSettings` of the same name in lower case."""
 
@@ -434,3 +438,64 @@ def _make_rule(rate: object, options: Mapping[str, object]) -> Rule:
         raise RateError(dotted_path(rate), None, "a lambda has no name to count under", "Add name='...'.")
     spelt = [dotted_path(rate) if callable(rate) else str(rate) for rate in rule.rates]
     return rule.renamed("; ".join(spelt) or "unlimited")
+
+
+# --- limits on failed logins ------------------------------------------------------------------------------------------
+
+LOGIN_BACKEND = "django_quota.contrib.auth.LoginQuotaBackend"
+
+USERNAME = "login:username"
+"""The key of a rule by user name. Only the backend knows the name; in `LOGIN` it is "username"."""
+
+DEFAULT_LOGIN: Mapping[str, object] = {"5/10m": ["username", "ip"], "100/h": "username", "30/h": "ip"}
+"""`LOGIN` if it is not set. The limit by name alone is high, since anybody can reach it for somebody else."""
+
+_LOGIN_KEYS = {"username": USERNAME, "ip": "ip"}
+
+_LOGIN_OPTIONS = ("on_unavailable", "shadow")
+"""The options of a rule that `LOGIN` takes beside rates, for all its rules."""
+
+_LOGIN_EXAMPLE = f"Use, for example, {DEFAULT_LOGIN}."
+
+
+def limits_logins() -> bool:
+    """Return whether `LOGIN` is set, or AUTHENTICATION_BACKENDS has our backend."""
+    given = getattr(settings, "QUOTA", None)
+    return (isinstance(given, Mapping) and "LOGIN" in given) or LOGIN_BACKEND in settings.AUTHENTICATION_BACKENDS
+
+
+def login_rules(given: object) -> tuple[Rule, ...]:
+    """Return the rules of the setting `LOGIN`. Raises `ConfigurationError` if it is wrong."""
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f'QUOTA["LOGIN"] is {given!r}, not a dict of limits.', _LOGIN_EXAMPLE)
+    options = {str(name): given[name] for name in _LOGIN_OPTIONS if name in given}
+    rates: dict[tuple[str, ...], list[object]] = {}
+    for rate, key in given.items():
+        if rate in options:
+            continue
+        if not isinstance(rate, str) or not _RATE_LIKE.search(rate):
+            near = did_you_mean(str(rate), _LOGIN_OPTIONS)
+            hint = near.strip() if "mean" in near else _LOGIN_EXAMPLE
+            raise ConfigurationError(f'QUOTA["LOGIN"] has {rate!r}, which is not a rate.', hint)
+        rates.setdefault(_login_key(rate, key), []).append(rate)
+    if not rates:
+        raise ConfigurationError('QUOTA["LOGIN"] has no limit.', _LOGIN_EXAMPLE)
+    return tuple(_login_rule(key, of_key, options) for key, of_key in rates.items())
+
+
+def _login_key(rate: str, given: object) -> tuple[str, ...]:
+    """Return the parts of a key, the user name first, so that their order in the settings does not matter."""
+    parts = given if isinstance(given, (list, tuple)) else (given,)
+    if not parts or any(part not in tuple(_LOGIN_KEYS) or parts.count(part) > 1 for part in parts):
+        raise ConfigurationError(
+            f'QUOTA["LOGIN"][{rate!r}] is {given!r}.', "Use 'username', 'ip' or ['username', 'ip']."
+        )
+    return tuple(name for name in _LOGIN_KEYS if name in parts)
+
+
+def _login_rule(parts: tuple[str, ...], rates: list[object], options: Mapping[str, object]) -> Rule:
+    key = tuple(_LOGIN_KEYS[part] for part in parts)
+    try:
+        return Rule.make("-".join(("login", *parts)), *rates, key=key if len(key) > 1 else key[0], **options)
+    except RuleError as error:
+        raise ConfigurationError(f'QUOTA["LOGIN"]: {error}') from error

@@ -96,7 +96,7 @@ def _rules_before(request: HttpRequest, view: Callable[..., Any]) -> list[Rule]:
     if hasattr(request, _ASKED):
         return []
     setattr(request, _ASKED, True)
-    return rules_for_now(request, view, site_rules(request) + claim_view_rules(request, view))
+    return rules_for_now(request, site_rules(request) + claim_view_rules(request, view), view)
 
 
 def _rules_after(request: HttpRequest) -> list[Rule]:

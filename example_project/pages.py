@@ -59,7 +59,8 @@ def refused(request: HttpRequest) -> HttpResponse:
 @require_POST
 def sign_in(request: HttpRequest) -> HttpResponse:
     """Sign in as one of the users, by default the demo user; never as staff."""
-    login(request, get_object_or_404(User, username=request.POST.get("who", DEMO), is_staff=False))
+    who = get_object_or_404(User, username=request.POST.get("who", DEMO), is_staff=False)
+    login(request, who, backend="django.contrib.auth.backends.ModelBackend")
     return redirect("front")
 
 

@@ -69,6 +69,12 @@ DATABASES = {
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
+# The first one limits failed logins, such as those of the admin; docs/logins.md.
+AUTHENTICATION_BACKENDS = [
+    "django_quota.contrib.auth.LoginQuotaBackend",
+    "django.contrib.auth.backends.ModelBackend",
+]
+
 ROOT_URLCONF = "example_project.urls"
 ASGI_APPLICATION = "example_project.asgi.application"
 STATIC_URL = "/static/"

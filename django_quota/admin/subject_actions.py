@@ -22,6 +22,7 @@ from django_quota.admin.admin_wording import moment_in_words, rule_in_words, sen
 from django_quota.core.errors import QuotaError
 from django_quota.core.keys import named
 from django_quota.models import QuotaOverride
+from django_quota.services.logins import with_addresses
 from django_quota.services.override_sync import set_override, write_database
 from django_quota.services.overrides import ALL_RULES
 from django_quota.services.reset import lift_bans, reset_subject
@@ -121,8 +122,9 @@ class ResetUsage(Action):
     permission = "reset_subject"
 
     def do(self, target: ActionTarget, given: Mapping[str, Any], user: Any) -> str:
-        done = reset_subject(target.subject, None if target.rule == ALL_RULES else [target.rule])
-        if not done.dropped:
+        is_all = target.rule == ALL_RULES
+        subjects = [target.subject, *(with_addresses(target.subject) if is_all else ())]
+        if not sum(reset_subject(each, None if is_all else [target.rule]).dropped for each in subjects):
             return _("Nothing was counted under %s, so nothing was forgotten.") % self.rule_words(target)
         return _("What was counted under %s was forgotten.") % self.rule_words(target)
 

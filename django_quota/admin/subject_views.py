@@ -27,11 +27,12 @@ from django_quota.admin.admin_base import (
 )
 from django_quota.admin.subject_actions import ACTIONS, Action, ActionTarget, add_form_error
 from django_quota.admin.subject_page import build_page, log_actions
+from django_quota.conf import limits_logins
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.models import QuotaOverride, Subject
 from django_quota.services.lookup import SubjectMatch, composite_subjects, find_subjects, subject_hint
 from django_quota.services.overrides import ALL_RULES
-from django_quota.services.subjects import named_subject
+from django_quota.services.subjects import login_subject, named_subject
 
 MAX_URL = 1_500
 """Characters of the longest URL. A page with a longer one is the answer to a POST, as servers refuse long URLs."""
@@ -203,6 +204,9 @@ def _links(request: HttpRequest, subject: str, user: Any) -> list[tuple[str, str
     if user is not None and may_see_users(request):
         name = f"{user._meta.app_label}_{user._meta.model_name}_change"
         links.append((_("User %s") % user, reverse_admin(site, name, quote(user.pk))))
+        if limits_logins() and user.get_username():
+            failed = admin_url(site, "subject_changelist", subject=login_subject(user.get_username()))
+            links.append((_("Failed logins"), failed))
     asker: Any = request.user
     if asker.has_perm("django_quota.view_dailycounter"):
         links.append((_("Usage by day"), admin_url(site, "dailycounter_usage", subject=subject)))

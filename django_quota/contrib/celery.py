@@ -39,8 +39,9 @@ logger = logging.getLogger("django_quota")
 HEADER = "quota_place"
 """The header of a message that carries the place of its task."""
 
-NAP = SECOND // 10
-"""Up to this long (microseconds) a task waits in its worker. To publish it again would take about as long."""
+NAP = 5_000
+"""Up to this long (microseconds) a task waits in its worker: about as long as publishing it again would take. If it
+waited longer, the tasks behind it would wait too."""
 
 LONGEST_SPACED = 3600 * SECOND
 """A rate with a longer window is a quota: its tasks are not spaced, they may use it up at once."""

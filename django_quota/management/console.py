@@ -31,7 +31,10 @@ EXIT_BROKEN_PIPE = 141
 EXIT_INTERRUPTED = 130
 """The exit status after a second signal: 128 + SIGINT."""
 
-SUBJECT_HELP = "for example user:42, 203.0.113.9, post:phone=+1555 or ip:203.0.113.9+post:username=ann"
+SUBJECT_HELP = (
+    "for example user:42, 203.0.113.9, post:phone=+1555, ip:203.0.113.9+post:username=ann, or login:username=ann for "
+    "failed logins"
+)
 
 PROGRESS_INTERVAL = 2.0
 """Seconds between two lines of progress where rich is not installed."""

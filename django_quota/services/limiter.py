@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from django_quota.conf import current
@@ -15,16 +15,18 @@ from django_quota.core.clock import frozen_now
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import StoreCommandDenied, StoreDataError, StoreFull, StoreOutOfMemory, StoreUnavailable
 from django_quota.core.flow import Flow, IOCall, run_sync
+from django_quota.core.rules import Rule
 from django_quota.engine.codec import Mode, Renew, Settle, consumes
 from django_quota.engine.plans import Plan
 from django_quota.services.metrics import DecisionMetrics
 from django_quota.services.observers import notify, receivers
-from django_quota.services.outages import OutageReportingStore, Outages
+from django_quota.services.outages import OutageReportingStore, Outages, ongoing
 from django_quota.services.refusals import Refusals
 from django_quota.services.workers import Workers, part_of
 from django_quota.signals import Announcement, asend, banned, near_limit, refused, send
 from django_quota.stores.base import Store
 from django_quota.stores.memory import MemoryStore
+from django_quota.stores.redis.store import RedisStore
 
 logger = logging.getLogger("django_quota")
 
@@ -65,12 +67,11 @@ class Limiter:
 
     def decision_flow(self, plan: Plan, mode: Mode, *, is_step: bool = False) -> Flow[Decision]:
         """Decide a plan in one call to the store. `is_step`: it is part of a decision, which observers hear as one."""
+        decision = self._decide_unasked(plan, mode)
+        if decision is not None:
+            return _observed(decision, mode) if receivers and not is_step else decision
         refusals = self.refusals
         is_check = mode in ("check", "tentative")
-        if is_check and refusals.table and (known := refusals.answer(plan)) is not None:
-            return _observed(known, mode) if receivers and not is_step else known
-        if not plan:
-            return plan.unlimited()
         changes = refusals.changes
         now = frozen_now()
         guess = self._guess(plan, now)
@@ -100,6 +101,24 @@ class Limiter:
         finally:
             if mode == "refund" or isinstance(mode, Settle):  # there may be room again
                 refusals.forget(plan.subjects)
+
+    def _decide_unasked(self, plan: Plan, mode: Mode) -> Decision | None:
+        """Return the decision if the store need not be asked; else None."""
+        if mode in ("check", "tentative") and self.refusals.table and (known := self.refusals.answer(plan)) is not None:
+            return known
+        if not plan:
+            return plan.unlimited()
+        if ongoing and mode == "check" and self.allows_unasked(plan.rules):
+            return plan.unlimited(degraded=True)
+        return None
+
+    def allows_unasked(self, rules: Sequence[Rule]) -> bool:
+        """Say whether rules allow everything now: Redis is not asked, and all of them say `on_unavailable="allow"`."""
+        store = self.store
+        if not self.outages.is_on or not isinstance(store, RedisStore) or not store.is_refusing():
+            return False
+        default = current().on_unavailable
+        return {rule.on_unavailable or default for rule in rules} == {"allow"}
 
     def two_step_flow(self, first: Plan, make_second: Callable[[], Flow[Plan]]) -> Flow[Decision]:
         """Decide two plans of one request, as if they were one. The second is made only if the first allows.

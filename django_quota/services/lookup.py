@@ -34,6 +34,7 @@ from django_quota.services.overrides import ALL_RULES
 from django_quota.services.subjects import (
     GLOBAL,
     JSON_BODY,
+    login_subject,
     named_subject,
     path_subject,
     session_subject,
@@ -60,15 +61,15 @@ MAX_RULES = 10
 # --- from text to a subject -------------------------------------------------------------------------------------------
 
 _BETWEEN_PARTS = re.compile(
-    r"\+(?=(?:ip|user|session|path|header|cookie|kwarg|get|post|json):|(?:header|cookie|kwarg|get|post|json|key)\."
-    r"|session=|global(?:\+|\Z))"
+    r"\+(?=(?:ip|user|session|path|header|cookie|kwarg|get|post|json|login):"
+    r"|(?:header|cookie|kwarg|get|post|json|login|key)\.|session=|global(?:\+|\Z))"
 )
 """The plus signs that separate the parts of a subject. A plus sign before anything else belongs to a value."""
 
-_FIELDS = ("header", "cookie", "kwarg", "get", "post", "json")
+_FIELDS = ("header", "cookie", "kwarg", "get", "post", "json", "login")
 """The kinds that take a value after an equals sign. Their subjects begin with `header.`, `cookie.` and so on."""
 
-_VALUE = re.compile(r"(header|cookie|kwarg|get|post|json):([^=]+)=(.*)|session=(.*)", re.DOTALL)
+_VALUE = re.compile(r"(header|cookie|kwarg|get|post|json|login):([^=]+)=(.*)|session=(.*)", re.DOTALL)
 
 
 def is_address(text: str) -> bool:
@@ -80,8 +81,8 @@ def parse_subject_input(text: str) -> str:
     """Return the subject that a typed text means.
 
     It takes subjects as they are, and what people write instead of them: `203.0.113.9` for `ip:203.0.113.9`,
-    `post:phone=+1555` for the digest of that value, and any path. A plus sign joins the parts of a subject:
-    `ip:203.0.113.9+post:username=ann`.
+    `post:phone=+1555` for the digest of that value, `login:username=ann` for the failed logins of a user name, and any
+    path. A plus sign joins the parts of a subject: `ip:203.0.113.9+post:username=ann`.
 
     Raises `RuleError` for a text that cannot be a subject.
     """
@@ -118,6 +119,10 @@ def _subject_of_value(kind: str, name: str, value: str) -> str:
         raise RuleError(_("The value after the equals sign is missing."))
     request = HttpRequest()
     name = name.strip()
+    if kind == "login":
+        if name != "username":
+            raise RuleError(_("Write “login:username=<name>”."))
+        return login_subject(value)
     if kind == "header":
         request.META[HttpHeaders.to_wsgi_name(name)] = value
     elif kind == "cookie":

@@ -34,7 +34,6 @@ from django_quota.services.subjects import (
     subject_flow,
     user_flow,
 )
-from django_quota.stores.redis.store import RedisStore
 
 logger = logging.getLogger("django_quota")
 
@@ -45,13 +44,15 @@ Pairs = Sequence[tuple[Rule, str]]
 
 def decide_request(rules: Sequence[Rule], request: HttpRequest, pairs: Pairs = ()) -> Decision:
     """Decide a request under these rules; see `request_flow`."""
-    if ongoing and not pairs and (decision := _allow_during_outage(rules)):  # a flow would cost more than this
+    if ongoing and (decision := _allow_during_outage(rules, pairs)):
         return decision
     return run_sync(request_flow(rules, request, pairs))
 
 
 async def adecide_request(rules: Sequence[Rule], request: HttpRequest, pairs: Pairs = ()) -> Decision:
     """Decide a request under these rules without blocking the event loop; see `request_flow`."""
+    if ongoing and (decision := _allow_during_outage(rules, pairs)):
+        return decision
     return await run_async(request_flow(rules, request, pairs))
 
 
@@ -60,8 +61,6 @@ def request_flow(rules: Sequence[Rule], request: HttpRequest, pairs: Pairs = ())
 
     If no rule applies, the request is allowed and has no outcomes.
     """
-    if ongoing and (decision := _allow_during_outage([*rules, *(rule for rule, _ in pairs)] if pairs else rules)):
-        return decision
     if not current().enabled:
         return _NOT_LIMITED
     limiter = get_limiter()
@@ -84,21 +83,15 @@ def _with_pairs(plan: Plan, pairs: Pairs) -> Plan:
 _NOT_LIMITED = Decision(allowed=True, rule="", subject="")
 
 
-def _allow_during_outage(rules: Sequence[Rule]) -> Decision | None:
-    """Allow a request without a look at it, while Redis is not asked and all rules say `on_unavailable="allow"`.
+def _allow_during_outage(rules: Sequence[Rule], pairs: Pairs) -> Decision | None:
+    """Allow a request without a look at it, if its rules allow everything during an outage.
 
-    So limits cost next to nothing during an outage. The Decision has no subject. None if the rules must be decided.
+    So limits cost next to nothing then. The Decision has no subject. None if the rules must be decided.
     """
-    settings = current()
-    if not rules or not settings.enabled:
+    if pairs:
+        rules = [*rules, *(rule for rule, _ in pairs)]
+    if not rules or not current().enabled or not get_limiter().allows_unasked(rules):
         return None
-    limiter, default = get_limiter(), settings.on_unavailable
-    store = limiter.store
-    if not limiter.outages.is_on or not isinstance(store, RedisStore) or not store.is_refusing():
-        return None
-    for rule in rules:
-        if (rule.on_unavailable or default) != "allow":
-            return None
     decision = _allowed_during_outage(rules[0].name)
     if receivers:
         notify(decision)

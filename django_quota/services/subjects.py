@@ -311,11 +311,13 @@ def _from_field(kind: str, name: str, value: str | None, *, exact: bool) -> str 
     Values that Django's forms treat as equal are one subject: surrounding blanks, Unicode forms (NFKC) and case do not
     count. `exact`: the value counts as it was sent; `distinct=` needs that.
     """
-    if value and not exact:
-        value = value.strip()
-        if len(value) <= MAX_FOLDED:
-            value = unicodedata.normalize("NFKC", value).casefold()
-    return _secret(kind, name, value)
+    return _secret(kind, name, normalized(value) if value and not exact else value)
+
+
+def normalized(value: str) -> str:
+    """Return a typed text without surrounding blanks, in one Unicode form (NFKC) and in one case."""
+    value = value.strip()
+    return unicodedata.normalize("NFKC", value).casefold().strip() if len(value) <= MAX_FOLDED else value
 
 
 MAX_FOLDED = 1_000
@@ -453,6 +455,21 @@ def _digest_key(secret: str | bytes) -> bytes:
 def is_user(value: object) -> bool:
     """Return whether a value is a user, anonymous or not."""
     return hasattr(value, "is_authenticated") and hasattr(value, "pk")
+
+
+def login_subject(name: str) -> str:
+    """Return the subject of a user name that somebody typed to log in: `login.username:<digest>`.
+
+    Names that Django's forms treat as equal are one subject. Raises `RuleError` for an empty name.
+    """
+    name = normalized(name)
+    if not name:
+        raise RuleError("An empty text is not a user name.")
+    return f"{LOGIN}{digest(name)}"
+
+
+LOGIN = "login.username:"
+"""How the subjects of user names begin that were typed to log in."""
 
 
 def user_subject(user: Any) -> str:

@@ -263,6 +263,10 @@ class MemoryStore:
     def __len__(self) -> int:
         return sum([len(shard.kept) for shard in self._shards])  # a list: it is faster, and each operation asks
 
+    def names(self) -> list[str]:
+        """Return all keys."""
+        return [key for shard in self._shards for key in list(shard.kept)]
+
     @staticmethod
     def now() -> int:
         """Return the machine's time in microseconds."""

@@ -10,14 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, register
 from django.core.checks import Warning as CheckWarning
 from django.template import TemplateDoesNotExist
 from django.template.loader import get_template
+from django.utils.module_loading import import_string
 
-from django_quota.conf import KNOWN_SETTINGS, current
+from django_quota.conf import KNOWN_SETTINGS, LOGIN_BACKEND, current
 from django_quota.core.errors import ConfigurationError, did_you_mean
 from django_quota.stores.redis.config import ANSWER_TIMEOUT, PLAIN_TIMEOUT
 from django_quota.stores.redis.config_checks import alias_problem, long_timeouts, option_problem, timeouts_not_set
@@ -44,6 +45,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> 
         *_check_proxies(),
         *_check_store(),
         *_check_template(),
+        *_check_logins(given),
         *check_rules(),
     ]
 
@@ -96,6 +98,25 @@ def _check_template() -> Iterator[CheckMessage]:
             f"The template {name!r} for refused visitors is not found: they get plain text.",
             hint='Add the template, or add "django_quota" to INSTALLED_APPS with APP_DIRS on, which brings a 429.html.',
             id="django_quota.W002",
+        )
+
+
+def _check_logins(given: Mapping[str, object]) -> Iterator[CheckMessage]:
+    """Let a backend check itself that limits logins, and find `LOGIN` without one."""
+    if not apps.is_installed("django.contrib.auth"):
+        return
+    backends = []
+    for path in settings.AUTHENTICATION_BACKENDS:
+        with suppress(ImportError, RuntimeError):  # it or its app is not there: no login works, which Django says
+            backends.append(import_string(path))
+    check = next(filter(None, (getattr(backend, "check_quota", None) for backend in backends)), None)
+    if check is not None:
+        yield from check()
+    elif "LOGIN" in given:
+        yield CheckWarning(
+            'QUOTA["LOGIN"] is set, but no backend asks it: logins are not limited.',
+            hint=f"Put {LOGIN_BACKEND!r} first in AUTHENTICATION_BACKENDS.",
+            id="django_quota.W022",
         )
 
 

@@ -27,8 +27,8 @@ from django_quota.web.responses import (
     refuse_in_view,
     write_headers,
 )
-from django_quota.web.view_kinds import called_view, dispatch_of, is_a_trial, is_async, is_dispatch, naming, request_of
-from django_quota.web.waiting_rules import rules_for_now, rules_left
+from django_quota.web.view_kinds import dispatch_of, is_a_trial, is_async, is_dispatch, naming, request_of
+from django_quota.web.waiting_rules import WAITING, rules_for_now, rules_left
 
 V = TypeVar("V", bound=Callable[..., Any])
 """A view function, a method of a view, or a class of views."""
@@ -306,14 +306,15 @@ def _wrapper(spec: Limited) -> Callable[..., Any]:
             # The dispatch() of an async class-based view is a sync function that returns a coroutine.
             return _acall(spec, request, owner, args, kwargs)
         if not is_claimed(request, spec):
-            refused = limit_request(request, rules_for_now(request, called_view(view, args), spec.rules(owner)))
+            refused = limit_request(request, rules_for_now(request, spec.rules(owner), view, args))
             if refused is not None:
                 return refused
         try:
             response = view(*args, **kwargs)
             if not isinstance(response, HttpResponseBase) and isawaitable(response):
                 return _finish(request, response)  # an async view behind a sync wrapper
-            return _decide_waiting(request) or write_headers(request, response)
+            refused = _decide_waiting(request) if hasattr(request, WAITING) else None
+            return write_headers(request, response) if refused is None else refused
         except QuotaExceeded as exceeded:
             return refuse_in_view(request, exceeded.decision)
 
@@ -333,8 +334,7 @@ async def _acall(
     spec: Limited, request: HttpRequest, owner: type | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> HttpResponseBase:
     if not is_claimed(request, spec):
-        rules = rules_for_now(request, called_view(spec.view, args), spec.rules(owner))
-        refused = await alimit_request(request, rules)
+        refused = await alimit_request(request, rules_for_now(request, spec.rules(owner), spec.view, args))
         if refused is not None:
             return refused
     try:
@@ -347,19 +347,16 @@ async def _finish(request: HttpRequest, response: Any) -> HttpResponseBase:
     try:
         if isawaitable(response):
             response = await response
-        return await _adecide_waiting(request) or write_headers(request, cast("HttpResponseBase", response))
+        refused = await _adecide_waiting(request) if hasattr(request, WAITING) else None
+        return write_headers(request, cast("HttpResponseBase", response)) if refused is None else refused
     except QuotaExceeded as exceeded:
         return await arefuse_in_view(request, exceeded.decision)
 
 
 def _decide_waiting(request: HttpRequest) -> HttpResponse | None:
     """Decide the rules that the view has left, unless the middleware does; return a response if they refuse."""
-    if getattr(request, DEFERRED, False) or not (rules := rules_left(request)):
-        return None
-    return limit_request(request, rules)
+    return None if hasattr(request, DEFERRED) else limit_request(request, rules_left(request))
 
 
 async def _adecide_waiting(request: HttpRequest) -> HttpResponse | None:
-    if getattr(request, DEFERRED, False) or not (rules := rules_left(request)):
-        return None
-    return await alimit_request(request, rules)
+    return None if hasattr(request, DEFERRED) else await alimit_request(request, rules_left(request))

@@ -86,7 +86,7 @@ async def alimit_request(request: HttpRequest, rules: Sequence[Rule], *, is_note
 def write_headers(request: HttpRequest, response: R) -> R:
     """Write the headers of the decision on a request to its response, unless the middleware does it later."""
     decision = decision_of(request)
-    if decision is None or getattr(request, DEFERRED, False):
+    if decision is None or hasattr(request, DEFERRED):
         return response
     if isinstance(cast("object", response), HttpResponseBase):  # Django complains about anything else
         set_headers(response, decision)

@@ -99,7 +99,7 @@ def _check_decorators(patterns: Sequence[Any]) -> Iterator[CheckMessage]:
 
 def _check_middleware(applied: Sequence[Rule]) -> Iterator[CheckMessage]:
     """Find rules with a `match` that no middleware applies, and rules about users above authentication."""
-    ours = _position_of(QuotaMiddleware)
+    ours = position_of(QuotaMiddleware)
     if applied and ours is None:
         yield CheckWarning(
             f'QUOTA["RULES"][{applied[0].name!r}] has a match, but nothing applies it.',
@@ -211,7 +211,10 @@ def _check_tokens(applied: Sequence[Rule], patterns: Sequence[Any]) -> Iterator[
 def _token_reader(view: Any) -> type | None:
     """Return the class that authenticates a view of Django REST framework by something else than the session."""
     classes = given_to(view).get("authentication_classes", getattr(class_of(view), "authentication_classes", ()))
-    return next((each for each in classes if all(base.__name__ != _BY_SESSION for base in each.__mro__)), None)
+    for each in classes:
+        if isinstance(each, type) and all(base.__name__ != _BY_SESSION for base in each.__mro__):
+            return each
+    return None
 
 
 _BY_SESSION = "SessionAuthentication"
@@ -384,10 +387,10 @@ def _position_of_authentication() -> int | None:
         return None
     from django.contrib.auth.middleware import AuthenticationMiddleware  # noqa: PLC0415
 
-    return _position_of(AuthenticationMiddleware)
+    return position_of(AuthenticationMiddleware)
 
 
-def _position_of(middleware: type) -> int | None:
+def position_of(middleware: type) -> int | None:
     """Return the position of a middleware, or of a subclass, in MIDDLEWARE."""
     for position, path in enumerate(settings.MIDDLEWARE):
         try:

@@ -15,10 +15,11 @@ from django.http import HttpRequest
 
 from django_quota.core.rules import Rule
 from django_quota.web.responses import decision_of
+from django_quota.web.view_kinds import called_view
 
 F = TypeVar("F", bound=Callable[[Any], bool])
 
-_WAITING = "_django_quota_waiting"
+WAITING = "_django_quota_waiting"
 """The attribute of a request with the rules that wait."""
 
 _finders: list[Callable[[Any], bool]] = []
@@ -41,7 +42,7 @@ def is_decided_later(view: Any) -> bool:
 
 def take_waiting_rules(request: HttpRequest) -> list[Rule]:
     """Return the rules of the settings and of `@quota` that the view must decide; they wait no longer."""
-    rules: list[Rule] = request.__dict__.pop(_WAITING, [])
+    rules: list[Rule] = request.__dict__.pop(WAITING, [])
     return rules
 
 
@@ -51,20 +52,25 @@ def rules_left(request: HttpRequest) -> list[Rule]:
     Rules that need the body are left out if the view has read it, so that it cannot be read again.
     """
     rules = take_waiting_rules(request)
-    decision = decision_of(request) if rules else None
+    if not rules:
+        return rules
+    decision = decision_of(request)
     if decision is not None and decision.enforced:
         return []
     is_readable = not getattr(request, "_read_started", False) or hasattr(request, "_body")
     return [rule for rule in rules if is_readable or not rule.reads_body]
 
 
-def rules_for_now(request: HttpRequest, view: Any, rules: list[Rule]) -> list[Rule]:
-    """Return the rules to decide before the view; the others wait on the request, if the view decides them."""
-    if not _finders or not is_decided_later(view):
+def rules_for_now(request: HttpRequest, rules: list[Rule], view: Any, args: tuple[Any, ...] = ()) -> list[Rule]:
+    """Return the rules to decide before the view; the others wait on the request, if the view decides them.
+
+    `args`: those of the call, if `view` may be the method of a class.
+    """
+    if not _finders or not is_decided_later(called_view(view, args)):
         return rules
     waiting = [rule for rule in rules if needs_view(rule)]
     if waiting:
-        setattr(request, _WAITING, [*getattr(request, _WAITING, ()), *waiting])
+        setattr(request, WAITING, [*getattr(request, WAITING, ()), *waiting])
     return [rule for rule in rules if rule not in waiting]
 
 

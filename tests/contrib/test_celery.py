@@ -23,6 +23,7 @@ from django_quota.contrib import celery as integration
 from django_quota.contrib.celery import HEADER, QuotaTask, TaskRefused, TaskWouldExpire
 from django_quota.services.registry import clear_memory
 from tests.support.celery_worker import SECOND, Clock, Worker, in_memory_app
+from tests.support.pages import run_page
 
 pytestmark = [pytest.mark.usefixtures("memory_store")]
 
@@ -100,9 +101,9 @@ def test_a_task_is_published_at_most_once_more(site: Site) -> None:
 
 
 def test_a_short_wait_is_spent_in_the_worker(site: Site) -> None:
-    assert site.run(site.task(quota="50/s"), 1, 2) == [0.0, 0.0202]
+    assert site.run(site.task(quota="250/s"), 1, 2) == [0.0, 0.004]
     assert len(site.worker.runs) == 2
-    assert site.clock.naps == [0.0202]
+    assert site.clock.naps == [0.00404]
 
 
 def test_each_subject_has_a_queue_of_its_own(site: Site) -> None:
@@ -633,3 +634,20 @@ def test_options_of_a_base_class_are_inherited(site: Site) -> None:
         work.delay(org)
     site.worker.run_all()
     assert sorted(site.starts) == [0.0, 0.0, 6.06]
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_tasks_that_the_page_shows_are_limited(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery._state._on_app_finalizers", set())
+    monkeypatch.setattr("celery._state._tls.current_app", site.app)
+    names = run_page("docs/celery.md", __name__="shop")
+    results = [names["export"].delay(7), names["report"].delay(7)]
+    assert site.worker.run_all() == 2
+    names["start_exports"]([7, 8])
+    assert site.worker.run_all() == 2
+    assert [site.error(result) for result in results] == ["7.csv", results[1].id]
+    assert names["export"].name == "shop.export"
+    assert peek(Rule.make("shop.export", "100/m", "10000/d"), "org:7").remaining == 98
+    assert peek(names["slow"], "org:7").remaining == 4

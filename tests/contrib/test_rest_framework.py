@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +24,7 @@ from django.core.cache.backends.locmem import LocMemCache
 from django.core.checks import run_checks
 from django.test import AsyncClient, Client
 from django.urls import include, path, re_path
+from django.utils.module_loading import import_string
 from drf_spectacular.generators import SchemaGenerator
 from rest_framework import exceptions
 from rest_framework.authentication import SessionAuthentication, TokenAuthentication
@@ -41,7 +43,7 @@ from rest_framework.viewsets import ViewSet
 from rest_framework_simplejwt.authentication import JWTStatelessUserAuthentication
 from rest_framework_simplejwt.tokens import AccessToken
 
-from django_quota import Decision, Rule, quota
+from django_quota import Decision, Rule, quota, reset_subject
 from django_quota.contrib.rest_framework import (
     AnonRateThrottle,
     QuotaThrottle,
@@ -53,7 +55,10 @@ from django_quota.contrib.rest_framework import (
 )
 from django_quota.contrib.rest_framework.spectacular import AutoSchema
 from django_quota.exceptions import RuleError
+from django_quota.services.known_rules import known_rules
+from django_quota.testing import freeze
 from tests.support.calls import calls_of
+from tests.support.pages import blocks, run_page
 from tests.support.processes import ended, forks, threads_ran
 
 pytestmark = pytest.mark.usefixtures("memory_store")
@@ -722,6 +727,37 @@ class TestChecks:
         assert {each.id for each in run_checks(tags=["django_quota"])} == {"django_quota.E002"}
 
 
+class TestKnownRules:
+    def test_the_admin_and_the_commands_know_the_rules_of_views(self, settings: Any) -> None:
+        own = Rule.make("own", "5/m", key="user")
+        settings.QUOTA = {**settings.QUOTA, "RULES": {}}
+        views = [
+            view_of(QuotaThrottle, Burst, AnonRateThrottle, quota_rules=["search", own]),
+            view_of(ScopedRateThrottle, throttle_scope="twice"),
+            view_of(QuotaThrottle, throttle_scope="thrice"),
+            view_of(QuotaThrottle, ScopedRateThrottle),
+        ]
+        rates = {"twice": "2/m", "thrice": "3/m", "anon": None}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SimpleRateThrottle, "THROTTLE_RATES", rates)
+            findings(settings, *views)
+            known = {name: rule for name, rule in known_rules().items() if name not in RULES}
+        assert {name: str(cast("Any", rule).rates[0]) for name, rule in known.items()} == {
+            "own": "5/m",
+            "rest_framework.burst": "3/m",
+            "rest_framework.twice": "2/m",
+            "rest_framework.thrice": "3/m",
+        }
+
+    def test_a_subject_is_found_and_reset_by_its_name(self, settings: Any) -> None:
+        view = view_of(Burst)
+        findings(settings, view)
+        called(view, times=3)
+        assert [reply.status_code for reply in called(view)] == [429]
+        reset_subject("user:1")
+        assert [reply.status_code for reply in called(view)] == [200]
+
+
 class TestSchema:
     def test_a_limited_operation_has_a_429_with_headers(self, settings: Any) -> None:
         views = [
@@ -736,6 +772,25 @@ class TestSchema:
         refused = responses["/Closed"]["429"]
         assert list(refused["headers"]) == ["Retry-After", "RateLimit-Policy", "RateLimit"]
         assert refused["content"]["application/json"]["schema"]["required"] == ["detail"]
+
+
+def test_the_page_prints_what_it_shows(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: dict[str, Any] = {}
+    exec(blocks("docs/rest_framework.md")[0][1], shown)
+    settings.QUOTA = {**settings.QUOTA, **shown["QUOTA"]}
+    (throttle,) = shown["REST_FRAMEWORK"]["DEFAULT_THROTTLE_CLASSES"]
+    monkeypatch.setattr(APIView, "throttle_classes", [import_string(throttle)])
+    users = {name: User(pk=pk, username=name) for pk, name in enumerate(("ann", "bob"), 1)}
+    with freeze(datetime(2026, 11, 22, 12, tzinfo=UTC)):
+        names = run_page("docs/rest_framework.md", **users)
+        request = APIRequestFactory().post("/", {"phone": "1"}, format="json")
+        share = names["Books"].as_view({"post": "share"}, throttle_classes=[QuotaThrottle])
+        assert [share(request).status_code for _ in range(2)] == [201, 429]
+        assert [found.status_code for found in called(names["lookup"], "", 11)][-1] == 429
+        monkeypatch.setattr(APIView, "get_exception_handler", lambda self: names["with_limit"])
+        assert called(names["lookup"], "")[0].data["limit"] == "10 per minute"
+    assert issubclass(import_string(names["REST_FRAMEWORK"]["DEFAULT_SCHEMA_CLASS"]), AutoSchema)
+    assert names["BurstRateThrottle"]().num_requests == 60
 
 
 class Racing(UserRateThrottle):

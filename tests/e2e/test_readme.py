@@ -37,7 +37,14 @@ PAGES = [
 ]
 TOUR = ("README.md", "docs/guide.md", "docs/reference.md")
 """The pages whose examples build on each other, in their order."""
-INTEGRATIONS = ("docs/channels.md", "docs/ninja.md")
+INTEGRATIONS = (
+    "docs/celery.md",
+    "docs/channels.md",
+    "docs/logins.md",
+    "docs/ninja.md",
+    "docs/rest_framework.md",
+    "docs/tasks.md",
+)
 """Pages that are run with their packages, in tests/contrib."""
 
 

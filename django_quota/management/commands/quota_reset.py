@@ -1,4 +1,7 @@
-"""`manage.py quota_reset`: delete what rules have counted for a subject, and lift its bans. Overrides stay."""
+"""`manage.py quota_reset`: delete what rules have counted for a subject, and lift its bans. Overrides stay.
+
+A user name, as in `login:username=ann`, is unlocked at every address.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_quota.management.console import SUBJECT_HELP, QuotaCommand, printable, redis_store
+from django_quota.services.logins import with_addresses
 from django_quota.services.lookup import parse_rule_input, parse_search_input
 from django_quota.services.reset import reset_subject
 
@@ -24,13 +28,18 @@ class Command(QuotaCommand):
         redis_store()
         subject, is_dry = parse_search_input(options["subject"]), options["dry_run"]
         rules = options["rule"] and list(map(parse_rule_input, options["rule"]))
-        done = reset_subject(subject, rules, scan=True, dry_run=is_dry)
-        self.note_subject(options["subject"], subject, is_used=bool(done.rules))
-        self.note_rules(name for name in rules or () if name not in done.rules)
+        reports = {
+            each: reset_subject(each, rules, scan=True, dry_run=is_dry) for each in [subject, *with_addresses(subject)]
+        }
+        done = [(name, each) for each, report in reports.items() for name in report.rules]
+        found = list(dict.fromkeys(name for name, _ in done))
+        self.note_subject(options["subject"], subject, is_used=bool(done))
+        self.note_rules(name for name in rules or () if name not in found)
         if options["json"]:
-            self.print_json({"subject": subject, "rules": done.rules, "dropped": done.dropped, "dry_run": is_dry})
-        elif not done.rules:
+            dropped = sum(report.dropped for report in reports.values())
+            self.print_json({"subject": subject, "rules": found, "dropped": dropped, "dry_run": is_dry})
+        elif not done:
             self.stdout.write(f"Nothing was counted for {printable(subject)}.")
         else:
             verb = "Would reset" if is_dry else "Reset"
-            self.stdout.write("\n".join(f"{verb} {printable(name)} for {printable(subject)}" for name in done.rules))
+            self.stdout.write("\n".join(f"{verb} {printable(name)} for {printable(each)}" for name, each in done))

@@ -1,0 +1,252 @@
+"""Failed logins: a backend that limits how often somebody may guess a password.
+
+It takes a hit of the limits in `QUOTA["LOGIN"]` before any password is hashed, and gives it back if the password is
+right. So attempts that run at the same time cannot pass the limit together. To know how a login ends, it asks the other
+backends of AUTHENTICATION_BACKENDS itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from django.conf import settings
+from django.contrib.auth import get_user_model, load_backend
+from django.core.checks import CheckMessage, Error
+from django.core.checks import Warning as CheckWarning
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.http import HttpRequest
+from django.utils import inspect as django_inspect
+from django.utils.module_loading import import_string
+from django.views.decorators.debug import sensitive_variables
+
+from django_quota import areserve_all, reserve_all
+from django_quota.adapters import client_ip, message, passes_middleware
+from django_quota.conf import USERNAME, current
+from django_quota.core.decisions import Decision, QuotaExceeded
+from django_quota.core.errors import ConfigurationError
+from django_quota.core.rules import Rule
+from django_quota.middleware import QuotaMiddleware
+from django_quota.services.logins import hold_ttl, login_hits, unlock
+from django_quota.web.rule_checks import position_of
+
+__all__ = ["LoginQuotaBackend", "LoginRefused", "unlock"]
+
+
+class LoginRefused(QuotaExceeded, ValidationError):  # noqa: N818 — a kind of QuotaExceeded
+    """Too many failed logins, in a request that passes no `QuotaMiddleware`.
+
+    A form or a serializer takes it for a `ValidationError`, and shows when to try again.
+    """
+
+    def __init__(self, decision: Decision) -> None:
+        QuotaExceeded.__init__(self, decision)
+        ValidationError.__init__(self, message(decision), "too_many_logins")
+
+    def __str__(self) -> str:
+        return self.decision.explain()
+
+
+class LoginQuotaBackend:
+    """Limits failed logins. Put it first in AUTHENTICATION_BACKENDS.
+
+    It limits calls of `authenticate()` with a password, and leaves all others to the other backends. While a limit is
+    reached, it raises `QuotaExceeded` before any password is hashed. It has no users and no permissions of its own.
+    """
+
+    name_fields: tuple[str, ...] = ("username", "email", "phone")
+    """The credentials that say who logs in, besides the `USERNAME_FIELD` of the user model."""
+
+    @sensitive_variables()
+    def authenticate(self, request: HttpRequest | None, **credentials: Any) -> Any:
+        """Return the user that another backend accepts; None if this call is not limited.
+
+        Raises `QuotaExceeded` if a limit is reached, and `PermissionDenied` if no backend accepts the password: Django
+        asks no other backend then.
+        """
+        hits = self._hits(request, credentials)
+        if not hits:
+            return None
+        try:
+            hold = reserve_all(hits, ttl=hold_ttl())  # so only success gives it back
+        except QuotaExceeded as exceeded:
+            _refuse(request, exceeded)
+        for backend, path in self._others(request, credentials):
+            user = backend.authenticate(request, **credentials)
+            if user is not None:
+                if hold.is_open:
+                    hold.cancel()
+                return _accepted_by(user, path)
+        raise PermissionDenied
+
+    @sensitive_variables()
+    async def aauthenticate(self, request: HttpRequest | None, **credentials: Any) -> Any:
+        """Return the user without blocking the event loop; see `authenticate`."""
+        hits = self._hits(request, credentials)
+        if not hits:
+            return None
+        try:
+            hold = await areserve_all(hits, ttl=hold_ttl())  # so only success gives it back
+        except QuotaExceeded as exceeded:
+            _refuse(request, exceeded)
+        for backend, path in self._others(request, credentials):
+            user = await backend.aauthenticate(request, **credentials)
+            if user is not None:
+                if hold.is_open:
+                    await hold.acancel()
+                return _accepted_by(user, path)
+        raise PermissionDenied
+
+    def is_limited(self, credentials: Mapping[str, Any]) -> bool:
+        """Return whether somebody may guess these credentials: by default, if there is a password."""
+        return credentials.get("password") is not None
+
+    def user_names(self, credentials: Mapping[str, Any]) -> list[str]:
+        """Return the names that say who logs in. All of them are limited."""
+        fields = dict.fromkeys((*self.name_fields, get_user_model().USERNAME_FIELD))
+        names = [str(credentials[field]) for field in fields if credentials.get(field) is not None]
+        return [name for name in names if name.strip()]
+
+    @classmethod
+    def check_quota(cls) -> Iterator[CheckMessage]:
+        """Find what is wrong with AUTHENTICATION_BACKENDS and `QUOTA["LOGIN"]`; the system checks of `QUOTA` ask it."""
+        yield from _check_order(settings.AUTHENTICATION_BACKENDS)
+        yield from _check_middleware()
+        with suppress(ConfigurationError):  # reported with the values of the settings
+            yield from _check_names(current().login)
+
+    def _hits(self, request: HttpRequest | None, credentials: Mapping[str, Any]) -> list[tuple[Rule, str]]:
+        if not self.is_limited(credentials):
+            return []
+        return login_hits(self.user_names(credentials), None if request is None else f"ip:{client_ip(request)}")
+
+    def _others(self, request: HttpRequest | None, credentials: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
+        """Yield the backends behind this one that take these credentials, and their paths, as Django does."""
+        listed = [(load_backend(path), path) for path in settings.AUTHENTICATION_BACKENDS]
+        ours = [isinstance(backend, LoginQuotaBackend) for backend, _ in listed]
+        for backend, path in listed[ours.index(True) + 1 :]:
+            if isinstance(backend, LoginQuotaBackend):
+                continue
+            try:
+                _signature(backend.authenticate).bind(request, **credentials)
+            except TypeError:
+                continue
+            yield backend, path
+
+
+_signature = getattr(django_inspect, "signature", inspect.signature)
+"""Django's own knows annotations of Python 3.14, and came with a later version of Django 5.2."""
+
+
+def _refuse(request: HttpRequest | None, exceeded: QuotaExceeded) -> NoReturn:
+    """Raise what the middleware answers with 429; without the middleware, what a form shows."""
+    if request is None or passes_middleware(request):
+        raise exceeded
+    raise LoginRefused(exceeded.decision) from exceeded
+
+
+# --- user.backend -----------------------------------------------------------------------------------------------------
+
+
+class _AcceptedBy:
+    """The attribute `backend` of users: the path of the backend that accepted the password. It goes into the session.
+
+    Django sets it to the path of the backend that returned the user, `LoginQuotaBackend`. This ignores that.
+    """
+
+    def __init__(self, replaced: Any) -> None:
+        self.replaced = replaced
+        """What the class of users had under this name."""
+
+    def __get__(self, user: Any, owner: type) -> Any:
+        if user is not None and "backend" in user.__dict__:
+            return user.__dict__["backend"]
+        if self.replaced is _NOTHING:
+            raise AttributeError("backend")
+        return self.replaced.__get__(user, owner) if hasattr(self.replaced, "__get__") else self.replaced
+
+    def __set__(self, user: Any, path: str) -> None:
+        if "backend" not in user.__dict__ or not _is_ours(path):
+            user.__dict__["backend"] = path
+
+
+_NOTHING = object()
+
+
+def _accepted_by(user: Any, path: str) -> Any:
+    """Return a user whose `backend` is, and stays, the path of the backend that accepted the password."""
+    there = inspect.getattr_static(user.__class__, "backend", _NOTHING)
+    if not hasattr(there, "__set__"):  # such as this one, or a property of the project
+        user.__class__.backend = _AcceptedBy(there)
+    user.backend = path
+    return user
+
+
+def _is_ours(path: object) -> bool:
+    try:
+        found = import_string(str(path))
+    except (ImportError, RuntimeError):  # it or its app is not there
+        return False
+    return isinstance(found, type) and issubclass(found, LoginQuotaBackend)
+
+
+# --- system checks ----------------------------------------------------------------------------------------------------
+
+
+def _check_order(paths: Sequence[str]) -> Iterator[CheckMessage]:
+    """Find backends that check passwords without a limit, and a list without one that checks them."""
+    position = next(number for number, path in enumerate(paths) if _is_ours(path))
+    others = [path for path in paths if not _is_ours(path)]
+    before = next((path for path in paths[:position] if not _is_of_axes(path)), None)
+    if before is not None:
+        yield Error(
+            f"AUTHENTICATION_BACKENDS has {before!r} above {paths[position]!r}: it checks passwords unlimited.",
+            hint=f"Put {paths[position]!r} first.",
+            id="django_quota.E017",
+        )
+    if all(map(_is_of_axes, others)):
+        yield Error(
+            f"AUTHENTICATION_BACKENDS has no backend below {paths[position]!r}: nobody can log in.",
+            hint="Add, for example, 'django.contrib.auth.backends.ModelBackend'.",
+            id="django_quota.E018",
+        )
+    if any(map(_is_of_axes, others)):
+        yield CheckWarning(
+            "AUTHENTICATION_BACKENDS has a backend of django-axes too: both count failed logins, and the stricter one "
+            "refuses.",
+            hint="Remove django-axes, or keep it for its log alone, with AXES_LOCK_OUT_AT_FAILURE = False.",
+            id="django_quota.W020",
+        )
+
+
+def _check_middleware() -> Iterator[CheckMessage]:
+    if position_of(QuotaMiddleware) is None:
+        yield CheckWarning(
+            "AUTHENTICATION_BACKENDS has LoginQuotaBackend, but MIDDLEWARE has no QuotaMiddleware: a refused login is "
+            "an error of its form, with status 200, and an exception where there is no form.",
+            hint="Add 'django_quota.middleware.QuotaMiddleware' to MIDDLEWARE, below AuthenticationMiddleware.",
+            id="django_quota.W023",
+        )
+
+
+def _check_names(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
+    """Find a limit by name alone that is no higher than that for a name and an address."""
+    counts = {rule.key: min(limit.rate.count for limit in rule.limits) for rule in rules}
+    by_name, by_both = counts.get(USERNAME), counts.get((USERNAME, "ip"), 0)
+    if by_name is not None and by_name <= max(by_both, LOW):
+        yield CheckWarning(
+            f'QUOTA["LOGIN"] limits a user name to {by_name} failed logins from all addresses together: whoever knows '
+            "the name can lock its owner out.",
+            hint="Use ['username', 'ip'] for the low limit, and a higher one for 'username', for example '100/h'.",
+            id="django_quota.W019",
+        )
+
+
+LOW = 20
+"""A limit by name alone that is no higher can be reached by hand."""
+
+
+def _is_of_axes(path: object) -> bool:
+    return str(path).startswith("axes.")

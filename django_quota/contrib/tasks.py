@@ -1,0 +1,90 @@
+"""`django.tasks` (Django 6.0): enqueue a task for the moment at which its limit has room.
+
+`TaskQuota("100/m").enqueue(export, org_id)`
+
+A backend of `django.tasks` decides alone when a task runs, so the limit is asked when the task is enqueued. A leaky
+bucket says how long the task must wait, and `run_after` carries that to the backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django_quota import ConfigurationError, Decision, Rule, RuleError, acheck, check
+from django_quota.conf import rule_of
+from django_quota.core.clock import SECOND, frozen_now
+from django_quota.core.rates import MAX_COUNT, Rate
+
+__all__ = ["TaskQuota"]
+
+ROOM = 30 * 86_400 * SECOND
+"""How far ahead tasks are enqueued, unless `burst` of a `leaky_bucket` rule says how many may wait."""
+
+
+class TaskQuota:
+    """A limit for tasks that are enqueued with it. It spaces them evenly, by each of its rates.
+
+    `rule`: a rate (`"100/m"`), the name of a rule in the settings, or a `Rule`. `key`: a subject, or a function
+    `(task, args, kwargs)` that returns a subject or a user; without it all tasks share one limit. `cost`: a number, or
+    a function `(task, args, kwargs)`.
+    """
+
+    def __init__(self, rule: str | Rule, *, key: Any = "global", cost: Any = None) -> None:
+        self.rule, self.key, self.cost = rule, key, cost
+
+    def enqueue(self, task: Any, *args: Any, **kwargs: Any) -> Any:
+        """Enqueue a task for the moment of its place; return its `TaskResult`.
+
+        Raises `QuotaExceeded` if no moment helps: the subject is blocked, the rate is 0, or a rule with
+        `on_unavailable="deny"` meets a Redis that does not answer. Raises `ConfigurationError` if the backend of the
+        task cannot defer, and `RuleError` if the rule is wrong.
+        """
+        return _later(task, check(*self._asks(task, args, kwargs))).enqueue(*args, **kwargs)
+
+    async def aenqueue(self, task: Any, *args: Any, **kwargs: Any) -> Any:
+        """Enqueue a task without blocking the event loop; see `enqueue`."""
+        return await _later(task, await acheck(*self._asks(task, args, kwargs))).aenqueue(*args, **kwargs)
+
+    def _asks(self, task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Rule, Any, int | None]:
+        """Return the bucket, whom the task counts for, and its cost."""
+        if not task.get_backend().supports_defer:
+            raise ConfigurationError(
+                f"The backend {task.backend!r} of task {task.name!r} cannot defer tasks (supports_defer is False).",
+                "Use a backend in TASKS that can.",
+            )
+        subject = self.key(task, args, kwargs) if callable(self.key) else self.key
+        cost = self.cost(task, args, kwargs) if callable(self.cost) else self.cost
+        return _bucket(rule_of(self.rule, {})), subject, cost
+
+
+def _bucket(rule: Rule) -> Rule:
+    if rule.dynamic or rule.distinct is not None:
+        raise RuleError(f"Rule {rule.name!r} needs a request, so no task can use it.", "Use a rule with a rate.")
+    rooms = [ROOM * rate.count // rate.period for rate in rule.rates if isinstance(rate, Rate)]
+    room = rule.burst if rule.algorithm == "leaky_bucket" else None
+    return replace(
+        rule,
+        algorithm="leaky_bucket",
+        burst=room or max(1, min(MAX_COUNT, *rooms)),
+        precision=None,
+        tz=None,
+        count_refused=False,
+        ban=None,
+        warn_at=None,
+    )
+
+
+def _later(task: Any, decision: Decision) -> Any:
+    """Return the task with the moment of its place, or with its own if that is later."""
+    if decision.enforced:
+        decision.raise_if_refused()
+    wait = max((outcome.delay for outcome in decision.outcomes if outcome.enforced), default=0.0)
+    if not wait:
+        return task
+    frozen = frozen_now()
+    now = datetime.now(UTC) if frozen is None else datetime.fromtimestamp(frozen / SECOND, UTC)
+    at = now + timedelta(seconds=wait)
+    return task.using(run_after=at if task.run_after is None else max(at, task.run_after))

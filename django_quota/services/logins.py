@@ -1,0 +1,66 @@
+"""Limits on failed logins: who is limited, and how an operator unlocks somebody.
+
+The rules come from the setting `LOGIN`. `django_quota.contrib.auth` has the backend that asks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from django_quota.conf import USERNAME, current
+from django_quota.core import keys
+from django_quota.core.rules import Rule
+from django_quota.services.api import reset
+from django_quota.services.registry import get_limiter
+from django_quota.services.scanning import find_keys
+from django_quota.services.subjects import LOGIN, login_subject
+
+MAX_TTL = 366 * 86_400
+"""Seconds: no month and no year is longer."""
+
+
+def login_hits(names: Iterable[str], address: str | None) -> list[tuple[Rule, str]]:
+    """Return what an attempt to log in takes: the rules of `LOGIN`, each with its subject.
+
+    `names`: the user names that were typed. `address`: the subject of the client's address; without one, the rules by
+    address are left out.
+    """
+    users = list(dict.fromkeys(map(login_subject, names)))
+    hits: list[tuple[Rule, str]] = []
+    for rule in current().login:
+        if rule.key == "ip":
+            hits += [] if address is None else [(rule, address)]
+        elif rule.key == USERNAME:
+            hits += [(rule, user) for user in users]
+        elif address is not None:
+            hits += [(rule, f"{user}+{address}") for user in users]
+    return hits
+
+
+def hold_ttl() -> int:
+    """Return the seconds after which no hit of an attempt counts any more: the longest window of the rules."""
+    windows = [limit.window or MAX_TTL for rule in current().login for limit in rule.limits]
+    return max(windows, default=MAX_TTL)
+
+
+def unlock(name: str) -> int:
+    """Forget the failed logins of a user name; return for how many addresses, and for the name alone, there were any.
+
+    It walks through all keys in Redis, which alone know the addresses. Limits by address alone stay: reset the address
+    itself. Raises `RuleError` for an empty name, `StoreUnavailable` if Redis does not answer.
+    """
+    rules, subject = current().login, login_subject(name)
+    return sum(sum(reset(rule, each) for rule in rules) > 0 for each in [subject, *with_addresses(subject)])
+
+
+def with_addresses(subject: str) -> list[str]:
+    """Return the longer subjects of a user name's subject, one for each address that Redis knows; empty for others.
+
+    It walks through all keys in Redis.
+    """
+    if not subject.startswith(LOGIN) or "+" in subject:
+        return []
+    prefix = current().prefix
+    found = find_keys(get_limiter().store, f"{keys.glob(keys.subject_base(prefix, subject))}+*")
+    subjects = {read.subject for key in found if (read := keys.read(prefix, key)) is not None}
+    return sorted(filter(None, subjects))

@@ -1,0 +1,794 @@
+"""Failed logins: the backend in front of Django's own, with the admin, forms, Django REST framework and JWT."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import re
+import subprocess
+import sys
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from functools import partial
+from html import unescape
+from io import StringIO
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import redis
+from asgiref.sync import async_to_sync
+from django.contrib import admin
+from django.contrib.auth import aauthenticate, authenticate, get_user
+from django.contrib.auth.backends import BaseBackend
+from django.contrib.auth.forms import UsernameField
+from django.contrib.auth.models import Permission, User
+from django.contrib.auth.signals import user_login_failed
+from django.contrib.auth.views import LoginView
+from django.core.checks import run_checks
+from django.core.exceptions import PermissionDenied
+from django.core.management import call_command
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, RequestFactory
+from django.urls import path
+from django.views.debug import ExceptionReporter
+from hypothesis import given
+from hypothesis import strategies as st
+from rest_framework.authentication import BasicAuthentication
+from rest_framework.authtoken.views import ObtainAuthToken
+from rest_framework.permissions import IsAuthenticated
+from rest_framework.response import Response
+from rest_framework.views import APIView
+from rest_framework_simplejwt.views import TokenObtainPairView
+
+from django_quota import ConfigurationError, QuotaExceeded, RuleError, quota
+from django_quota.conf import DEFAULT_LOGIN, login_rules
+from django_quota.contrib.auth import LoginQuotaBackend, LoginRefused, unlock
+from django_quota.services.lookup import parse_subject_input
+from django_quota.services.subjects import login_subject, normalized
+from django_quota.testing import RedisServer, freeze
+from tests.admin.operators import superuser
+from tests.contrib.hashers import CountingHasher, hashed_in_a_race
+from tests.support.pages import run_page
+from tests.support.selection import thorough
+from tests.support.steps import SECOND, START
+from tests.support.stores import caches, named, programs
+
+OURS = "django_quota.contrib.auth.LoginQuotaBackend"
+MODEL = "django.contrib.auth.backends.ModelBackend"
+PASSWORD = "right horse"
+MINUTE, HOUR = 60 * SECOND, 3_600 * SECOND
+
+
+class Refuses(BaseBackend):
+    """A backend that says no to one user, and ends the search."""
+
+    def authenticate(self, request: Any, username: Any = None, password: Any = None, **kwargs: Any) -> Any:
+        if username == "banned":
+            raise PermissionDenied
+        return None
+
+
+class ByPhone(BaseBackend):
+    """A backend with credentials of its own."""
+
+    def authenticate(self, request: Any, phone: str, password: str) -> Any:  # type: ignore[override]
+        return User.objects.get(username="ann") if (phone, password) == ("+49 1", PASSWORD) else None
+
+
+class Breaks(BaseBackend):
+    def authenticate(self, request: Any, username: Any = None, password: Any = None, **kwargs: Any) -> Any:
+        raise RuntimeError("the directory does not answer")
+
+
+HERE = "tests.contrib.test_auth"
+
+
+@pytest.fixture(autouse=True)
+def hasher(settings: Any) -> Iterator[type[CountingHasher]]:
+    settings.PASSWORD_HASHERS = ["tests.contrib.hashers.CountingHasher"]
+    yield CountingHasher
+    CountingHasher.hashed.clear()
+
+
+@pytest.fixture
+def ann(database: Any, hasher: type[CountingHasher], settings: Any) -> User:
+    settings.AUTHENTICATION_BACKENDS = [OURS, MODEL]
+    user = User.objects.create_user("ann", "ann@example.org", PASSWORD, is_staff=True)
+    hasher.hashed.clear()
+    return user
+
+
+def visit(address: str = "203.0.113.9") -> HttpRequest:
+    return RequestFactory().post("/login/", REMOTE_ADDR=address)
+
+
+def attempt(password: str = "guess", name: str = "ann", address: str = "203.0.113.9") -> str:
+    """Try to log in; return what came of it."""
+    try:
+        user = authenticate(visit(address), username=name, password=password)
+    except QuotaExceeded:
+        return "refused"
+    return "in" if user is not None else "wrong"
+
+
+async def aattempt(password: str = "guess", name: str = "ann", address: str = "203.0.113.9") -> str:
+    try:
+        user = await aauthenticate(visit(address), username=name, password=password)
+    except QuotaExceeded:
+        return "refused"
+    return "in" if user is not None else "wrong"
+
+
+@pytest.fixture(params=["sync", "async"])
+def guess(request: pytest.FixtureRequest) -> Callable[..., str]:
+    return attempt if request.param == "sync" else async_to_sync(aattempt)
+
+
+@pytest.fixture(params=["memory", *programs(), thorough("topology", "cluster")], ids=named)
+def store(request: pytest.FixtureRequest, started: Callable[[Path], RedisServer], settings: Any) -> None:
+    """The memory store, the Redis store on each version, and on a Cluster: emptied."""
+    if isinstance(request.param, str):
+        request.getfixturevalue({"memory": "memory_store"}.get(request.param, request.param))
+        return
+    with redis.Redis.from_url(started(request.param).url) as client:
+        client.flushall()
+    settings.CACHES = caches(started(request.param))
+
+
+@pytest.mark.usefixtures("store", "ann")
+class TestEveryStore:
+    def test_the_sixth_guess_is_refused_before_a_password_is_hashed(
+        self, guess: Callable[..., str], hasher: type[CountingHasher]
+    ) -> None:
+        with freeze(START):
+            assert [guess() for _ in range(7)] == ["wrong"] * 5 + ["refused"] * 2
+            assert guess(PASSWORD) == "refused"
+        assert len(hasher.hashed) == 5
+
+    def test_the_limit_opens_again_when_the_window_is_over(self, guess: Callable[..., str]) -> None:
+        with freeze(START):
+            for _ in range(5):
+                guess()
+        with freeze(START + 10 * MINUTE - 1):
+            assert guess(PASSWORD) == "refused"
+        with freeze(START + 11 * MINUTE):
+            assert guess(PASSWORD) == "in"
+
+    def test_success_gives_back_its_own_hit_only(self, guess: Callable[..., str]) -> None:
+        with freeze(START):
+            assert [guess() for _ in range(3)] == ["wrong"] * 3
+            assert [guess(PASSWORD) for _ in range(20)] == ["in"] * 20
+            assert [guess() for _ in range(3)] == ["wrong", "wrong", "refused"]
+
+    def test_nobody_is_locked_out_by_their_name_below_the_higher_limit(self) -> None:
+        with freeze(START):
+            for number in range(20):
+                for _ in range(5):
+                    last = attempt(address=f"198.51.100.{number}")
+                assert last == "wrong"
+                expected = "in" if number < 19 else "refused"
+                assert attempt(PASSWORD, address="203.0.113.9") == expected
+            assert attempt(PASSWORD, name="bob") == "wrong"
+
+    def test_one_address_may_guess_at_thirty_names(self) -> None:
+        with freeze(START):
+            tries = [attempt(name=f"user{number}") for number in range(31)]
+            assert tries == ["wrong"] * 30 + ["refused"]
+            assert attempt(PASSWORD, address="198.51.100.1") == "in"
+
+    def test_unlock_forgets_the_failed_logins_from_all_addresses(self) -> None:
+        with freeze(START):
+            for address in ("203.0.113.9", "203.0.113.10", "2001:db8::1"):
+                for _ in range(5):
+                    attempt(address=address)
+                attempt(name="annabel", address=address)
+                assert attempt(PASSWORD, address=address) == "refused"
+            assert unlock(" ANN") == 4  # the pairs with three addresses, and the name alone
+            for address in ("203.0.113.9", "203.0.113.10", "2001:db8::1"):
+                assert attempt(PASSWORD, address=address) == "in"
+                assert [attempt(name="annabel", address=address) for _ in range(5)][-1] == "refused"
+            assert unlock("ann") == 0
+
+
+# --- beside a request -------------------------------------------------------------------------------------------------
+
+memory = pytest.mark.usefixtures("memory_store", "ann")
+
+
+@memory
+def test_without_a_request_only_the_limits_by_name_apply() -> None:
+    with freeze(START):
+        assert not any(authenticate(username="ann", password="guess") for _ in range(100))
+        with pytest.raises(QuotaExceeded, match="login-username"):
+            authenticate(username="ann", password=PASSWORD)
+        assert not any(authenticate(username=f"user{number}", password="guess") for number in range(40))
+
+
+@memory
+def test_the_test_client_logs_in_by_password_and_by_force(ann: User) -> None:
+    client = Client()
+    assert client.login(username="ann", password=PASSWORD)
+    assert client.session["_auth_user_backend"] == MODEL
+    assert not client.login(username="ann", password="guess")
+    client = Client()
+    client.force_login(ann)
+    assert client.session["_auth_user_backend"] == MODEL
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+@memory
+def test_names_that_forms_treat_as_equal_share_one_count() -> None:
+    with freeze(START):
+        for name in ("ann", " ANN ", "Ann\n", "\uff41nn", "ANN\u3000"):
+            assert attempt(name=name) == "wrong"
+        assert attempt(PASSWORD) == "refused"
+
+
+@memory
+@pytest.mark.parametrize("name", ["ann", "nobody"])
+def test_an_unknown_name_gets_the_same_answers_as_a_known_one(name: str, hasher: type[CountingHasher]) -> None:
+    with freeze(START):
+        refusal = None
+        for _ in range(6):
+            try:
+                assert authenticate(visit(), username=name, password="guess") is None
+            except QuotaExceeded as exceeded:
+                refusal = exceeded.decision
+        assert refusal is not None
+        assert (refusal.rule, refusal.limit, refusal.retry_after) == ("login-username-ip", 5, 600.0)
+    assert len(hasher.hashed) == 5
+
+
+@pytest.mark.usefixtures("redis_cache", "ann")
+def test_redis_gets_no_names_and_no_passwords(raw: Any) -> None:
+    attempt("hunter2", name="ann@example.org")
+    keys = list(raw.scan_iter())
+    assert keys
+    stored = b" ".join([*keys, *(raw.dump(key) for key in keys)])
+    assert b"ann" not in stored
+    assert b"hunter2" not in stored
+
+
+@memory
+def test_every_name_among_the_credentials_is_limited(settings: Any) -> None:
+    settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.ByEither"]
+    with freeze(START):
+        for number in range(5):
+            assert authenticate(visit(), username=f"x{number}", email="ann@example.org", password="guess") is None
+        with pytest.raises(QuotaExceeded):
+            authenticate(visit(), username="x9", email="ANN@example.org", password=PASSWORD)
+
+
+class ByEither(BaseBackend):
+    def authenticate(self, request: Any, username: Any = None, password: Any = None, **kwargs: Any) -> Any:
+        return None
+
+
+@given(st.text(min_size=1, max_size=50))
+def test_names_that_the_login_form_makes_equal_are_one_subject(name: str) -> None:
+    read = UsernameField(max_length=2_000).to_python(name)
+    if normalized(name):
+        assert login_subject(str(read)) == login_subject(name)
+
+
+# --- several backends -------------------------------------------------------------------------------------------------
+
+
+@memory
+class TestSeveralBackends:
+    def test_the_user_and_the_session_name_the_backend_that_accepted(self, settings: Any, rf: RequestFactory) -> None:
+        settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.ByPhone", MODEL]
+        by_name = authenticate(visit(), username="ann", password=PASSWORD)
+        by_phone = authenticate(visit(), phone="+49 1", password=PASSWORD)
+        assert by_name is not None
+        assert by_phone is not None
+        assert (by_name.backend, by_phone.backend) == (MODEL, f"{HERE}.ByPhone")
+        client = Client()
+        assert client.login(phone="+49 1", password=PASSWORD)
+        assert client.session["_auth_user_backend"] == f"{HERE}.ByPhone"
+
+    def test_async_code_gets_the_same_backend(self, settings: Any) -> None:
+        settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.ByPhone", MODEL]
+        user = asyncio.run(aauthenticate(visit(), phone="+49 1", password=PASSWORD))
+        assert user is not None
+        assert user.backend == f"{HERE}.ByPhone"
+
+    def test_a_session_outlives_the_removal_of_our_backend(self, settings: Any) -> None:
+        client = Client()
+        assert client.login(username="ann", password=PASSWORD)
+        settings.AUTHENTICATION_BACKENDS = [MODEL]
+        request = visit()
+        request.session = client.session
+        assert get_user(request).get_username() == "ann"
+
+    def test_a_backend_that_ends_the_search_ends_it(self, settings: Any, hasher: type[CountingHasher]) -> None:
+        settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.Refuses", MODEL]
+        User.objects.create_user("banned", password=PASSWORD)
+        hasher.hashed.clear()
+        assert attempt(PASSWORD, name="banned") == "wrong"
+        assert hasher.hashed == []
+        assert attempt(PASSWORD) == "in"
+
+    def test_a_backend_that_fails_leaves_the_hit_counted(self, settings: Any) -> None:
+        settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.Breaks"]
+        with freeze(START):
+            for _ in range(5):
+                with pytest.raises(RuntimeError, match="directory"):
+                    attempt()
+            assert attempt() == "refused"
+
+    def test_credentials_without_a_password_are_left_to_the_other_backends(self, settings: Any) -> None:
+        settings.AUTHENTICATION_BACKENDS = [OURS, "django.contrib.auth.backends.RemoteUserBackend", MODEL]
+        with freeze(START):
+            for _ in range(40):
+                user = authenticate(visit(), remote_user="ann")
+        assert user is not None
+        assert user.backend == "django.contrib.auth.backends.RemoteUserBackend"
+
+    def test_permissions_come_from_the_other_backends(self, ann: User) -> None:
+        ann.user_permissions.add(Permission.objects.get(codename="view_dailycounter"))
+        user = authenticate(visit(), username="ann", password=PASSWORD)
+        assert user is not None
+        assert user.has_perm("django_quota.view_dailycounter")
+        assert not user.has_perm("django_quota.delete_dailycounter")
+        assert asyncio.run(user.ahas_perm("django_quota.view_dailycounter"))
+
+    def test_an_attribute_of_the_user_class_stays_the_default(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(User, "backend", "shop.backends.Usual", raising=False)
+        assert User().backend == "shop.backends.Usual"
+        user = authenticate(visit(), username="ann", password=PASSWORD)
+        assert user is not None
+        assert (user.backend, User().backend) == (MODEL, "shop.backends.Usual")
+
+    def test_other_users_have_no_backend(self) -> None:
+        assert attempt(PASSWORD) == "in"
+        assert not hasattr(User(), "backend")
+        assert not hasattr(User, "backend")
+
+
+# --- signals and tracebacks -------------------------------------------------------------------------------------------
+
+
+@memory
+def test_a_wrong_password_is_signalled_once_and_a_refusal_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[Any] = []
+
+    def note(credentials: Any, **_: Any) -> None:
+        failed.append(credentials)
+
+    user_login_failed.connect(note)
+    try:
+        with freeze(START):
+            assert [attempt() for _ in range(7)].count("refused") == 2
+    finally:
+        user_login_failed.disconnect(note)
+    assert failed == [{"username": "ann", "password": "********************"}] * 5
+
+
+@memory
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_report_of_an_error_has_no_password(kind: str, settings: Any) -> None:
+    settings.AUTHENTICATION_BACKENDS = [OURS, f"{HERE}.Breaks"]
+    with pytest.raises(RuntimeError) as caught:
+        attempt("hunter2") if kind == "sync" else asyncio.run(aattempt("hunter2"))
+    trace = caught.value.__traceback__
+    while trace is not None and "contrib/auth.py" not in trace.tb_frame.f_code.co_filename:
+        trace = trace.tb_next
+    shown = []
+    while trace is not None:
+        if "django_quota" in trace.tb_frame.f_code.co_filename:
+            shown.append(trace)
+        trace = trace.tb_next
+    assert shown
+    for each in shown:
+        each.tb_next = None
+        report = ExceptionReporter(visit(), RuntimeError, caught.value, each).get_traceback_html()
+        assert "hunter2" not in report
+
+
+# --- forms and pages --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def site(ann: User, memory_store: None, settings: Any) -> Client:
+    settings.ROOT_URLCONF = HERE
+    settings.SIMPLE_JWT = {"SIGNING_KEY": "only for tests, and long enough for HS256"}
+    return Client(REMOTE_ADDR="203.0.113.9")
+
+
+def log_in_page(request: HttpRequest) -> HttpResponse:
+    """A view that asks without a form, as many APIs do."""
+    user = authenticate(request, username=request.POST["username"], password=request.POST["password"])
+    return HttpResponse("in" if user else "wrong", status=200 if user else 401)
+
+
+async def async_log_in_page(request: HttpRequest) -> HttpResponse:
+    user = await aauthenticate(request, username=request.POST["username"], password=request.POST["password"])
+    return HttpResponse("in" if user else "wrong", status=200 if user else 401)
+
+
+class Private(APIView):
+    authentication_classes: ClassVar[Any] = [BasicAuthentication]
+    permission_classes: ClassVar[Any] = [IsAuthenticated]
+
+    def get(self, request: Any) -> Response:
+        return Response({"user": str(request.user)})
+
+
+class TokenView(ObtainAuthToken):
+    """Django REST framework's own, which needs a table for the token that it returns."""
+
+    def post(self, request: Any, *args: Any, **kwargs: Any) -> Response:
+        serializer = self.get_serializer(data=request.data)
+        serializer.is_valid(raise_exception=True)
+        return Response({"token": serializer.validated_data["user"].backend})
+
+
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("accounts/login/", LoginView.as_view(template_name="admin/login.html")),
+    path("plain/", log_in_page),
+    path("async/", async_log_in_page),
+    path("token/", TokenView.as_view()),
+    path("jwt/", TokenObtainPairView.as_view()),
+    path("private/", Private.as_view()),
+]
+
+WAYS = {  # the URL, and the statuses of a right and a wrong password
+    "admin": ("/admin/login/?next=/admin/", 302, 200),
+    "form": ("/accounts/login/", 302, 200),
+    "view": ("/plain/", 200, 401),
+    "async view": ("/async/", 200, 401),
+    "token of REST framework": ("/token/", 200, 400),
+    "simplejwt": ("/jwt/", 200, 401),
+}
+
+
+def send(client: Client, url: str, password: str = "guess", **headers: Any) -> Any:
+    return client.post(url, {"username": "ann", "password": password}, **headers)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_to_log_in_ends_in_a_429_that_says_until_when(way: str, site: Client) -> None:
+    url, right, wrong = WAYS[way]
+    with freeze(START):
+        assert [send(site, url, PASSWORD).status_code for _ in range(6)] == [right] * 6
+        site.cookies.clear()
+        assert [send(site, url).status_code for _ in range(6)] == [wrong] * 5 + [429]
+        refused = send(site, url, PASSWORD, HTTP_ACCEPT="text/html, */*;q=0.1")
+        other = Client(REMOTE_ADDR="198.51.100.7")
+        assert send(other, url, PASSWORD).status_code == right
+    assert refused.status_code == 429
+    assert refused.headers["Retry-After"] == "600"
+    page = refused.content.decode()
+    assert "Please try again in 10 minutes." in page
+    assert "Try again at:" in page
+    assert "ann" not in page
+
+
+def test_basic_authentication_ends_in_a_429(site: Client) -> None:
+    def basic(password: str) -> int:
+        given = b64encode(f"ann:{password}".encode()).decode()
+        return int(site.get("/private/", HTTP_AUTHORIZATION=f"Basic {given}").status_code)
+
+    with freeze(START):
+        assert [basic(PASSWORD) for _ in range(20)] == [200] * 20
+        assert [basic("guess") for _ in range(6)] == [401] * 5 + [429]
+        assert basic(PASSWORD) == 429
+
+
+@pytest.mark.parametrize("way", ["admin", "form", "token of REST framework", "simplejwt"])
+def test_without_the_middleware_forms_and_serializers_say_until_when(way: str, site: Client, settings: Any) -> None:
+    settings.MIDDLEWARE = [path for path in settings.MIDDLEWARE if "quota" not in path]
+    url, right, wrong = WAYS[way]
+    with freeze(START):
+        assert [send(site, url).status_code for _ in range(5)] == [wrong] * 5
+        refused = send(site, url, PASSWORD)
+        assert refused.status_code == (200 if way in ("admin", "form") else 400)
+        assert "Please try again in 10 minutes." in refused.content.decode()
+    with freeze(START + 11 * MINUTE):
+        assert send(site, url, PASSWORD).status_code == right
+
+
+def test_without_the_middleware_a_decorator_answers_for_a_view_without_a_form(ann: User, memory_store: None) -> None:
+    view = quota(None)(log_in_page)
+    with freeze(START):
+        statuses = [
+            view(RequestFactory().post("/", {"username": "ann", "password": "guess"})).status_code for _ in range(6)
+        ]
+    assert statuses == [401] * 5 + [429]
+
+
+def test_the_refusal_of_a_form_can_be_pickled_and_explained(ann: User, memory_store: None) -> None:
+    with freeze(START):
+        for _ in range(5):
+            attempt()
+        with pytest.raises(LoginRefused, match="Rule 'login-username-ip' admits 5 per 10 minutes") as caught:
+            authenticate(visit(), username="ann", password="guess")
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert again.decision == caught.value.decision
+    assert again.messages == ["The limit is 5 per 10 minutes. Please try again in 10 minutes."]
+
+
+def test_the_page_about_logins_runs(site: Client) -> None:
+    with freeze(START):
+        names = run_page("docs/logins.md")
+    assert names["QUOTA"]["LOGIN"] == DEFAULT_LOGIN
+    assert names["AUTHENTICATION_BACKENDS"] == [OURS, MODEL]
+    posted = partial(RequestFactory().post, "/", {"username": "ann", "password": "guess"}, REMOTE_ADDR="192.0.2.1")
+    with freeze(START):
+        assert [names["log_in"](posted()).status_code for _ in range(6)] == [401] * 5 + [429]
+    limited = names["LimitedLogins"]()
+    assert limited.is_limited({"customer_number": 7, "sms_code": "1"})
+    assert limited.user_names({"customer_number": 7, "sms_code": "1"}) == ["7"]
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def rules_of(given: object) -> list[tuple[str, list[str], object]]:
+    return [(rule.name, [str(rate) for rate in rule.rates], rule.key) for rule in login_rules(given)]
+
+
+def test_limits_with_the_same_key_are_one_rule() -> None:
+    given = {"5/10m": ["ip", "username"], "20/d": ("username", "ip"), "30/h; 200/d": "ip", "100/h": ["username"]}
+    assert rules_of(given) == [
+        ("login-username-ip", ["5/10m", "20/d"], ("login:username", "ip")),
+        ("login-ip", ["30/h", "200/d"], "ip"),
+        ("login-username", ["100/h"], "login:username"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("5/10m", r'QUOTA\["LOGIN"\] is \'5/10m\', not a dict of limits. Use, for example, {\'5/10m\': \['),
+        (None, r'QUOTA\["LOGIN"\] is None'),
+        ({}, r'QUOTA\["LOGIN"\] has no limit. Use, for example'),
+        ({"shadow": True}, r'QUOTA\["LOGIN"\] has no limit.'),
+        ({"5/10m": "user"}, r'QUOTA\["LOGIN"\]\[\'5/10m\'\] is \'user\'. Use \'username\', \'ip\' or'),
+        ({"5/10m": None}, r"is None. Use 'username'"),
+        ({"5/10m": []}, r"is \[\]. Use 'username'"),
+        ({"5/10m": ["ip", "ip"]}, r"is \['ip', 'ip'\]. Use"),
+        ({"5/10m": [["ip"]]}, r"Use 'username'"),
+        ({"5/10x": "ip"}, r'QUOTA\["LOGIN"\]: \'5/10x\' is not a rate'),
+        ({10: "ip"}, r'QUOTA\["LOGIN"\] has 10, which is not a rate. Use, for example'),
+        ({"5/10m": "ip", "on_unavailble": "deny"}, r"has 'on_unavailble', .* Did you mean 'on_unavailable'\?"),
+        ({"5/10m": "ip", "on_unavailable": "no"}, r"on_unavailable='no' is not 'allow', 'deny' or 'local'"),
+        ({"5/10m": "ip", "shadow": 1}, r"shadow=1 is not True or False"),
+        ({"5/10m": "ip", "6/600s": ["ip"]}, r"both rates have the same window"),
+    ],
+    ids=str,
+)
+def test_a_wrong_setting_names_its_place_and_what_to_write(given: object, says: str, settings: Any) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        login_rules(given)
+    settings.QUOTA = {**settings.QUOTA, "LOGIN": given}
+    assert [found.id for found in run_checks(tags=["django_quota"])] == ["django_quota.E002", "django_quota.W022"]
+
+
+@memory
+def test_the_setting_decides(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "LOGIN": {"2/h": "username", "on_unavailable": "deny"}}
+    with freeze(START):
+        assert [attempt(address=f"192.0.2.{number}") for number in range(3)] == ["wrong", "wrong", "refused"]
+
+
+@memory
+def test_a_shadow_counts_and_refuses_nobody(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "LOGIN": {"2/h": ["username", "ip"], "shadow": True}}
+    with freeze(START):
+        assert [attempt() for _ in range(4)] == ["wrong"] * 4
+        assert attempt(PASSWORD) == "in"
+
+
+@memory
+def test_limits_that_are_turned_off_let_everything_through(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
+    assert [attempt() for _ in range(7)] == ["wrong"] * 7
+    assert attempt(PASSWORD) == "in"
+
+
+@pytest.mark.usefixtures("ann")
+@pytest.mark.parametrize("says", ["allow", "deny", "local"])
+def test_on_unavailable_decides_while_redis_is_away(
+    says: str, settings: Any, tmp_path: Path, hasher: type[CountingHasher]
+) -> None:
+    settings.CACHES = caches(RedisServer(f"unix://{tmp_path}/nobody.sock", 0, Path()))
+    settings.QUOTA = {**settings.QUOTA, "LOGIN": {"2/h": ["username", "ip"], "on_unavailable": says}}
+    came = [attempt() for _ in range(3)]
+    assert came == {"allow": ["wrong"] * 3, "deny": ["refused"] * 3, "local": ["wrong", "wrong", "refused"]}[says]
+    assert len(hasher.hashed) == came.count("wrong")
+    assert attempt(PASSWORD) == ("in" if says == "allow" else "refused")
+
+
+def test_a_denial_without_redis_is_a_503(ann: User, settings: Any, tmp_path: Path) -> None:
+    settings.CACHES = caches(RedisServer(f"unix://{tmp_path}/nobody.sock", 0, Path()))
+    settings.QUOTA = {**settings.QUOTA, "ON_UNAVAILABLE": "deny"}
+    settings.ROOT_URLCONF = HERE
+    assert send(Client(), "/accounts/login/").status_code == 503
+
+
+# --- system checks ----------------------------------------------------------------------------------------------------
+
+AXES = "axes.backends.AxesStandaloneBackend"
+MIDDLEWARE = "django_quota.middleware.QuotaMiddleware"
+
+
+@pytest.mark.parametrize(
+    ("backends", "login", "found"),
+    [
+        ([OURS, MODEL], None, []),
+        ([OURS, f"{HERE}.ByPhone", MODEL], {"5/10m": ["username", "ip"], "50/h": "username"}, []),
+        ([MODEL], None, []),
+        ([MODEL, OURS], None, ["E017"]),
+        ([f"{HERE}.ByPhone", OURS, MODEL], None, ["E017"]),
+        ([OURS], None, ["E018"]),
+        ([AXES, OURS, MODEL], None, ["W020"]),
+        ([OURS, AXES, MODEL], None, ["W020"]),
+        ([OURS, AXES], None, ["E018", "W020"]),
+        ([MODEL], {"5/10m": "ip"}, ["W022"]),
+        ([OURS, MODEL], {"5/10m": "username"}, ["W019"]),
+        ([OURS, MODEL], {"20/10m": ["username", "ip"], "20/h": "username"}, ["W019"]),
+        ([f"{HERE}.Stricter", MODEL], None, []),
+        ([OURS, "nowhere.Backend", MODEL], None, []),
+    ],
+)
+def test_the_checks_find_what_is_wrong(backends: list[str], login: Any, found: list[str], settings: Any) -> None:
+    settings.AUTHENTICATION_BACKENDS = backends
+    settings.QUOTA = {**settings.QUOTA, **({} if login is None else {"LOGIN": login})}
+    messages = run_checks(tags=["django_quota"])
+    assert [str(each.id).removeprefix("django_quota.") for each in messages] == found
+    assert all(each.hint for each in messages)
+
+
+def test_the_checks_miss_the_middleware(settings: Any) -> None:
+    settings.AUTHENTICATION_BACKENDS = [OURS, MODEL]
+    settings.MIDDLEWARE = [path for path in settings.MIDDLEWARE if path != MIDDLEWARE]
+    assert [found.id for found in run_checks(tags=["django_quota"])] == ["django_quota.W023"]
+
+
+class Stricter(LoginQuotaBackend):
+    """A subclass that also limits codes sent by SMS."""
+
+    def is_limited(self, credentials: Any) -> bool:
+        return "code" in credentials or super().is_limited(credentials)
+
+
+class ByCode(BaseBackend):
+    def authenticate(self, request: Any, phone: str, code: str) -> Any:  # type: ignore[override]
+        return User.objects.get(username="ann") if code == "1234" else None
+
+
+@memory
+def test_a_subclass_may_limit_other_credentials(settings: Any) -> None:
+    settings.AUTHENTICATION_BACKENDS = [f"{HERE}.Stricter", f"{HERE}.ByCode", MODEL]
+    with freeze(START):
+        user = authenticate(visit(), phone="+49 1", code="1234")
+        assert user is not None
+        assert user.backend == f"{HERE}.ByCode"
+        for _ in range(5):
+            assert authenticate(visit(), phone="+49 1", code="0000") is None
+        with pytest.raises(QuotaExceeded):
+            authenticate(visit(), phone="+49 1", code="1234")
+
+
+# --- what operators do ------------------------------------------------------------------------------------------------
+
+
+def run(*words: str) -> str:
+    out = StringIO()
+    call_command(*words, stdout=out, stderr=StringIO())
+    return out.getvalue()
+
+
+@pytest.mark.usefixtures("redis_cache", "ann")
+class TestCommands:
+    def test_quota_reset_unlocks_a_user_name_at_every_address(self) -> None:
+        with freeze(START):
+            for address in ("203.0.113.9", "203.0.113.10"):
+                for _ in range(6):
+                    attempt(address=address)
+            subject = login_subject("ann")
+            lines = [
+                f"login-username for {subject}",
+                f"login-username-ip for {subject}+ip:203.0.113.10",
+                f"login-username-ip for {subject}+ip:203.0.113.9",
+            ]
+            shown = run("quota_reset", "login:username= Ann", "--dry-run")
+            assert shown.splitlines() == [f"Would reset {line}" for line in lines]
+            assert attempt(PASSWORD) == "refused"
+            assert run("quota_reset", "login:username= Ann").splitlines() == [f"Reset {line}" for line in lines]
+            assert attempt(PASSWORD) == attempt(PASSWORD, address="203.0.113.10") == "in"
+            assert run("quota_reset", "login:username=ann") == f"Nothing was counted for {subject}.\n"
+
+    def test_quota_status_shows_a_name_and_a_name_at_an_address(self) -> None:
+        with freeze(START):
+            for _ in range(5):
+                attempt()
+            by_name = json.loads(run("quota_status", "login:username=ann", "--json"))
+            there = json.loads(run("quota_status", "login:username=ann+ip:203.0.113.9", "--json"))
+            elsewhere = json.loads(run("quota_status", "203.0.113.9", "--json"))
+        used = [
+            {limit["rule"]: limit["used"] for limit in found["limits"] if limit["used"]}
+            for found in (by_name, there, elsewhere)
+        ]
+        assert used == [{"login-username": 5}, {"login-username-ip": 5}, {"login-ip": 5}]
+
+    def test_nothing_of_a_failed_login_outlives_its_longest_window(self, raw: Any) -> None:
+        attempt()
+        longest = max(raw.ttl(key) for key in raw.scan_iter("quota:1:{login*"))
+        assert 0 < longest <= 3_700
+
+
+@pytest.mark.usefixtures("database", "memory_store")
+def test_the_admin_finds_the_failed_logins_of_a_user_and_unlocks_them(settings: Any, ann: User) -> None:
+    with freeze(START):
+        client = superuser()
+        for _ in range(6):
+            attempt()
+        page = client.get("/admin/django_quota/subject/", {"subject": f"user:{ann.pk}"}).content.decode()
+        (url,) = re.findall(r'href="([^"]+)">Failed logins<', page)
+        shown = client.get(unescape(url)).content.decode()
+        assert login_subject("ann") in shown
+        assert "login-username" in shown
+        found = client.post("/admin/django_quota/subject/", {"find": "login:username=ANN"})
+        assert found.headers["Location"] == unescape(url)
+        words = {"subject": login_subject("ann"), "on": '["*"]', "confirmed": "yes"}
+        client.post("/admin/django_quota/subject/action/reset/", words)
+        assert attempt(PASSWORD) == "in"
+
+
+@pytest.mark.usefixtures("database", "memory_store")
+def test_the_admin_names_no_failed_logins_where_none_are_limited(settings: Any, ann: User) -> None:
+    settings.AUTHENTICATION_BACKENDS = [MODEL]
+    page = superuser().get("/admin/django_quota/subject/", {"subject": f"user:{ann.pk}"}).content.decode()
+    assert "Failed logins" not in page
+    assert "login-username" not in page
+
+
+@pytest.mark.parametrize("text", ["login:user=ann", "login:username=", "login:username=  "])
+def test_a_wrong_text_for_a_user_name_says_what_to_write(text: str) -> None:
+    with pytest.raises(RuleError, match=r"username=<name>|value after the equals sign|not a user name"):
+        parse_subject_input(text)
+
+
+# --- races, and other packages ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("redis_cache", "ann")
+def test_of_sixty_guesses_at_once_five_are_hashed() -> None:
+    assert hashed_in_a_race(60) == 5
+
+
+def site_of(*arguments: str) -> Any:
+    """Run a site with other packages in a process of its own; return what it prints."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.contrib.login_site", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.thorough("processes")
+@pytest.mark.parametrize(("first", "hashed"), [(OURS, 5), (AXES, 60)])
+def test_sixty_guesses_at_once_beside_axes(first: str, hashed: int, raw: Any, redis_server: RedisServer) -> None:
+    assert site_of("race", redis_server.url, first) == {"hashed": hashed}
+
+
+@pytest.mark.thorough("processes")
+@pytest.mark.parametrize("middleware", ["with", "without"])
+def test_allauth_answers_with_a_429_and_has_no_limit_by_name_of_its_own(middleware: str) -> None:
+    allauths = "allauth.account.auth_backends.AuthenticationBackend"
+    assert site_of("allauth", "memory", middleware) == {
+        "guesses": [200] * 5 + [429],
+        "page": True,
+        "retry_after": "600",
+        "by_name": [302, MODEL],
+        "by_email": [302, allauths],
+        "many": [302] * 12,
+        "unlocked": [2, 302],
+    }

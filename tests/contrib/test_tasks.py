@@ -1,0 +1,120 @@
+"""`contrib.tasks`: tasks of `django.tasks` are enqueued at the pace of a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+
+from django_quota import ConfigurationError, QuotaExceeded, Rule, RuleError
+from django_quota.contrib.tasks import TaskQuota
+from django_quota.services.registry import clear_memory
+from django_quota.testing import freeze
+from tests.support.pages import run_page
+
+tasks: Any = pytest.importorskip("django.tasks", reason="Django 6.0 brought django.tasks")
+NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
+
+
+@tasks.task
+def export(org: int, file_format: str = "csv") -> None:
+    """Each backend imports it by its path."""
+
+
+@pytest.fixture(autouse=True)
+def at_noon(memory_store: None, settings: Any) -> Iterator[None]:
+    settings.TASKS = {
+        "default": {"BACKEND": "django.tasks.backends.dummy.DummyBackend"},
+        "immediate": {"BACKEND": "django.tasks.backends.immediate.ImmediateBackend"},
+    }
+    clear_memory()
+    with freeze(NOON):
+        yield
+
+
+def waits(*results: Any) -> list[float]:
+    """Return after how many seconds each task will run."""
+    return [((result.task.run_after or NOON) - NOON).total_seconds() for result in results]
+
+
+def test_tasks_run_one_after_the_other() -> None:
+    limit = TaskQuota("10/m")
+    assert waits(*(limit.enqueue(export, 7) for _ in range(12))) == [6.0 * number for number in range(12)]
+
+
+def test_the_arguments_and_the_options_of_the_task_stay() -> None:
+    limit = TaskQuota("10/m")
+    limit.enqueue(export, 1)
+    result = limit.enqueue(export.using(priority=5), 7, file_format="pdf")
+    assert (result.args, result.kwargs, result.task.priority) == ([7], {"file_format": "pdf"}, 5)
+
+
+def test_async_code_enqueues_alike() -> None:
+    limit = TaskQuota("10/m")
+    assert waits(*(async_to_sync(limit.aenqueue)(export, 7) for _ in range(2))) == [0.0, 6.0]
+
+
+def test_each_subject_waits_by_itself_and_a_cost_for_longer() -> None:
+    limit = TaskQuota("10/m", key=lambda task, args, kwargs: f"org:{args[0]}", cost=lambda task, args, kwargs: args[0])
+    assert waits(*(limit.enqueue(export, org) for org in (1, 2, 1, 2))) == [0.0, 0.0, 6.0, 12.0]
+
+
+def test_several_rates_space_by_the_slowest() -> None:
+    limit = TaskQuota(Rule.make("exports", "10/m", "1440/d"))
+    assert waits(*(limit.enqueue(export, 7) for _ in range(3))) == [0.0, 60.0, 120.0]
+
+
+def test_a_later_moment_of_the_task_stays() -> None:
+    limit = TaskQuota("10/m")
+    later = export.using(run_after=NOON + timedelta(hours=1))
+    soon = export.using(run_after=NOON + timedelta(seconds=1))
+    assert waits(*(limit.enqueue(task, 7) for task in (later, later, soon))) == [3600.0, 3600.0, 12.0]
+
+
+def test_a_rule_of_the_settings(settings: Any) -> None:
+    settings.QUOTA = {"STORE": "memory", "RULES": {"exports": {"rate": "10/m", "ban": {"after": "1/m", "for": "1h"}}}}
+    limit = TaskQuota("exports", key="org:7")
+    assert waits(*(limit.enqueue(export, 7) for _ in range(2))) == [0.0, 6.0]
+
+
+def test_a_shadow_rule_lets_no_task_wait() -> None:
+    limit = TaskQuota(Rule.make("exports", "1/m", shadow=True))
+    assert waits(*(limit.enqueue(export, 7) for _ in range(2))) == [0.0, 0.0]
+
+
+def test_without_room_nothing_is_enqueued() -> None:
+    limit = TaskQuota(Rule.make("exports", "10/m", algorithm="leaky_bucket", burst=2))
+    assert waits(*(limit.enqueue(export, 7) for _ in range(2))) == [0.0, 6.0]
+    with pytest.raises(QuotaExceeded):
+        limit.enqueue(export, 7)
+    with pytest.raises(QuotaExceeded):
+        TaskQuota("0/m").enqueue(export, 7)
+    assert len(export.get_backend().results) == 2
+
+
+def test_a_backend_that_cannot_defer_is_an_error_that_takes_no_place() -> None:
+    limit = TaskQuota("1/m")
+    with pytest.raises(ConfigurationError, match="'immediate' of task 'export' cannot defer"):
+        limit.enqueue(export.using(backend="immediate"), 7)
+    assert waits(limit.enqueue(export, 7)) == [0.0]
+
+
+def test_while_redis_does_not_answer_a_rule_decides(settings: Any) -> None:
+    settings.QUOTA = {}  # the settings of the tests lead to no server
+    limit = TaskQuota("1/m")
+    assert waits(*(limit.enqueue(export, 7) for _ in range(2))) == [0.0, 0.0]
+    with pytest.raises(QuotaExceeded):
+        TaskQuota(Rule.make("exports", "1/m", on_unavailable="deny")).enqueue(export, 7)
+
+
+def test_a_rule_that_needs_a_request_is_an_error() -> None:
+    with pytest.raises(RuleError, match="needs a request"):
+        TaskQuota(Rule.make("devices", "3/d", distinct=True)).enqueue(export, 7)
+
+
+def test_the_page_runs() -> None:
+    names = run_page("docs/tasks.md", __name__="shop")
+    assert waits(*(names["start_export"](7) for _ in range(2))) == [0.0, 0.6]
