@@ -91,8 +91,7 @@ class _Answer(NamedTuple):
             return False
         for rule, subject in pairs:
             outcomes = [each for each in decision.outcomes if (each.rule, each.subject) == (rule.name, subject)]
-            undecided = not outcomes and decision.degraded and not decision.allowed
-            if undecided or not all(outcome.allowed for outcome in outcomes):
+            if not all(outcome.allowed for outcome in outcomes) or (decision.degraded and not outcomes):
                 return True
         return False
 
