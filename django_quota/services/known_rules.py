@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from itertools import chain
+from typing import Any, TypeVar
 
 from django.urls import get_resolver
 
@@ -20,11 +21,23 @@ FromViews = Callable[[Iterable[Any]], Iterable[Any]]
 """Finds rules or slots on the views of URL patterns."""
 
 _from_views: dict[str, FromViews] = {}
+_finders: list[FromViews] = []
+
+F = TypeVar("F", bound=FromViews)
 
 
 def register_views(*, rules: FromViews, slots: FromViews) -> None:
     """Set how rules and slots of views are found: the web layer does so when the app is ready."""
     _from_views.update(rules=rules, slots=slots)
+
+
+def finds_rules(finder: F) -> F:
+    """Register a function that returns the rules which an integration decides on the views of URL patterns; return it.
+
+    Then the admin, the commands and `reset_subject` know them.
+    """
+    _finders.append(finder)
+    return finder
 
 
 def known_rules() -> dict[str, Rule | str]:
@@ -36,7 +49,8 @@ def known_rules() -> dict[str, Rule | str]:
             rules[name] = settings.rule(name)
         except RuleError as error:
             rules[name] = str(error)
-    for rule in (*_on_views("rules"), *known_login_rules()):
+    of_integrations = (finder(get_resolver().url_patterns) for finder in _finders)
+    for rule in chain(_on_views("rules"), *of_integrations, known_login_rules()):
         rules.setdefault(rule.name, rule)
     return rules
 

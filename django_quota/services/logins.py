@@ -13,7 +13,7 @@ from django_quota.core.rules import Rule
 from django_quota.services.api import reset
 from django_quota.services.registry import get_limiter
 from django_quota.services.scanning import find_keys
-from django_quota.services.subjects import LOGIN, login_subject
+from django_quota.services.subjects import LOGIN, login_subject, named_subject
 
 MAX_TTL = 366 * 86_400
 """Seconds: no month and no year is longer."""
@@ -43,14 +43,16 @@ def hold_ttl() -> int:
     return max(windows, default=MAX_TTL)
 
 
-def unlock(name: str) -> int:
+def unlock(name: str, address: str | None = None) -> int:
     """Forget the failed logins of a user name; return for how many addresses, and for the name alone, there were any.
 
-    It walks through all keys in Redis, which alone know the addresses. Limits by address alone stay: reset the address
-    itself. Raises `RuleError` for an empty name, `StoreUnavailable` if Redis does not answer.
+    `address`: only those from this address. Without one, it walks through all keys in Redis, which alone know the
+    addresses. Limits by address alone stay: reset the address itself. Raises `RuleError` for an empty name,
+    `StoreUnavailable` if Redis does not answer.
     """
     rules, subject = current().login, login_subject(name)
-    return sum(sum(reset(rule, each) for rule in rules) > 0 for each in [subject, *with_addresses(subject)])
+    there = with_addresses(subject) if address is None else [named_subject(f"{subject}+ip:{address}")]
+    return sum(sum(reset(rule, each) for rule in rules) > 0 for each in [subject, *there])
 
 
 def with_addresses(subject: str) -> list[str]:

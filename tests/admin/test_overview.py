@@ -24,7 +24,7 @@ from django_quota.services.health import Health, health
 from django_quota.services.registry import get_limiter
 from django_quota.stores.redis.store import RedisStore
 from tests.admin.operators import operator
-from tests.support.stores import caches, current_store
+from tests.support.stores import caches, current_store, redis_store
 
 PAGE = "/admin/django_quota/overview/"
 SUBJECT = "ip:203.0.113.9"
@@ -284,17 +284,12 @@ class TestSizes:
     def unknown(self) -> None:
         health_service._estimates.clear()
 
-    def store(self) -> RedisStore:
-        store = current_store()
-        assert isinstance(store, RedisStore)
-        return store
-
     def test_few_keys_are_all_listed(self, raw: redis.Redis) -> None:
         for number in range(30):
             check("5/m", f"ip:192.0.2.{number}", name="a")
         raw.set("foreign", "x" * 10_000, ex=100)
         raw.delete("quota:1:{!}:workers")  # this process may have said that it is there
-        found = health_service.sizes(self.store(), "quota")
+        found = health_service.sizes(redis_store(), "quota")
         assert found.is_whole
         assert (found.listed, found.total) == (31, 31)
         assert {(kind.kind, kind.keys) for kind in found.kinds} == {("r", 30)}
@@ -308,7 +303,7 @@ class TestSizes:
                 pipeline.set(f"quota:1:{{ip:{number}}}:c:clicks" if number % 2 else f"other:{number}", "7", ex=1000)
             pipeline.execute()
         raw.config_resetstat()
-        found = health_service.sizes(self.store(), "quota")
+        found = health_service.sizes(redis_store(), "quota")
         stats = raw.info("commandstats")
         assert stats["cmdstat_scan"]["calls"] == health_service.SCAN_CALLS
         usage = stats.get("cmdstat_memory|usage") or stats["cmdstat_memory"]

@@ -25,18 +25,11 @@ from django_quota.services.registry import get_limiter
 from django_quota.signals import store_back, store_lost
 from django_quota.testing import RedisServer, freeze
 from tests.support.calls import get, run
-from tests.support.steps import START
+from tests.support.steps import START, Clock
 from tests.support.stores import current_store
 
 GONE = StoreUnavailable("gone")
 FULL = StoreOutOfMemory("OOM")
-
-
-class Clock:
-    now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,8 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from redis import exceptions as theirs
 
-from django_quota import StoreUnavailable, acheck, check, concurrency, counter, peek, reserve
+from django_quota import Rule, StoreUnavailable, acheck, check, concurrency, counter, peek, reserve
+from django_quota.engine.decide import Decide
 from django_quota.exceptions import ConfigurationError, StoreCommandDenied
 from django_quota.services.outages import Outages
 from django_quota.services.registry import get_limiter
@@ -26,7 +27,7 @@ from django_quota.stores.redis.config import ANSWER_TIMEOUT, with_timeouts
 from django_quota.stores.redis.errors import AllInUseError, is_silence, translate_error
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer, freeze, running_redis
-from tests.support.steps import SECOND, START
+from tests.support.steps import SECOND, START, Clock
 from tests.support.stores import caches, current_store
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
@@ -97,11 +98,7 @@ def mute(tmp_path_factory: pytest.TempPathFactory, settings: Any) -> Iterator[Mu
     server.close()
 
 
-class Clock:
-    now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
+SUBJECT = "ip:203.0.113.9"
 
 
 @pytest.fixture
@@ -144,6 +141,24 @@ class TestAServerThatHangs:
         assert [what for what, _ in reported] == ["lost"]
         assert reported[0][1]["reason"]
         assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 1
+
+
+@both
+def test_a_check_during_an_outage_makes_no_command(
+    kind: str, mute: Mute, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_clock(clock)
+    for _ in range(FAILURES):
+        assert check("1/m", SUBJECT).degraded
+    monkeypatch.setattr(Decide, "evalsha", None)
+    decision = check("1/m", SUBJECT) if kind == "sync" else asyncio.run(acheck("1/m", SUBJECT))
+    assert (decision.allowed, decision.degraded, decision.rule, decision.subject) == (True, True, "1/m", SUBJECT)
+    assert not check(Rule.make("unlimited", None), SUBJECT).degraded
+    monkeypatch.undo()
+    assert not check("1/m", SUBJECT, on_unavailable="deny")
+    for _ in range(2):
+        local = check("1/m", SUBJECT, on_unavailable="local")
+    assert not local
 
 
 def test_sync_and_async_share_the_breaker(mute: Mute, clock: Clock) -> None:

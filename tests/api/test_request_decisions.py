@@ -17,8 +17,8 @@ from django_quota.services.request_decisions import adecide_request, decide_requ
 from django_quota.stores.redis.breaker import FAILURES, Breaker
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer
-from tests.api.test_outages import Clock
 from tests.support.calls import get
+from tests.support.steps import Clock
 from tests.support.stores import caches, current_store
 
 NOBODY: Any = {"REMOTE_ADDR": ""}

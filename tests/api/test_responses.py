@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota import Decision, Rule, check, concurrency, quota
+from django_quota.core.decisions import Outcome
 from django_quota.exceptions import ConfigurationError
 from django_quota.testing import freeze
 from django_quota.web import responses
@@ -171,6 +172,50 @@ class TestRetryAfter:
 
 def test_a_limit_of_zero_does_not_say_that_the_request_is_too_large() -> None:
     assert "larger" not in message(check("0/m", "global"), get_language())
+
+
+@st.composite
+def refusals(draw: st.DrawFn) -> Decision:
+    """Draw a refusal of a few limits; what it shows differs in one thing or another."""
+    waits = st.none() | st.sampled_from([0.0, 0.2, 0.9, 1.0, 1.4, 59.0])
+    outcomes = [
+        Outcome(
+            Rule.make(draw(st.sampled_from(["a", "b"])), draw(st.sampled_from(["1/m", "0/m", "9/h"]))).limits[0],
+            draw(st.sampled_from(["ip:203.0.113.9", "user:1"])),
+            draw(st.integers(1, 2)),
+            draw(st.booleans()),
+            draw(st.integers(0, 1)),
+            draw(waits),
+            draw(st.sampled_from([0.0, 0.5, 60.0])),
+            draw(waits),
+            shadow=draw(st.booleans()),
+            why=draw(st.sampled_from(["", "blocked", "banned"])),
+        )
+        for _ in range(draw(st.integers(0, 2)))
+    ]
+    if not outcomes:
+        return Decision(False, "a", "user:1", degraded=True, enforced=True)
+    binding = outcomes[draw(st.integers(0, len(outcomes) - 1))]
+    return Decision(False, binding.rule, binding.subject, 1, tuple(outcomes), binding=binding, enforced=True)
+
+
+@given(refusals(), refusals(), st.sampled_from([None, "text/plain", "text/html"]), st.booleans(), st.booleans())
+def test_a_refusal_is_answered_alike_whatever_was_answered_before(
+    before: Decision, decision: Decision, accept: str | None, is_german: bool, is_legacy: bool
+) -> None:
+    def answer(to: Decision) -> tuple[int, bytes, dict[str, str]]:
+        request = get(accept)
+        with freeze(NOW), translation.override("de" if is_german else "en"):
+            response = refusal(request, to)
+        return response.status_code, response.content, dict(response.headers)
+
+    with override_settings(QUOTA={"STORE": "memory", "LEGACY_HEADERS": is_legacy}):
+        alone = answer(decision)
+    with override_settings(QUOTA={"STORE": "memory", "LEGACY_HEADERS": is_legacy}):  # a change of settings forgets all
+        with translation.override("fr"):
+            refusal(get(), decision)
+        answer(before)
+        assert answer(decision) == answer(decision) == alone
 
 
 class TestBodies:

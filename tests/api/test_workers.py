@@ -19,17 +19,10 @@ from django_quota.services.limiter import Limiter
 from django_quota.services.registry import get_limiter
 from django_quota.services.workers import INTERVAL, TTL, Workers, part_of
 from django_quota.testing import RedisServer, freeze
-from tests.support.steps import SECOND, START
+from tests.support.steps import SECOND, START, Clock
 from tests.support.stores import caches, current_store
 
 KEY = "quota:1:{!}:workers:of-this-test"
-
-
-class Clock:
-    now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.mark.usefixtures("either_store")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from html import unescape
 from io import StringIO
@@ -23,12 +24,13 @@ from django.contrib import admin
 from django.contrib.auth import aauthenticate, authenticate, get_user
 from django.contrib.auth.backends import BaseBackend
 from django.contrib.auth.forms import UsernameField
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.contrib.auth.signals import user_login_failed
 from django.contrib.auth.views import LoginView
 from django.core.checks import run_checks
 from django.core.exceptions import PermissionDenied
 from django.core.management import call_command
+from django.db import connection
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import path
@@ -42,13 +44,13 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 from rest_framework_simplejwt.views import TokenObtainPairView
 
-from django_quota import ConfigurationError, QuotaExceeded, RuleError, quota
-from django_quota.conf import DEFAULT_LOGIN, login_rules
+from django_quota import ConfigurationError, QuotaExceeded, RuleError, peek, quota
+from django_quota.conf import DEFAULT_LOGIN, current, login_rules
 from django_quota.contrib.auth import LoginQuotaBackend, LoginRefused, unlock
 from django_quota.services.lookup import parse_subject_input
 from django_quota.services.subjects import login_subject, normalized
 from django_quota.testing import RedisServer, freeze
-from tests.admin.operators import superuser
+from tests.admin.operators import operator, superuser
 from tests.contrib.hashers import CountingHasher, hashed_in_a_race
 from tests.support.pages import run_page
 from tests.support.selection import thorough
@@ -191,6 +193,15 @@ class TestEveryStore:
                 assert [attempt(name="annabel", address=address) for _ in range(5)][-1] == "refused"
             assert unlock("ann") == 0
 
+    def test_unlock_with_an_address_leaves_the_others_locked(self) -> None:
+        with freeze(START):
+            for address in ("2001:db8::1", "203.0.113.10"):
+                for _ in range(5):
+                    attempt(address=address)
+            assert unlock("ann", "2001:DB8::7") == 2
+            assert attempt(PASSWORD, address="2001:db8::1") == "in"
+            assert attempt(PASSWORD, address="203.0.113.10") == "refused"
+
 
 # --- beside a request -------------------------------------------------------------------------------------------------
 
@@ -329,9 +340,12 @@ class TestSeveralBackends:
         assert user is not None
         assert user.backend == "django.contrib.auth.backends.RemoteUserBackend"
 
-    def test_permissions_come_from_the_other_backends(self, ann: User) -> None:
-        ann.user_permissions.add(Permission.objects.get(codename="view_dailycounter"))
-        user = authenticate(visit(), username="ann", password=PASSWORD)
+    def test_permissions_come_from_the_other_backends(self) -> None:
+        operator("view_dailycounter", name="bea")
+        bea = User.objects.get(username="bea")
+        bea.set_password(PASSWORD)
+        bea.save()
+        user = authenticate(visit(), username="bea", password=PASSWORD)
         assert user is not None
         assert user.has_perm("django_quota.view_dailycounter")
         assert not user.has_perm("django_quota.delete_dailycounter")
@@ -763,6 +777,39 @@ def test_a_wrong_text_for_a_user_name_says_what_to_write(text: str) -> None:
 @pytest.mark.usefixtures("redis_cache", "ann")
 def test_of_sixty_guesses_at_once_five_are_hashed() -> None:
     assert hashed_in_a_race(60) == 5
+
+
+@pytest.mark.usefixtures("redis_cache", "ann")
+def test_each_success_among_many_logins_at_once_gives_back_its_own_hit(settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "LOGIN": {"1000/h": ["username", "ip"], "1000/d": "username"}}
+
+    def log_in(number: int) -> str:
+        try:
+            return attempt(PASSWORD if number % 2 else "guess")
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(16) as pool:
+        assert sorted(pool.map(log_in, range(60))) == ["in"] * 30 + ["wrong"] * 30
+    by_both, by_name = current().login
+    assert peek(by_both, f"{login_subject('ann')}+ip:203.0.113.9").remaining == 970
+    assert peek(by_name, login_subject("ann")).remaining == 970
+
+
+@pytest.mark.usefixtures("redis_cache", "ann")
+def test_a_failed_login_asks_redis_once_and_a_success_twice(raw: Any) -> None:
+    def asked() -> int:
+        stats = raw.info("commandstats")
+        return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "eval"))
+
+    attempt(PASSWORD)
+    attempt()
+    counts = []
+    for password in ("guess", PASSWORD, "guess", PASSWORD):
+        before = asked()
+        attempt(password)
+        counts.append(asked() - before)
+    assert counts == [1, 2, 1, 2]
 
 
 def site_of(*arguments: str) -> Any:

@@ -43,7 +43,7 @@ from rest_framework.viewsets import ViewSet
 from rest_framework_simplejwt.authentication import JWTStatelessUserAuthentication
 from rest_framework_simplejwt.tokens import AccessToken
 
-from django_quota import Decision, Rule, quota
+from django_quota import Decision, Rule, peek, quota, reset_subject
 from django_quota.contrib.rest_framework import (
     AnonRateThrottle,
     QuotaThrottle,
@@ -55,6 +55,7 @@ from django_quota.contrib.rest_framework import (
 )
 from django_quota.contrib.rest_framework.spectacular import AutoSchema
 from django_quota.exceptions import RuleError
+from django_quota.services.known_rules import known_rules
 from django_quota.testing import freeze
 from tests.support.calls import calls_of
 from tests.support.pages import blocks, run_page
@@ -597,9 +598,25 @@ class TestAnswers:
             assert reply.headers["Retry-After"] == "1"
             assert reply.data["detail"] == "This cannot be served right now. Please try again shortly."
 
-    def test_a_refusal_rolls_the_transaction_back_as_others_do(self) -> None:
-        """The framework's handler does, and it gets an exception that it knows."""
-        assert issubclass(QuotaThrottled, exceptions.APIException)
+    @pytest.mark.parametrize("with_middleware", [True, False])
+    @pytest.mark.parametrize("from_settings", [True, False])
+    def test_what_a_reply_costs_is_settled_when_it_is_rendered(
+        self, from_settings: bool, with_middleware: bool, settings: Any
+    ) -> None:
+        if not with_middleware:
+            settings.MIDDLEWARE = []
+        rule: dict[str, Any] = {"rate": "1000/h", "key": "user", "settle": size_of}
+        with_rules(settings, bytes=rule)
+        rules = ["bytes"] if from_settings else [Rule.make("bytes", "1000/h", key="user", settle=size_of)]
+        view = view_of(QuotaThrottle, quota_rules=rules)
+        settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("own/", view)]})
+        reply = ask("own", "1")
+        assert f"r={1000 - len(reply.content)}" in reply.headers["RateLimit"]
+        assert peek(Rule.make("bytes", "1000/h"), "user:1").remaining == 1000 - len(reply.content)
+
+
+def size_of(request: Any, response: Any) -> int:
+    return len(response.content)
 
 
 def post(route: str, body: Any, content_type: str = "application/json", token: str = "1") -> Any:
@@ -724,6 +741,37 @@ class TestChecks:
     def test_wrong_settings_are_left_to_their_own_check(self, settings: Any) -> None:
         settings.QUOTA = {"STORE": "memory", "RULES": []}
         assert {each.id for each in run_checks(tags=["django_quota"])} == {"django_quota.E002"}
+
+
+class TestKnownRules:
+    def test_the_admin_and_the_commands_know_the_rules_of_views(self, settings: Any) -> None:
+        own = Rule.make("own", "5/m", key="user")
+        settings.QUOTA = {**settings.QUOTA, "RULES": {}}
+        views = [
+            view_of(QuotaThrottle, Burst, AnonRateThrottle, quota_rules=["search", own]),
+            view_of(ScopedRateThrottle, throttle_scope="twice"),
+            view_of(QuotaThrottle, throttle_scope="thrice"),
+            view_of(QuotaThrottle, ScopedRateThrottle),
+        ]
+        rates = {"twice": "2/m", "thrice": "3/m", "anon": None}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SimpleRateThrottle, "THROTTLE_RATES", rates)
+            findings(settings, *views)
+            known = {name: rule for name, rule in known_rules().items() if name not in RULES}
+        assert {name: str(cast("Any", rule).rates[0]) for name, rule in known.items()} == {
+            "own": "5/m",
+            "rest_framework.burst": "3/m",
+            "rest_framework.twice": "2/m",
+            "rest_framework.thrice": "3/m",
+        }
+
+    def test_a_subject_is_found_and_reset_by_its_name(self, settings: Any) -> None:
+        view = view_of(Burst)
+        findings(settings, view)
+        called(view, times=3)
+        assert [reply.status_code for reply in called(view)] == [429]
+        reset_subject("user:1")
+        assert [reply.status_code for reply in called(view)] == [200]
 
 
 class TestSchema:

@@ -73,15 +73,15 @@ NOTES = st.builds(
 )
 
 
-def _but(lying: dict[str, bytes | None], keys: Sequence[str]) -> dict[str, bytes | None]:
-    return {key: value for key, value in lying.items() if key not in keys}
+def _but(stored: dict[str, bytes | None], keys: Sequence[str]) -> dict[str, bytes | None]:
+    return {key: value for key, value in stored.items() if key not in keys}
 
 
 def values_of_a_day(subject: str) -> str:
     return f"{values_of(subject)}:2025-11-21"
 
 
-class Places(RuleBasedStateMachine):
+class CounterMachine(RuleBasedStateMachine):
     """One operation after another, through real Redis, the memory store and the bare specification."""
 
     store: RedisStore
@@ -113,10 +113,10 @@ class Places(RuleBasedStateMachine):
         assert _but(after, operation.keys) == _but(before, operation.keys)
         assert all(self.raw.pttl(key) > 0 for key in after)
         assert all(1_000 * self.raw.pttl(key) >= self.last_of(key) - self.now for key in after)
-        assert {key: self.lying(key) for key in after} == {key: value for key, (value, _) in self.states.kept.items()}
+        assert {key: self.stored(key) for key in after} == {key: value for key, (value, _) in self.states.kept.items()}
         return bool(specified[0] == DONE)
 
-    def lying(self, key: str) -> object:
+    def stored(self, key: str) -> object:
         """Return what lies under a key of Redis as the specification has it."""
         specified = self.states.get(key)
         if self.raw.type(key) == b"list":
@@ -132,8 +132,8 @@ class Places(RuleBasedStateMachine):
 
     def last_of(self, key: str) -> int:
         """Return until when the last entry of a sorted set is needed; of what is none, 0."""
-        lying = self.lying(key) if self.raw.type(key) == b"zset" else {}
-        return max(lying.values(), default=0) if isinstance(lying, dict) else 0
+        stored = self.stored(key) if self.raw.type(key) == b"zset" else {}
+        return max(stored.values(), default=0) if isinstance(stored, dict) else 0
 
     def dump(self) -> dict[str, bytes | None]:
         return {key.decode(): self.raw.dump(key) for key in self.raw.scan_iter()}
@@ -156,7 +156,7 @@ class Places(RuleBasedStateMachine):
                 states.put(key, FOREIGN, START + 2 * TTL)
 
 
-class Counting(Places):
+class Counting(CounterMachine):
     """What is done at one place."""
 
     @rule(gap=st.one_of(st.integers(0, 3), st.integers(0, 3 * DAY)))
@@ -228,7 +228,7 @@ class Counting(Places):
         self.something_else(kind(subject), cleared=cleared)
 
 
-class Moving(Places):
+class Moving(CounterMachine):
     """The steps of transfers between two places, in any order; so few of them that each comes again and again."""
 
     @rule(gap=st.sampled_from([1, OVERDUE - 1, OVERDUE, LEASE, 2 * LEASE, 3 * LEASE]))
@@ -282,15 +282,17 @@ class Moving(Places):
 @pytest.mark.hypothesis
 @pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize("machine", [Counting, Moving])
-def test_lua_and_specification_never_differ(machine: type[Places], raw: redis.Redis, redis_server: RedisServer) -> None:
-    Places.store = RedisStore("default")
-    Places.raw = raw
+def test_lua_and_specification_never_differ(
+    machine: type[CounterMachine], raw: redis.Redis, redis_server: RedisServer
+) -> None:
+    CounterMachine.store = RedisStore("default")
+    CounterMachine.raw = raw
     examples, steps = (100, 50) if machine is Moving else (150, 30)
     run_state_machine_as_test(
         machine,
         settings=inputs(examples, stateful_step_count=steps, suppress_health_check=list(HealthCheck)),
     )
-    Places.store.close()
+    CounterMachine.store.close()
 
 
 # --- real processes ---------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ SPANS = st.one_of(st.integers(1, 30 * SECOND), st.sampled_from([10 * SECOND, 3_6
 GAPS = st.one_of(st.integers(0, 3), st.integers(0, 12 * SECOND))
 
 
-class Twins(RuleBasedStateMachine):
+class LeaseMachine(RuleBasedStateMachine):
     """One operation after another, through real Redis, the memory store and the bare specification."""
 
     store: RedisStore
@@ -96,7 +96,7 @@ class Twins(RuleBasedStateMachine):
             for reply in replies
         )
         assert on_redis == specified == in_memory
-        assert self.lying() == {key: value for key, (value, _) in self.states.kept.items()}
+        assert self.stored() == {key: value for key, (value, _) in self.states.kept.items()}
         assert all(self.raw.pttl(key) > 0 for key in self.raw.scan_iter())
         return specified
 
@@ -113,20 +113,20 @@ class Twins(RuleBasedStateMachine):
                 assert message["channel"].decode() == f"django_quota:wake:{parse_token(token).process}"
                 tokens.append(token)
 
-    def lying(self) -> dict[str, Any]:
+    def stored(self) -> dict[str, Any]:
         """Return the state in Redis, in the form of the specification."""
-        lying: dict[str, Any] = {}
+        stored: dict[str, Any] = {}
         for found in self.raw.scan_iter():
             key = found.decode()
             if key == KEYS.queue:
                 tokens: Any = self.raw.lrange(key, 0, -1)
-                lying[key] = tuple(token.decode() for token in tokens)
+                stored[key] = tuple(token.decode() for token in tokens)
             elif key in KEYS:
                 scored: Any = self.raw.zrange(key, 0, -1, withscores=True)
-                lying[key] = {token.decode(): int(stop) for token, stop in scored}
+                stored[key] = {token.decode(): int(stop) for token, stop in scored}
             else:
-                lying[key] = int(self.raw.get(key) or 0)
-        return lying
+                stored[key] = int(self.raw.get(key) or 0)
+        return stored
 
     def holders(self) -> set[str]:
         return {token for token, stop in self.ends.items() if stop > self.now}
@@ -185,17 +185,17 @@ class Twins(RuleBasedStateMachine):
 
     @rule(token=TOKENS, span=SPANS)
     def a_lease_is_renewed(self, token: str, span: int) -> None:
-        before = self.lying()
+        before = self.stored()
         renewed = self.done(Renew(KEYS, token, span))
         assert renewed == (token in self.holders())
         if renewed:
             self.ends[token] = self.now + span
         else:
-            assert self.lying() == before
+            assert self.stored() == before
 
     @rule(token=TOKENS)
     def a_slot_is_given_back(self, token: str) -> None:
-        before, known = self.lying(), token in self.ends or token in self.line
+        before, known = self.stored(), token in self.ends or token in self.line
         was_held, was_there = token in self.holders(), token in self.wait_queue()
         was_kept = token in before.get(KEYS.leases, {})
         held, heir, free, wait, reset = self.done(Release(KEYS, token))
@@ -217,8 +217,8 @@ class Twins(RuleBasedStateMachine):
         else:
             assert (heir, self.woken) == ("", [])
         if not known:  # a foreign token changes nothing
-            assert self.lying() == before
-        others = {other: stop for other, stop in self.lying().get(KEYS.leases, {}).items() if other != heir}
+            assert self.stored() == before
+        others = {other: stop for other, stop in self.stored().get(KEYS.leases, {}).items() if other != heir}
         assert all(stop == before[KEYS.leases][other] for other, stop in others.items())
 
     @rule(tokens=st.lists(TOKENS, min_size=1, unique=True))
@@ -232,33 +232,33 @@ class Twins(RuleBasedStateMachine):
 
     @rule()
     def the_holders_are_looked_at(self) -> None:
-        before = self.lying()
+        before = self.stored()
         reply = self.done(Holders(KEYS))
         assert dict(zip(reply[::2], reply[1::2], strict=True)) == {
             token: self.ends[token] - self.now for token in self.holders()
         }
-        assert self.lying() == before
+        assert self.stored() == before
 
     # --- what was seen ------------------------------------------------------------------------------------------------
 
     @rule(value=st.integers(0, 4), span=SPANS)
     def a_value_is_seen(self, value: int, span: int) -> None:
         key = f"quota:1:{{once:{value}}}:once:total"
-        until = self.lying().get(key, 0)
+        until = self.stored().get(key, 0)
         assert self.done(Once(key, span)) == (until <= self.now)
-        assert self.lying()[key] == (self.now + span if until <= self.now else until)
+        assert self.stored()[key] == (self.now + span if until <= self.now else until)
 
 
 @pytest.mark.hypothesis
 @pytest.mark.usefixtures("redis_cache")
 def test_lua_and_specification_never_differ(raw: redis.Redis, redis_server: RedisServer) -> None:
-    Twins.store = RedisStore("default")
-    Twins.raw = raw
+    LeaseMachine.store = RedisStore("default")
+    LeaseMachine.raw = raw
     run_state_machine_as_test(
-        Twins,
+        LeaseMachine,
         settings=inputs(150, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
     )
-    Twins.store.close()
+    LeaseMachine.store.close()
 
 
 # --- real processes ---------------------------------------------------------------------------------------------------

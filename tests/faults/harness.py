@@ -11,16 +11,8 @@ from django_quota.stores.redis.breaker import RESET_TIMEOUT, Breaker
 from django_quota.testing import RedisServer
 from tests.faults.calls import CALLS, SITE, Call, call_problem, do, promise_problem
 from tests.support.commands import wait_until
+from tests.support.steps import Clock
 from tests.support.stores import caches, redis_store
-
-
-class Clock:
-    """A clock that stands still until it is put forward."""
-
-    now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def caches_at(url: str, reply_timeout: float = 5.0, **pool_options: Any) -> dict[str, Any]:

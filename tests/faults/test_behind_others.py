@@ -16,11 +16,12 @@ from django_quota.services.outages import SETTLE_TIME, Outages
 from django_quota.services.registry import get_limiter
 from django_quota.stores.redis.breaker import FAILURES, Breaker
 from django_quota.testing import RedisServer, running_redis
-from tests.api.test_outages import FULL, Clock, Mute, ask, both, clock, heard, mute, with_clock
+from tests.api.test_outages import FULL, Mute, ask, both, clock, heard, mute, with_clock
 from tests.faults.sockets import SocketServer
 from tests.faults.test_interrupted import forks, in_child
 from tests.stores.test_sentinel import behind, sentinel_port
 from tests.support.clusters import Cluster
+from tests.support.steps import Clock
 from tests.support.stores import PATIENT, caches, current_store
 
 __all__ = ["clock", "mute", "sentinel_port"]

@@ -18,9 +18,10 @@ from django_quota.services.registry import get_limiter
 from django_quota.stores.redis.breaker import FAILURES, Breaker
 from django_quota.testing import RedisServer
 from tests.faults.calls import CALLS, call_problem
-from tests.faults.harness import Clock, assert_own_answers, caches_at, use_site_rules
+from tests.faults.harness import assert_own_answers, caches_at, use_site_rules
 from tests.faults.sockets import SocketServer
 from tests.support.commands import PATIENCE
+from tests.support.steps import Clock
 from tests.support.stores import caches, redis_store
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from tests.faults.calls import CALLS, MODES
 from tests.faults.faults import FAULTS, PASSWORD, Fault, FaultyServer
-from tests.faults.harness import Clock, assert_recovers, broken_promises, caches_at, prepared, use_site_rules
+from tests.faults.harness import assert_recovers, broken_promises, caches_at, prepared, use_site_rules
+from tests.support.steps import Clock
 
 READS = {
     "peek", "reset", "settle", "cancel", "counter.get", "counter.series", "counter.take", "counter.unique_count",

@@ -15,7 +15,6 @@ from django_quota.testing import server_programs
 from tests.faults.calls import CALLS, MODES, do
 from tests.faults.faults import PASSWORD, USER, FaultyServer, faulty_server
 from tests.faults.harness import (
-    Clock,
     assert_own_answers,
     assert_recovers,
     broken_promises,
@@ -23,6 +22,7 @@ from tests.faults.harness import (
     use_site_rules,
 )
 from tests.faults.sockets import GARBAGE, ConnectionFault, Proxy, saying
+from tests.support.steps import Clock
 from tests.support.stores import redis_store
 
 ALONE = [call for call in CALLS if "before" not in call.name]

@@ -13,14 +13,7 @@ from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, 
 
 from django_quota.stores.redis.breaker import CLOSED, PROBE_TIMEOUT, Breaker, probing
 from tests.support.inputs import inputs
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.steps import Clock
 
 
 @pytest.fixture

@@ -20,9 +20,10 @@ from django_quota.stores.cluster.nodes import Node
 from django_quota.stores.cluster.store_cluster import ClusterStore
 from django_quota.stores.redis.breaker import FAILURES, Breaker
 from django_quota.stores.redis.connections import AsyncConnections, SyncConnections
-from tests.api.test_outages import Clock, heard
+from tests.api.test_outages import heard
 from tests.support.clusters import Cluster, Server, running_cluster
 from tests.support.commands import wait_until
+from tests.support.steps import Clock
 from tests.support.stores import cluster_caches, cluster_program, current_store
 
 SUBJECTS = [f"ip:192.0.2.{number}" for number in range(30)]

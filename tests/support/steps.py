@@ -22,6 +22,15 @@ START = 1_763_700_000 * SECOND
 ALGORITHMS = ("sliding_window", "fixed_window", "calendar", "token_bucket", "leaky_bucket")
 
 
+class Clock:
+    """A monotonic clock, in seconds, that stands still until a test sets `now`."""
+
+    now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class Answer(NamedTuple):
     """One limit's part of a reply."""
 

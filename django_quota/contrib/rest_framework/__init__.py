@@ -10,7 +10,7 @@ throttles wait for it, if they need the user or the body.
 
 from __future__ import annotations
 
-from django_quota.contrib.rest_framework import checks  # noqa: F401 — registers the system checks
+from django_quota.contrib.rest_framework import view_rules  # noqa: F401 — registers what it has
 from django_quota.contrib.rest_framework.throttles import (
     AnonRateThrottle,
     QuotaThrottle,

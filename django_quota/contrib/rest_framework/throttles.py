@@ -18,14 +18,16 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from django.core.exceptions import BadRequest
 from django.http import HttpResponseBase
-from django.utils.translation import get_language
 from rest_framework import exceptions, throttling
 
 from django_quota.adapters import (
     apply_decision,
     decide,
     decides_later,
+    message,
+    passes_middleware,
     set_body_parser,
+    settle,
     take_waiting_rules,
     write_headers,
 )
@@ -35,7 +37,7 @@ from django_quota.core.decisions import Decision, QuotaExceeded
 from django_quota.core.errors import RuleError, did_you_mean
 from django_quota.core.rules import Rule, dotted_path
 from django_quota.services.subjects import digest, named_subject, user_subject
-from django_quota.web.wording import message, whole_wait
+from django_quota.web.wording import whole_wait
 
 F = TypeVar("F")
 
@@ -57,7 +59,7 @@ class QuotaThrottled(exceptions.Throttled, QuotaExceeded):
         if decision.degraded and decision.binding is None:
             self.status_code = int(HTTPStatus.SERVICE_UNAVAILABLE)
             self.wait = whole_wait(decision)
-            self.detail = exceptions.ErrorDetail(message(decision, get_language()), "unavailable")
+            self.detail = exceptions.ErrorDetail(message(decision), "unavailable")
 
 
 def with_quota_rules(*rules: str | Rule) -> Callable[[F], F]:
@@ -86,10 +88,11 @@ class _Answer(NamedTuple):
     def refuses_one_of(self, pairs: Sequence[Pair]) -> bool:
         """Say whether one of these pairs is refused."""
         decision = self.decision
+        if decision.allowed:
+            return False
         for rule, subject in pairs:
             outcomes = [each for each in decision.outcomes if (each.rule, each.subject) == (rule.name, subject)]
-            undecided = not outcomes and decision.degraded and not decision.allowed
-            if undecided or not all(outcome.allowed for outcome in outcomes):
+            if not all(outcome.allowed for outcome in outcomes) or (decision.degraded and not outcomes):
                 return True
         return False
 
@@ -139,7 +142,8 @@ class _TogetherMixin:
                 yield from other.entries(request, view)
 
     def _ask(self, request: Any, entries: list[Entry]) -> _Answer:
-        set_body_parser(request, lambda: request.data)
+        if hasattr(request, "_request"):
+            set_body_parser(request, lambda: request.data)
         try:
             with self._time():
                 decision = decide(request, entries)
@@ -147,7 +151,7 @@ class _TogetherMixin:
             raise exceptions.ParseError(str(error)) from error
         answer = _Answer(decision, decision.enforced, [])
         pairs = _pairs(entries)
-        if not decision.allowed and answer.refuses_one_of(pairs):
+        if answer.refuses_one_of(pairs):
             answer = answer._replace(decision=_enforced(decision, pairs))
         apply_decision(request, answer.decision)
         return answer
@@ -237,14 +241,26 @@ def _throttled(method: Callable[..., Any], request: Any, wait: float | None) -> 
 def _finalize(
     method: Callable[..., Any], request: Any, response: HttpResponseBase, *args: Any, **kwargs: Any
 ) -> HttpResponseBase:
-    """Call the view's `finalize_response()`, and write the headers."""
+    """Call the view's `finalize_response()`, and write the headers. With the middleware, that writes and settles."""
     response = method(request, response, *args, **kwargs)
     decision = getattr(request, "quota", None)
-    if isinstance(decision, Decision):
+    if not isinstance(decision, Decision):
+        return response
+    if decision.enforced:
+        response.headers.setdefault("Cache-Control", "no-store")
+    if not passes_middleware(request):
         write_headers(response, decision)
-        if decision.enforced:
-            response.headers.setdefault("Cache-Control", "no-store")
+        if getattr(response, "is_rendered", True):
+            _settle(request, response)
+        else:  # `settle` may look at the content
+            cast("Any", response).add_post_render_callback(partial(_settle, request))
     return response
+
+
+def _settle(request: Any, response: HttpResponseBase) -> None:
+    """Settle what the request took by rules that look at the response."""
+    settle(request, response)
+    write_headers(response, request.quota)
 
 
 # --- rules of the settings --------------------------------------------------------------------------------------------
@@ -318,7 +334,7 @@ class SimpleRateThrottle(_TogetherMixin, throttling.SimpleRateThrottle):
         """Return whether a request is allowed."""
         entries = self.entries(request, view)
         if not entries and not hasattr(request, "_request"):
-            return True
+            return True  # nothing can wait on what is no request of the framework
         if not self._is_allowed(entries, request, view):
             return bool(self.throttle_failure())
         return bool(self.throttle_success()) if entries else True
@@ -328,8 +344,13 @@ class SimpleRateThrottle(_TogetherMixin, throttling.SimpleRateThrottle):
         if self.rate is None or (key := self.get_cache_key(request, view)) is None:
             return []
         self.key = key
+        return [(self.rule, self._subject(request))]
+
+    @property
+    def rule(self) -> Rule:
+        """The rule of the rate. It decides alone (`block=False`); the throttle refuses."""
         name = f"rest_framework.{self.scope}" if self.scope else dotted_path(type(self))
-        return [(_rule_of(name, self.num_requests, self.duration), self._subject(request))]
+        return _rule_of(name, self.num_requests, self.duration)
 
     def throttle_success(self) -> bool:
         """Return True: the request is counted already."""
@@ -338,7 +359,8 @@ class SimpleRateThrottle(_TogetherMixin, throttling.SimpleRateThrottle):
     def _subject(self, request: Any) -> str:
         """Return the subject of the cache key: a user or an address, if the key is about it."""
         user = request.user
-        if user and user.is_authenticated and self.key == self._key_of(user.pk):
+        pk = getattr(user, "pk", None)
+        if pk is not None and user.is_authenticated and self.key == self._key_of(pk):
             return user_subject(user)
         ident = self.get_ident(request)
         if self.key == self._key_of(ident):
@@ -360,7 +382,6 @@ _MAX_KEY = 200
 
 @lru_cache(maxsize=1024)
 def _rule_of(name: str, count: int, seconds: float) -> Rule:
-    """Return the rule of a rate. It decides alone (`block=False`); the throttle refuses."""
     whole = math.ceil(seconds)
     unit = {1: "s", 60: "m", 3_600: "h", 86_400: "d"}.get(whole, f"{whole}s")
     return Rule.make(name, f"{count}/{unit}", key="user", block=False)
@@ -381,9 +402,14 @@ class ScopedRateThrottle(SimpleRateThrottle, throttling.ScopedRateThrottle):
 
     def entries(self, request: Any, view: Any) -> list[Entry]:
         """Return the rule of the view's scope; nothing if it has none."""
-        self.scope = getattr(view, self.scope_attr, None)
-        if not self.scope:
+        scope = getattr(view, self.scope_attr, None)
+        if not scope:
             return []
+        self.use_scope(scope)
+        return super().entries(request, view)
+
+    def use_scope(self, scope: str) -> None:
+        """Take the rate of a scope."""
+        self.scope = scope
         self.rate = self.get_rate()
         self.num_requests, self.duration = self.parse_rate(self.rate)
-        return super().entries(request, view)

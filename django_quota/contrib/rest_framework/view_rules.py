@@ -1,17 +1,20 @@
-"""System checks of views with these throttles."""
+"""What views say about their limits: their rules, for the admin and the commands, and the system checks of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, register
 from django.core.checks import Warning as CheckWarning
+from django.core.exceptions import ImproperlyConfigured
 from django.urls import get_resolver
 from rest_framework import throttling
 from rest_framework.settings import api_settings
 
+from django_quota.adapters import finds_rules
 from django_quota.conf import current
 from django_quota.contrib.rest_framework.throttles import (
     QuotaThrottle,
@@ -22,9 +25,49 @@ from django_quota.contrib.rest_framework.throttles import (
     rules_of_handler,
 )
 from django_quota.core.errors import ConfigurationError, RuleError
-from django_quota.core.rules import dotted_path
+from django_quota.core.rules import Rule, dotted_path
 from django_quota.web.view_kinds import class_of, given_to
 from django_quota.web.view_lookup import endpoints
+
+
+@finds_rules
+def rules_of_views(patterns: Iterable[Any]) -> Iterator[Rule]:
+    """Return the rules of all views with these throttles, without those that are wrong."""
+    for endpoint in endpoints(patterns):
+        for throttle in _throttles_of(endpoint.callback):
+            if issubclass(throttle, QuotaThrottle):
+                yield from (rule for rule in _rules_of(endpoint.callback) if isinstance(rule, Rule))
+            with suppress(ImproperlyConfigured, ValueError, KeyError):  # the framework reports a wrong rate
+                yield from _rule_of_throttle(throttle, endpoint.callback)
+
+
+def _rule_of_throttle(throttle: type, view: Any) -> Iterator[Rule]:
+    """Return the rule of one of the framework's throttles."""
+    scope = _scope_of(view)
+    if issubclass(throttle, QuotaThrottle):
+        throttle = ScopedRateThrottle
+    if issubclass(throttle, ScopedRateThrottle):
+        if not scope or scope in current().rules:
+            return
+        scoped = throttle()
+        scoped.use_scope(scope)
+        if scoped.rate is not None:
+            yield scoped.rule
+    elif issubclass(throttle, SimpleRateThrottle):
+        made = throttle()
+        if made.rate is not None:
+            yield made.rule
+
+
+def _throttles_of(view: Any) -> list[type]:
+    """Return the classes of a view's throttles."""
+    classes = given_to(view).get("throttle_classes", getattr(class_of(view), "throttle_classes", ()))
+    return [each for each in classes if isinstance(each, type)]
+
+
+def _scope_of(view: Any) -> str | None:
+    scope: str | None = given_to(view).get("throttle_scope", getattr(class_of(view), "throttle_scope", None))
+    return scope
 
 
 @register("django_quota")
@@ -37,8 +80,7 @@ def check_throttles(**_: Any) -> list[CheckMessage]:
     found: dict[str, CheckMessage] = {}
     by_address = None
     for endpoint in endpoints(get_resolver().url_patterns if getattr(settings, "ROOT_URLCONF", None) else []):
-        view = endpoint.callback
-        classes = given_to(view).get("throttle_classes", getattr(class_of(view), "throttle_classes", ()))
+        view, classes = endpoint.callback, _throttles_of(endpoint.callback)
         if any(issubclass(each, QuotaThrottle) for each in classes):
             for message in _check_names(view, known):
                 found.setdefault(message.msg, message)
@@ -56,7 +98,7 @@ def check_throttles(**_: Any) -> list[CheckMessage]:
 def _check_names(view: Any, known: Any) -> Iterator[CheckMessage]:
     """Find rules of a view that there are not."""
     view_class: Any = class_of(view)
-    scope = given_to(view).get("throttle_scope", getattr(view_class, "throttle_scope", None))
+    scope = _scope_of(view)
     problems = []
     for rule in _rules_of(view):
         try:
