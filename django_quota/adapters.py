@@ -23,12 +23,14 @@ from django_quota.services.observers import observe, unobserve
 from django_quota.services.request_decisions import adecide_request, decide_request, note_decided
 from django_quota.services.subjects import BODY_PARSER, named_subject
 from django_quota.web import responses, waiting_rules, wording
+from django_quota.web.settlements import asettle_response, settle_response, take_unsettled
 from django_quota.web.waiting_rules import decides_later
 
 __all__ = [
     "adecide",
     "apply_decision",
     "arefusal",
+    "asettle",
     "client_ip",
     "decide",
     "decides_later",
@@ -37,6 +39,7 @@ __all__ = [
     "observe",
     "passes_middleware",
     "refusal",
+    "settle",
     "take_waiting_rules",
     "unobserve",
     "write_headers",
@@ -132,6 +135,26 @@ def write_headers(response: R, decision: Decision) -> R:
     """
     responses.set_headers(response, decision)
     return response
+
+
+def settle(request: Any, response: HttpResponseBase) -> None:
+    """Settle what `decide` took for a request by rules with `settle` or `counts`, once there is a response.
+
+    A streaming response is settled when it ends. Call it before `write_headers`. With the middleware you need not call
+    it, and it does nothing. Raises `RuleError` if a function returns something else than it should.
+    """
+    found = _read_request(request)
+    plans = take_unsettled(found)
+    if plans:
+        settle_response(found, response, plans)
+
+
+async def asettle(request: Any, response: HttpResponseBase) -> None:
+    """Settle what `adecide` took for a request without blocking the event loop; see `settle`."""
+    found = _read_request(request)
+    plans = take_unsettled(found)
+    if plans:
+        await asettle_response(found, response, plans)
 
 
 def client_ip(request: Any) -> str:

@@ -21,6 +21,7 @@ from django.utils.module_loading import import_string
 from django_quota.core.algorithms.calendar import is_zone
 from django_quota.core.errors import ConfigurationError, RateError, RuleError, did_you_mean
 from django_quota.core.rules import (
+    AFTER_RESPONSE,
     MAX_CACHE_REFUSALS,
     Ban,
     OnUnavailable,
@@ -348,7 +349,7 @@ def _networks(given: Iterable[object]) -> tuple[Network | Literal["unix"], ...]:
 
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
-_FUNCTION_OPTIONS = ("cost", "skip", "tier")
+_FUNCTION_OPTIONS = ("cost", "counts", "settle", "skip", "tier")
 """The options of a rule that may be functions, and are never texts."""
 
 
@@ -429,6 +430,8 @@ def _rule_of_rate(rate: object, options: tuple[tuple[str, object], ...]) -> Rule
 
 def _make_rule(rate: object, options: Mapping[str, object]) -> Rule:
     given = dict(options)
+    for option in AFTER_RESPONSE & given.keys():
+        raise RuleError(f"{option}= needs a response, so it is only for @quota and the settings. Use reserve() here.")
     name = given.pop("name", None)
     rule = Rule.make("unnamed" if name is None else cast("str", name), rate, **given)
     if name is not None:

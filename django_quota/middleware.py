@@ -15,6 +15,7 @@ from django_quota.core.decisions import QuotaExceeded
 from django_quota.core.errors import StoreUnavailable
 from django_quota.core.rules import Rule
 from django_quota.services.registry import get_limiter
+from django_quota.services.request_decisions import UNSETTLED
 from django_quota.services.site_rules import site_rules
 from django_quota.web.responses import (
     DEFERRED,
@@ -24,6 +25,7 @@ from django_quota.web.responses import (
     unavailable,
     write_headers,
 )
+from django_quota.web.settlements import asettle_response, settle_response
 from django_quota.web.view_lookup import claim_view_rules
 from django_quota.web.waiting_rules import rules_for_now, rules_left
 
@@ -65,11 +67,15 @@ class QuotaMiddleware:
             return self._acall(request)
         response = self.get_response(request)
         refused = limit_request(request, _rules_after(request), is_noted=True)
+        if UNSETTLED in request.__dict__:
+            settle_response(request, refused or response, request.__dict__.pop(UNSETTLED))
         return _finished(request, response, refused)
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
         response = await self.get_response(request)
         refused = await alimit_request(request, _rules_after(request), is_noted=True)
+        if UNSETTLED in request.__dict__:
+            await asettle_response(request, refused or response, request.__dict__.pop(UNSETTLED))
         return _finished(request, response, refused)
 
     def process_view(

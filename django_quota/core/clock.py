@@ -13,6 +13,9 @@ from datetime import UTC, datetime, timedelta
 SECOND = 1_000_000
 """Microseconds in a second."""
 
+MAX_GUESSES = 5
+"""How often a caller that must know the day guesses the store's clock; each reply tells it."""
+
 _frozen: ContextVar[int | None] = ContextVar("django_quota_frozen_time", default=None)
 _frozen_for_all: int | None = None
 

@@ -51,7 +51,10 @@ MAX_ARGUMENT = 80
 SETTINGS_ONLY = ("match", "exclude")
 """The options that only rules in the settings have."""
 
-_SHARED = ("shadow", "block", "ban", "warn_at", "daily", "distinct", "on_unavailable")
+AFTER_RESPONSE = frozenset({"settle", "counts"})
+"""The options that are functions of the response, once the view has answered."""
+
+_SHARED = ("shadow", "block", "ban", "warn_at", "daily", "distinct", "on_unavailable", "settle", "counts")
 """The options that rules of one name must agree on: they concern the rule and its subject, not a single limit."""
 
 _TIERS_EXAMPLE = "Use, for example, {'anonymous': '10/m', 'authenticated': '100/m'}."
@@ -88,6 +91,8 @@ class RuleOptions(_Options, total=False):
     """The options that `@quota` takes."""
 
     cost: int | Callable[[Any], Any]
+    settle: Callable[[Any, Any], Any] | None
+    counts: Callable[[Any], Any] | None
 
 
 class CallOptions(_Options, total=False):
@@ -292,11 +297,17 @@ class Rule:
 
     None takes `QUOTA["CACHE_REFUSALS"]`. Rules with `ban`, `count_refused` or `distinct` ask Redis all the same.
     """
+    settle: Callable[[Any, Any], Any] | None = None
+    """A function of the request and the response that returns the real cost. Until then `cost` is an estimate."""
+    counts: Callable[[Any], Any] | None = None
+    """A function of the response that says whether the request counts. If not, what it took is given back."""
     limits: tuple[Limit, ...] = field(init=False, repr=False, compare=False)
     dynamic: bool = field(init=False, repr=False, compare=False)
     """Whether a rate depends on the request: then `limits` is empty, and `with_rates` or `tiers` has the real rule."""
     tiers: Mapping[str, Rule] = field(init=False, repr=False, compare=False)
     """The rule of each tier, by the tier's name; empty if the rates are not by tier."""
+    settles: bool = field(init=False, repr=False, compare=False)
+    """Whether the rule looks at the response: it has `settle` or `counts`."""
     is_plain: bool = field(init=False, repr=False, compare=False)
     """Whether the rule needs nothing of a request but its key, once it is known to apply there."""
     reads_body: Literal["", "post", "json"] = field(init=False, repr=False, compare=False)
@@ -315,7 +326,8 @@ class Rule:
         object.__setattr__(self, "dynamic", dynamic)
         object.__setattr__(self, "limits", () if dynamic else _limits(self))
         object.__setattr__(self, "tiers", _rules_of_tiers(self))
-        of_request = (self.methods, self.skip, self.exempt, self.distinct)
+        object.__setattr__(self, "settles", self.settle is not None or self.counts is not None)
+        of_request = (self.methods, self.skip, self.exempt, self.distinct, self.settle, self.counts)
         is_plain = not dynamic and not callable(self.cost) and all(option is None for option in of_request)
         object.__setattr__(self, "is_plain", is_plain)
         object.__setattr__(self, "reads_body", _body_kind((self.key, self.distinct)))
@@ -551,6 +563,30 @@ def _check_behaviour(rule: Rule) -> None:
     _check_tiers(rule)
     if rule.distinct is not None:
         _check_distinct(rule)
+    _check_after_response(rule)
+
+
+_SETTLE_EXAMPLE = "Use, for example, lambda request, response: len(response.content)."
+_COUNTS_EXAMPLE = "Use, for example, lambda response: response.status_code == 401."
+
+
+def _check_after_response(rule: Rule) -> None:
+    for option, example in (("settle", _SETTLE_EXAMPLE), ("counts", _COUNTS_EXAMPLE)):
+        given = getattr(rule, option)
+        if given is None:
+            continue
+        if not callable(given):
+            raise RuleError(f"{option}={given!r} is not a function.", example)
+        if rule.distinct is not None:
+            raise RuleError(
+                f"{option}= does not go with distinct=: a value that was counted cannot be given back.",
+                f"Leave out {option}=, or count hits in another rule.",
+            )
+        if rule.cost == 0:
+            raise RuleError(
+                f"{option}= does not go with cost=0: there is nothing to settle.",
+                "Use the cost that you expect, at least 1.",
+            )
 
 
 def is_refusal_span(value: object) -> bool:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from django_quota.conf import current
-from django_quota.core.clock import frozen_now
+from django_quota.core.clock import MAX_GUESSES, frozen_now
 from django_quota.core.days import Day, day_of
 from django_quota.core.errors import ConfigurationError, CounterError, StoreUnavailable
 from django_quota.core.flow import Flow, IOCall, run_async, run_sync
@@ -46,9 +46,6 @@ LONGEST_TTL = timedelta(days=36_600)
 
 MAX_DAYS = 3_660
 """How many days a series may span."""
-
-MAX_GUESSES = 5
-"""How often a change is sent again because the store's clock is in another day."""
 
 BATCH_SIZE = 20
 """Notes of interrupted transfers that one call reads."""

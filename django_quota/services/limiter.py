@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from django_quota.conf import current
-from django_quota.core.clock import frozen_now
+from django_quota.core.clock import MAX_GUESSES, frozen_now
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import StoreCommandDenied, StoreDataError, StoreFull, StoreOutOfMemory, StoreUnavailable
 from django_quota.core.flow import Flow, IOCall, run_sync
@@ -29,9 +29,6 @@ from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis.store import RedisStore
 
 logger = logging.getLogger("django_quota")
-
-MAX_GUESSES = 5
-"""How often the limiter guesses the store's clock for one plan; a calendar limit depends on it."""
 
 MAX_TRIPS = 1_000
 """How often the limiter asks the store for one plan, when each reply names more reservations that have expired."""

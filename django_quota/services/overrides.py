@@ -82,6 +82,11 @@ def publication(key: str, overrides: Mapping[str, Override]) -> PublishOverrides
     return PublishOverrides(key, {field_of(rule): override.encoded for rule, override in overrides.items()})
 
 
+def try_all(store: Store, operations: Sequence[Operation], now: int | None) -> list[Any]:
+    """Run operations as `run_all` does. In Redis, one that fails has its error in place of its reply."""
+    return store.try_all(operations, now) if isinstance(store, RedisStore) else run_all(store, operations, now)
+
+
 def run_all(store: Store, operations: Sequence[Operation], now: int | None) -> list[Any]:
     """Do operations of one script, in one round trip if the store is Redis. Each is atomic, not all of them."""
     if not isinstance(store, RedisStore):

@@ -14,12 +14,11 @@ import itertools
 import threading
 import time
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django_quota.conf import current
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.decisions import Decision, Left, Outcome
-from django_quota.core.errors import StoreUnavailable
 from django_quota.core.forks import register_fork_aware
 from django_quota.core.rules import Rule
 from django_quota.engine.events import AppendEvents, EventRecord
@@ -28,9 +27,8 @@ from django_quota.engine.plans import Plan, event_log_of
 from django_quota.engine.refusal_operation import RecordRefusals
 from django_quota.services.flusher import flusher
 from django_quota.services.metrics import DecisionMetrics
-from django_quota.services.overrides import run_all
+from django_quota.services.overrides import try_all
 from django_quota.stores.base import Store
-from django_quota.stores.redis.store import RedisStore
 
 MAX_REFUSALS = 10_000
 """How many refusals a process remembers. Above that it forgets all of them, and the next requests ask the store."""
@@ -234,15 +232,11 @@ class Refusals:
         """Count what was refused from memory up to now. Raises `StoreUnavailable` if the store does not answer."""
         with self._sending:
             self._count()
-            failure: StoreUnavailable | None = None
-            for places in self._by_server():
-                try:
-                    for first in range(0, len(places), BATCH_SIZE):
-                        self._send(places[first : first + BATCH_SIZE])
-                except StoreUnavailable as error:
-                    failure = error
-            if failure is not None:
-                raise failure
+            places, failures = list(self._unsent), list[Exception]()
+            for first in range(0, len(places), BATCH_SIZE):
+                failures += self._send(places[first : first + BATCH_SIZE])
+            if failures:
+                raise failures[0]
 
     def _count(self) -> None:
         """Take the repetitions into the metrics, and note what the store is to count."""
@@ -275,23 +269,18 @@ class Refusals:
             if not of_subject:
                 del self.table[refusal.hit.subject]
 
-    def _by_server(self) -> Collection[list[_Place]]:
-        """Return the keys of `_unsent` by server: what one has counted must not be sent again when another is away."""
-        store, found = self._store, dict[Any, list[_Place]]()
-        for place in self._unsent:
-            server = store.server_of(place[0]) if isinstance(store, RedisStore) else None
-            found.setdefault(server, []).append(place)
-        return found.values()
-
-    def _send(self, places: Sequence[_Place]) -> None:
+    def _send(self, places: Sequence[_Place]) -> list[Exception]:
+        """Let the store count; return why it could not. What one server has counted must not be sent again."""
         settings, now = current(), frozen_now()
         span = SECOND if settings.events else 0
         operations = [RecordRefusals(*place, self._unsent[place][1], span) for place in places]
-        replies = run_all(self._store, operations, now)
-        sent = [self._unsent.pop(place)[0] for place in places]
-        events = [refusal.event for refusal, is_due in zip(sent, replies, strict=True) if is_due]
+        replies = dict(zip(places, try_all(self._store, operations, now), strict=True))
+        counted = [place for place, reply in replies.items() if not isinstance(reply, Exception)]
+        sent = {place: self._unsent.pop(place)[0] for place in counted}
+        events = [refusal.event for place, refusal in sent.items() if replies[place]]
         if events:
             self._store.run(AppendEvents(event_log_of(settings.prefix, settings.events), events), now)
+        return [reply for reply in replies.values() if isinstance(reply, Exception)]
 
 
 def must_ask(rule: Rule) -> bool:

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import logging
 import reprlib
+import secrets
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
+from operator import attrgetter
 from typing import cast
 
 from django.http import HttpRequest
 
 from django_quota.conf import current, time_zone
+from django_quota.core.clock import SECOND
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import RateError, RuleError, did_you_mean
 from django_quota.core.flow import Flow, run_async, run_sync
 from django_quota.core.rates import validate_cost
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Exemption, Rule, dotted_path
+from django_quota.engine.codec import Reservation
 from django_quota.engine.plans import Plan
 from django_quota.services.addresses import is_from
 from django_quota.services.observers import notify, receivers
@@ -67,15 +71,17 @@ def request_flow(rules: Sequence[Rule], request: HttpRequest, pairs: Pairs = ())
     if need_body:
         others = [rule for rule in rules if not rule.reads_body or not has_unread_body(request, rule.reads_body)]
         if others or pairs:
-            first = _with_pairs((yield from request_plan(others, request)), pairs)
+            first = _with_pairs((yield from request_plan(others, request)), request, pairs)
             return (yield from limiter.two_step_flow(first, partial(request_plan, need_body, request)))
-    plan = _with_pairs((yield from request_plan(rules, request)), pairs)
+    plan = _with_pairs((yield from request_plan(rules, request)), request, pairs)
     return (yield from limiter.decision_flow(plan, "check"))
 
 
-def _with_pairs(plan: Plan, pairs: Pairs) -> Plan:
+def _with_pairs(plan: Plan, request: HttpRequest, pairs: Pairs) -> Plan:
     for rule, subject in pairs:
         plan.add(rule, subject, cast("int", rule.cost))
+        if rule.settles:
+            _settle_later(plan, request)
     return plan
 
 
@@ -133,7 +139,24 @@ def request_plan(rules: Iterable[Rule], request: HttpRequest) -> Flow[Plan]:
         )
         value = "" if rule.distinct is None else (yield from _value_flow(rule, request))
         plan.add((yield from _rates_flow(rule, request)) if rule.dynamic else rule, subject, cost, value)
+        if rule.settles:
+            _settle_later(plan, request)
     return plan
+
+
+def _settle_later(plan: Plan, request: HttpRequest) -> None:
+    """Let the rules of a plan that look at the response take reservations, and note the plan on the request."""
+    plans = request.__dict__.setdefault(UNSETTLED, [])
+    if plan not in plans:
+        plan.reserve(Reservation(secrets.token_hex(8), VIEW_TTL), attrgetter("settles"))
+        plans.append(plan)
+
+
+UNSETTLED = "_django_quota_unsettled"
+"""The attribute of a request with the plans whose rules look at the response; see `web/settlements`."""
+
+VIEW_TTL = 600 * SECOND
+"""Microseconds after which what a request took comes back if its process ended before the view answered."""
 
 
 def rule_plan_flow(

@@ -53,6 +53,9 @@ class Hold:
         self._holds = plan.holds if any(plan.holds) else None
         """What names it in the store; None if nothing was spent: for an exempt subject, or without Redis."""
 
+        self._has_stream = False
+        """Whether a stream settles it. Then the end of a `with` block leaves it open."""
+
     @property
     def cost(self) -> int:
         """The estimate in units; that of the first entry if there are several."""
@@ -79,11 +82,11 @@ class Hold:
         the Decision is `late`. A second call changes nothing. While the store does not answer, the Decision is
         `degraded`, and the reservation comes back after its ttl. Raises `RuleError` for another value.
         """
-        return run_sync(self._settling(actual))
+        return run_sync(self.settling(actual))
 
     async def asettle(self, actual: Actual) -> Decision:
         """Replace the estimate with the real cost; see `settle`."""
-        return await run_async(self._settling(actual))
+        return await run_async(self.settling(actual))
 
     def cancel(self) -> Decision:
         """Give back all of the estimate; see `settle`."""
@@ -114,13 +117,17 @@ class Hold:
         `response`: a `StreamingHttpResponse`, or any sync or async iterator. `used`: called once, when the stream is
         over, has failed or was closed; it returns what `settle` takes. While the stream runs, the reservation is
         renewed in the background, by a thread or a task. If `used` raises, the error is logged and the estimate stays
-        spent. If you leave a loop over an iterator early, call its `close()` or `aclose()`.
+        spent. The end of a `with` block leaves the reservation to the stream. If you leave a loop over an iterator
+        early, call its `close()` or `aclose()`.
 
         Raises `RuleError` if the response is not streaming: then call `settle`.
         """
-        return settled_stream(response, self, partial(self._settling_used, used))
+        stream = settled_stream(response, self, partial(self._settling_used, used))
+        self._has_stream = True
+        return stream
 
-    def _settling(self, actual: Actual) -> Flow[Decision]:
+    def settling(self, actual: Actual) -> Flow[Decision]:
+        """Replace the estimate with the real cost; see `settle`."""
         costs = self._costs_of(actual)
         holds, self._holds = self._holds, None
         if holds is None:
@@ -137,7 +144,7 @@ class Hold:
         except Exception:
             logger.exception("A stream is over, and used= failed: the estimate of its reservation stays spent.")
             actual = self.costs
-        return (yield from self._settling(actual))
+        return (yield from self.settling(actual))
 
     def _costs_of(self, actual: Actual) -> list[int]:
         """Return the real cost of each entry."""
@@ -173,7 +180,7 @@ class Hold:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self.is_open:
+        if self.is_open and not (self._has_stream and error is None):
             self.settle(self.costs if error is None else 0)
 
     async def __aenter__(self) -> Self:
@@ -182,7 +189,7 @@ class Hold:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        if self.is_open:
+        if self.is_open and not (self._has_stream and error is None):
             await self.asettle(self.costs if error is None else 0)
 
 

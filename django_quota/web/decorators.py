@@ -6,7 +6,7 @@ they stay two, since that one must run between them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from inspect import isawaitable
 from typing import Any, TypeVar, Unpack, cast
@@ -18,6 +18,7 @@ from django_quota.conf import current
 from django_quota.core.decisions import QuotaExceeded
 from django_quota.core.errors import ConfigurationError, RateError, RuleError, SubjectKeyError
 from django_quota.core.rules import Rule, RuleOptions, dotted_path, name_conflict
+from django_quota.engine.plans import Plan
 from django_quota.services.subjects import check_keys, compile_key, is_async_callable
 from django_quota.web.responses import (
     DEFERRED,
@@ -27,6 +28,7 @@ from django_quota.web.responses import (
     refuse_in_view,
     write_headers,
 )
+from django_quota.web.settlements import asettle_response, response_for, settle_response, take_unsettled
 from django_quota.web.view_kinds import dispatch_of, is_a_trial, is_async, is_dispatch, naming, request_of
 from django_quota.web.waiting_rules import WAITING, rules_for_now, rules_left
 
@@ -44,11 +46,15 @@ BARE_HINT = "Write it with a rate: @quota('10/m')."
 class Limited:
     """What `@quota` keeps of a view: the view, and the sources of the rules of all `@quota` directly on it."""
 
-    __slots__ = ("_of_function", "depth", "sources", "view", "wrapper")
+    __slots__ = ("_of_function", "depth", "may_settle", "sources", "view", "wrapper")
 
-    def __init__(self, view: Callable[..., Any], sources: tuple[RuleSource, ...], depth: int) -> None:
+    def __init__(
+        self, view: Callable[..., Any], sources: tuple[RuleSource, ...], depth: int, *, may_settle: bool
+    ) -> None:
         self.view = view
         self.sources = sources
+        self.may_settle = may_settle
+        """Whether a rule may look at the response: one of the settings may."""
         self.depth = depth
         """How many `@quota` there are from here on, with those below other decorators."""
         self.wrapper: Callable[..., Any] | None = None
@@ -89,7 +95,7 @@ def quota(
     rule in keys, logs and headers; by default the path of the function or class, with the arguments of `as_view()`. A
     system check reports views that share a name by accident. The options are those of `Rule`: `key`, `algorithm`,
     `cost`, `burst`, `precision`, `tz`, `count_refused`, `methods`, `block`, `shadow`, `skip`, `exempt`, `tier`,
-    `on_unavailable`, `ban`, `warn_at`, `daily`, `distinct`, `cache_refusals`.
+    `on_unavailable`, `ban`, `warn_at`, `daily`, `distinct`, `cache_refusals`, `settle`, `counts`.
 
     The Decision is on `request.quota`. A refusal is answered with 429, and so is a `QuotaExceeded` in the view.
 
@@ -197,7 +203,8 @@ class _Decorator:
         if inner and isinstance(self._rule, Rule) and self._named:
             _refuse_shared_names(self._rule, inner)
         sources = (self._source(bare, depth), *(inner.sources if inner else ()))
-        return _wrap(Limited(bare, sources, depth))
+        may_settle = isinstance(self._rule, str) or self._rule.settles or (inner is not None and inner.may_settle)
+        return _wrap(Limited(bare, sources, depth, may_settle=may_settle))
 
     def _source(self, view: Callable[..., Any], depth: int) -> RuleSource:
         if isinstance(self._rule, str):
@@ -221,7 +228,7 @@ class _Decorator:
         if isinstance(rule, str):
             return
         keys = [key for given in (rule.key, rule.distinct) for key in (given if isinstance(given, tuple) else (given,))]
-        functions = [("cost", rule.cost), ("skip", rule.skip), ("tier", rule.tier)]
+        functions = [(option, getattr(rule, option)) for option in ("cost", "skip", "tier", "settle", "counts")]
         functions += [("exempt", function) for function in getattr(rule.exempt, "functions", ())]
         functions += [("key", key) for key in keys] + [("rate", rate) for rate in rule.rates]
         for option, value in functions:
@@ -309,6 +316,9 @@ def _wrapper(spec: Limited) -> Callable[..., Any]:
             refused = limit_request(request, rules_for_now(request, spec.rules(owner), view, args))
             if refused is not None:
                 return refused
+        plans = take_unsettled(request) if spec.may_settle else None
+        if plans:
+            return _call_and_settle(view, request, plans, args, kwargs)
         try:
             response = view(*args, **kwargs)
             if not isinstance(response, HttpResponseBase) and isawaitable(response):
@@ -319,6 +329,24 @@ def _wrapper(spec: Limited) -> Callable[..., Any]:
             return refuse_in_view(request, exceeded.decision)
 
     return limited_view
+
+
+def _call_and_settle(
+    view: Callable[..., Any], request: HttpRequest, plans: Sequence[Plan], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call a view, and settle what its request took by the response, or by the error that left the view."""
+    try:
+        response = view(*args, **kwargs)
+        if not isinstance(response, HttpResponseBase) and isawaitable(response):
+            return _finish_and_settle(request, lambda: response, plans)
+        response = _decide_waiting(request) or response
+    except QuotaExceeded as exceeded:
+        response = refuse_in_view(request, exceeded.decision)
+    except Exception as error:
+        settle_response(request, response_for(error), plans)
+        raise
+    settle_response(request, response, plans)
+    return write_headers(request, response)
 
 
 def _async_wrapper(spec: Limited) -> Callable[..., Any]:
@@ -337,6 +365,9 @@ async def _acall(
         refused = await alimit_request(request, rules_for_now(request, spec.rules(owner), spec.view, args))
         if refused is not None:
             return refused
+    plans = take_unsettled(request) if spec.may_settle else None
+    if plans:
+        return await _finish_and_settle(request, partial(spec.view, *args, **kwargs), plans)
     try:
         return await _finish(request, spec.view(*args, **kwargs))
     except QuotaExceeded as exceeded:
@@ -351,6 +382,22 @@ async def _finish(request: HttpRequest, response: Any) -> HttpResponseBase:
         return write_headers(request, cast("HttpResponseBase", response)) if refused is None else refused
     except QuotaExceeded as exceeded:
         return await arefuse_in_view(request, exceeded.decision)
+
+
+async def _finish_and_settle(request: HttpRequest, view: Callable[[], Any], plans: Sequence[Plan]) -> HttpResponseBase:
+    """Call a view, and settle what its request took; see `_call_and_settle`."""
+    try:
+        response = view()
+        if isawaitable(response):
+            response = await response
+        response = await _adecide_waiting(request) or response
+    except QuotaExceeded as exceeded:
+        response = await arefuse_in_view(request, exceeded.decision)
+    except Exception as error:
+        await asettle_response(request, response_for(error), plans)
+        raise
+    await asettle_response(request, response, plans)
+    return write_headers(request, cast("HttpResponseBase", response))
 
 
 def _decide_waiting(request: HttpRequest) -> HttpResponse | None:

@@ -52,6 +52,7 @@ def check_rules() -> Iterator[CheckMessage]:
     yield from _check_sessions(applied, patterns)
     yield from _check_url_arguments(applied, patterns)
     yield from _check_view_names(applied, patterns)
+    yield from _check_leaky_settlements(applied, patterns)
     yield from _check_name_conflicts(patterns)
     yield from _check_client_chosen_keys(applied, patterns)
 
@@ -128,6 +129,18 @@ def _check_users(applied: Sequence[Rule], patterns: Sequence[Any]) -> Iterator[C
             hint="Add 'django.contrib.auth.middleware.AuthenticationMiddleware' to MIDDLEWARE.",
             id="django_quota.W005",
         )
+
+
+def _check_leaky_settlements(applied: Sequence[Rule], patterns: Sequence[Any]) -> Iterator[CheckMessage]:
+    """Find rules that give back what a leaky bucket keeps."""
+    for rule in _all_rules(applied, patterns):
+        if rule.settles and rule.algorithm == "leaky_bucket":
+            yield CheckWarning(
+                f"Rule {rule.name!r} has settle= or counts= and algorithm='leaky_bucket', which gives back the newest "
+                "reservation only: a request that does not count mostly counts.",
+                hint="Use another algorithm, for example 'token_bucket'.",
+                id="django_quota.W021",
+            )
 
 
 def _check_sessions(applied: Sequence[Rule], patterns: Sequence[Any]) -> Iterator[CheckMessage]:

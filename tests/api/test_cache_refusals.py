@@ -470,6 +470,24 @@ def test_what_the_store_does_not_take_is_sent_again(memory_store: None, monkeypa
         assert list(usage("user:1").values()) == [{"a": Count(1, 2)}]
 
 
+@pytest.mark.usefixtures("redis_cache")
+def test_what_one_subject_cannot_count_is_counted_once_for_the_others(raw: redis.Redis) -> None:
+    with freeze(NOON):
+        for user in ("user:1", "user:2", "user:3"):
+            fill(subject=user, name="a", cache_refusals=10)
+            check("1/m", user, name="a", cache_refusals=10)
+        (broken,) = raw.keys("*{user:2}:day:*")
+        raw.delete(broken)
+        raw.set(broken, "of another program")
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
+                get_limiter().refusals.flush()
+        raw.delete(broken)
+        flusher.flush()
+        assert [list(usage(user).values()) for user in ("user:1", "user:3")] == [[{"a": Count(1, 2)}]] * 2
+        assert list(usage("user:2").values()) == [{"a": Count(0, 1)}]
+
+
 @forks
 @threads_ran
 def test_a_forked_process_starts_without_memory(memory_store: None) -> None:

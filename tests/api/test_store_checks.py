@@ -49,6 +49,19 @@ def test_e013_a_timeout_that_no_socket_can_wait_for(name: str, value: Any) -> No
         assert error.hint == "Use a number of seconds above 0, for example 0.25."
 
 
+@pytest.mark.parametrize("location", ["redis://127.0.0.1:1/cache", "rediss://:secret@redis/0x?db=2"])
+def test_e004_a_database_that_is_no_number(location: str) -> None:
+    (found,) = found_in(location)
+    assert found.id == "django_quota.E004"
+    assert "which is no number: redis-py would use 0" in found.msg
+    assert "secret" not in found.msg
+
+
+@pytest.mark.parametrize("location", ["redis://127.0.0.1:1", "redis://127.0.0.1:1/", "redis://127.0.0.1:1/12?db=3"])
+def test_a_database_that_is_a_number_or_left_out_is_fine(location: str) -> None:
+    assert found_in(location) == []
+
+
 @pytest.mark.parametrize(
     ("query", "words"),
     [("socket_timeout=-1", "socket_timeout of CACHES"), ("socket_connect_timeout=nan", "is nan")],

@@ -65,7 +65,9 @@ def test_right_options_are_right_for_mypy_too() -> None:
 def test_the_types_name_every_option_and_algorithm() -> None:
     assert get_args(AlgorithmName) == tuple(ALGORITHMS)
     assert set(RuleOptions.__annotations__) == option_names() - {"match", "exclude"}
-    assert set(CallOptions.__annotations__) == set(RuleOptions.__annotations__) - {"cost"} | {"name"}
+    assert set(CallOptions.__annotations__) == set(RuleOptions.__annotations__) - {"cost", "counts", "settle"} | {
+        "name"
+    }
 
 
 @pytest.mark.parametrize("verb", [check, acheck, peek, apeek, refund, arefund, reset, areset, reserve, areserve])

@@ -178,8 +178,10 @@ class TestPlansOverSeveralSubjects:
         cluster.flush()
         forget_forms()
         store, memory, now = current_store(), MemoryStore(), START + phase
-        for gap, mode, asked, with_events, override, subject in steps:
+        for gap, mode, asked, with_events, _, override, subject in steps:
             now += gap
+            if mode in ("settle", "renew"):  # nothing is reserved here
+                continue
             if override:
                 for run in (memory.run, store.run):
                     run(publish(subject, asked[0][0].name, override), now)

@@ -93,7 +93,11 @@ class Servers:
         return None
 
     def run(self, *asked: SlotCommand) -> list[Any]:
-        return run_sync(self.router.reach(asked), self.perform)
+        replies = run_sync(self.router.reach(asked), self.perform)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
 
     def fails(self, *asked: SlotCommand) -> Exception:
         with pytest.raises((RedisError, OSError)) as caught:

@@ -123,7 +123,7 @@ class Router:
     def reach(self, asked: Sequence[SlotCommand]) -> Flow[list[Any]]:
         """Return the replies to commands: one round trip for each server, if no slot is moving.
 
-        A command that fails does not stop those of other slots. Raises the first error at the end.
+        A command that fails does not stop those of other slots. It has its error in place of its reply.
         """
         by_server: dict[Address | None, list[int]] = {}
         for number, each in enumerate(asked):
@@ -136,13 +136,13 @@ class Router:
                 each = asked[number]
                 if not isinstance(reply, Exception):
                     replies[number] = reply
-                elif each.slot not in failed:
+                elif each.slot in failed:
+                    replies[number] = failed[each.slot]
+                else:
                     try:
                         replies[number] = yield from self._follow(each, server, reply)
                     except (RedisError, OSError) as error:
-                        failed[each.slot] = error
-        if failed:
-            raise next(iter(failed.values()))
+                        replies[number] = failed[each.slot] = error
         return replies
 
     def _send(self, server: Address | None, commands: Sequence[Command]) -> Flow[list[Any]]:

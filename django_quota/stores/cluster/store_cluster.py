@@ -89,9 +89,22 @@ class ClusterStore(RedisStore):
         """Run operations of one slot each. Each is atomic, all together are not."""
         with _translated():
             replies = run_sync(self._reach(_slot_commands(operations, now)))
-        return [operation.read_reply(reply) for operation, reply in zip(operations, replies, strict=True)]
+        return _read(operations, replies)
+
+    def try_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
+        """Run operations of one slot each. One that fails has its error in place of its reply."""
+        with _translated():
+            replies = run_sync(self._attempt(_slot_commands(operations, now)))
+        return _read(operations, [_translate_error(each) if isinstance(each, Exception) else each for each in replies])
 
     def _reach(self, asked: Sequence[SlotCommand]) -> Flow[list[Any]]:
+        replies = yield from self._attempt(asked)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
+    def _attempt(self, asked: Sequence[SlotCommand]) -> Flow[list[Any]]:
         replies: list[Any] = []
         for first in range(0, len(asked), BATCH_SIZE):
             replies += yield from self._router.reach(asked[first : first + BATCH_SIZE])
@@ -107,7 +120,7 @@ class ClusterStore(RedisStore):
         """Run operations of one slot each; see `run_all`."""
         with _translated():
             replies = await run_async(self._reach(_slot_commands(operations, now)))
-        return [operation.read_reply(reply) for operation, reply in zip(operations, replies, strict=True)]
+        return _read(operations, replies)
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
@@ -189,6 +202,10 @@ class ClusterStore(RedisStore):
 
 def _slot_commands(operations: Sequence[Operation], now: int | None) -> list[SlotCommand]:
     return [SlotCommand(slot_of(each.keys[0]), each.command(now), each.script) for each in operations]
+
+
+def _read(operations: Sequence[Operation], replies: Sequence[Any]) -> list[Any]:
+    return [operation.read_reply(reply) for operation, reply in zip(operations, replies, strict=True)]
 
 
 def store_of(alias: str) -> RedisStore:

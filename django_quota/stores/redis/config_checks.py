@@ -99,7 +99,16 @@ def _location_problem(place: str, location: object) -> AliasProblem | None:
         except ValueError as error:
             hint = f'Use, for example, "redis://127.0.0.1:6379/0". {QUOTE_HINT}'
             return AliasProblem("E004", f"The LOCATION of {place} is no Redis URL: {error}.", hint)
+        if name := _database_that_is_no_number(url):
+            words = f"The LOCATION of {place} names the database {name!r}, which is no number: redis-py would use 0."
+            return AliasProblem("E004", words, 'Use, for example, "redis://127.0.0.1:6379/0".')
     return None
+
+
+def _database_that_is_no_number(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    name = rest.partition("?")[0].partition("/")[2]
+    return "" if scheme == "unix" or re.fullmatch(r"[\d/]*", name) else name
 
 
 def _client_problem(place: str, options: Mapping[str, Any], location: object) -> AliasProblem | None:

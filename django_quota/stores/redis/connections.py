@@ -95,6 +95,8 @@ class SyncConnections:
         """Start without connections: a forked worker must not write to the sockets of its parent."""
         self._idle: deque[Any] = deque()
         self._pool: Any = None
+        self._sentinel_pool: Any = None
+        """The pool, if Sentinel names the primary."""
         self._changed = threading.Condition()
         """Guards the two counts below. Notified when a connection comes free and another call waits."""
         self._open = 0
@@ -109,6 +111,7 @@ class SyncConnections:
         pool = self._pool
         if pool is None:
             pool = self._pool = self._pool_of(self._alias)
+            self._sentinel_pool = _if_sentinel(pool)
             shorten_sentinel_timeouts(pool, options_of(self._alias))
         is_new = False
         try:
@@ -155,8 +158,8 @@ class SyncConnections:
 
     def release(self, connection: Any) -> None:
         """Keep a connection for the next call. Its last reply must have been read."""
-        pool = self._pool
-        if pool is None or _leads_to_an_old_primary(connection, pool) or len(self._idle) >= MAX_IDLE_CONNECTIONS:
+        is_old = _leads_to_an_old_primary(connection, self._sentinel_pool)
+        if self._pool is None or is_old or len(self._idle) >= MAX_IDLE_CONNECTIONS:
             self.drop(connection)
             return
         self._idle.append(connection)
@@ -186,12 +189,16 @@ class SyncConnections:
         return len(self._idle)
 
 
-def _leads_to_an_old_primary(connection: Any, pool: Any) -> bool:
+def _if_sentinel(pool: Any) -> Any:
+    """Return the pool if Sentinel names its primary, else None. This is asked once: the class check takes 1 µs."""
+    return pool if isinstance(pool, (SentinelConnectionPool, AsyncSentinelConnectionPool)) else None
+
+
+def _leads_to_an_old_primary(connection: Any, sentinel_pool: Any) -> bool:
     """Say whether Sentinel has named another primary. The pool's own answer does not work in a forked worker."""
-    if not isinstance(pool, (SentinelConnectionPool, AsyncSentinelConnectionPool)):
+    if sentinel_pool is None or not sentinel_pool.is_master:
         return False
-    sentinel_pool: Any = pool  # redis-py leaves it untyped
-    return bool(sentinel_pool.is_master and sentinel_pool.master_address != (connection.host, connection.port))
+    return bool(sentinel_pool.master_address != (connection.host, connection.port))
 
 
 def _is_stale(connection: Any) -> bool:
@@ -273,6 +280,7 @@ class AsyncConnections:
         sentinels: Sequence[aioredis.Redis] = (),
     ) -> None:
         self.pool = pool
+        self._sentinel_pool = _if_sentinel(pool)
         self.max_connections = max_connections
         self.slots = asyncio.Semaphore(max_connections)
         """One for each connection that a call may use."""
@@ -402,7 +410,9 @@ class AsyncConnections:
         """
         is_ready = False
         try:
-            is_ready = not (await getattr(connection, _CAN_READ)() or _leads_to_an_old_primary(connection, self.pool))
+            is_ready = not (
+                await getattr(connection, _CAN_READ)() or _leads_to_an_old_primary(connection, self._sentinel_pool)
+            )
         except (RedisError, OSError):
             pass
         finally:

@@ -10,6 +10,7 @@ from redis import Redis, RedisError
 from redis.exceptions import NoScriptError, ResponseError
 
 from django_quota.core.clock import SECOND
+from django_quota.core.errors import QuotaError
 from django_quota.engine.operations import Operation
 from django_quota.engine.resp import pack_command
 from django_quota.stores.redis.blocking import WakeUpChannel
@@ -94,6 +95,14 @@ class RedisStore:
 
     def run_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
         """Run operations of one script in one round trip. Each is atomic, all together are not."""
+        replies = self.try_all(operations, now)
+        for reply in replies:
+            if isinstance(reply, QuotaError):
+                raise reply
+        return replies
+
+    def try_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
+        """Run operations as `run_all` does. One that fails has its error in place of its reply."""
         if not operations:
             return []
         with self.commands() as client, client.pipeline(transaction=False) as lent:
@@ -101,7 +110,10 @@ class RedisStore:
             pipeline.execute_command("SCRIPT LOAD", operations[0].script.text)
             for operation in operations:
                 pipeline.execute_command(*operation.command(now))
-            return list(pipeline.execute()[1:])
+            loaded, *replies = pipeline.execute(raise_on_error=False)
+            if isinstance(loaded, RedisError):
+                raise loaded
+        return [translate_error(reply) if isinstance(reply, RedisError) else reply for reply in replies]
 
     def _channel(self, process: str) -> WakeUpChannel:
         """Open the wake-up channel of a process."""

@@ -1,0 +1,242 @@
+"""`hold.stream`: a reservation is settled when its stream is over, however it ends, and renewed while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from django.core.signals import request_finished
+from django.db import close_old_connections
+from django.http import FileResponse, HttpResponse, StreamingHttpResponse
+
+from django_quota import Hold, areserve, peek, reserve, reserve_all
+from django_quota.exceptions import RuleError
+from django_quota.services.leases import LeaseRefresher
+from django_quota.testing import freeze
+from tests.support.steps import SECOND, START
+
+SUBJECT = "user:42"
+
+pytestmark = pytest.mark.usefixtures("either_store")
+
+
+@pytest.fixture(autouse=True)
+def frozen(either_store: None) -> Iterator[None]:
+    with freeze(START):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def no_database() -> Iterator[None]:
+    """A response that is closed also closes the connections that other tests have left."""
+    request_finished.disconnect(close_old_connections)
+    yield
+    request_finished.connect(close_old_connections)
+
+
+class Model:
+    """Streams parts, and knows what they have cost so far."""
+
+    def __init__(self, breaks: bool = False) -> None:
+        self.used = 0
+        self.breaks = breaks
+        self.is_closed = False
+
+    def parts(self) -> Iterator[bytes]:
+        try:
+            for _ in range(3):
+                self.used += 10
+                yield b"part"
+            if self.breaks:
+                raise ZeroDivisionError
+        finally:
+            self.is_closed = True
+
+    async def aparts(self) -> AsyncIterator[bytes]:
+        try:
+            for part in self.parts():
+                yield part
+        finally:
+            self.is_closed = True
+
+    def cost(self) -> int:
+        return self.used
+
+
+def hold() -> Hold:
+    return reserve("1000/h", SUBJECT, 600)
+
+
+def left() -> int | None:
+    return peek("1000/h", SUBJECT).remaining
+
+
+class TestSync:
+    def test_the_end_of_the_stream_settles_it(self) -> None:
+        model = Model()
+        stream = hold().stream(model.parts(), used=model.cost)
+        assert left() == 400
+        assert list(stream) == [b"part"] * 3
+        assert left() == 970
+
+    def test_a_response_is_settled_when_it_has_been_read(self) -> None:
+        model, held = Model(), hold()
+        response = held.stream(StreamingHttpResponse(model.parts()), used=model.cost)
+        assert isinstance(response, StreamingHttpResponse)
+        assert response.getvalue() == b"part" * 3
+        assert left() == 970
+        assert not held.is_open
+        response.close()
+        assert left() == 970
+
+    def test_a_client_that_goes_away_pays_for_what_was_made(self) -> None:
+        model = Model()
+        response = hold().stream(StreamingHttpResponse(model.parts()), used=model.cost)
+        next(iter(response))
+        response.close()
+        assert model.is_closed
+        assert left() == 990
+
+    def test_a_response_that_nobody_reads_is_settled_when_it_is_closed(self) -> None:
+        model = Model()
+        hold().stream(StreamingHttpResponse(model.parts()), used=model.cost).close()
+        assert left() == 1_000
+
+    def test_an_error_of_the_stream_settles_it_and_is_raised(self) -> None:
+        model = Model(breaks=True)
+        stream = hold().stream(model.parts(), used=model.cost)
+        with pytest.raises(ZeroDivisionError):
+            list(stream)
+        assert left() == 970
+
+    def test_a_file_is_a_stream(self, tmp_path: Any) -> None:
+        file = tmp_path / "file"
+        file.write_bytes(b"x" * 100)
+        response = hold().stream(FileResponse(file.open("rb")), used=lambda: 100)
+        assert response.getvalue() == b"x" * 100
+        response.close()
+        assert left() == 900
+
+    def test_each_entry_has_its_own_cost(self) -> None:
+        held = reserve_all([("60/h", SUBJECT), ("1000/h", SUBJECT, 600)])
+        list(held.stream(iter([b"part"]), used=lambda: {"1000/h": 250}))
+        assert (peek("60/h", SUBJECT).remaining, left()) == (59, 750)
+
+    @pytest.mark.parametrize("wrong", [lambda: 1 / 0, lambda: "many", lambda: -1])
+    def test_if_used_fails_the_estimate_stays_spent(self, wrong: Any, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.ERROR, "django_quota"):
+            list(hold().stream(iter([b"part"]), used=wrong))
+        assert "the estimate of its reservation stays spent" in caplog.text
+        with freeze(START + 100 * SECOND):
+            assert left() == 400
+
+    @pytest.mark.parametrize("wrong", [HttpResponse(b"all"), b"all", "all", 5])
+    def test_what_is_no_stream_is_named(self, wrong: Any) -> None:
+        with pytest.raises(RuleError, match=r"is not a stream. "):
+            hold().stream(wrong, used=lambda: 1)
+
+
+class TestAsync:
+    def test_the_end_of_the_stream_settles_it(self) -> None:
+        async def work() -> None:
+            model = Model()
+            async with areserve("1000/h", SUBJECT, 600) as held:
+                response = held.stream(StreamingHttpResponse(model.aparts()), used=model.cost)
+            assert [part async for part in response] == [b"part"] * 3
+
+        asyncio.run(work())
+        assert left() == 970
+
+    def test_a_loop_that_is_left_early_is_settled_by_aclose(self) -> None:
+        model = Model()
+
+        async def work() -> None:
+            stream = (await areserve("1000/h", SUBJECT, 600)).stream(model.aparts(), used=model.cost)
+            async with aclosing(stream) as parts:  # type: ignore[type-var]
+                async for _ in parts:
+                    break
+
+        asyncio.run(work())
+        assert model.is_closed
+        assert left() == 990
+
+    def test_a_cancelled_task_settles_it(self) -> None:
+        begun = asyncio.Event()
+
+        async def endless() -> AsyncIterator[bytes]:
+            yield b"part"
+            begun.set()
+            await asyncio.Event().wait()
+
+        async def read() -> None:
+            held = await areserve("1000/h", SUBJECT, 600)
+            async for _ in held.stream(endless(), used=lambda: 10):
+                pass
+
+        async def work() -> None:
+            task = asyncio.create_task(read())
+            await begun.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(work())
+        assert left() == 990
+
+    def test_django_closes_it_in_a_thread_when_the_client_goes_away(self) -> None:
+        model = Model()
+
+        async def work() -> None:
+            held = await areserve("1000/h", SUBJECT, 600)
+            response = held.stream(StreamingHttpResponse(model.aparts()), used=model.cost)
+            async with aclosing(aiter(response)) as parts:  # type: ignore[type-var]
+                await anext(parts)
+            await asyncio.to_thread(response.close)
+
+        asyncio.run(work())
+        assert left() == 990
+
+
+class TestRenewal:
+    @pytest.fixture(autouse=True)
+    def often(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Renew all the time, whatever the ttl."""
+        made = LeaseRefresher.__init__
+        monkeypatch.setattr(LeaseRefresher, "__init__", lambda self, lease, interval: made(self, lease, 0.001))
+
+    def test_a_stream_outlives_the_ttl_of_its_reservation(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        renewed = threading.Event()
+        settled = Hold.renewing
+
+        def renewing(self: Hold, ttl: float | None = None) -> Any:
+            assert (yield from settled(self, ttl))
+            renewed.set()
+
+        monkeypatch.setattr(Hold, "renewing", renewing)
+        model = Model()
+        with freeze(START + 50 * SECOND):
+            stream = reserve("1000/h", SUBJECT, 600, ttl=60).stream(model.parts(), used=model.cost)
+        with freeze(START + 100 * SECOND):  # the refresher takes this time
+            next(iter(stream))
+            assert renewed.wait(20)
+        with freeze(START + 150 * SECOND):
+            assert left() == 400
+            list(stream)
+            assert left() == 970
+
+    def test_a_stream_that_is_dropped_half_way_ends_its_thread(self) -> None:
+        held = hold()
+        stream = held.stream(Model().parts(), used=lambda: 1)
+        next(stream)
+        thread: Any = stream._refresher._thread  # type: ignore[attr-defined]
+        assert thread.is_alive()
+        del stream
+        gc.collect()
+        thread.join(20)
+        assert not thread.is_alive()
