@@ -43,7 +43,7 @@ from rest_framework.viewsets import ViewSet
 from rest_framework_simplejwt.authentication import JWTStatelessUserAuthentication
 from rest_framework_simplejwt.tokens import AccessToken
 
-from django_quota import Decision, Rule, quota, reset_subject
+from django_quota import Decision, Rule, peek, quota, reset_subject
 from django_quota.contrib.rest_framework import (
     AnonRateThrottle,
     QuotaThrottle,
@@ -598,9 +598,25 @@ class TestAnswers:
             assert reply.headers["Retry-After"] == "1"
             assert reply.data["detail"] == "This cannot be served right now. Please try again shortly."
 
-    def test_a_refusal_rolls_the_transaction_back_as_others_do(self) -> None:
-        """The framework's handler does, and it gets an exception that it knows."""
-        assert issubclass(QuotaThrottled, exceptions.APIException)
+    @pytest.mark.parametrize("with_middleware", [True, False])
+    @pytest.mark.parametrize("from_settings", [True, False])
+    def test_what_a_reply_costs_is_settled_when_it_is_rendered(
+        self, from_settings: bool, with_middleware: bool, settings: Any
+    ) -> None:
+        if not with_middleware:
+            settings.MIDDLEWARE = []
+        rule: dict[str, Any] = {"rate": "1000/h", "key": "user", "settle": size_of}
+        with_rules(settings, bytes=rule)
+        rules = ["bytes"] if from_settings else [Rule.make("bytes", "1000/h", key="user", settle=size_of)]
+        view = view_of(QuotaThrottle, quota_rules=rules)
+        settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("own/", view)]})
+        reply = ask("own", "1")
+        assert f"r={1000 - len(reply.content)}" in reply.headers["RateLimit"]
+        assert peek(Rule.make("bytes", "1000/h"), "user:1").remaining == 1000 - len(reply.content)
+
+
+def size_of(request: Any, response: Any) -> int:
+    return len(response.content)
 
 
 def post(route: str, body: Any, content_type: str = "application/json", token: str = "1") -> Any:

@@ -27,6 +27,7 @@ from django_quota.adapters import (
     message,
     passes_middleware,
     set_body_parser,
+    settle,
     take_waiting_rules,
     write_headers,
 )
@@ -240,15 +241,26 @@ def _throttled(method: Callable[..., Any], request: Any, wait: float | None) -> 
 def _finalize(
     method: Callable[..., Any], request: Any, response: HttpResponseBase, *args: Any, **kwargs: Any
 ) -> HttpResponseBase:
-    """Call the view's `finalize_response()`, and write the headers."""
+    """Call the view's `finalize_response()`, and write the headers. With the middleware, that writes and settles."""
     response = method(request, response, *args, **kwargs)
     decision = getattr(request, "quota", None)
-    if isinstance(decision, Decision):
-        if not passes_middleware(request):  # else it writes them, with those of later decisions
-            write_headers(response, decision)
-        if decision.enforced:
-            response.headers.setdefault("Cache-Control", "no-store")
+    if not isinstance(decision, Decision):
+        return response
+    if decision.enforced:
+        response.headers.setdefault("Cache-Control", "no-store")
+    if not passes_middleware(request):
+        write_headers(response, decision)
+        if getattr(response, "is_rendered", True):
+            _settle(request, response)
+        else:  # `settle` may look at the content
+            cast("Any", response).add_post_render_callback(partial(_settle, request))
     return response
+
+
+def _settle(request: Any, response: HttpResponseBase) -> None:
+    """Settle what the request took by rules that look at the response."""
+    settle(request, response)
+    write_headers(response, request.quota)
 
 
 # --- rules of the settings --------------------------------------------------------------------------------------------
