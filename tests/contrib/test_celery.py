@@ -444,11 +444,16 @@ def test_tasks_and_views_with_a_rule_of_the_settings_share_one_count(site: Site,
     assert starts[1] >= DAY
 
 
-@pytest.mark.parametrize("option", [{"ban": {"after": "1/m", "for": "1h"}}, {"count_refused": True}])
-def test_waiting_is_no_abuse(site: Site, settings: Any, option: dict[str, Any]) -> None:
-    rule = {"rate": "10/m", "algorithm": "token_bucket", "burst": 1, **option}
-    settings.QUOTA = {"STORE": "memory", "RULES": {"exports": rule}}
-    assert site.run(site.task(quota_rule="exports"), 1, 2) == [0.0, 6.0]
+def test_waiting_is_no_reason_for_a_ban(site: Site) -> None:
+    rule = Rule.make("export", "10/m", algorithm="token_bucket", burst=1, ban={"after": "1/m", "for": "1h"})
+    assert site.run(site.task(quota=rule), 1, 2) == [0.0, 6.0]
+
+
+def test_waiting_does_not_use_up_the_limit(site: Site) -> None:
+    task = site.task(quota=Rule.make("export", "1/d", count_refused=True))
+    site.run(task, 1)
+    site.clock.move_to(site.clock.now + DAY // 2 * SECOND)
+    assert site.run(task, 2) == [0.0, DAY]
 
 
 def test_a_shadow_rule_lets_no_task_wait(site: Site) -> None:
