@@ -30,7 +30,6 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from django_quota.admin import usage_page
 from django_quota.admin.admin_base import ReadOnlyAdmin, RuleFilter, StrictChangeList, admin_url, may_see_users
 from django_quota.admin.csv_export import BATCH_SIZE, csv_response
 from django_quota.models import DailyCounter
@@ -230,6 +229,8 @@ class DailyCounterAdmin(ReadOnlyAdmin):
         css: ClassVar = {"all": ["django_quota/usage.css"]}
 
     def get_urls(self) -> list[URLPattern]:
+        from django_quota.admin import usage_page  # noqa: PLC0415 — no page is needed to start
+
         view, name = self.admin_site.admin_view, "django_quota_dailycounter"
         return [
             path("usage/", view(partial(usage_page.usage_view, self)), name=f"{name}_usage"),

@@ -276,12 +276,10 @@ class QuotaTask(Task):
         request = self.request
         self._check_expiry(at, request.expires)
         kept = {name: request.get(name) for name in ("parent_id", "argsrepr", "kwargsrepr")}  # Celery makes new ones
-        custom = {name: value for name, value in (request.headers or {}).items() if name != "redelivered"}
         again = self.signature_from_request(
             request,
             eta=self._eta(at),
-            headers={**custom, **kept, **place.header(request.id, request.retries)},
-            add_to_parent=False,
+            headers={**(request.headers or {}), **kept, **place.header(request.id, request.retries)},
             retry=True,
             retry_policy=PUBLISH_RETRY,
         )

@@ -12,8 +12,9 @@ from django_quota.services.metrics import DecisionMetrics
 from django_quota.services.outages import ongoing
 from django_quota.services.workers import Workers
 from django_quota.signals import store_lost
-from django_quota.stores.cluster.store_cluster import store_of
+from django_quota.stores.cluster.client import is_cluster
 from django_quota.stores.memory import MemoryStore
+from django_quota.stores.redis.store import RedisStore
 
 _limiters: dict[tuple[str, str], Limiter] = {}
 """The limiter of a store and a cache alias; at most one, since a change of the settings empties it."""
@@ -77,3 +78,12 @@ def _close(*, setting: str, **_: object) -> None:
 
 
 setting_changed.connect(_close, dispatch_uid="django_quota.services.registry")
+
+
+def store_of(alias: str) -> RedisStore:
+    """Return the store of a cache alias: one server, or a Cluster."""
+    if not is_cluster(alias):
+        return RedisStore(alias)
+    from django_quota.stores.cluster.store_cluster import ClusterStore  # noqa: PLC0415 — most sites have none
+
+    return ClusterStore(alias)

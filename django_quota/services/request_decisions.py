@@ -14,6 +14,7 @@ from functools import lru_cache, partial
 from operator import attrgetter
 from typing import cast
 
+from django.core.exceptions import BadRequest, SuspiciousOperation
 from django.http import HttpRequest
 
 from django_quota.conf import current, time_zone
@@ -128,7 +129,13 @@ def request_plan(rules: Iterable[Rule], request: HttpRequest) -> Flow[Plan]:
             continue
         if subject is None or rule.key != key:  # stacked rules mostly share their key
             key = rule.key
-            subject = ip_subject(request) if key == "ip" else (yield from subject_flow(key, request))
+            if key == "ip":
+                subject = ip_subject(request)
+            else:
+                reading = subject_flow(key, request)
+                subject = yield from (_of_body(rule, reading) if rule.reads_body else reading)
+        if subject is None:
+            continue
         if rule.match is not None and _is_decided(rule, subject, request):
             continue
         if is_plain:
@@ -137,11 +144,23 @@ def request_plan(rules: Iterable[Rule], request: HttpRequest) -> Flow[Plan]:
         cost = (
             validate_cost((yield from call_flow(rule.cost, request)), rule.name) if callable(rule.cost) else rule.cost
         )
-        value = "" if rule.distinct is None else (yield from _value_flow(rule, request))
+        value = "" if rule.distinct is None else (yield from _of_body(rule, _value_flow(rule, request)))
+        if value is None:
+            continue
         plan.add((yield from _rates_flow(rule, request)) if rule.dynamic else rule, subject, cost, value)
         if rule.settles:
             _settle_later(plan, request)
     return plan
+
+
+def _of_body(rule: Rule, reading: Flow[str]) -> Flow[str | None]:
+    """Return what a flow reads; None if the body cannot be read and the rule is a shadow, which refuses nothing."""
+    try:
+        return (yield from reading)
+    except (BadRequest, SuspiciousOperation):
+        if not rule.shadow:
+            raise
+        return None
 
 
 def _settle_later(plan: Plan, request: HttpRequest) -> None:

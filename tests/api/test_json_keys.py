@@ -204,6 +204,18 @@ class TestReading:
             decide_request([BY_IP, BY_PHONE], sent("broken"))
         assert peek(BY_IP, IP).remaining == 2
 
+    def test_a_shadow_rule_leaves_a_broken_body_to_the_view(self) -> None:
+        shadows = [
+            Rule.make("shadow", "1/m", key="json:phone", shadow=True),
+            Rule.make("values", "1/m", key="ip", distinct="json:phone", shadow=True),
+        ]
+        for body in ("broken", {"phone": ["1"]}):
+            decision = decide_request([*shadows, BY_IP], sent(body))
+            assert [outcome.rule for outcome in decision.outcomes] == ["by-ip"]
+            for rules in ([*shadows, BY_PHONE], [BY_PHONE, *shadows]):
+                with pytest.raises(BadRequest):
+                    decide_request(rules, sent(body))
+
     def test_it_takes_a_call_of_its_own_only_where_a_body_is_to_be_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = calls_of(monkeypatch)
         read = sent({"phone": "3"})

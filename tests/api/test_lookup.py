@@ -8,6 +8,7 @@ from urllib.parse import quote
 import pytest
 from django.contrib.auth.models import User
 from django.test import RequestFactory
+from django.urls import ResolverMatch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -16,12 +17,44 @@ from django_quota.exceptions import RuleError
 from django_quota.services.lookup import (
     _BETWEEN_PARTS,
     MAX_USERS,
+    composite_subjects,
     find_users,
     parse_subject_input,
     rule_hint,
     subject_hint,
 )
 from django_quota.services.subjects import session_subject, subject_flow
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("json:phone", "json:phone=+1 555"),
+        ("json:user.phone", "json:user.phone=+1 555"),
+        ("kwarg:pk", "kwarg:pk=+1 555"),
+    ],
+)
+def test_values_of_bodies_and_urls_become_the_subject_of_such_a_request(key: str, text: str) -> None:
+    body = {"phone": "+1 555", "user": {"phone": " +1 555 "}}
+    request = RequestFactory().post("/", body, content_type="application/json", REMOTE_ADDR="127.0.0.1")
+    request.resolver_match = ResolverMatch(print, (), {"pk": "+1 555"})
+    subject = run_sync(subject_flow(("ip", key), request))
+    assert parse_subject_input(f"127.0.0.1+{text}") == parse_subject_input(subject) == subject
+
+
+def test_a_subject_names_the_longer_ones_that_it_is_a_part_of(settings: Any) -> None:
+    keys = {"a": ("ip", "json:user.phone"), "b": ("kwarg:pk", "ip"), "c": ("session", "ip"), "d": ("user", "json:x")}
+    settings.QUOTA = {"RULES": {name: {"rate": "1/m", "key": key} for name, key in keys.items()}}
+    settings.ROOT_URLCONF = __name__
+    assert composite_subjects("ip:127.0.0.1") == {
+        "a": "ip:127.0.0.1+json:user.phone=<value>", "b": "kwarg:pk=<value>+ip:127.0.0.1",
+        "c": "session=<key>+ip:127.0.0.1", "d": "ip:127.0.0.1+json:x=<value>",
+    }  # fmt: skip
+    assert composite_subjects("kwarg.pk:7") == {"b": "kwarg.pk:7+ip:<address>"}
+    assert composite_subjects(session_subject("k")) == {"c": f"{session_subject('k')}+ip:<address>"}
+
+
+urlpatterns: list[Any] = []
 
 
 @pytest.mark.parametrize(

@@ -436,12 +436,24 @@ def test_a_leaky_bucket_has_the_room_that_its_rule_says(site: Site) -> None:
 
 
 def test_tasks_and_views_with_a_rule_of_the_settings_share_one_count(site: Site, settings: Any) -> None:
-    settings.QUOTA = {"STORE": "memory", "RULES": {"exports": {"rate": "3/d", "ban": {"after": "1/m", "for": "1h"}}}}
+    settings.QUOTA = {"STORE": "memory", "RULES": {"exports": "3/d"}}
     task = site.task(quota_rule="exports", key=lambda task, args, kwargs: "org:7")
     assert check("exports", "org:7", 2)
     starts = site.run(task, 1, 2)
     assert starts[0] == 0.0
-    assert starts[1] >= DAY  # and a task that waits is no reason for a ban
+    assert starts[1] >= DAY
+
+
+def test_waiting_is_no_reason_for_a_ban(site: Site) -> None:
+    rule = Rule.make("export", "10/m", algorithm="token_bucket", burst=1, ban={"after": "1/m", "for": "1h"})
+    assert site.run(site.task(quota=rule), 1, 2) == [0.0, 6.0]
+
+
+def test_waiting_does_not_use_up_the_limit(site: Site) -> None:
+    task = site.task(quota=Rule.make("export", "1/d", count_refused=True))
+    site.run(task, 1)
+    site.clock.move_to(site.clock.now + DAY // 2 * SECOND)
+    assert site.run(task, 2) == [0.0, DAY]
 
 
 def test_a_shadow_rule_lets_no_task_wait(site: Site) -> None:

@@ -406,6 +406,11 @@ class TestTheFrameworksThrottles:
         assert last.status_code == 429
         assert last.headers["RateLimit"].endswith('"sustained";r=4;t=86400')
 
+    def test_a_request_that_the_rules_of_a_view_refuse_counts_in_none(self) -> None:
+        *_, last = called(view_of(Sustained, QuotaThrottle, quota_rules=["search"]), times=4)
+        assert last.status_code == 429
+        assert '"sustained";r=7;' in last.headers["RateLimit"]
+
     def test_subjects_are_users_and_addresses(self) -> None:
         assert subject_of(Burst, headers={"Authorization": "Token 1"}) == "user:1"
         assert subject_of(Burst, REMOTE_ADDR="2001:db8::1") == "ip:2001:db8::/64"

@@ -62,11 +62,11 @@ class TestForwardedFor:
 
 class TestSecrets:
     @MANY
-    @given(st.sampled_from(["header:X-Api-Key", "cookie:k", "get:k", "post:k"]), ANYTHING, ANYTHING)
+    @given(st.sampled_from(["header:X-Api-Key", "cookie:k", "get:k", "post:k", "json:k"]), ANYTHING, ANYTHING)
     def test_different_values_are_different_subjects_and_none_is_in_the_clear(
         self, key: str, one: str, other: str
     ) -> None:
-        if key.startswith(("get", "post")):  # spellings that a form takes for one are one
+        if key.startswith(("get", "post", "json")):  # spellings that a form takes for one are one
             one, other = (unicodedata.normalize("NFKC", value.strip()).casefold() for value in (one, other))
             assume(one == unicodedata.normalize("NFKC", one.strip()).casefold())
             assume(other == unicodedata.normalize("NFKC", other.strip()).casefold())
@@ -86,6 +86,8 @@ class TestSecrets:
             request.META["HTTP_X_API_KEY"] = value
         elif kind == "cookie":
             request.COOKIES["k"] = value
+        elif kind == "json":
+            request = RequestFactory().put("/", {"k": value}, content_type="application/json")
         else:
             data = getattr(request, kind.upper()).copy()
             data["k"] = value

@@ -13,11 +13,13 @@ import pprint
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 import redis.sentinel
+from asgiref.sync import sync_to_async
 from django.core.management import CommandError, call_command
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.test import RequestFactory, override_settings
@@ -40,8 +42,8 @@ from tests.support.calls import get, run
 from tests.support.stores import CLUSTER_CLIENT, caches, forget_forms
 
 MARK = "5ENTINEL"
-HEADER, COOKIE, FIELD, VALUE, ONCE, VISITOR, PASSWORD = (
-    f"{MARK}-{kind}" for kind in ("header", "cookie", "field", "value", "once", "visitor", "password")
+HEADER, COOKIE, FIELD, SESSION, VALUE, ONCE, VISITOR, PASSWORD = (
+    f"{MARK}-{kind}" for kind in ("header", "cookie", "field", "session", "value", "once", "visitor", "password")
 )
 KEYS: dict[str, Any] = {"SECRET_KEY": f"{MARK}-secret-key", "QUOTA": {"DIGEST_KEY": f"{MARK}-digest-key"}}
 
@@ -86,7 +88,14 @@ def carrying() -> Any:
     request = RequestFactory().post("/", {"phone": FIELD}, REMOTE_ADDR="192.0.2.1", HTTP_X_API_KEY=HEADER)
     request.COOKIES["device"] = COOKIE
     setattr(request, "GET", QueryDict(f"token={FIELD}"))  # noqa: B010 — its type says that it is never set
+    session: Any = SimpleNamespace(session_key=SESSION, has_key=bool, ahas_key=sync_to_async(bool))
+    request.session = session
     return request
+
+
+def carrying_json() -> Any:
+    body = {"user": {"phone": FIELD}}
+    return RequestFactory().post("/", body, content_type="application/json", REMOTE_ADDR="192.0.2.1")
 
 
 BANNING: dict[str, Any] = {"ban": {"after": "1/m", "for": ["1h"]}, "warn_at": 0.5}
@@ -95,10 +104,19 @@ BANNING: dict[str, Any] = {"ban": {"after": "1/m", "for": ["1h"]}, "warn_at": 0.
 def play() -> None:
     """Do everything that takes a secret in."""
     for kind in (view, view_async):
-        for key in ("header:X-Api-Key", "cookie:device", "post:phone", "get:token", ("header:X-Api-Key", "ip")):
+        for key in (
+            "header:X-Api-Key",
+            "cookie:device",
+            "post:phone",
+            "get:token",
+            "session",
+            ("header:X-Api-Key", "ip"),
+        ):
             limited = quota("2/m", key=key, name=f"{kind.__name__} by {key}", **BANNING)(kind)
             assert [run(limited, carrying()).status_code for _ in range(4)] == [200, 200, 429, 429]
             run(quota("1/m", key=key, name="shadow", shadow=True)(kind), carrying())
+        limited = quota("2/m", key="json:user.phone", name=f"{kind.__name__} by JSON", **BANNING)(kind)
+        assert [run(limited, carrying_json()).status_code for _ in range(4)] == [200, 200, 429, 429]
         for distinct in ("header:X-Api-Key", "post:phone"):
             run(quota("1/m", key="ip", name="devices", distinct=distinct)(kind), carrying())
     for value in (VALUE, VALUE.encode()):

@@ -326,8 +326,9 @@ def named_rule(rule: str | Rule, view: Any) -> Rule:
 class SimpleRateThrottle(_TogetherMixin, throttling.SimpleRateThrottle):
     """The framework's `SimpleRateThrottle`, decided by Redis: give it a `scope` or a `rate`, and `get_cache_key()`.
 
-    Each throttle of a view counts by itself, as the framework's do: a request that another one refuses counts. Rates
-    are the framework's too: of "10/month" it reads the first letter, so that is ten a minute.
+    Each throttle of a view counts by itself, as the framework's do: a request that another one refuses counts. Only one
+    that the rules of a `QuotaThrottle` refuse does not. Rates are the framework's too: of "10/month" it reads the first
+    letter, so that is ten a minute.
     """
 
     def allow_request(self, request: Any, view: Any) -> bool:

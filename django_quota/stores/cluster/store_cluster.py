@@ -18,7 +18,7 @@ from django_quota.core.errors import ConfigurationError, QuotaError, StoreUnavai
 from django_quota.core.flow import Flow, run_async, run_sync
 from django_quota.engine.operations import Operation
 from django_quota.engine.scatter import scatter
-from django_quota.stores.cluster.client import is_cluster, remap_of, seeds
+from django_quota.stores.cluster.client import remap_of, seeds
 from django_quota.stores.cluster.node_keys import SYSTEM_SLOT, SYSTEM_TAG, name_on, node_keys
 from django_quota.stores.cluster.nodes import Node
 from django_quota.stores.cluster.routing import Router, SlotCommand
@@ -206,8 +206,3 @@ def _slot_commands(operations: Sequence[Operation], now: int | None) -> list[Slo
 
 def _read(operations: Sequence[Operation], replies: Sequence[Any]) -> list[Any]:
     return [operation.read_reply(reply) for operation, reply in zip(operations, replies, strict=True)]
-
-
-def store_of(alias: str) -> RedisStore:
-    """Return the store of a cache alias: one server, or a Cluster."""
-    return ClusterStore(alias) if is_cluster(alias) else RedisStore(alias)
