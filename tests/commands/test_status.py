@@ -113,17 +113,20 @@ def test_inspecting_changes_nothing(raw: redis.Redis) -> None:
 
 
 def test_a_ban_has_its_own_end_and_a_limit_the_time_of_the_next_hit() -> None:
-    with freeze(START - 1_800 * SECOND):
-        check("banning", SUBJECT)
-    with freeze(START - 1):
-        check("banning", SUBJECT)
+    used = "ip:198.51.100.7"
+    for subject in (SUBJECT, used):
+        with freeze(START - 1_800 * SECOND):
+            check("banning", subject)
+            if subject == used:
+                check("1/d", subject, name="banning")
+        with freeze(START - 1):
+            check("banning", subject)
     with freeze(START):
         override("r 0 0 1/d", "banning")
-        status = load_snapshot(SUBJECT, ["banning"], scan=True)
-        check("1/d", SUBJECT, name="banning")
-        later = load_snapshot(SUBJECT, ["banning"], scan=True)
-    assert bans(status) == bans(later) == {"banning": 3_600.0 - 1e-6}
-    assert [limit.retry_after for limit in (*status.limits, *later.limits)] == [3_600.0 - 1e-6, 86_400.0]
+        override("r 0 0 1/d", "banning", used)
+        found = [load_snapshot(subject, ["banning"], scan=True) for subject in (SUBJECT, used)]
+    assert [bans(each) for each in found] == [{"banning": 3_600.0 - 1e-6}] * 2
+    assert [limit.retry_after for each in found for limit in each.limits] == [3_600.0 - 1e-6, 84_600.0]
 
 
 def test_overrides_bans_holds_and_days_are_part_of_a_snapshot() -> None:
