@@ -18,7 +18,7 @@ from django_quota.core.errors import RuleError
 from django_quota.core.rules import Rule
 from django_quota.services import addresses
 from django_quota.services.api import RuleOrRate, django_request, rule_without_request
-from django_quota.services.known_rules import finds_rules
+from django_quota.services.known_rules import checks_views, finds_rules
 from django_quota.services.observers import observe, unobserve
 from django_quota.services.request_decisions import adecide_request, decide_request, note_decided
 from django_quota.services.subjects import BODY_PARSER, named_subject
@@ -31,6 +31,7 @@ __all__ = [
     "apply_decision",
     "arefusal",
     "asettle",
+    "checks_views",
     "client_ip",
     "decide",
     "decides_later",

@@ -8,26 +8,39 @@ An operation is decided after its authentication and before its input is validat
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from functools import wraps
 from http import HTTPStatus
 from inspect import unwrap
 from typing import Any, TypeVar, Unpack, cast
 
+from django.core.checks import CheckMessage, Error
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import get_language
 from ninja import NinjaAPI, throttling
 from ninja.decorators import decorate_view
 from ninja.errors import Throttled
-from ninja.operation import Operation
+from ninja.operation import Operation, PathView
 
-from django_quota.adapters import adecide, apply_decision, asettle, client_ip, decide, settle, write_headers
+from django_quota.adapters import (
+    adecide,
+    apply_decision,
+    asettle,
+    checks_views,
+    client_ip,
+    decide,
+    finds_rules,
+    settle,
+    write_headers,
+)
+from django_quota.conf import current, rule_of
 from django_quota.core.decisions import Decision, QuotaExceeded
-from django_quota.core.errors import RuleError, StoreUnavailable
+from django_quota.core.errors import ConfigurationError, RuleError, StoreUnavailable, did_you_mean
 from django_quota.core.rules import Rule, RuleOptions, dotted_path
 from django_quota.services.api import check
 from django_quota.services.subjects import digest, is_user
+from django_quota.web.view_lookup import endpoints
 from django_quota.web.wording import message, whole_wait
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -202,6 +215,38 @@ def _refusal(operation: Operation, request: HttpRequest, decision: Decision) -> 
 def _finished(request: HttpRequest, response: Any) -> Any:
     decision = getattr(request, "quota", None)
     return write_headers(response, decision) if isinstance(decision, Decision) else response
+
+
+@finds_rules
+def rules_of_operations(patterns: Iterable[Any]) -> Iterator[Rule]:
+    """Return the rules of all operations behind the URLs, without the names of rules in the settings."""
+    return (rule for _, rule in _limits_behind(patterns) if isinstance(rule, Rule))
+
+
+@checks_views
+def check_operations(patterns: Iterable[Any]) -> Iterator[CheckMessage]:
+    """Find `@limits(rule="...")` without its rule."""
+    try:
+        names = list(map(str, current().rules))
+    except ConfigurationError:
+        return  # reported with the values of the settings
+    for function, rule in _limits_behind(patterns):
+        try:
+            rule_of(rule, {})
+        except RuleError:
+            hint = f'Add it to QUOTA["RULES"].{did_you_mean(str(rule), names)}'
+            place = dotted_path(function)
+            yield Error(f"@limits(rule={rule!r}) on {place} names no rule.", hint=hint, id="django_quota.E010")
+
+
+def _limits_behind(patterns: Iterable[Any]) -> Iterator[tuple[Callable[..., Any], str | Rule]]:
+    """Return the functions of operations, with each of their limits."""
+    for endpoint in endpoints(patterns):
+        cells = [cell.cell_contents for cell in getattr(endpoint.callback, "__closure__", None) or ()]
+        for view in cells:
+            for operation in view.operations if isinstance(view, PathView) else ():
+                for rule in getattr(operation, _RULES, ()):
+                    yield operation.view_func, rule
 
 
 # --- throttles --------------------------------------------------------------------------------------------------------

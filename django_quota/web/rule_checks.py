@@ -28,6 +28,7 @@ from django_quota.core.matching import Match, Pattern
 from django_quota.core.rules import Rule, dotted_path
 from django_quota.engine.plans import Plan
 from django_quota.middleware import QuotaMiddleware
+from django_quota.services.known_rules import check_views
 from django_quota.services.site_rules import applies_to
 from django_quota.services.subjects import GLOBAL, check_keys
 from django_quota.web.decorators import BARE_HINT
@@ -55,6 +56,7 @@ def check_rules() -> Iterator[CheckMessage]:
     yield from _check_leaky_settlements(applied, patterns)
     yield from _check_name_conflicts(patterns)
     yield from _check_client_chosen_keys(applied, patterns)
+    yield from check_views(patterns)
 
 
 def _check_settings_rules() -> Iterator[CheckMessage]:
@@ -215,8 +217,8 @@ def _check_tokens(applied: Sequence[Rule], patterns: Sequence[Any]) -> Iterator[
             yield CheckWarning(
                 f"Rule {rule.name!r} needs the user, and is decided before {dotted_path(class_of(endpoint.callback))} "
                 f"asks {reader.__name__} for it: users of tokens are limited by IP.",
-                hint="Add 'django_quota.contrib.rest_framework.QuotaThrottle' to DEFAULT_THROTTLE_CLASSES, or to the "
-                "throttle_classes of the view.",
+                hint="Add 'django_quota.contrib.rest_framework.QuotaThrottle' to DEFAULT_THROTTLE_CLASSES. A view with "
+                "throttle_classes of its own needs it there, or must be excluded from the rule.",
                 id="django_quota.W017",
             )
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 from django.contrib.auth.models import User
+from django.core.checks import run_checks
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
@@ -18,6 +19,7 @@ from ninja.testing import TestClient
 from django_quota import QuotaExceeded, RuleError, StoreUnavailable, check, peek
 from django_quota.contrib import ninja as contrib
 from django_quota.contrib.ninja import OperationRefused, install, limits
+from django_quota.services.known_rules import known_rules
 from django_quota.testing import freeze
 from tests.support.calls import calls_of
 from tests.support.pages import run_page
@@ -334,3 +336,24 @@ def test_the_page_prints_what_it_shows() -> None:
     replies = [client.get("/export") for _ in range(3)]
     assert replies[0]["RateLimit-Policy"] == '"export#2";q=2;w=60, "export";q=20;w=60'
     assert replies[2].json()["error"] == "too_many"
+
+
+class TestTheSite:
+    def test_the_rules_of_operations_are_known(self, settings: Any) -> None:
+        settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("api/", api.urls)]})
+        assert {"above", "below"} <= set(known_rules())
+
+    def test_e010_a_name_of_no_rule(self, settings: Any) -> None:
+        misspelt = NinjaAPI(urls_namespace="quota-tests-misspelt")
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"search": {"rate": "2/m"}}}
+
+        @misspelt.get("/search")
+        @limits(rule="serch")
+        @limits(rule="search")
+        async def search(request: HttpRequest) -> str:
+            return "ok"
+
+        settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("api/", misspelt.urls)]})
+        (found,) = [each for each in run_checks(tags=["django_quota"]) if each.id == "django_quota.E010"]
+        assert found.msg.startswith("@limits(rule='serch') on ")
+        assert found.hint == "Add it to QUOTA[\"RULES\"]. Did you mean 'search'?"

@@ -679,6 +679,24 @@ def findings(settings: Any, *views: Any, **rules: Any) -> list[Any]:
     return [each for each in run_checks(tags=["django_quota"]) if not str(each.id).endswith("W007")]
 
 
+LATE_SETTINGS = """
+SECRET_KEY = "late"
+INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "django_quota"]
+REST_FRAMEWORK = {"DEFAULT_THROTTLE_CLASSES": ["django_quota.contrib.rest_framework.QuotaThrottle"]}
+QUOTA = {"STORE": "memory", "RULES": {"search": {"rate": "2/m"}}}
+ROOT_URLCONF = "late_urls"
+"""
+
+LATE_URLS = """
+from django.urls import path
+from rest_framework.views import APIView
+
+class Search(APIView):
+    quota_rules = ["serch"]
+
+urlpatterns = [path("", Search.as_view())]
+"""
+
 EACH: dict[str, Any] = {"rate": "2/m", "key": "user", "match": "/api/"}
 
 
@@ -735,6 +753,14 @@ class TestChecks:
             "Things names no rule: 'adress'",
         ]
         assert found[0].hint == "Did you mean 'search'?"
+
+    def test_e016_when_only_the_urls_import_the_throttle(self, tmp_path: Path) -> None:
+        (tmp_path / "late_urls.py").write_text(LATE_URLS)
+        (tmp_path / "late_settings.py").write_text(LATE_SETTINGS)
+        places = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "DJANGO_SETTINGS_MODULE": "late_settings"}
+        command = [sys.executable, "-m", "django", "check"]
+        done = subprocess.run(command, env={**os.environ, **places}, capture_output=True, text=True, check=False)
+        assert "quota_rules of late_urls.Search names no rule: 'serch'." in done.stderr
 
     def test_w018_addresses_that_clients_choose(self, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         (found,) = findings(settings, view_of(Burst), view_of(Anonymous))
