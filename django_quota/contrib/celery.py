@@ -108,8 +108,10 @@ def _queue(rule: Rule, name: str, rates: Sequence[Rate], pace: int = 1, room: in
     a task still finds room if it comes a moment early, or if an earlier one came a moment late.
     """
     slices = rule.precision or DEFAULT_PRECISION
-    paces = [
+    paces = [  # a rate of 0 stays as it is, since an error names it
         Rate(min(MAX_COUNT, rate.count * pace * slices), "second", rate.period // SECOND * (slices + 1))
+        if rate.count
+        else rate
         for rate in rates
     ]
     return replace(
