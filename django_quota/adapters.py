@@ -39,6 +39,7 @@ __all__ = [
     "observe",
     "passes_middleware",
     "refusal",
+    "set_body_parser",
     "settle",
     "take_waiting_rules",
     "unobserve",
@@ -137,11 +138,12 @@ def write_headers(response: R, decision: Decision) -> R:
     return response
 
 
-def settle(request: Any, response: HttpResponseBase) -> None:
+def settle(request: Any, response: HttpResponseBase | BaseException) -> None:
     """Settle what `decide` took for a request by rules with `settle` or `counts`, once there is a response.
 
-    A streaming response is settled when it ends. Call it before `write_headers`. With the middleware you need not call
-    it, and it does nothing. Raises `RuleError` if a function returns something else than it should.
+    `response`: also the error that left the view, which counts as the response that Django makes of it. A streaming
+    response is settled when it ends. Call it before `write_headers`. With the middleware you need not call it, and it
+    does nothing. Raises `RuleError` if a function returns something else than it should.
     """
     found = _read_request(request)
     plans = take_unsettled(found)
@@ -149,8 +151,11 @@ def settle(request: Any, response: HttpResponseBase) -> None:
         settle_response(found, response, plans)
 
 
-async def asettle(request: Any, response: HttpResponseBase) -> None:
-    """Settle what `adecide` took for a request without blocking the event loop; see `settle`."""
+async def asettle(request: Any, response: HttpResponseBase | BaseException) -> None:
+    """Settle what `adecide` took for a request without blocking the event loop; see `settle`.
+
+    After a `CancelledError`, because the client went away, what was taken stays spent.
+    """
     found = _read_request(request)
     plans = take_unsettled(found)
     if plans:

@@ -5,6 +5,7 @@ The `@quota` on the outside of the view is decided in the same call.
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -72,7 +73,11 @@ class QuotaMiddleware:
         return _finished(request, response, refused)
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
-        response = await self.get_response(request)
+        try:
+            response = await self.get_response(request)
+        except CancelledError as error:
+            await asettle_response(request, error, request.__dict__.pop(UNSETTLED, ()))
+            raise
         refused = await alimit_request(request, _rules_after(request), is_noted=True)
         if UNSETTLED in request.__dict__:
             await asettle_response(request, refused or response, request.__dict__.pop(UNSETTLED))

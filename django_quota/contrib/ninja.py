@@ -7,6 +7,7 @@ An operation is decided after its authentication and before its input is validat
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import wraps
@@ -21,7 +22,7 @@ from ninja.decorators import decorate_view
 from ninja.errors import Throttled
 from ninja.operation import Operation
 
-from django_quota.adapters import adecide, apply_decision, client_ip, decide, write_headers
+from django_quota.adapters import adecide, apply_decision, asettle, client_ip, decide, settle, write_headers
 from django_quota.core.decisions import Decision, QuotaExceeded
 from django_quota.core.errors import RuleError, StoreUnavailable
 from django_quota.core.rules import Rule, RuleOptions, dotted_path
@@ -162,7 +163,13 @@ def _limited(run: Callable[..., Any], rule: str | Rule) -> Callable[..., Any]:
 
         @wraps(run)
         async def alimited_run(request: HttpRequest, **values: Any) -> Any:
-            return _finished(request, await run(request, **values))
+            try:
+                response = await run(request, **values)
+            except (Exception, CancelledError) as error:
+                await asettle(request, error)
+                raise
+            await asettle(request, response)
+            return _finished(request, response)
 
         operation._run_checks = acheck_limits  # noqa: SLF001
         return alimited_run
@@ -172,7 +179,13 @@ def _limited(run: Callable[..., Any], rule: str | Rule) -> Callable[..., Any]:
 
     @wraps(run)
     def limited_run(request: HttpRequest, **values: Any) -> Any:
-        return _finished(request, run(request, **values))
+        try:
+            response = run(request, **values)
+        except Exception as error:
+            settle(request, error)
+            raise
+        settle(request, response)
+        return _finished(request, response)
 
     operation._run_checks = check_limits  # noqa: SLF001
     return limited_run

@@ -66,7 +66,8 @@ class Limiter:
         """Decide a plan in one call to the store. `is_step`: it is part of a decision, which observers hear as one."""
         decision = self._decide_unasked(plan, mode)
         if decision is not None:
-            return _observed(decision, mode) if receivers and not is_step else decision
+            limits_nothing = decision.allowed and not plan
+            return decision if is_step or limits_nothing or not receivers else _observed(decision, mode)
         refusals = self.refusals
         is_check = mode in ("check", "tentative")
         changes = refusals.changes

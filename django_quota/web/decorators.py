@@ -6,6 +6,7 @@ they stay two, since that one must run between them.
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from inspect import isawaitable
@@ -28,7 +29,7 @@ from django_quota.web.responses import (
     refuse_in_view,
     write_headers,
 )
-from django_quota.web.settlements import asettle_response, response_for, settle_response, take_unsettled
+from django_quota.web.settlements import asettle_response, settle_response, take_unsettled
 from django_quota.web.view_kinds import dispatch_of, is_a_trial, is_async, is_dispatch, naming, request_of
 from django_quota.web.waiting_rules import WAITING, rules_for_now, rules_left
 
@@ -343,7 +344,7 @@ def _call_and_settle(
     except QuotaExceeded as exceeded:
         response = refuse_in_view(request, exceeded.decision)
     except Exception as error:
-        settle_response(request, response_for(error), plans)
+        settle_response(request, error, plans)
         raise
     settle_response(request, response, plans)
     return write_headers(request, response)
@@ -393,8 +394,8 @@ async def _finish_and_settle(request: HttpRequest, view: Callable[[], Any], plan
         response = await _adecide_waiting(request) or response
     except QuotaExceeded as exceeded:
         response = await arefuse_in_view(request, exceeded.decision)
-    except Exception as error:
-        await asettle_response(request, response_for(error), plans)
+    except (Exception, CancelledError) as error:
+        await asettle_response(request, error, plans)
         raise
     await asettle_response(request, response, plans)
     return write_headers(request, cast("HttpResponseBase", response))

@@ -38,16 +38,22 @@ def take_unsettled(request: HttpRequest) -> list[Plan] | None:
 
 
 def settle_response(request: HttpRequest, response: Any, plans: Sequence[Plan]) -> None:
-    """Settle what a request took. A streaming response is settled when it ends."""
+    """Settle what a request took, by its response or by the error that left the view.
+
+    A streaming response is settled when it ends.
+    """
     run_sync(_settle_flow(request, response, plans))
 
 
 async def asettle_response(request: HttpRequest, response: Any, plans: Sequence[Plan]) -> None:
-    """Settle what a request took without blocking the event loop; see `settle_response`."""
+    """Settle what a request took without blocking the event loop; see `settle_response`.
+
+    After a `CancelledError`, because the client went away, what was taken stays spent: the view has worked for it.
+    """
     await run_async(_settle_flow(request, response, plans))
 
 
-def response_for(error: Exception) -> HttpResponse:
+def _response_for(error: Exception) -> HttpResponse:
     """Return an empty response with the status that Django answers an exception with."""
     for kinds, status in _STATUS:
         if isinstance(error, kinds):
@@ -63,9 +69,14 @@ _STATUS: Sequence[tuple[Any, int]] = (
 
 
 def _settle_flow(request: HttpRequest, response: Any, plans: Sequence[Plan]) -> Flow[None]:
+    if isinstance(response, Exception):
+        response = _response_for(response)
     for plan in plans:
         hold = Hold(plan, _NO_DECISION, VIEW_TTL)
         if not hold.is_open:
+            continue
+        if isinstance(response, BaseException):
+            yield from hold.settling(hold.costs)
             continue
         try:
             counted = yield from _counted_flow(plan, response)

@@ -204,6 +204,12 @@ class TestObservers:
         assert len(heard) == 6
 
     @pytest.mark.usefixtures("either_store")
+    def test_what_nothing_limits_is_not_heard(self, heard: list[Decision]) -> None:
+        check(Rule.make("free", None), "user:1")
+        decide(request_by(), [Rule.make("posts", "1/m", methods=["POST"])])
+        assert heard == []
+
+    @pytest.mark.usefixtures("either_store")
     def test_refusals_from_memory_are_heard_each_time(self, heard: list[Decision]) -> None:
         for _ in range(5):
             check("1/m", "user:1", cache_refusals=9)

@@ -107,7 +107,18 @@ async def astreaming(request: HttpRequest) -> StreamingHttpResponse:
     return StreamingHttpResponse(aparts(request))
 
 
+has_begun: list[asyncio.Event] = []
+
+
+@quota("1000/h", **BYTES, cost=100)
+async def endless(request: HttpRequest) -> HttpResponse:
+    has_begun.pop().set()
+    await asyncio.Event().wait()
+    return HttpResponse()
+
+
 urlpatterns = [
+    path("endless/", endless),
     path("sync/", sync_view),
     path("async/", async_view),
     path("class/", ClassView.as_view()),
@@ -244,6 +255,21 @@ def test_a_process_that_ends_before_the_view_answers_takes_nothing_for_good(monk
     assert left("mine") == 900
     with freeze(START + 601 * SECOND):
         assert left("mine") == 1_000
+
+
+def test_the_estimate_of_a_client_that_went_away_stays_spent() -> None:
+    async def leave() -> None:
+        begun = asyncio.Event()
+        has_begun.append(begun)
+        task = asyncio.create_task(AsyncClient().get("/endless/"))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(leave())
+    with freeze(START + 601 * SECOND):
+        assert left() == 900
 
 
 def test_a_wrong_cost_is_an_error_and_the_estimate_stays_spent() -> None:

@@ -15,7 +15,7 @@ from ninja import NinjaAPI, Router
 from ninja.security import APIKeyHeader, HttpBearer, django_auth
 from ninja.testing import TestClient
 
-from django_quota import QuotaExceeded, RuleError, StoreUnavailable, check
+from django_quota import QuotaExceeded, RuleError, StoreUnavailable, check, peek
 from django_quota.contrib import ninja as contrib
 from django_quota.contrib.ninja import OperationRefused, install, limits
 from django_quota.testing import freeze
@@ -144,6 +144,21 @@ def visitors(request: HttpRequest) -> str:
     return "ok"
 
 
+PAID: Any = {"key": "ip", "cost": 100, "settle": lambda request, response: response.status_code}
+
+
+@api.get("/paid")
+@limits("1000/h", name="paid", **PAID)
+def paid(request: HttpRequest, divisor: int = 1) -> float:
+    return 1 / divisor
+
+
+@api.get("/paid-async")
+@limits("1000/h", name="paid", **PAID)
+async def paid_async(request: HttpRequest, divisor: int = 1) -> float:
+    return 1 / divisor
+
+
 urlpatterns = [path("api/", api.urls), path("own/", own.urls), path("throttled/", throttled.urls)]
 
 
@@ -166,6 +181,18 @@ async def _aget(url: str, headers: dict[str, str]) -> Any:
 
 
 # --- @limits ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("middleware", [True, False])
+@pytest.mark.parametrize("url", ["/api/paid", "/api/paid-async"])
+def test_what_an_operation_took_is_settled_by_its_response(url: str, middleware: bool, settings: Any) -> None:
+    if not middleware:
+        settings.MIDDLEWARE = []
+    assert get(f"{url}?divisor=none").status_code == 422
+    assert peek("1000/h", "ip:127.0.0.1", name="paid").remaining == 1_000 - 422
+    with pytest.raises(ZeroDivisionError):
+        get(f"{url}?divisor=0")
+    assert peek("1000/h", "ip:127.0.0.1", name="paid").remaining == 1_000 - 422 - 500
 
 
 @pytest.mark.parametrize("url", ["/api/above", "/api/below", "/api/async"])
