@@ -88,7 +88,7 @@ def states_without_due(states: States, hit: Hit, now: int) -> list[Any]:
 
 
 def settle(states: States, hit: Hit, hold_id: HoldId, actual: int, now: int) -> int:
-    """Replace what a hold consumed by what was really used, whatever the limit; return the due time of `hold_id` if it is late.
+    """Replace what a hold consumed by what was really used, whatever the limit; return when it was due if that is over.
 
     A late hold was restored, or is restored now, and everything that was used is consumed now. A hold that vanished
     before it was due was settled or reset: then nothing changes. Return 0 if the hold is in time.
