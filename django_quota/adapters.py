@@ -21,10 +21,11 @@ from django_quota.services.api import RuleOrRate, django_request, rule_without_r
 from django_quota.services.known_rules import checks_views, finds_rules
 from django_quota.services.observers import observe, unobserve
 from django_quota.services.request_decisions import adecide_request, decide_request, note_decided
-from django_quota.services.subjects import BODY_PARSER, named_subject
+from django_quota.services.subjects import BODY_PARSER, digest, named_subject
 from django_quota.web import responses, waiting_rules, wording
 from django_quota.web.settlements import asettle_response, settle_response, take_unsettled
 from django_quota.web.waiting_rules import decides_later
+from django_quota.web.wording import refusal_status, whole_wait
 
 __all__ = [
     "adecide",
@@ -35,15 +36,18 @@ __all__ = [
     "client_ip",
     "decide",
     "decides_later",
+    "digest",
     "finds_rules",
     "message",
     "observe",
     "passes_middleware",
     "refusal",
+    "refusal_status",
     "set_body_parser",
     "settle",
     "take_waiting_rules",
     "unobserve",
+    "whole_wait",
     "write_headers",
 ]
 

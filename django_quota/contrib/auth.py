@@ -22,12 +22,9 @@ from django.utils import inspect as django_inspect
 from django.utils.module_loading import import_string
 from django.views.decorators.debug import sensitive_variables
 
-from django_quota import areserve_all, reserve_all
+from django_quota import ConfigurationError, Decision, QuotaExceeded, Rule, areserve_all, reserve_all
 from django_quota.adapters import client_ip, message, passes_middleware
 from django_quota.conf import USERNAME, current
-from django_quota.core.decisions import Decision, QuotaExceeded
-from django_quota.core.errors import ConfigurationError
-from django_quota.core.rules import Rule
 from django_quota.middleware import QuotaMiddleware
 from django_quota.services.logins import hold_ttl, login_hits, unlock
 from django_quota.web.rule_checks import position_of

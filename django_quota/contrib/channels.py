@@ -12,24 +12,21 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
+from http import HTTPStatus
 from typing import Any, TypeAlias, cast
 
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, HttpResponse
 from django.utils.functional import LazyObject
-from django.utils.translation import get_language
 
-from django_quota.adapters import adecide, arefusal
+from django_quota import ConfigurationError, Decision, Rule, RuleError, acheck
+from django_quota.adapters import adecide, arefusal, message, refusal_status, whole_wait
 from django_quota.conf import current, rule_of
-from django_quota.core.decisions import Decision
-from django_quota.core.errors import ConfigurationError, RuleError
 from django_quota.core.flow import run_async
-from django_quota.core.rules import OnUnavailable, Rule
-from django_quota.services.api import acheck
+from django_quota.core.rules import OnUnavailable
 from django_quota.services.leases import Slot
 from django_quota.services.subjects import compile_key
 from django_quota.web.concurrency import Gate
-from django_quota.web.wording import message, whole_wait
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Event: TypeAlias = MutableMapping[str, Any]
@@ -48,8 +45,8 @@ def as_json(decision: Decision) -> str:
     """Return the notice of a refused message: JSON with the reason in words, and the seconds to wait (or null)."""
     said = {
         "type": "quota.refused",
-        "status": 503 if _is_unavailable(decision) else 429,
-        "detail": message(decision, get_language()),
+        "status": refusal_status(decision),
+        "detail": message(decision),
         "retry_after": whole_wait(decision),
     }
     return json.dumps(said)
@@ -177,7 +174,7 @@ class _Socket:
                 said = self._notice(decision)
                 await self.send({"type": "websocket.send", "text" if isinstance(said, str) else "bytes": said})
             if self._closes:
-                code = UNAVAILABLE if _is_unavailable(decision) else TOO_MANY_MESSAGES
+                code = UNAVAILABLE if refusal_status(decision) == HTTPStatus.SERVICE_UNAVAILABLE else TOO_MANY_MESSAGES
                 await self.send({"type": "websocket.close", "code": code, "reason": "quota exceeded"})
                 self._is_closed = True
                 return {"type": "websocket.disconnect", "code": code, "reason": "quota exceeded"}
@@ -220,7 +217,3 @@ async def _refuse(scope: Scope, send: Send, response: HttpResponse) -> None:
     headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in response.items()]
     await send({"type": "websocket.http.response.start", "status": response.status_code, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": response.content})
-
-
-def _is_unavailable(decision: Decision) -> bool:
-    return decision.degraded and decision.binding is None

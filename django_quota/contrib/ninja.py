@@ -11,18 +11,17 @@ from asyncio import CancelledError
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from functools import wraps
-from http import HTTPStatus
 from inspect import unwrap
 from typing import Any, TypeVar, Unpack, cast
 
 from django.core.checks import CheckMessage, Error
 from django.http import HttpRequest, HttpResponse
-from django.utils.translation import get_language
 from ninja import NinjaAPI, throttling
 from ninja.decorators import decorate_view
 from ninja.errors import Throttled
 from ninja.operation import Operation, PathView
 
+from django_quota import Decision, QuotaExceeded, Rule, RuleError, StoreUnavailable, check
 from django_quota.adapters import (
     adecide,
     apply_decision,
@@ -30,18 +29,19 @@ from django_quota.adapters import (
     checks_views,
     client_ip,
     decide,
+    digest,
     finds_rules,
+    message,
+    refusal_status,
     settle,
+    whole_wait,
     write_headers,
 )
 from django_quota.conf import current, rule_of
-from django_quota.core.decisions import Decision, QuotaExceeded
-from django_quota.core.errors import ConfigurationError, RuleError, StoreUnavailable, did_you_mean
-from django_quota.core.rules import Rule, RuleOptions, dotted_path
-from django_quota.services.api import check
-from django_quota.services.subjects import digest, is_user
+from django_quota.core.errors import ConfigurationError, did_you_mean
+from django_quota.core.rules import RuleOptions, dotted_path
+from django_quota.services.subjects import is_user
 from django_quota.web.view_lookup import endpoints
-from django_quota.web.wording import message, whole_wait
 
 F = TypeVar("F", bound=Callable[..., Any])
 """The function of an operation."""
@@ -57,8 +57,8 @@ class OperationRefused(QuotaExceeded, Throttled):
     def __init__(self, decision: Decision) -> None:
         QuotaExceeded.__init__(self, decision)
         self.wait = whole_wait(decision)
-        self.status_code = _status(decision)
-        self.message = message(decision, get_language())
+        self.status_code = refusal_status(decision)
+        self.message = message(decision)
 
 
 def limits(
@@ -134,8 +134,8 @@ def install(api: NinjaAPI) -> None:
 
 def _answer(api: NinjaAPI, request: HttpRequest, decision: Decision) -> HttpResponse:
     wait = whole_wait(decision)
-    said = {"detail": message(decision, get_language()), **({} if wait is None else {"retry_after": wait})}
-    return _with_headers(api.create_response(request, said, status=_status(decision)), decision)
+    said = {"detail": message(decision), **({} if wait is None else {"retry_after": wait})}
+    return _with_headers(api.create_response(request, said, status=refusal_status(decision)), decision)
 
 
 def _with_headers(response: HttpResponse, decision: Decision) -> HttpResponse:
@@ -144,11 +144,6 @@ def _with_headers(response: HttpResponse, decision: Decision) -> HttpResponse:
         response.headers["Retry-After"] = str(wait)
     response.headers["Cache-Control"] = "no-store"
     return write_headers(response, decision)
-
-
-def _status(decision: Decision) -> HTTPStatus:
-    is_unavailable = decision.degraded and decision.binding is None
-    return HTTPStatus.SERVICE_UNAVAILABLE if is_unavailable else HTTPStatus.TOO_MANY_REQUESTS
 
 
 # --- operations -------------------------------------------------------------------------------------------------------
@@ -236,7 +231,7 @@ def check_operations(patterns: Iterable[Any]) -> Iterator[CheckMessage]:
         except RuleError:
             hint = f'Add it to QUOTA["RULES"].{did_you_mean(str(rule), names)}'
             place = dotted_path(function)
-            yield Error(f"@limits(rule={rule!r}) on {place} names no rule.", hint=hint, id="django_quota.E010")
+            yield Error(f"@limits(rule={rule!r}) on {place} names no rule.", hint=hint, id="django_quota.E024")
 
 
 def _limits_behind(patterns: Iterable[Any]) -> Iterator[tuple[Callable[..., Any], str | Rule]]:

@@ -105,7 +105,7 @@ def settle(states: States, hit: Hit, hold_id: HoldId, actual: int, now: int) -> 
         if actual > held and limit.parameters.capacity > 0:
             state, _ = limit.algorithm.consume(states.get(limit.key), limit.parameters, actual - held, now, over=True)
             states.put(limit.key, state, limit.algorithm.expiry(state))
-    return due if is_late else 0
+    return hold_id.due if is_late else 0
 
 
 def drop(states: States, hit: Hit, hold_id: HoldId) -> tuple[str, int]:

@@ -180,13 +180,18 @@ def _compensate(part: _Part, reply: Reply) -> Scatter:
 
 
 def _record_refusal(part: _Part, log: EventLog, now: int) -> Scatter:
-    """Tell a part that its plan is refused, and return its reply; without an answer, one that promises nothing."""
+    """Tell a part that its plan is refused, and return its reply; without an answer, one that promises nothing.
+
+    A part that asks for another form gives no answer either: to send the plan again would count its refusal twice.
+    """
     try:
-        return (yield from part.decide("record_refusal", log))
+        reply = yield from part.decide("record_refusal", log)
+        if reply.verdict != RETRY_WITH:
+            return reply
     except StoreUnavailable as error:
         logger.warning("A part of a refused plan does not say how its limits are: %s", error)
-        unknown = Verdict(allowed=True, remaining=0, retry_after=0, reset=0, more=NEVER)
-        return Reply(now, REFUSED, [[unknown] * len(hit.limits) for hit in part.hits])
+    unknown = Verdict(allowed=True, remaining=0, retry_after=0, reset=0, more=NEVER)
+    return Reply(now, REFUSED, [[unknown] * len(hit.limits) for hit in part.hits])
 
 
 def _gathered(parts: Sequence[_Part], replies: Sequence[Reply], mode: Mode) -> Reply:

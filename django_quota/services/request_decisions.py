@@ -14,13 +14,12 @@ from functools import lru_cache, partial
 from operator import attrgetter
 from typing import cast
 
-from django.core.exceptions import BadRequest, SuspiciousOperation
 from django.http import HttpRequest
 
 from django_quota.conf import current, time_zone
 from django_quota.core.clock import SECOND
 from django_quota.core.decisions import Decision
-from django_quota.core.errors import RateError, RuleError, did_you_mean
+from django_quota.core.errors import QuotaError, RateError, RuleError, did_you_mean
 from django_quota.core.flow import Flow, run_async, run_sync
 from django_quota.core.rates import validate_cost
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Exemption, Rule, dotted_path
@@ -157,7 +156,9 @@ def _of_body(rule: Rule, reading: Flow[str]) -> Flow[str | None]:
     """Return what a flow reads; None if the body cannot be read and the rule is a shadow, which refuses nothing."""
     try:
         return (yield from reading)
-    except (BadRequest, SuspiciousOperation):
+    except QuotaError:
+        raise
+    except Exception:  # of Django, or of the framework that parses the body
         if not rule.shadow:
             raise
         return None

@@ -6,6 +6,7 @@ end, also on one that nobody has read.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Protocol, Self, TypeVar, cast
@@ -122,6 +123,17 @@ class _AsyncStream(_Stream, AsyncIterator[Any]):
     async def _aend(self) -> None:
         if not self._ends():
             return
+        # A client often goes away right after the last part. That must not end this too, or its reservation comes back.
+        ending, cancelled = asyncio.create_task(self._asettle()), None
+        while not ending.done():
+            try:
+                await asyncio.shield(ending)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    async def _asettle(self) -> None:
         await self._refresher.astop()
         try:
             await run_async(self._settle())

@@ -42,7 +42,7 @@ from django_quota.core.errors import ConfigurationError
 from django_quota.core.rates import Rate
 from django_quota.core.rules import Rule
 from django_quota.services.request_decisions import adecide_request, decide_request, note_decided
-from django_quota.web.wording import message, rate_in_words, title, wait_in_words, whole_wait
+from django_quota.web.wording import message, rate_in_words, refusal_status, title, wait_in_words, whole_wait
 
 R = TypeVar("R", bound=HttpResponseBase)
 
@@ -245,14 +245,13 @@ def refusal(request: HttpRequest, decision: Decision) -> HttpResponse:
     The `RESPONSE` setting may return it. Otherwise the Accept header chooses: problem+json, the page of the `TEMPLATE`
     setting, or plain text. Raises `ConfigurationError` if `RESPONSE` returns something else than a response.
     """
-    is_unavailable = decision.degraded and decision.binding is None
-    status = 503 if is_unavailable else 429
+    status = refusal_status(decision)
     response = _of_the_site(request, decision)
     if response is None:
         response = _ours(request, decision, status)
     else:
         _set_refusal_headers(response, decision)
-    if is_unavailable:
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
         # An outage is logged once. Django would log each of these as an error, and mail it to ADMINS.
         setattr(response, _LOGGED, True)
     return response

@@ -72,6 +72,12 @@ def whole_wait(decision: Decision) -> int | None:
     return None if decision.retry_after is None else max(1, math.ceil(decision.retry_after))
 
 
+def refusal_status(decision: Decision) -> HTTPStatus:
+    """Return the status of a refusal: 429, or 503 if it was refused because the store did not answer."""
+    is_unavailable = decision.degraded and decision.binding is None
+    return HTTPStatus.SERVICE_UNAVAILABLE if is_unavailable else HTTPStatus.TOO_MANY_REQUESTS
+
+
 def title(status: int) -> str:
     """Return the title of a refusal with this status, 429 or 503."""
     return _("Service unavailable") if status == HTTPStatus.SERVICE_UNAVAILABLE else _("Too many requests")

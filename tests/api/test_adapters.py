@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,6 +53,19 @@ def test_a_json_body_that_somebody_else_has_parsed_is_taken() -> None:
     subjects = [decide(each, rule).subject for each in (one, other, none)]
     assert subjects[0] == subjects[1]
     assert subjects[2] == IP
+
+
+@pytest.mark.usefixtures("memory_store")
+@pytest.mark.parametrize("shadow", [True, False])
+def test_a_body_that_cannot_be_parsed_is_the_error_of_rules_that_refuse(shadow: bool) -> None:
+    def fail() -> Any:
+        raise UnicodeError("a framework's own error")
+
+    request = request_by("post", data="broken", content_type="application/json")
+    set_body_parser(request, fail)
+    rule = Rule.make("by-phone", "9/m", key="json:phone", shadow=shadow)
+    with nullcontext() if shadow else pytest.raises(UnicodeError):
+        assert decide(request, rule).outcomes == ()
 
 
 @pytest.mark.usefixtures("either_store")

@@ -189,6 +189,31 @@ class TestAsync:
         asyncio.run(work())
         assert left() == 990
 
+    @pytest.mark.parametrize("times", [1, 2])
+    def test_a_client_that_goes_away_behind_the_last_part_pays_too(self, times: int) -> None:
+        over = asyncio.Event()
+
+        async def parts() -> AsyncIterator[bytes]:
+            yield b"part"
+            over.set()
+
+        async def read() -> None:
+            held = await areserve("1000/h", SUBJECT, 600)
+            async for _ in held.stream(parts(), used=lambda: 10):
+                pass
+
+        async def work() -> None:
+            task = asyncio.create_task(read())
+            await over.wait()  # the stream is over, and the task is about to settle it
+            for _ in range(times):
+                task.cancel()
+                await asyncio.sleep(0)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(work())
+        assert left() == 990
+
     def test_django_closes_it_in_a_thread_when_the_client_goes_away(self) -> None:
         model = Model()
 

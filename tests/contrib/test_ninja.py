@@ -343,7 +343,7 @@ class TestTheSite:
         settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("api/", api.urls)]})
         assert {"above", "below"} <= set(known_rules())
 
-    def test_e010_a_name_of_no_rule(self, settings: Any) -> None:
+    def test_e024_a_name_of_no_rule(self, settings: Any) -> None:
         misspelt = NinjaAPI(urls_namespace="quota-tests-misspelt")
         settings.QUOTA = {**settings.QUOTA, "RULES": {"search": {"rate": "2/m"}}}
 
@@ -354,6 +354,6 @@ class TestTheSite:
             return "ok"
 
         settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("api/", misspelt.urls)]})
-        (found,) = [each for each in run_checks(tags=["django_quota"]) if each.id == "django_quota.E010"]
+        (found,) = [each for each in run_checks(tags=["django_quota"]) if each.id == "django_quota.E024"]
         assert found.msg.startswith("@limits(rule='serch') on ")
         assert found.hint == "Add it to QUOTA[\"RULES\"]. Did you mean 'search'?"

@@ -198,6 +198,17 @@ def test_a_refusal_stays_one_where_it_cannot_be_compensated_or_emitted(caplog: A
     assert "how its limits are" in caplog.text
 
 
+def test_a_refusal_counts_once_where_a_later_slot_asks_for_another_form() -> None:
+    """That slot has an override which this process does not know yet."""
+    places = Apart()
+    places.run(publish("ip:3", "wide", "r 0 0 5/m"), START)
+    banning = Rule.make("banning", "0/m", ban={"after": "9/m", "for": ["1h"]})
+    assert check_over(places, (banning, "ip:2"), (WIDE, "ip:3"))[1] == REFUSED
+    once = Apart()
+    check_over(once, (banning, "ip:2"))
+    assert places.live(START).items() >= once.live(START).items()
+
+
 def test_what_cannot_be_compensated_in_one_slot_is_in_the_others() -> None:
     places = Apart()
     undos: list[Operation] = []

@@ -141,7 +141,6 @@ class Stores(RuleBasedStateMachine):
         for step, answer in zip(plan.limits, replied, strict=True):
             assert not answer.allowed or answer.retry_after == 0 or step.limit.algorithm.name == "leaky_bucket"
             assert answer.allowed or answer.retry_after > 0 or answer.retry_after == NEVER
-        self.latest = max(self.latest, self.now)
         refused = set()
         for hit in plan.hits:
             if not all(answer.allowed for step, answer in zip(plan.limits, replied, strict=True) if step in hit.limits):
@@ -288,6 +287,7 @@ class Stores(RuleBasedStateMachine):
         replies = [driven(run, plan, mode, self.now, guess) for run, plan in zip(self.stores(), made, strict=True)]
         assert replies[0] == replies[1] == replies[2]
         self.every_key_has_a_ttl()
+        self.latest = max(self.latest, self.now)
         return made[0], replies[0]
 
     def dump(self) -> dict[bytes, bytes | None]:

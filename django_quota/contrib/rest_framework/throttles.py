@@ -24,11 +24,14 @@ from django_quota.adapters import (
     apply_decision,
     decide,
     decides_later,
+    digest,
     message,
     passes_middleware,
+    refusal_status,
     set_body_parser,
     settle,
     take_waiting_rules,
+    whole_wait,
     write_headers,
 )
 from django_quota.conf import current
@@ -36,8 +39,7 @@ from django_quota.core.clock import freeze
 from django_quota.core.decisions import Decision, QuotaExceeded
 from django_quota.core.errors import RuleError, did_you_mean
 from django_quota.core.rules import Rule, dotted_path
-from django_quota.services.subjects import digest, named_subject, user_subject
-from django_quota.web.wording import whole_wait
+from django_quota.services.subjects import named_subject, user_subject
 
 F = TypeVar("F")
 
@@ -56,7 +58,7 @@ class QuotaThrottled(exceptions.Throttled, QuotaExceeded):
     def __init__(self, decision: Decision, wait: float | None = None) -> None:
         self.decision = decision
         exceptions.Throttled.__init__(self, wait)
-        if decision.degraded and decision.binding is None:
+        if refusal_status(decision) == HTTPStatus.SERVICE_UNAVAILABLE:
             self.status_code = int(HTTPStatus.SERVICE_UNAVAILABLE)
             self.wait = whole_wait(decision)
             self.detail = exceptions.ErrorDetail(message(decision), "unavailable")

@@ -251,7 +251,7 @@ end
 local function settle(hit, actual, due, token)
   local member, stop = drop(hit, token, due)
   local held, is_late = 0, stop <= now
-  if is_late then need('flag')(hit, SETTLED_LATE, stop) end
+  if is_late then need('flag')(hit, SETTLED_LATE, tonumber(due)) end
   if member then
     local units = units_of(member)
     if is_late then restore(hit, { member }, units) else held = units end
