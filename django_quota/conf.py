@@ -398,7 +398,7 @@ def rule_of(rule_or_rate: object, options: Mapping[str, object]) -> Rule:
     settings = current()
     if isinstance(rule_or_rate, str) and rule_or_rate in settings.rules:
         return _with_options(settings.rule(rule_or_rate), options)
-    if isinstance(options.get("ban"), Mapping):  # a dict cannot be a key of the cache
+    if options and isinstance(options.get("ban"), Mapping):  # a dict cannot be a key of the cache
         options = {**options, "ban": Ban.read(options["ban"])}
     try:
         return _rule_of_rate(rule_or_rate, tuple(sorted(options.items())) if options else ())
