@@ -24,6 +24,7 @@ from django_quota.services.request_decisions import adecide_request, decide_requ
 from django_quota.services.subjects import BODY_PARSER, digest, named_subject
 from django_quota.web import responses, waiting_rules, wording
 from django_quota.web.settlements import asettle_response, settle_response, take_unsettled
+from django_quota.web.view_lookup import checks_views
 from django_quota.web.waiting_rules import decides_later
 from django_quota.web.wording import refusal_status, whole_wait
 
@@ -32,6 +33,7 @@ __all__ = [
     "apply_decision",
     "arefusal",
     "asettle",
+    "checks_views",
     "client_ip",
     "decide",
     "decides_later",

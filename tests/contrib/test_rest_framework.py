@@ -57,6 +57,7 @@ from django_quota.contrib.rest_framework.spectacular import AutoSchema
 from django_quota.exceptions import RuleError
 from django_quota.services.known_rules import known_rules
 from django_quota.testing import freeze
+from django_quota.web.checks import check_settings
 from tests.support.calls import calls_of
 from tests.support.pages import blocks, run_page
 from tests.support.processes import ended, forks, threads_ran
@@ -742,6 +743,8 @@ class TestChecks:
             "Things names no rule: 'adress'",
         ]
         assert found[0].hint == "Did you mean 'search'?"
+        # Django asks this one also if only the URLs import the throttles.
+        assert [each for each in check_settings() if each in found] == found
 
     def test_w018_addresses_that_clients_choose(self, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         (found,) = findings(settings, view_of(Burst), view_of(Anonymous))

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from django.conf import settings
-from django.core.checks import CheckMessage, Error, register
+from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
 from django.core.exceptions import ImproperlyConfigured
-from django.urls import get_resolver
 from rest_framework import throttling
 from rest_framework.settings import api_settings
 
-from django_quota.adapters import finds_rules
+from django_quota.adapters import checks_views, finds_rules
 from django_quota.conf import current
 from django_quota.contrib.rest_framework.throttles import (
     QuotaThrottle,
@@ -70,8 +68,8 @@ def _scope_of(view: Any) -> str | None:
     return scope
 
 
-@register("django_quota")
-def check_throttles(**_: Any) -> list[CheckMessage]:
+@checks_views
+def check_throttles(patterns: Sequence[Any]) -> list[CheckMessage]:
     """Check what the views with these throttles say about their limits."""
     try:
         known = current().rules
@@ -79,7 +77,7 @@ def check_throttles(**_: Any) -> list[CheckMessage]:
         return []  # reported with the values of the settings
     found: dict[str, CheckMessage] = {}
     by_address = None
-    for endpoint in endpoints(get_resolver().url_patterns if getattr(settings, "ROOT_URLCONF", None) else []):
+    for endpoint in endpoints(patterns):
         view, classes = endpoint.callback, _throttles_of(endpoint.callback)
         if any(issubclass(each, QuotaThrottle) for each in classes):
             for message in _check_names(view, known):
