@@ -18,12 +18,13 @@ from django_quota.core.errors import RuleError
 from django_quota.core.rules import Rule
 from django_quota.services import addresses
 from django_quota.services.api import RuleOrRate, django_request, rule_without_request
-from django_quota.services.known_rules import checks_views, finds_rules
+from django_quota.services.known_rules import finds_rules
 from django_quota.services.observers import observe, unobserve
 from django_quota.services.request_decisions import adecide_request, decide_request, note_decided
 from django_quota.services.subjects import BODY_PARSER, digest, named_subject
 from django_quota.web import responses, waiting_rules, wording
 from django_quota.web.settlements import asettle_response, settle_response, take_unsettled
+from django_quota.web.view_lookup import checks_views
 from django_quota.web.waiting_rules import decides_later
 from django_quota.web.wording import refusal_status, whole_wait
 

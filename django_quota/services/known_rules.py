@@ -10,7 +10,6 @@ from contextlib import suppress
 from itertools import chain
 from typing import Any, TypeVar
 
-from django.core.checks import CheckMessage
 from django.urls import get_resolver
 
 from django_quota.conf import current, limits_logins
@@ -23,7 +22,6 @@ FromViews = Callable[[Iterable[Any]], Iterable[Any]]
 
 _from_views: dict[str, FromViews] = {}
 _finders: list[FromViews] = []
-_checks: list[FromViews] = []
 
 F = TypeVar("F", bound=FromViews)
 
@@ -40,21 +38,6 @@ def finds_rules(finder: F) -> F:
     """
     _finders.append(finder)
     return finder
-
-
-def checks_views(check: F) -> F:
-    """Register a function that returns system check messages about the views of URL patterns; return it.
-
-    Use it instead of Django's `register` if only your URLs import the integration. They are imported while the checks
-    run, and then Django takes no new check.
-    """
-    _checks.append(check)
-    return check
-
-
-def check_views(patterns: Iterable[Any]) -> Iterable[CheckMessage]:
-    """Return what the checks of integrations say about the views of URL patterns."""
-    return chain.from_iterable(check(patterns) for check in _checks)
 
 
 def known_rules() -> dict[str, Rule | str]:

@@ -28,12 +28,11 @@ from django_quota.core.matching import Match, Pattern
 from django_quota.core.rules import Rule, dotted_path
 from django_quota.engine.plans import Plan
 from django_quota.middleware import QuotaMiddleware
-from django_quota.services.known_rules import check_views
 from django_quota.services.site_rules import applies_to
 from django_quota.services.subjects import GLOBAL, check_keys
 from django_quota.web.decorators import BARE_HINT
 from django_quota.web.view_kinds import class_of, given_to
-from django_quota.web.view_lookup import endpoints, limited_views, shared_names, views_under_a_bare_quota
+from django_quota.web.view_lookup import endpoints, limited_views, shared_names, view_checks, views_under_a_bare_quota
 from django_quota.web.waiting_rules import is_decided_later
 
 _RULE_HINT = "The options of a rule are listed in docs/reference.md."
@@ -56,7 +55,8 @@ def check_rules() -> Iterator[CheckMessage]:
     yield from _check_leaky_settlements(applied, patterns)
     yield from _check_name_conflicts(patterns)
     yield from _check_client_chosen_keys(applied, patterns)
-    yield from check_views(patterns)
+    for check in view_checks:
+        yield from check(patterns)
 
 
 def _check_settings_rules() -> Iterator[CheckMessage]:

@@ -9,12 +9,13 @@ The system checks and the admin ask for all limits behind the URLs of the projec
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial, wraps
 from inspect import getclosurevars
 from types import MethodType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
+from django.core.checks import CheckMessage
 from django.http import HttpRequest
 from django.urls import ResolverMatch
 from django.utils.decorators import method_decorator
@@ -93,6 +94,25 @@ _CHANGE_NOTHING = {getattr(csrf_exempt(view), "__code__", None) for view in (_no
 
 MAX_LAYERS = 100
 """The most wrappers of a view that are followed: some objects have a new `__wrapped__` each time."""
+
+
+ViewCheck = Callable[[Sequence[Any]], Iterable[CheckMessage]]
+"""Finds what is wrong with the views of URL patterns."""
+
+view_checks: list[ViewCheck] = []
+"""The checks of integrations; see `checks_views`."""
+
+C = TypeVar("C", bound=ViewCheck)
+
+
+def checks_views(check: C) -> C:
+    """Register a system check of the views of an integration, which gets the URL patterns; return it.
+
+    Django's own `register` is too late for a module that only the views import: the URLs are loaded by the first check
+    that needs them, and by then Django has its list of checks.
+    """
+    view_checks.append(check)
+    return check
 
 
 class Endpoint(NamedTuple):

@@ -57,6 +57,7 @@ from django_quota.contrib.rest_framework.spectacular import AutoSchema
 from django_quota.exceptions import RuleError
 from django_quota.services.known_rules import known_rules
 from django_quota.testing import freeze
+from django_quota.web.checks import check_settings
 from tests.support.calls import calls_of
 from tests.support.pages import blocks, run_page
 from tests.support.processes import ended, forks, threads_ran
@@ -397,6 +398,13 @@ class TestOneCall:
         Guarded.asked = 0
         called(view_of(Burst, Guarded, QuotaThrottle), times=2)
         assert Guarded.asked == 2
+
+    def test_a_view_that_asks_its_throttles_again_counts_again(self) -> None:
+        def get(self: Limited, request: Request) -> Response:
+            self.check_throttles(request)
+            return Response()
+
+        assert [reply.status_code for reply in called(view_of(Sustained, Burst, get=get), times=2)] == [200, 429]
 
 
 class TestTheFrameworksThrottles:
@@ -753,6 +761,8 @@ class TestChecks:
             "Things names no rule: 'adress'",
         ]
         assert found[0].hint == "Did you mean 'search'?"
+        # Django asks this one also if only the URLs import the throttles.
+        assert [each for each in check_settings() if each in found] == found
 
     def test_e016_when_only_the_urls_import_the_throttle(self, tmp_path: Path) -> None:
         (tmp_path / "late_urls.py").write_text(LATE_URLS)

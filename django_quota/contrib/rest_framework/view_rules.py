@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -69,7 +69,7 @@ def _scope_of(view: Any) -> str | None:
 
 
 @checks_views
-def check_throttles(patterns: Iterable[Any]) -> list[CheckMessage]:
+def check_throttles(patterns: Sequence[Any]) -> list[CheckMessage]:
     """Check what the views with these throttles say about their limits."""
     try:
         known = current().rules
