@@ -49,6 +49,14 @@ def bools(decisions: list[Decision]) -> list[bool]:
 
 @REDIS
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_check_that_costs_nothing_leaves_nothing(algorithm: Any, raw: redis.Redis) -> None:
+    decision = check("3/m", SUBJECT, 0, algorithm=algorithm)
+    assert (decision.allowed, decision.remaining, decision.reset_after) == (True, 3, 0)
+    assert list(raw.scan_iter("*:r:*")) == []
+
+
+@REDIS
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_verbs_on_a_real_redis(algorithm: str) -> None:
     options: dict[str, Any] = {"algorithm": algorithm}
     assert peek("3/m", SUBJECT, **options).remaining == 3

@@ -16,6 +16,7 @@ from django_quota import (
     check_all,
     peek,
     reserve_all,
+    reset,
 )
 from django_quota.exceptions import QuotaExceeded, RuleError, StoreUnavailable
 from django_quota.services.registry import get_limiter
@@ -253,6 +254,15 @@ class TestRenewing:
         with freeze(START + 10 * SECOND):
             assert not hold.settle([1, 2, 3]).late
             assert left() == [2, 998, 1_497]
+
+    def test_a_reset_forgets_a_renewed_reservation_too(self) -> None:
+        with freeze(START):
+            hold = reserve_all(ENTRIES, ttl=5)
+            assert hold.renew(60)
+        with freeze(START + 10 * SECOND):
+            reset("tpm", USER)
+            assert not hold.settle([1, 2, 3]).late
+            assert left() == [2, 1_000, 1_497]
 
     def test_a_wrong_ttl_is_named(self) -> None:
         with pytest.raises(RuleError, match="ttl=0"):

@@ -332,6 +332,11 @@ class TestSeveralBackends:
                     attempt()
             assert attempt() == "refused"
 
+    def test_a_backend_above_ours_is_asked_once(self, settings: Any, hasher: type[CountingHasher]) -> None:
+        settings.AUTHENTICATION_BACKENDS = [MODEL, OURS]
+        assert attempt() == "wrong"
+        assert hasher.hashed == ["guess"]
+
     def test_credentials_without_a_password_are_left_to_the_other_backends(self, settings: Any) -> None:
         settings.AUTHENTICATION_BACKENDS = [OURS, "django.contrib.auth.backends.RemoteUserBackend", MODEL]
         with freeze(START):

@@ -399,6 +399,13 @@ class TestOneCall:
         called(view_of(Burst, Guarded, QuotaThrottle), times=2)
         assert Guarded.asked == 2
 
+    def test_a_view_that_asks_its_throttles_again_counts_again(self) -> None:
+        def get(self: Limited, request: Request) -> Response:
+            self.check_throttles(request)
+            return Response()
+
+        assert [reply.status_code for reply in called(view_of(Sustained, Burst, get=get), times=2)] == [200, 429]
+
 
 class TestTheFrameworksThrottles:
     def test_a_request_that_one_refuses_counts_in_the_others(self) -> None:
