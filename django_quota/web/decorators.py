@@ -13,7 +13,7 @@ from inspect import isawaitable
 from typing import Any, TypeVar, Unpack, cast
 
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import HttpRequest, HttpResponseBase
 
 from django_quota.conf import current
 from django_quota.core.decisions import QuotaExceeded
@@ -324,8 +324,9 @@ def _wrapper(spec: Limited) -> Callable[..., Any]:
             response = view(*args, **kwargs)
             if not isinstance(response, HttpResponseBase) and isawaitable(response):
                 return _finish(request, response)  # an async view behind a sync wrapper
-            refused = _decide_waiting(request) if hasattr(request, WAITING) else None
-            return write_headers(request, response) if refused is None else refused
+            if hasattr(request, WAITING):
+                response = _decide_waiting(request, response)
+            return write_headers(request, response)
         except QuotaExceeded as exceeded:
             return refuse_in_view(request, exceeded.decision)
 
@@ -340,7 +341,7 @@ def _call_and_settle(
         response = view(*args, **kwargs)
         if not isinstance(response, HttpResponseBase) and isawaitable(response):
             return _finish_and_settle(request, lambda: response, plans)
-        response = _decide_waiting(request) or response
+        response = _decide_waiting(request, response)
     except QuotaExceeded as exceeded:
         response = refuse_in_view(request, exceeded.decision)
     except Exception as error:
@@ -379,8 +380,9 @@ async def _finish(request: HttpRequest, response: Any) -> HttpResponseBase:
     try:
         if isawaitable(response):
             response = await response
-        refused = await _adecide_waiting(request) if hasattr(request, WAITING) else None
-        return write_headers(request, cast("HttpResponseBase", response)) if refused is None else refused
+        if hasattr(request, WAITING):
+            response = await _adecide_waiting(request, response)
+        return write_headers(request, cast("HttpResponseBase", response))
     except QuotaExceeded as exceeded:
         return await arefuse_in_view(request, exceeded.decision)
 
@@ -391,7 +393,7 @@ async def _finish_and_settle(request: HttpRequest, view: Callable[[], Any], plan
         response = view()
         if isawaitable(response):
             response = await response
-        response = await _adecide_waiting(request) or response
+        response = await _adecide_waiting(request, response)
     except QuotaExceeded as exceeded:
         response = await arefuse_in_view(request, exceeded.decision)
     except (Exception, CancelledError) as error:
@@ -401,10 +403,18 @@ async def _finish_and_settle(request: HttpRequest, view: Callable[[], Any], plan
     return write_headers(request, cast("HttpResponseBase", response))
 
 
-def _decide_waiting(request: HttpRequest) -> HttpResponse | None:
-    """Decide the rules that the view has left, unless the middleware does; return a response if they refuse."""
-    return None if hasattr(request, DEFERRED) else limit_request(request, rules_left(request))
+def _decide_waiting(request: HttpRequest, response: Any) -> Any:
+    """Decide and settle the rules that the view has left, unless the middleware does; return the response to send."""
+    if hasattr(request, DEFERRED):
+        return response
+    response = limit_request(request, rules_left(request)) or response
+    settle_response(request, response, take_unsettled(request) or ())
+    return response
 
 
-async def _adecide_waiting(request: HttpRequest) -> HttpResponse | None:
-    return None if hasattr(request, DEFERRED) else await alimit_request(request, rules_left(request))
+async def _adecide_waiting(request: HttpRequest, response: Any) -> Any:
+    if hasattr(request, DEFERRED):
+        return response
+    response = await alimit_request(request, rules_left(request)) or response
+    await asettle_response(request, response, take_unsettled(request) or ())
+    return response

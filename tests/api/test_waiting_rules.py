@@ -11,7 +11,7 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from django_quota import Rule, quota
+from django_quota import Rule, peek, quota
 from django_quota.web.responses import alimit_request, limit_request
 from django_quota.web.waiting_rules import decides_later, needs_view, take_waiting_rules
 from tests.api.test_middleware import both, fetch
@@ -76,12 +76,23 @@ class Decorated(TokenView):
     pass
 
 
+class Paid(TokenView):
+    pass
+
+
+class PaidAsync(AsyncTokenView):
+    pass
+
+
+paid = quota("1000/h", key="user", name="paid", cost=100, settle=lambda request, response: response.status_code)
 limited = quota("2/m", key="user", name="mine")
 urlpatterns = [
     path("token/", TokenView.as_view()),
     path("class/", limited(Limited).as_view()),
     path("async-class/", limited(LimitedAsync).as_view()),
     path("method/", method_decorator(limited, name="dispatch")(Decorated).as_view()),
+    path("paid/", paid(Paid).as_view()),
+    path("async-paid/", paid(PaidAsync).as_view()),
     path("function/", limited(TokenView.as_view())),
     path("forgetful/", limited(Forgetful.as_view())),
     path("two/", quota("4/m", key="ip", name="address")(limited(TokenView.as_view()))),
@@ -128,6 +139,18 @@ def test_wrong_tokens_count_for_the_address_when_they_are_answered(
     if not with_middleware:
         settings.MIDDLEWARE = []
     assert statuses(kind, route, "x", "x", "x", "1") == [401, 401, 429, 200]
+
+
+@both
+@pytest.mark.parametrize("with_middleware", [True, False])
+@pytest.mark.parametrize("route", ["paid", "async-paid"])
+def test_what_is_decided_on_the_way_back_is_settled_too(
+    kind: str, route: str, with_middleware: bool, settings: Any
+) -> None:
+    if not with_middleware:
+        settings.MIDDLEWARE = []
+    assert statuses(kind, route, "x") == [401]
+    assert peek("1000/h", "ip:127.0.0.1", name="paid").remaining == 1_000 - 401
 
 
 @pytest.mark.parametrize("with_middleware", [True, False])
