@@ -187,7 +187,11 @@ class _Socket:
 
 def _rule(given: str | Rule, options: dict[str, object]) -> str | Rule:
     """Return the rule of a rate; a rule stays as it is, and so does a name, which is looked up at each use."""
-    return given if isinstance(given, Rule) or given in current().rules else rule_of(given, options)
+    is_name = isinstance(given, str) and given in current().rules
+    rule = rule_of(given, {} if is_name or isinstance(given, Rule) else options)
+    if rule.settles:
+        raise RuleError(f"Rule {rule.name!r} has settle= or counts=, but a socket has no response to ask them about.")
+    return given if is_name else rule
 
 
 def _after(opening: Event, receive: Receive) -> Receive:

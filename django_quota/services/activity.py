@@ -17,7 +17,7 @@ from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.days import day_of
 from django_quota.core.errors import StoreRefusesWrites
 from django_quota.core.keys import named, part_base, system_key
-from django_quota.engine.metrics_operation import OTHER, OUTAGES
+from django_quota.engine.metrics_operation import FIELDS, OTHER, OUTAGES
 from django_quota.engine.operations import text
 from django_quota.engine.usage_operations import ReadDays
 from django_quota.services.metrics import MINUTE
@@ -169,13 +169,13 @@ class RunningTotals(NamedTuple):
     """What all processes have decided since the site was set up. It starts anew only if Redis loses its memory."""
 
     rules: list[RuleActivity]
-    """Only the totals of each: those with most checks first, and further ones summed up."""
+    """Only the totals of each. Rules that came after too many others are summed up, so no total ever falls."""
     outages: int
     """Outages of the store, as each process has seen them: with four workers, an outage counts four times."""
 
 
-def running_totals(most: int = RULES) -> RunningTotals:
-    """Send this process's own metrics, then read the totals of at most so many rules.
+def running_totals() -> RunningTotals:
+    """Send this process's own metrics, then read the totals.
 
     Raises `StoreUnavailable` if the store does not answer.
     """
@@ -185,7 +185,7 @@ def running_totals(most: int = RULES) -> RunningTotals:
             limiter.metrics.flush()
     flat = limiter.store.run(ReadDays([system_key(current().prefix, "totals")]), frozen_now())[0]
     counts = {text(name): int(count) for name, count in zip(flat[::2], flat[1::2], strict=True)}
-    return RunningTotals(_rules(counts, most), counts.get(OUTAGES, 0))
+    return RunningTotals(_rules(counts, FIELDS), counts.get(OUTAGES, 0))
 
 
 # --- of a store -------------------------------------------------------------------------------------------------------

@@ -300,6 +300,7 @@ def test_a_refused_handshake_holds_no_socket() -> None:
         ({"at_once": 0}, "limit=0"),
         ({"at_once": 5, "lease": 0}, "lease=0"),
         ({"connect": "1/m", "on_unavailable": "maybe"}, "'maybe'"),
+        ({"receive": Rule.make("r", "1/m", counts=lambda response: True)}, "no response to ask"),
     ],
 )
 def test_a_wrong_argument_is_refused_where_it_is_written(options: Any, text: str) -> None:

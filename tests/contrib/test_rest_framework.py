@@ -424,7 +424,7 @@ class TestTheFrameworksThrottles:
         assert subject_of(Burst, REMOTE_ADDR="2001:db8::1") == "ip:2001:db8::/64"
         assert subject_of(Burst, headers={"X-Forwarded-For": "192.0.2.1"}) == "ip:192.0.2.1"
         several = {"X-Forwarded-For": "192.0.2.1, 192.0.2.2"}  # NUM_PROXIES is not set: the framework takes all
-        assert subject_of(Burst, headers=several) == "throttle:throttle_burst_192.0.2.1,192.0.2.2"
+        assert subject_of(Burst, headers=several).startswith("throttle:")
 
     def test_get_cache_key_may_count_by_anything(self) -> None:
         class ByTenant(SimpleRateThrottle):
@@ -441,8 +441,9 @@ class TestTheFrameworksThrottles:
 
         assert [status(), status(), status(**{"X-Tenant": "a"}), status(**{"X-Tenant": "a"})] == [200, 200, 200, 429]
         assert status(**{"X-Tenant": "b" * 500}) == 200
-        assert subject_of(ByTenant, headers={"X-Tenant": "a"}) == "throttle:tenant%2Ba"
-        assert len(subject_of(ByTenant, headers={"X-Tenant": "b" * 500})) < 50
+        subjects = {subject_of(ByTenant, headers={"X-Tenant": tenant}) for tenant in ("secret", "b" * 500)}
+        assert len(subjects) == 2
+        assert all(len(subject) < 50 and "secret" not in subject for subject in subjects)
 
     def test_rate_none_limits_nothing(self) -> None:
         unlimited = type("Unlimited", (UserRateThrottle,), {"rate": None, "THROTTLE_RATES": {"user": None}})

@@ -18,10 +18,8 @@ from django_quota.services.override_sync import has_tables, write_database
 
 logger = logging.getLogger("django_quota")
 
-MAX_RULES = 200
-"""Rules that have labels of their own, those with most checks; further rules are summed up as "other"."""
-
 OTHER = "other"
+"""The label of all rules and slots past those that have one of their own."""
 
 
 class QuotaCollector(Collector):
@@ -33,7 +31,7 @@ class QuotaCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Read and yield all metrics."""
         try:
-            totals, now = running_totals(MAX_RULES), activity()
+            totals, now = running_totals(), activity()
         except QuotaError as error:
             logger.warning("The metrics lack what lies in Redis: %s", error)
             yield _gauge("quota_store_up", "1 if the store answers, 0 if not.", 0)
@@ -48,10 +46,13 @@ class QuotaCollector(Collector):
 
 
 def _of_store(totals: RunningTotals, now: Activity) -> Iterator[Metric]:
-    checks = CounterMetricFamily("quota_checks", "Checks by rule and outcome.", labels=("rule", "outcome"))
+    counts = Counter[tuple[str, str]]()
     for rule in totals.rules:
         for outcome, count in (("allowed", rule.allowed), ("refused", rule.refused), ("shadowed", rule.shadowed)):
-            checks.add_metric((_label(rule), outcome), count)
+            counts[_label(rule), outcome] += count
+    checks = CounterMetricFamily("quota_checks", "Checks by rule and outcome.", labels=("rule", "outcome"))
+    for labels, count in counts.items():
+        checks.add_metric(labels, count)
     yield checks
     outages = CounterMetricFamily("quota_outages", "Outages of the store, each as often as workers saw it.")
     outages.add_metric((), totals.outages)

@@ -369,18 +369,13 @@ class SimpleRateThrottle(_TogetherMixin, throttling.SimpleRateThrottle):
         if self.key == self._key_of(ident):
             with suppress(ValueError):
                 return named_subject(f"ip:{ip_address(str(ident))}")
-        key = str(self.key).replace("+", "%2B")
-        return named_subject(f"throttle:{key if len(key) <= _MAX_KEY else digest(key)}")
+        return f"throttle:{digest(str(self.key))}"  # of a key that a class makes itself nobody knows what it contains
 
     def _key_of(self, ident: object) -> str | None:
         """Return the cache key that the framework makes; None if the format is not its own."""
         with suppress(KeyError, TypeError, ValueError):
             return str(self.cache_format % {"scope": self.scope, "ident": ident})
         return None
-
-
-_MAX_KEY = 200
-"""Characters: a longer key counts as its digest. A client may choose it by X-Forwarded-For."""
 
 
 @lru_cache(maxsize=1024)
