@@ -286,7 +286,8 @@ def _value_hint(subject: str) -> str:
     """Say that a header, a cookie or a field has no value; empty if none lacks it."""
     for part in _BETWEEN_PARTS.split(subject):
         if part.partition(":")[0] in _FIELDS:
-            words = {"subject": subject, "meant": f"{part.partition('=')[0]}=<value>"}
+            field = "login:username" if part.startswith("login:") else part.partition("=")[0]
+            words = {"subject": subject, "meant": f"{field}=<value>"}
             return _("No request has the subject “%(subject)s”: the value is missing. Write “%(meant)s”.") % words
     return ""
 
