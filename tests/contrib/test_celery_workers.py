@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module, reload
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import redis
@@ -28,9 +29,15 @@ SECOND = 1_000_000
 
 @pytest.fixture
 def no_app_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The app of a test is not that of the next one."""
-    for name in ("default_app", "_tls.current_app", "_on_app_finalizers"):
-        monkeypatch.setattr(f"celery._state.{name}", set() if name == "_on_app_finalizers" else None)
+    """The app of a test is not that of the next one, nor does it get the tasks of that."""
+    fresh: dict[str, Any] = {
+        "default_app": None,
+        "_tls.current_app": None,
+        "_on_app_finalizers": set(),
+        "_apps": WeakSet(),
+    }
+    for name, value in fresh.items():
+        monkeypatch.setattr(f"celery._state.{name}", value)
 
 
 class Site:

@@ -88,6 +88,7 @@ def test_a_wrong_port_is_named_with_its_place_and_an_example(port: str) -> None:
 @given(st.text("a1:/?#@[]=&,;+. ", min_size=1, max_size=12), st.sampled_from(["", "u"]))
 @example("p@ss#w", "").via("found by a stranger")
 @example("1?a=a", "u")
+@example("/:secret,", "")
 def test_a_password_is_read_unchanged_or_reported_as_unquoted(password: str, user: str) -> None:
     url = f"redis://{user}:{password}@{HOST}:7/0"
     problem = problem_of(url)
@@ -96,6 +97,7 @@ def test_a_password_is_read_unchanged_or_reported_as_unquoted(password: str, use
         assert (found["host"], found["port"], found["password"]) == (HOST, 7, password)
     else:
         assert "%23" in problem.hint
+        assert "secret" not in problem.message
     quoted = f"redis://{user}:{quote(password, safe='')}@{HOST}:7/0"
     assert problem_of(quoted) is None
     assert read(quoted)["password"] == password

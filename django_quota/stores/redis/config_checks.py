@@ -100,8 +100,9 @@ def _location_problem(place: str, location: object) -> AliasProblem | None:
             hint = f'Use, for example, "redis://127.0.0.1:6379/0". {QUOTE_HINT}'
             return AliasProblem("E004", f"The LOCATION of {place} is no Redis URL: {error}.", hint)
         if name := _database_that_is_no_number(url):
-            words = f"The LOCATION of {place} names the database {name!r}, which is no number: redis-py would use 0."
-            return AliasProblem("E004", words, 'Use, for example, "redis://127.0.0.1:6379/0".')
+            shown = "..." if "@" in str(location) and "@" not in url else name  # then it is part of the password
+            words = f"The LOCATION of {place} names the database {shown!r}, which is no number: redis-py would use 0."
+            return AliasProblem("E004", words, f'Use, for example, "redis://127.0.0.1:6379/0". {QUOTE_HINT}')
     return None
 
 
