@@ -37,7 +37,10 @@ class Process:
 
     def start(self) -> None:
         """Start it."""
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        # A copy: scenes start servers from threads, and another thread may change the environment meanwhile (EFAULT).
+        self._process = subprocess.Popen(
+            self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ}
+        )
 
     @property
     def pid(self) -> int:
