@@ -43,13 +43,13 @@ UNAVAILABLE = 4503
 
 def as_json(decision: Decision) -> str:
     """Return the notice of a refused message: JSON with the reason in words, and the seconds to wait (or null)."""
-    said = {
+    body = {
         "type": "quota.refused",
         "status": refusal_status(decision),
         "detail": message(decision),
         "retry_after": whole_wait(decision),
     }
-    return json.dumps(said)
+    return json.dumps(body)
 
 
 class QuotaSocket:
@@ -171,8 +171,8 @@ class _Socket:
             if decision is None:
                 return event
             if self._notice is not None:
-                said = self._notice(decision)
-                await self.send({"type": "websocket.send", "text" if isinstance(said, str) else "bytes": said})
+                body = self._notice(decision)
+                await self.send({"type": "websocket.send", "text" if isinstance(body, str) else "bytes": body})
             if self._closes:
                 code = UNAVAILABLE if refusal_status(decision) == HTTPStatus.SERVICE_UNAVAILABLE else TOO_MANY_MESSAGES
                 await self.send({"type": "websocket.close", "code": code, "reason": "quota exceeded"})

@@ -134,8 +134,8 @@ def install(api: NinjaAPI) -> None:
 
 def _answer(api: NinjaAPI, request: HttpRequest, decision: Decision) -> HttpResponse:
     wait = whole_wait(decision)
-    said = {"detail": message(decision), **({} if wait is None else {"retry_after": wait})}
-    return _with_headers(api.create_response(request, said, status=refusal_status(decision)), decision)
+    body = {"detail": message(decision), **({} if wait is None else {"retry_after": wait})}
+    return _with_headers(api.create_response(request, body, status=refusal_status(decision)), decision)
 
 
 def _with_headers(response: HttpResponse, decision: Decision) -> HttpResponse:

@@ -20,6 +20,7 @@ from django_quota.core.keys import named, part_base, system_key
 from django_quota.engine.metrics_operation import FIELDS, OTHER, OUTAGES
 from django_quota.engine.operations import text
 from django_quota.engine.usage_operations import ReadDays
+from django_quota.services.limiter import Limiter
 from django_quota.services.metrics import MINUTE
 from django_quota.services.registry import get_limiter
 from django_quota.stores.base import Store
@@ -153,10 +154,7 @@ def activity() -> Activity:
 
     Raises `StoreUnavailable` if the store does not answer.
     """
-    limiter = get_limiter()
-    if limiter.metrics is not None:
-        with suppress(StoreRefusesWrites):  # it can be read, and `health` reports it
-            limiter.metrics.flush()
+    limiter = _limiter_with_metrics_sent()
     now = frozen_now() or MemoryStore.now()
     if not isinstance(limiter.store, RedisStore):
         return _of_memory(limiter.store, now)
@@ -179,13 +177,19 @@ def running_totals() -> RunningTotals:
 
     Raises `StoreUnavailable` if the store does not answer.
     """
-    limiter = get_limiter()
-    if limiter.metrics is not None:
-        with suppress(StoreRefusesWrites):
-            limiter.metrics.flush()
+    limiter = _limiter_with_metrics_sent()
     flat = limiter.store.run(ReadDays([system_key(current().prefix, "totals")]), frozen_now())[0]
     counts = {text(name): int(count) for name, count in zip(flat[::2], flat[1::2], strict=True)}
     return RunningTotals(_rules(counts, FIELDS), counts.get(OUTAGES, 0))
+
+
+def _limiter_with_metrics_sent() -> Limiter:
+    """Send what this process has counted; return its limiter."""
+    limiter = get_limiter()
+    if limiter.metrics is not None:
+        with suppress(StoreRefusesWrites):  # it can be read, and `health` reports it
+            limiter.metrics.flush()
+    return limiter
 
 
 # --- of a store -------------------------------------------------------------------------------------------------------

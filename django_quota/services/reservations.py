@@ -52,7 +52,6 @@ class Hold:
         self._span = ttl
         self._holds = plan.holds if any(plan.holds) else None
         """What names it in the store; None if nothing was spent: for an exempt subject, or without Redis."""
-
         self._has_stream = False
         """Whether a stream settles it. Then the end of a `with` block leaves it open."""
 
