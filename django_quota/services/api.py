@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Unpack, cast
 
 from django.http import HttpRequest
@@ -80,7 +81,9 @@ def acquire(
 
     `timeout`: from 0 up to 366 days; for the other arguments and errors see `check`.
     """
-    return run_sync(_acquire_flow(timeout, rule_or_rate, subject, cost, value, rule_options))
+    return run_sync(
+        _acquire_flow(timeout, partial(_verb_flow, "check", rule_or_rate, subject, cost, value, rule_options))
+    )
 
 
 async def aacquire(
@@ -93,7 +96,9 @@ async def aacquire(
     **rule_options: Unpack[CallOptions],
 ) -> Decision:
     """Take a hit as soon as the rule allows it, without blocking the event loop; see `acquire`."""
-    return await run_async(_acquire_flow(timeout, rule_or_rate, subject, cost, value, rule_options))
+    return await run_async(
+        _acquire_flow(timeout, partial(_verb_flow, "check", rule_or_rate, subject, cost, value, rule_options))
+    )
 
 
 def peek(
@@ -233,17 +238,10 @@ def _verb_flow(
     return (yield from decision_flow(plan, mode))
 
 
-def _acquire_flow(
-    timeout: float,
-    rule_or_rate: RuleOrRate,
-    subject: Subject,
-    cost: int | None,
-    value: object,
-    options: Mapping[str, object],
-) -> Flow[Decision]:
+def _acquire_flow(timeout: float, check_flow: Callable[[], Flow[Decision]]) -> Flow[Decision]:
     left = 0.0 if timeout == 0 else parse_seconds("timeout", timeout, 5, "from 0") / SECOND
     while True:
-        decision = yield from _verb_flow("check", rule_or_rate, subject, cost, value, options)
+        decision = yield from check_flow()
         if decision.allowed:
             if decision.delay:
                 yield _sleep(decision.delay)
