@@ -36,11 +36,6 @@ def rule(name: str = "a", on_unavailable: OnUnavailable | None = None, rate: str
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def gone(settings: Any, tmp_path: Path, clock: Clock) -> None:
     """Redis is gone, and is known to be."""
     settings.CACHES = caches(RedisServer(f"unix://{tmp_path}/gone.sock", 0, tmp_path))

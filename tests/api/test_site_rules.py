@@ -24,8 +24,7 @@ from django_quota.middleware import QuotaMiddleware
 from django_quota.services.request_decisions import decide_request
 from django_quota.services.site_rules import RequestTarget, RuleIndex, site_rules
 from django_quota.stores.redis.store import RedisStore
-from tests.api.test_middleware import both, fetch
-from tests.support.calls import calls_of
+from tests.support.calls import both, calls_of, fetch
 from tests.support.stores import current_store
 from tests.support.urls_of_rules import guarded, seen
 
