@@ -18,9 +18,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_quota import Rule, acheck, check, peek, quota
+from django_quota.adapters import adecide, decide
 from django_quota.core.flow import run_async, run_sync
 from django_quota.exceptions import ConfigurationError, SubjectKeyError
-from django_quota.services.request_decisions import adecide_request, decide_request
 from django_quota.services.subjects import compile_key, subject_flow
 from tests.support.calls import calls_of
 from tests.support.inputs import inputs
@@ -187,21 +187,21 @@ class TestReading:
     @pytest.mark.parametrize("first", [0, 1])
     def test_who_is_refused_by_another_rule_has_no_body_read(self, key: Any, first: int) -> None:
         rules = [Rule.make("by-phone", "9/m", key=key), Rule.make("by-ip", "1/m", key="ip")]
-        assert decide_request(rules[::-1] if first else rules, sent({"phone": "1"})).allowed
+        assert decide(sent({"phone": "1"}), rules[::-1] if first else rules).allowed
         for body in ({"phone": "1"}, "broken"):
             refused = sent(body)
-            assert not decide_request(rules, refused).allowed
+            assert not decide(refused, rules).allowed
             assert not hasattr(refused, "_body")
 
     def test_what_the_body_refuses_costs_no_other_rule_anything(self) -> None:
         for left in (2, 2, 2):
-            decision = decide_request([BY_IP, BY_PHONE], sent({"phone": "1"}))
+            decision = decide(sent({"phone": "1"}), [BY_IP, BY_PHONE])
             assert {outcome.rule: outcome.remaining for outcome in decision.outcomes}["by-ip"] == left
         assert not decision.allowed
 
     def test_a_broken_body_stays_counted_by_the_other_rules(self) -> None:
         with pytest.raises(BadRequest):
-            decide_request([BY_IP, BY_PHONE], sent("broken"))
+            decide(sent("broken"), [BY_IP, BY_PHONE])
         assert peek(BY_IP, IP).remaining == 2
 
     def test_a_shadow_rule_leaves_a_broken_body_to_the_view(self) -> None:
@@ -210,11 +210,11 @@ class TestReading:
             Rule.make("values", "1/m", key="ip", distinct="json:phone", shadow=True),
         ]
         for body in ("broken", {"phone": ["1"]}):
-            decision = decide_request([*shadows, BY_IP], sent(body))
+            decision = decide(sent(body), [*shadows, BY_IP])
             assert [outcome.rule for outcome in decision.outcomes] == ["by-ip"]
             for rules in ([*shadows, BY_PHONE], [BY_PHONE, *shadows]):
                 with pytest.raises(BadRequest):
-                    decide_request(rules, sent(body))
+                    decide(sent(body), rules)
 
     def test_it_takes_a_call_of_its_own_only_where_a_body_is_to_be_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = calls_of(monkeypatch)
@@ -232,7 +232,7 @@ class TestReading:
         ):
             calls.clear()
             request.META["REMOTE_ADDR"] = f"192.0.2.{number}"
-            decide_request([BY_IP, BY_PHONE], request)
+            decide(request, [BY_IP, BY_PHONE])
             assert len(calls) == expected
 
     def test_it_is_parsed_once_for_several_rules(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +244,7 @@ class TestReading:
             return real(body)
 
         monkeypatch.setattr(json, "loads", noted)
-        assert decide_request([BY_PHONE, Rule.make("by-code", "9/m", key="json:code")], sent({"phone": "1"})).allowed
+        assert decide(sent({"phone": "1"}), [BY_PHONE, Rule.make("by-code", "9/m", key="json:code")]).allowed
         assert len(parsed) == 1
 
     def test_under_async_a_thread_reads_it_and_the_loop_goes_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +259,7 @@ class TestReading:
 
         async def play() -> threading.Thread:
             for rules in ([BY_IP, BY_PHONE], [BY_PHONE]):
-                await adecide_request(rules, sent({"phone": "1"}))
+                await adecide(sent({"phone": "1"}), rules)
             await acheck("1/m", sent({"phone": "1"}), key="json:phone")
             return threading.current_thread()
 
@@ -271,7 +271,7 @@ class TestReading:
 @pytest.mark.usefixtures("either_store")
 def test_each_value_has_its_own_limit_on_every_store() -> None:
     rules = [Rule.make("by-phone", "1/m", key="json:phone"), Rule.make("by-ip", "9/m", key="ip")]
-    asked = [decide_request(rules, sent({"phone": phone})).allowed for phone in ("1", "1", "2", 2, "3")]
+    asked = [decide(sent({"phone": phone}), rules).allowed for phone in ("1", "1", "2", 2, "3")]
     assert asked == [True, False, True, False, True]
     assert peek(rules[1], IP).remaining == 6
 

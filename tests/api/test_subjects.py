@@ -20,9 +20,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_quota import RateError, check, concurrency, quota, reset
+from django_quota.adapters import digest
 from django_quota.core.flow import run_async, run_sync
 from django_quota.exceptions import ConfigurationError, RuleError, SubjectKeyError
-from django_quota.services.subjects import compile_key, digest, named_subject, subject_flow
+from django_quota.services.subjects import compile_key, named_subject, subject_flow
 from tests.support.calls import always
 
 IP = "ip:192.0.2.1"

@@ -17,11 +17,10 @@ from django.urls import ResolverMatch, path, re_path
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from django_quota import check, quota
+from django_quota import QuotaRequest, check, quota
 from django_quota.core.flow import run_async, run_sync
 from django_quota.exceptions import RuleError
 from django_quota.services.subjects import session_subject, subject_flow
-from django_quota.web.responses import QuotaRequest
 
 IP = "ip:192.0.2.1"
 UNKNOWN = "a" * 32

@@ -18,9 +18,9 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from django_quota import QuotaError, Rule, check, peek, quota, reset
+from django_quota.adapters import client_ip
 from django_quota.conf import KNOWN_SETTINGS
 from django_quota.core.flow import run_sync
-from django_quota.services.addresses import client_ip
 from django_quota.services.request_decisions import request_plan
 from django_quota.services.subjects import subject_flow
 from tests.support.calls import get, run
