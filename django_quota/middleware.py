@@ -52,7 +52,7 @@ class QuotaMiddleware:
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         self.get_response = get_response
-        self.is_async = iscoroutinefunction(get_response)
+        self.is_async: bool = iscoroutinefunction(get_response)
         if self.is_async:
             markcoroutinefunction(self)
             if type(self).process_view is QuotaMiddleware.process_view:  # a subclass has not replaced it

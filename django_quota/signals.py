@@ -23,19 +23,19 @@ from django.dispatch import Signal
 
 logger = logging.getLogger("django_quota")
 
-refused = Signal()
+refused: Signal = Signal()
 """A hit was refused."""
 
-banned = Signal()
+banned: Signal = Signal()
 """A ban began: after too many refusals, or by `ban()`."""
 
-near_limit = Signal()
+near_limit: Signal = Signal()
 """The used share of a limit has reached the rule's `warn_at`."""
 
-store_lost = Signal()
+store_lost: Signal = Signal()
 """The store does not answer: rules decide by `on_unavailable` from now on."""
 
-store_back = Signal()
+store_back: Signal = Signal()
 """The store answers again."""
 
 

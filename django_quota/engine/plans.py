@@ -54,7 +54,7 @@ class Plan:
     `events`: how many events the log keeps; 0: no events. `zone` returns the time zone in which days are counted.
     """
 
-    timeless = True
+    timeless: bool = True
     """Whether the plan is the same at any time: it has no calendar limit, and counts no day. True of no rules."""
     _groups = 0
     _reservation: Reservation | None = None

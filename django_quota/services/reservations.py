@@ -44,9 +44,9 @@ class Hold:
     def __init__(self, plan: Plan, decision: Decision, ttl: int) -> None:
         self.decision = decision
         """The decision that allowed it."""
-        self.costs = tuple(cost for _, _, cost, _ in plan.asked)
+        self.costs: tuple[int, ...] = tuple(cost for _, _, cost, _ in plan.asked)
         """The estimate of each entry, in units."""
-        self.ttl = ttl / SECOND
+        self.ttl: float = ttl / SECOND
         """How long the reservation lasts, in seconds, if it is not renewed."""
         self._plan = plan
         self._span = ttl

@@ -52,11 +52,11 @@ class Limited:
     def __init__(
         self, view: Callable[..., Any], sources: tuple[RuleSource, ...], depth: int, *, may_settle: bool
     ) -> None:
-        self.view = view
-        self.sources = sources
-        self.may_settle = may_settle
+        self.view: Callable[..., Any] = view
+        self.sources: tuple[RuleSource, ...] = sources
+        self.may_settle: bool = may_settle
         """Whether a rule may look at the response: one of the settings may."""
-        self.depth = depth
+        self.depth: int = depth
         """How many `@quota` there are from here on, with those below other decorators."""
         self.wrapper: Callable[..., Any] | None = None
         self._of_function: list[Rule] | None = None

@@ -11,8 +11,7 @@ from asgiref.sync import async_to_sync
 
 from django_quota import ConfigurationError, QuotaExceeded, Rule, RuleError
 from django_quota.contrib.tasks import TaskQuota
-from django_quota.services.registry import clear_memory
-from django_quota.testing import freeze
+from django_quota.testing import clear, freeze
 from tests.support.pages import run_page
 
 tasks: Any = pytest.importorskip("django.tasks", reason="Django 6.0 brought django.tasks")
@@ -30,7 +29,7 @@ def at_noon(memory_store: None, settings: Any) -> Iterator[None]:
         "default": {"BACKEND": "django.tasks.backends.dummy.DummyBackend"},
         "immediate": {"BACKEND": "django.tasks.backends.immediate.ImmediateBackend"},
     }
-    clear_memory()
+    clear()
     with freeze(NOON):
         yield
 
