@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
 from operator import attrgetter
+from time import perf_counter_ns
 from typing import cast
 
 from django.http import HttpRequest
@@ -26,7 +27,7 @@ from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Exemption, Rule, d
 from django_quota.engine.codec import Reservation
 from django_quota.engine.plans import Plan
 from django_quota.services.addresses import is_from
-from django_quota.services.observers import notify, receivers
+from django_quota.services.observers import notify, receivers, timed
 from django_quota.services.outages import ongoing
 from django_quota.services.registry import get_limiter
 from django_quota.services.subjects import (
@@ -93,13 +94,14 @@ def _allow_during_outage(rules: Sequence[Rule], pairs: Pairs) -> Decision | None
 
     So limits cost next to nothing then. The Decision has no subject. None if the rules must be decided.
     """
+    began = perf_counter_ns() if timed else 0
     if pairs:
         rules = [*rules, *(rule for rule, _ in pairs)]
     if not rules or not current().enabled or not get_limiter().allows_unasked(rules):
         return None
     decision = _allowed_during_outage(rules[0].name)
     if receivers:
-        notify(decision)
+        notify(decision, began)
     return decision
 
 
