@@ -19,6 +19,7 @@ from django_quota.core.rules import Rule
 from django_quota.services import addresses
 from django_quota.services.api import RuleOrRate, django_request, rule_without_request
 from django_quota.services.known_rules import finds_rules
+from django_quota.services.metrics import Counted, RuleLabels, counted
 from django_quota.services.observers import observe, unobserve
 from django_quota.services.request_decisions import adecide_request, decide_request, note_decided
 from django_quota.services.subjects import BODY_PARSER, digest, named_subject
@@ -29,12 +30,15 @@ from django_quota.web.waiting_rules import decides_later
 from django_quota.web.wording import refusal_status, whole_wait
 
 __all__ = [
+    "Counted",
+    "RuleLabels",
     "adecide",
     "apply_decision",
     "arefusal",
     "asettle",
     "checks_views",
     "client_ip",
+    "counted",
     "decide",
     "decides_later",
     "digest",

@@ -28,6 +28,17 @@ from django_quota.services.subjects import asked_flow, split_by_body
 Pairs = Sequence[tuple[Rule, str]]
 """Rules, each with a subject that the caller names."""
 
+UNSETTLED = "_django_quota_unsettled"
+"""The attribute of a request with the plans whose rules look at the response; see `web/settlements`."""
+
+_NOT_LIMITED = Decision(allowed=True, rule="", subject="")
+
+VIEW_TTL = 600 * SECOND
+"""Microseconds after which what a request took comes back if its process ended before the view answered."""
+
+_DECIDED = "_django_quota_decided"
+"""The attribute of a request with the rules of the settings that have been decided; see `subjects.Decided`."""
+
 
 def decide_request(rules: Sequence[Rule], request: HttpRequest, pairs: Pairs = ()) -> Decision:
     """Decide a request under these rules; see `request_flow`."""
@@ -77,23 +88,10 @@ def request_plan(rules: Iterable[Rule], request: HttpRequest, pairs: Pairs = ())
     return plan
 
 
-_NOT_LIMITED = Decision(allowed=True, rule="", subject="")
-
-
 def new_plan(asked: Sequence[Asked]) -> Plan:
     """Return a plan of what rules ask for, by the settings."""
     settings = current()
     return Plan(settings.prefix, settings.events, time_zone, asked)
-
-
-UNSETTLED = "_django_quota_unsettled"
-"""The attribute of a request with the plans whose rules look at the response; see `web/settlements`."""
-
-VIEW_TTL = 600 * SECOND
-"""Microseconds after which what a request took comes back if its process ended before the view answered."""
-
-_DECIDED = "_django_quota_decided"
-"""The attribute of a request with the rules of the settings that have been decided; see `subjects.Decided`."""
 
 
 def note_decided(request: HttpRequest, rules: Sequence[Rule], decision: Decision) -> None:

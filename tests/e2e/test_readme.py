@@ -43,6 +43,7 @@ INTEGRATIONS = (
     "docs/channels.md",
     "docs/logins.md",
     "docs/ninja.md",
+    "docs/opentelemetry.md",
     "docs/rest_framework.md",
     "docs/tasks.md",
 )
