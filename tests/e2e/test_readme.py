@@ -26,7 +26,7 @@ from django_quota import check, peek, quota
 from django_quota.adapters import unobserve
 from django_quota.core.algorithms import ALGORITHMS
 from django_quota.testing import freeze, quota_kit
-from django_quota.web.decorators import limited
+from django_quota.web.request_rules import limited
 
 README_VERBS = ("status", "reset", "override", "sync", "rollup", "events", "sweep")
 ROOT = Path(__file__).parents[2]
