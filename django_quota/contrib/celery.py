@@ -32,7 +32,8 @@ from django_quota.core.algorithms.sliding_window import DEFAULT_PRECISION
 from django_quota.core.clock import SECOND, frozen_now, in_words
 from django_quota.core.flow import run_sync
 from django_quota.core.rates import MAX_COUNT, Rate
-from django_quota.services.api import decision_flow, plan_flow
+from django_quota.services.api import asked_flow, decision_flow
+from django_quota.services.request_decisions import new_plan
 
 __all__ = ["QuotaTask", "TaskRefused", "TaskWouldExpire"]
 
@@ -131,7 +132,7 @@ def _queue(rule: Rule, name: str, rates: Sequence[Rate], pace: int = 1, room: in
 
 def _take_place(queue: Rule, subject: Any, cost: int | None) -> Decision:
     """Take the next place of a queue. The metrics do not count it, since they count the task when it starts."""
-    plan = run_sync(plan_flow(queue, subject, cost, None, {}))
+    plan = new_plan([run_sync(asked_flow(queue, subject, cost, None, {}))])
     plan.counts_if_allowed = False
     return run_sync(decision_flow(plan, "check"))
 
