@@ -61,6 +61,8 @@ class Plan:
 
     timeless: bool = True
     """Whether the plan is the same at any time: it has no calendar limit, and counts no day. True of no rules."""
+    counts_if_allowed = True
+    """Whether metrics and observers hear of it if it is allowed. They hear of each refusal."""
     _groups = 0
     _reservation: Reservation | None = None
     """How hits note what they consume as holds. Then the plan is used again."""
