@@ -16,7 +16,7 @@ from django.views import View
 
 from django_quota import Rule, check, peek, quota, reserve
 from django_quota.adapters import adecide, apply_decision, asettle, decide, settle
-from django_quota.core.errors import RuleError
+from django_quota.exceptions import RuleError
 from django_quota.testing import freeze
 from tests.support.calls import calls_of
 from tests.support.steps import SECOND, START
@@ -279,6 +279,17 @@ def test_a_wrong_cost_is_an_error_and_the_estimate_stays_spent() -> None:
     assert left("wrong") == 999
     with freeze(START + 601 * SECOND):
         assert left("wrong") == 999
+
+
+def test_a_wrong_cost_of_one_plan_leaves_no_other_unsettled() -> None:
+    request = RequestFactory().get("/")
+    for name, cost in (("wrong", "many"), ("right", 3)):
+        made = Rule.make(name, "100/h", cost=10, settle=lambda request, response, cost=cost: cost)
+        apply_decision(request, decide(request, made))
+    with pytest.raises(RuleError, match="'wrong' returned 'many'"):
+        settle(request, HttpResponse())
+    assert peek("100/h", IP, name="wrong").remaining == 90
+    assert peek("100/h", IP, name="right").remaining == 97
 
 
 def test_a_wrong_cost_of_a_stream_is_logged(caplog: pytest.LogCaptureFixture) -> None:
