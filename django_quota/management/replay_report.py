@@ -156,7 +156,7 @@ def hidden(subject: str) -> str:
 def _notes(traffic: Traffic, results: Sequence[Results]) -> list[str]:
     notes = []
     if traffic.unordered:
-        notes.append(f"{counted(traffic.unordered, 'request')} came out of order. They were sorted by time.")
+        notes.append(f"{counted(traffic.unordered, 'request')} came out of order: the log was sorted by time.")
     limits = [limit for result in results for demand in result.demands.values() for limit in demand.limits]
     if any(limit.rate.period <= FEW_SECONDS for limit in limits) and not any(time % SECOND for time in traffic.times):
         notes.append("The log has whole seconds. Rates over a few seconds need finer times, such as $msec of nginx.")

@@ -1,6 +1,6 @@
 """Replay: what rules would have refused of the requests in an access log.
 
-Each request of the log goes through the same code as a live one. `RuleIndex` and `request_plan` find its rules and
+Each request of the log goes through the same code as a live one. `RuleIndex` and `asked_flow` find its rules and
 their subjects, and the specification of the decision (`engine/decide`) decides them, in the log's own time: all limits
 of a request in one plan, all or nothing. Nothing is read from or written to Redis or the database.
 
@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from django.http import HttpRequest, QueryDict
 from django.http.cookie import parse_cookie
@@ -29,11 +29,10 @@ from django_quota.core.flow import run_sync
 from django_quota.core.rules import AFTER_RESPONSE, Rule, dotted_path
 from django_quota.engine.codec import REFUSED, Flag, Reply, allows_without_flags
 from django_quota.engine.operations import DictStates
-from django_quota.engine.plans import Plan
+from django_quota.engine.plans import Asked, Plan
 from django_quota.services.access_log import Entry, LogFormat, UnreadableLineError
-from django_quota.services.request_decisions import request_plan
 from django_quota.services.site_rules import RuleIndex
-from django_quota.services.subjects import check_keys
+from django_quota.services.subjects import asked_flow, check_keys
 
 ViewRules = Callable[[HttpRequest, Callable[..., Any]], list[Rule]]
 """Returns the rules of the `@quota` on the outside of a view."""
@@ -240,8 +239,8 @@ class RuleSet:
             return ()
         request = LoggedRequest(entry, meta)
         request.resolver_match = match
-        plan = run_sync(request_plan(rules, request))
-        return tuple([(self._numbers[id(rule)], subject, value) for rule, subject, _, value in plan.asked])
+        asked = run_sync(asked_flow(rules, request))
+        return tuple([(self._numbers[id(rule)], subject, value) for rule, subject, _, value in asked])
 
     def _find(self, request: LoggedRequest) -> tuple[list[Rule], ResolverMatch | None]:
         """Return the rules that the middleware would decide for a request, and the view behind its path."""
@@ -256,11 +255,11 @@ class RuleSet:
 
     def plan(self, key: PlanKey) -> Plan:
         """Return a plan that can be decided."""
-        plan = Plan("replay", zone=time_zone)
+        asked: list[Asked] = []
         for number, subject, value in key:
             rule = self.rules[number]
-            plan.add(rule, subject, int(rule.cost) if isinstance(rule.cost, int) else 1, value)
-        return plan
+            asked.append((rule, subject, cast("int", rule.cost), value))
+        return Plan("replay", zone=time_zone, asked=asked)
 
 
 PlanKey = tuple[tuple[int, str, str], ...]

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -24,13 +25,15 @@ from django_quota.conf import current
 from django_quota.core.errors import ConfigurationError
 from django_quota.core.rules import Rule
 from django_quota.management import replaying
-from django_quota.management.commands.quota_replay import _claimed, _rules_of_views
+from django_quota.management.commands.quota_replay import rules_of_views
 from django_quota.services.access_log import UnreadableLineError, find_format, read_time
 from django_quota.services.replay import LineReader, RuleSet, Traffic, decide, read_rules, why_left_out
 from django_quota.services.tightest import SHARES, Search, demands
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import clear, freeze
+from django_quota.web.request_rules import claim_view_rules
 from tests.support.inputs import inputs
+from tests.support.pages import blocks, run_page
 from tests.support.processes import forks
 from tests.support.steps import SECOND, START, Spec
 
@@ -165,7 +168,7 @@ def read(lines: Sequence[str], rules: dict[str, Any] | None = None) -> Traffic:
     """Read lines for the rules of the settings and of views."""
     log_format = find_format(lines)
     known = read_rules(current().rules, "RULES") if rules is None else read_rules(rules, "RULES")
-    sets = [RuleSet("rules", known, log_format.fields, (_rules_of_views(), _claimed))]
+    sets = [RuleSet("rules", known, log_format.fields, (rules_of_views(), claim_view_rules))]
     traffic = Traffic(sets)
     reader = LineReader(log_format, sets)
     half = len(lines) // 2
@@ -625,3 +628,26 @@ def test_no_line_stops_the_reader(text: str, given: str) -> None:
     sets = [RuleSet("rules", {}, log_format.fields)]
     block = LineReader(log_format, sets).read(text.encode(errors="surrogatepass"))
     assert block.requests + block.unreadable <= block.lines
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_shows_what_the_command_prints(folder: Path, settings: Any) -> None:
+    settings.ROOT_URLCONF = ()
+    shown = blocks("docs/replay.md")
+    settings.QUOTA = run_page("docs/replay.md")["QUOTA"]
+    Path("drafts.toml").write_text(next(text for language, text in shown if language == "toml"))
+    moments = [(at / 2, f"203.0.113.{at % 40}", "/search/") for at in range(900)]
+    moments += [(at, "198.51.100.7", "/search/") for at in range(0, 600, 2)]
+    moments += [(at, "198.51.100.8", "/") for at in range(100)]
+    lines = [line(int(second), ip=ip, path=path) for second, ip, path in sorted(moments)]
+    Path("access.log.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    log([json.dumps({"client": "203.0.113.9", "time": START, "method": "GET", "path": "/search/"})], "access.json")
+    log(['203.0.113.9 [1763700000.123] "GET /search/ HTTP/2.0" 200 "-"'], "site.log")
+    log(lines, "access.log.1")
+    for language, text in shown:
+        for words, printed in re.findall(r"^\$ manage\.py quota_replay (.*)\n((?:(?!\$).*\n)*)", text, re.MULTILINE):
+            assert language == "console"
+            found = run(*shlex.split(words))
+            assert not printed or printed.strip() == found.strip(), found

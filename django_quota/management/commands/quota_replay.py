@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ from django_quota.management.replaying import Source, can_fork, read_traffic, re
 from django_quota.services.access_log import find_format
 from django_quota.services.known_rules import known_login_rules, known_rules, known_slots
 from django_quota.services.replay import LineReader, RuleSet, read_rules
-from django_quota.web.view_lookup import claim_view_rules, endpoints
+from django_quota.web.request_rules import claim_view_rules
+from django_quota.web.view_lookup import endpoints
 
 CURRENT = "current"
 SETTINGS = "the settings"
@@ -84,7 +85,7 @@ class Command(QuotaCommand):
         chosen = _chosen_rules(options)
         source = Source(options["logs"])
         log_format = find_format(source.sample, options["format"], _mapping(options["field"]))
-        views = None if options["rate"] else (_rules_of_views(), _claimed)
+        views = None if options["rate"] else (rules_of_views(), claim_view_rules)
         sets = [RuleSet(title, rules, log_format.fields, views, options["rule"]) for title, rules in chosen]
         elsewhere = {} if options["rate"] else _elsewhere(views[0] if views else (), options["rule"])
         _check_names(options["rule"], sets, elsewhere)
@@ -201,11 +202,7 @@ def _named_rules(name: str, option: str) -> tuple[str, dict[str, Rule]]:
     return name, read_rules(given, name)
 
 
-def _claimed(request: HttpRequest, view: Callable[..., Any]) -> list[Rule]:
-    return claim_view_rules(request, view)
-
-
-def _rules_of_views() -> list[Rule]:
+def rules_of_views() -> list[Rule]:
     """Return the rules that the middleware decides for views: those of the `@quota` on their outside."""
     found: dict[int, Rule] = {}
     for endpoint in endpoints(get_resolver().url_patterns):
