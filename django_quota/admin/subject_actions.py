@@ -115,8 +115,8 @@ class ResetUsage(Action):
     name = "reset"
     label = gettext_lazy("Reset")
     consequence = gettext_lazy(
-        "This forgets all that was counted for %(subject)s under %(rule)s, lifts its bans and drops open holds. "
-        "Overrides and daily counts stay."
+        "This forgets all that was counted for %(subject)s under %(rule)s, lifts its bans and drops reservations "
+        "that are not settled. Overrides and daily counts stay."
     )
     destructive = True
     permission = "reset_subject"

@@ -97,7 +97,7 @@ def _message(_language: str | None, rate: Rate | AtOnce | None, why: str, *, is_
         return _("This cannot be served right now. Please try again shortly.")
     again = "" if wait is None else " " + _("Please try again in %(wait)s.") % {"wait": wait_in_words(wait)}
     if why == "banned":
-        return _("There were too many refused requests.") + again
+        return _("Too many requests were refused, so access is blocked for a while.") + again
     if why == "blocked":
         return _("Access is blocked.") + again
     if is_closed:
