@@ -62,7 +62,7 @@ def moment_in_words(moment: datetime, style: str = "DATETIME_FORMAT") -> str:
 
 def sentence(words: str) -> str:
     """Return words with a full stop, unless they end with one, as `1:43 p.m.` does."""
-    return words if words.endswith(".") else f"{words}."
+    return words if words.endswith(".") else _("%(words)s.") % {"words": words}
 
 
 def rule_in_words(rule: str) -> str:

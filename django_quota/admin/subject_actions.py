@@ -186,7 +186,8 @@ class OverrideAction(Action):
             raise ValidationError(_("Somebody else has just created an override. Look at it first.")) from error
         until = _("until it is cleared") if row.expires is None else _("until %s") % moment_in_words(row.expires)
         result = str(self.result) % row.rate if row.rate else self.result
-        done = sentence(f"{result} {self.rule_words(target)}, {until}")
+        words = {"result": result, "rule": self.rule_words(target), "until": until}
+        done = sentence(_("%(result)s %(rule)s, %(until)s") % words)
         return f"{done} ({row.reason})" if row.reason else done
 
 

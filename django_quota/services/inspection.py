@@ -107,7 +107,9 @@ class LimitStatus:
     @property
     def refuses(self) -> bool:
         """Whether the next hit is refused."""
-        return self.retry_after != 0 and not self.shadow and not self.instead
+        if self.instead:
+            return self.instead == "deny"
+        return self.retry_after != 0 and not self.shadow
 
     @classmethod
     def of(cls, outcome: Outcome, source: str, tier: str = "") -> LimitStatus:

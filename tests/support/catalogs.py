@@ -144,8 +144,9 @@ def _entry(message: Message, files: list[str], before: polib.POEntry | None, for
         entry.flags = ["python-format"]
     if message.plural:
         entry.msgid_plural = message.plural
-        is_known = before is not None and before.msgid_plural == message.plural
-        entry.msgstr_plural = dict(before.msgstr_plural) if is_known else dict.fromkeys(range(forms), "")
+        entry.msgstr_plural = dict.fromkeys(range(forms), "")
+        if before and before.msgid_plural == message.plural:
+            entry.msgstr_plural = dict(before.msgstr_plural)
     elif before:
         entry.msgstr = before.msgstr
     return entry
