@@ -16,6 +16,7 @@ from django_quota.core.flow import run_async, run_sync
 from django_quota.engine.codec import Mode
 from django_quota.engine.plans import Plan
 from django_quota.services.api import decision_flow
+from django_quota.services.subjects import subject_flow
 from tests.support.stores import current_store
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
@@ -64,6 +65,15 @@ def decide_plan(plan: Plan, mode: Mode) -> Decision:
 
 async def adecide_plan(plan: Plan, mode: Mode) -> Decision:
     return await run_async(decision_flow(plan, mode))
+
+
+def subject_of(key: Any, request: HttpRequest) -> str:
+    """Return who is limited by a key in this request."""
+    return str(run_sync(subject_flow(key, request)))
+
+
+async def asubject_of(key: Any, request: HttpRequest) -> str:
+    return str(await run_async(subject_flow(key, request)))
 
 
 def fetch(kind: str, path: str, times: int = 1, **headers: str) -> list[Any]:
