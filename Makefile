@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo serve test test-all fuzz lint bench chaos messages screenshots clean
+.PHONY: help demo serve test test-all fuzz lint docs bench chaos messages screenshots clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -45,6 +45,10 @@ lint: $(VENV)/.installed-bench ## Run ruff (format and lint) and mypy strict
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
+docs: $(VENV)/.installed-docs ## Build the documentation into docs/_build, check its links; ARGS="-b linkcheck": also those to other sites
+	@rm -rf docs/_build
+	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs $(ARGS) . docs/_build
+
 bench: $(VENV)/.installed-bench ## Measure a check beside bare EVALSHA and six other limiters
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
 
@@ -58,4 +62,4 @@ screenshots: $(VENV)/.installed-dev ## Take pictures of every page, into screens
 	@$(BIN)/python -m tests.e2e.screenshots $(or $(ARGS),screenshots)
 
 clean: ## Delete what the targets made
-	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis

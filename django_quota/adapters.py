@@ -19,22 +19,26 @@ from django_quota.core.rules import Rule
 from django_quota.services import addresses
 from django_quota.services.api import RuleOrRate, django_request, rule_without_request
 from django_quota.services.known_rules import finds_rules
+from django_quota.services.metrics import Counted, RuleLabels, counted
 from django_quota.services.observers import observe, unobserve
 from django_quota.services.request_decisions import adecide_request, decide_request, note_decided
 from django_quota.services.subjects import BODY_PARSER, digest, named_subject
-from django_quota.web import responses, waiting_rules, wording
+from django_quota.web import request_rules, responses, wording
+from django_quota.web.request_rules import decides_later
 from django_quota.web.settlements import asettle_response, settle_response, take_unsettled
 from django_quota.web.view_lookup import checks_views
-from django_quota.web.waiting_rules import decides_later
 from django_quota.web.wording import refusal_status, whole_wait
 
 __all__ = [
+    "Counted",
+    "RuleLabels",
     "adecide",
     "apply_decision",
     "arefusal",
     "asettle",
     "checks_views",
     "client_ip",
+    "counted",
     "decide",
     "decides_later",
     "digest",
@@ -94,7 +98,7 @@ def take_waiting_rules(request: Any) -> list[Rule]:
 
     They wait no longer: pass them to `decide`, with the rules of your own.
     """
-    return waiting_rules.take_waiting_rules(_read_request(request))
+    return request_rules.take_waiting_rules(_read_request(request))
 
 
 def set_body_parser(request: Any, parse: Callable[[], Any]) -> None:

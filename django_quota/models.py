@@ -27,7 +27,7 @@ from django_quota.core.rules import Rule
 from django_quota.services.overrides import ALL_RULES
 from django_quota.services.subjects import named_subject, user_subject
 
-overrides_changed = Signal()
+overrides_changed: Signal = Signal()
 """Many overrides were changed by one statement, which sends no signal for each row. Sent within its transaction.
 
 It carries `subjects`, whose overrides have changed, and `using`, the database.

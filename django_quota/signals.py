@@ -23,20 +23,20 @@ from django.dispatch import Signal
 
 logger = logging.getLogger("django_quota")
 
-refused = Signal()
-"""A hit was refused."""
+refused: Signal = Signal()
+"""A hit was refused: `rule`, `subject`, `decision`. At most once a second for each subject and rule."""
 
-banned = Signal()
-"""A ban began: after too many refusals, or by `ban()`."""
+banned: Signal = Signal()
+"""A ban began, after too many refusals or by `ban()`: `rule`, `subject`, `decision`."""
 
-near_limit = Signal()
-"""The used share of a limit has reached the rule's `warn_at`."""
+near_limit: Signal = Signal()
+"""The used share of a limit has reached the rule's `warn_at`: `rule`, `subject`, `decision`. Once each time."""
 
-store_lost = Signal()
-"""The store does not answer: rules decide by `on_unavailable` from now on."""
+store_lost: Signal = Signal()
+"""The store does not answer, and rules follow `on_unavailable` from now on: `reason`, a text without secrets."""
 
-store_back = Signal()
-"""The store answers again."""
+store_back: Signal = Signal()
+"""The store answers again: `seconds`, for which rules followed `on_unavailable`."""
 
 
 Announcement = tuple[Signal, dict[str, Any]]

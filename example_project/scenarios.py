@@ -252,7 +252,7 @@ SCENARIOS = (
         group=PEOPLE,
         slug="members",
         title="Guests 10, members 100",
-        shows="The rate is a function of the request. Try it as a guest, then sign in and try again.",
+        shows="The rate is a function of the request: a guest gets ten a minute, a member who has signed in a hundred.",
         view=views.members,
         sends=12,
         admits=10,
@@ -294,7 +294,7 @@ SCENARIOS = (
         slug="tiers",
         title="A plain view, three tiers",
         shows="The view has no decorator. A rule in the settings says where it applies and who gets how much: guests 10"
-        " a minute, users 100, pros 1,000. Try it as each of them.",
+        " a minute, users 100, pros 1,000.",
         view=api.items,
         path="/api/items/",
         sends=12,

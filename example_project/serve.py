@@ -7,10 +7,8 @@ import os
 import sys
 from contextlib import ExitStack
 
-from rich.console import Console
-
-from example_project.progress import progress_bar
 from example_project.runner import RunnerError, ended_by_signals, running_site
+from example_project.terminal import Terminal
 
 PREFIX = "quota-example-site"
 
@@ -28,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         with ended_by_signals(), ExitStack() as stack:
-            with progress_bar(Console(stderr=True)) as report:
+            with Terminal(stderr=True).progress() as report:
                 site = stack.enter_context(
                     running_site(prefix=PREFIX, port=chosen.port, wsgi=chosen.wsgi, report=report)
                 )

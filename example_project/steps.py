@@ -73,9 +73,9 @@ class Step:
         """Return the text of the last refusal, or of the last reply in which the view declined."""
         if self.refusals:
             last = self.refusals[-1]
-            limits = last.headers.get("RateLimit", "(none)").split(", ")
-            shown = limits[0] if len(limits) == 1 else ",".join(f"\n  {limit}" for limit in limits)
-            return f"{last.status}, Retry-After: {last.retry_after}\nRateLimit: {shown}"
+            return (
+                f"{last.status}, Retry-After: {last.retry_after}\nRateLimit: {last.headers.get('RateLimit', '(none)')}"
+            )
         return f"{self.declined[-1].status}: {self.declined[-1].said.get('detail')}" if self.declined else ""
 
     def expect(self, what: str, got: object, promised: Container[object]) -> None:
@@ -139,7 +139,7 @@ def run_queue(scenario: Scenario, site: Site) -> Iterator[Step]:
     step = Step(scenario, "all at once", replies, promised_by_bucket(scenario.full, 2, refused_by - start))
     waits = sorted(reply.said["waited"] for reply in replies if reply.admitted)
     step.expect("the longest wait, to the half second", round(waits[-1] * 2) / 2, [2.0, 1.5])
-    step.says = "answered after " + ", ".join(f"{wait:.1f}" for wait in waits) + " s"
+    step.says = "The admitted ones were answered after " + ", ".join(f"{wait:.1f}" for wait in waits) + " s."
     yield step
 
 
@@ -157,7 +157,7 @@ def run_tokens(scenario: Scenario, site: Site) -> Iterator[Step]:
     step.expect("left after each call", left, [[8_500, 7_000, 5_500, 4_000, 2_500]])
     for refusal in step.refusals:
         step.expect("left when it was refused", refusal.left, [[2_500]])
-    step.says += "\n2500 are left, and a call needs room for 4000:\nit returns what it did not use"
+    step.says += "\n2,500 are left. A call needs room for 4,000, and returns what it does not use."
     yield step
 
 
@@ -184,7 +184,7 @@ def run_credits(scenario: Scenario, site: Site) -> Iterator[Step]:
     step = _step(scenario, site)
     ann, bob = counter("credits").get("user:ann"), counter("credits").get("user:bob")
     step.expect("what Ann and Bob have", [ann, bob], [[CREDITS - 90, 90]])
-    step.says = f"409: Ann has {ann}, Bob has {bob}: {ann + bob} together"
+    step.says = f"409. Ann has {ann}, Bob has {bob}: {ann + bob} together."
     yield step
 
 
@@ -218,8 +218,8 @@ def run_login(scenario: Scenario, site: Site) -> Iterator[Step]:
     with Visitor(site.port) as visitor:
         visitor.get("/")
         forgiven = ["guess"] * 4 + ["correct horse"]
-        yield Step(scenario, "right in time", one_after_another(scenario, visitor, forgiven), 1, 4)
-    step = _step(scenario, site, "guessing on")
+        yield Step(scenario, "4 wrong, then right", one_after_another(scenario, visitor, forgiven), 1, 4)
+    step = _step(scenario, site, "until the ban")
     step.expect("each answer", [reply.status for reply in step.replies], [[403] * 5 + [429] * 2])
     for refusal in step.refusals:
         step.expect("the ban's seconds", refusal.retry_after, range(590, 601))
@@ -231,7 +231,7 @@ def run_login(scenario: Scenario, site: Site) -> Iterator[Step]:
 
 def run_devices(scenario: Scenario, site: Site) -> Iterator[Step]:
     """Send three devices, two of them again, then a fourth."""
-    step = _step(scenario, site, "a b c a b d")
+    step = _step(scenario, site, "a, b, c, a, b, d")
     step.expect("the last, d", step.replies[-1].status, [429])
     yield step
 

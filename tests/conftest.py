@@ -35,7 +35,11 @@ from tests.support.databases import (
     running_postgres,
     sqlite_database,
 )
+from tests.support.outages import clock, mute
+from tests.support.sentinels import sentinel_port
 from tests.support.stores import PATIENT, caches, cluster_caches, cluster_program, forget_forms, named, programs
+
+__all__ = ["clock", "mute", "sentinel_port"]  # fixtures of tests/support
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -56,9 +56,9 @@ class OperationRefused(QuotaExceeded, Throttled):
 
     def __init__(self, decision: Decision) -> None:
         QuotaExceeded.__init__(self, decision)
-        self.wait = whole_wait(decision)
-        self.status_code = refusal_status(decision)
-        self.message = message(decision)
+        self.wait: int | None = whole_wait(decision)
+        self.status_code: int = refusal_status(decision)
+        self.message: str = message(decision)
 
 
 def limits(

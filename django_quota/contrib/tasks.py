@@ -33,7 +33,9 @@ class TaskQuota:
     """
 
     def __init__(self, rule: str | Rule, *, key: Any = "global", cost: Any = None) -> None:
-        self.rule, self.key, self.cost = rule, key, cost
+        self.rule: str | Rule = rule
+        self.key: Any = key
+        self.cost: Any = cost
 
     def enqueue(self, task: Any, *args: Any, **kwargs: Any) -> Any:
         """Enqueue a task for the moment of its place; return its `TaskResult`.

@@ -68,8 +68,8 @@ class StoreUnavailable(QuotaError):  # noqa: N818 — a public name of the desig
     """
 
     def __init__(self, reason: str) -> None:
-        self.reason = reason = without_secrets(reason)
-        super().__init__(f"The quota store is unavailable: {reason}")
+        self.reason: str = without_secrets(reason)
+        super().__init__(f"The quota store is unavailable: {self.reason}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.reason,)

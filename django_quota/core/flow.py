@@ -24,9 +24,9 @@ class IOCall:
     __slots__ = ("args", "async_", "sync")
 
     def __init__(self, sync: Callable[..., Any], async_: Callable[..., Awaitable[Any]], *args: Any) -> None:
-        self.sync = sync
-        self.async_ = async_
-        self.args = args
+        self.sync: Callable[..., Any] = sync
+        self.async_: Callable[..., Awaitable[Any]] = async_
+        self.args: tuple[Any, ...] = args
 
     def run_sync(self) -> Any:
         """Make the call, and block until it is done."""

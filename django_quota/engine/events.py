@@ -113,10 +113,11 @@ class EventLog:
     __slots__ = ("bans", "keys", "length", "packed_keys", "packed_length")
 
     def __init__(self, keys: Sequence[str], length: int) -> None:
-        self.keys = keys
-        self.bans = keys[1] if keys else ""
-        self.length = length
-        self.packed_keys, self.packed_length = bulk(keys), bulk((length,))
+        self.keys: Sequence[str] = keys
+        self.bans: str = keys[1] if keys else ""
+        self.length: int = length
+        self.packed_keys: str = bulk(keys)
+        self.packed_length: str = bulk((length,))
         """These two as Redis takes them."""
 
 

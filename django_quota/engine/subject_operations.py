@@ -127,7 +127,7 @@ class Reset(Operation):
     def __init__(self, rule_states: Sequence[RuleState], log: EventLog = NO_LOG) -> None:
         self.rule_states = rule_states
         self.log = log
-        self.keys = [key for found in rule_states for key in (found.status_key, *found.states)]
+        self.keys: list[str] = [key for found in rule_states for key in (found.status_key, *found.states)]
         if log is not NO_LOG:
             self.keys.append(log.bans)
 

@@ -88,7 +88,7 @@ class Counter:
     __slots__ = ("_ttl", "name")
 
     def __init__(self, name: str, ttl: timedelta | int = TTL) -> None:
-        self.name = _checked_name(name)
+        self.name: str = _checked_name(name)
         self._ttl = _microseconds(ttl)
 
     def __repr__(self) -> str:

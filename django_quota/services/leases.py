@@ -147,9 +147,9 @@ class Slot:
         """Its name in keys and errors."""
         self.limit = limit
         """How many may hold it at a time."""
-        self.span = parse_seconds("lease", lease, 30)
+        self.span: int = parse_seconds("lease", lease, 30)
         """How long a lease lasts, in microseconds."""
-        self.timeout = 0.0 if wait is None else _waiting_time("wait", wait)
+        self.timeout: float = 0.0 if wait is None else _waiting_time("wait", wait)
         """How long to wait for a free slot, in seconds."""
         self.renews = renew
         """Whether leases are renewed in the background."""
@@ -264,7 +264,7 @@ class _SlotState:
         self.subject = subject
         self._store = store
         self._base = base = subject_base(current().prefix, subject)
-        self.keys = SlotKeys(*(key_of(base, kind, slot.name) for kind in "lqa"))
+        self.keys: SlotKeys = SlotKeys(*(key_of(base, kind, slot.name) for kind in "lqa"))
 
     def call(self, operation: Operation) -> IOCall:
         """Return the call that does an operation."""

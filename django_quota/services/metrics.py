@@ -9,19 +9,18 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Sequence
 from datetime import UTC, date, datetime
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from django_quota.conf import current
+from django_quota.core.algorithms.concurrency import Concurrency
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.days import day_of
-from django_quota.core.decisions import Decision
+from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.errors import ConfigurationError
 from django_quota.core.forks import register_fork_aware
-from django_quota.core.keys import escape, field, system_key
-from django_quota.engine.hits import Hit
-from django_quota.engine.metrics_operation import OTHER, OUTAGES, AddMetrics, MetricsKeys
+from django_quota.core.keys import escape, field, named, system_key
+from django_quota.engine.metrics_operation import FIELDS, OTHER, OUTAGES, AddMetrics, MetricsKeys
 from django_quota.engine.plans import Plan
 from django_quota.services.flusher import flusher
 from django_quota.stores.base import Store
@@ -37,8 +36,58 @@ MAX_BUCKETS = 5
 SLOT_TTL = 600 * SECOND
 """Microseconds, at least, for which the overview shows a slot after somebody has asked for it."""
 
-ALLOWED, REFUSED, SHADOW = range(3)
+OutcomeWord = Literal["allowed", "refused", "shadowed"]
+"""What a rule said of a check. `shadowed`: it is a shadow, and would have refused."""
+
+OUTCOMES: tuple[OutcomeWord, ...] = ("allowed", "refused", "shadowed")
+ALLOWED, REFUSED, SHADOWED = range(3)
 _SUFFIXES = (":a", ":r", ":s")
+
+OTHER_LABEL = "other"
+"""How exporters name the rules and slots past those that have a label of their own."""
+
+
+class Counted(NamedTuple):
+    """What the metrics count of a decision for one rule and subject."""
+
+    rule: str
+    subject: str
+    outcome: OutcomeWord
+
+
+def counted(decision: Decision) -> list[Counted]:
+    """Return what the metrics count of a decision that the store made; nothing for slots, and for a cost of 0.
+
+    If a rule refuses the request, the rules that had room are not counted: nothing was taken from them.
+    """
+    hits: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in decision.outcomes:
+        if not isinstance(outcome.of, Concurrency):
+            hits.setdefault((outcome.rule, outcome.subject), []).append(outcome)
+    refusing = {place for place, outcomes in hits.items() if not all(outcome.allowed for outcome in outcomes)}
+    is_refused = any(hits[place][0].enforced for place in refusing)
+    return [
+        Counted(*place, "allowed" if place not in refusing else "shadowed" if outcomes[0].shadow else "refused")
+        for place, outcomes in hits.items()
+        if outcomes[0].cost and (place in refusing or not is_refused)
+    ]
+
+
+class RuleLabels:
+    """The labels of rules for an exporter. There are about as many as Prometheus gets; further rules share one."""
+
+    def __init__(self) -> None:
+        self._labels: dict[str, str] = {}
+
+    def of(self, rule: str) -> str:
+        """Return the label of a rule: its name, the digest of a long name, or `OTHER_LABEL`."""
+        label = self._labels.get(rule)
+        if label is None:
+            if len(self._labels) >= FIELDS // len(OUTCOMES):
+                return OTHER_LABEL
+            part = field(rule)
+            label = self._labels[rule] = named(part) or part
+        return label
 
 
 class MinuteBucket(NamedTuple):
@@ -127,7 +176,7 @@ class DecisionMetrics:
             if not self._begins <= now < self._ends:
                 self._open(now)
             if not decision.allowed or (plan.has_groups and decision.would_refuse):
-                self._count_refused(plan.hits, decision)
+                self._count_refused(decision)
             else:
                 bucket = self._buckets[-1]
                 for hit in plan.hits:
@@ -138,22 +187,13 @@ class DecisionMetrics:
                         row[ALLOWED] += 1
         flusher.wake()
 
-    def _count_refused(self, hits: Sequence[Hit], decision: Decision) -> None:
-        """Count a decision with refusals. Where the plan was refused, only the hits that refused it count."""
-        position, found = 0, []
-        for hit in hits:
-            outcomes = decision.outcomes[position : position + len(hit.limits)]
-            position += len(hit.limits)
-            found.append((hit, not all(outcome.allowed for outcome in outcomes)))
-        is_plan_refused = any(refused and hit.group == 0 for hit, refused in found)
+    def _count_refused(self, decision: Decision) -> None:
+        """Count a decision with refusals."""
         bucket = self._buckets[-1]
-        for hit, refused in found:
-            if not hit.cost or (is_plan_refused and not refused):
-                continue
-            kind = ALLOWED if not refused else SHADOW if hit.rule.shadow else REFUSED
-            bucket.row(hit.field)[kind] += 1
-            if kind == REFUSED:
-                bucket.add_refused(escape(hit.subject), 1)
+        for rule, subject, outcome in counted(decision):
+            bucket.row(field(rule))[OUTCOMES.index(outcome)] += 1
+            if outcome == "refused":
+                bucket.add_refused(escape(subject), 1)
 
     def count_refusals(self, now: int, name: str, subject: str, number: int) -> None:
         """Count refusals of a subject by one rule (its name as fields of hashes have it) at `now` (microseconds)."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from time import perf_counter_ns
 from typing import Any, TypeVar, cast
 
 from django_quota.core.decisions import Decision
@@ -15,19 +16,25 @@ from django_quota.services.subjects import is_async_callable
 
 logger = logging.getLogger("django_quota")
 
-Receiver = TypeVar("Receiver", bound=Callable[[Decision], Any])
+Receiver = TypeVar("Receiver", bound=Callable[..., Any])
 
-receivers: list[Callable[[Decision], Any]] = []
+receivers: list[Callable[..., Any]] = []
 """The observers. Callers look whether there are any before they call `notify`, so that none cost nothing."""
 
+timed: list[Callable[..., Any]] = []
+"""Those that are told how long a decision took. Only if there are any, callers look at the clock."""
 
-def observe(receiver: Receiver) -> Receiver:
+
+def observe(receiver: Receiver, *, duration: bool = False) -> Receiver:
     """Call a function with every Decision of this process, right after it is made. It can be used as a decorator.
 
     It hears checks, limited requests, reservations and slots; also refusals that are repeated from memory, and degraded
     decisions. A request is one decision. It does not hear `peek`, `refund`, `settle`, and what nothing limits. The
     function runs in the thread or event loop of the request, so it must be quick, sync and thread-safe. If it raises,
     the error is logged. A function that is given twice is called once.
+
+    `duration`: pass the seconds that the decision took as a second argument. That is mostly the call to Redis; it is
+    not what reading the request took. It is None for slots, since whoever asks for one may wait in a queue.
 
     Raises `ConfigurationError` if it is not a sync function.
     """
@@ -36,24 +43,30 @@ def observe(receiver: Receiver) -> Receiver:
             f"observe() got {receiver!r}, which is not a sync function.",
             "Use a function of the decision: def count(decision): ...",
         )
-    if receiver not in receivers:
-        receivers.append(receiver)
+    unobserve(receiver)
+    receivers.append(receiver)
+    if duration:
+        timed.append(receiver)
     return receiver
 
 
-def unobserve(receiver: Callable[[Decision], Any]) -> bool:
+def unobserve(receiver: Callable[..., Any]) -> bool:
     """Stop calling a function; return whether it was an observer."""
-    try:
-        receivers.remove(receiver)
-    except ValueError:
-        return False
-    return True
+    is_known = receiver in receivers
+    for known in (receivers, timed):
+        if receiver in known:
+            known.remove(receiver)
+    return is_known
 
 
-def notify(decision: Decision) -> None:
-    """Call all observers."""
+def notify(decision: Decision, began: int = 0) -> None:
+    """Call all observers. `began`: the `perf_counter_ns()` at which the decision began; 0 if nobody looked."""
+    seconds = (perf_counter_ns() - began) / 1e9 if began else None
     for receiver in tuple(receivers):
         try:
-            receiver(decision)
+            if receiver in timed:
+                receiver(decision, seconds)
+            else:
+                receiver(decision)
         except Exception:
             logger.exception("An observer of decisions failed: %r", receiver)

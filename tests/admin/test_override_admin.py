@@ -19,9 +19,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_quota import check, peek
+from django_quota.adapters import digest
 from django_quota.admin import override_admin
 from django_quota.models import QuotaOverride
-from django_quota.services.subjects import digest
 from django_quota.testing import RedisServer
 from tests.admin.operators import operator, superuser
 

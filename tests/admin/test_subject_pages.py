@@ -17,8 +17,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_quota import check
+from django_quota.adapters import digest
 from django_quota.models import OverrideOutbox, QuotaOverride
-from django_quota.services.subjects import digest
 from tests.admin.operators import operator, superuser
 
 PAGE = "/admin/django_quota/subject/"

@@ -27,8 +27,7 @@ from django_quota.adapters import (
     unobserve,
     write_headers,
 )
-from django_quota.core.errors import ConfigurationError, RuleError, StoreUnavailable
-from django_quota.exceptions import QuotaExceeded
+from django_quota.exceptions import ConfigurationError, QuotaExceeded, RuleError, StoreUnavailable
 from django_quota.services import observers
 from django_quota.services.registry import get_limiter
 from django_quota.testing import freeze

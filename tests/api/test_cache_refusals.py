@@ -28,6 +28,7 @@ from django_quota import (
     refund,
     reserve,
     reset,
+    reset_subject,
 )
 from django_quota.core.flow import Flow, IOCall, run_sync
 from django_quota.core.rules import MAX_CACHE_REFUSALS
@@ -40,7 +41,7 @@ from django_quota.services import refusals
 from django_quota.services.activity import activity
 from django_quota.services.flusher import flusher
 from django_quota.services.registry import get_limiter
-from django_quota.services.reset import lift_bans, reset_subject
+from django_quota.services.reset import lift_bans
 from django_quota.services.usage import Count, usage
 from django_quota.testing import clear, freeze
 from tests.support.calls import decide_plan

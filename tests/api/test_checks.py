@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
 import pytest
-from django.core.checks import ERROR, CheckMessage, run_checks
+from django.core.checks import ERROR, run_checks
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from django.http import HttpRequest, HttpResponse
@@ -23,23 +23,8 @@ import django_quota
 from django_quota import quota
 from django_quota.conf import KNOWN_SETTINGS
 from django_quota.middleware import QuotaMiddleware
+from tests.support.findings import REDIS, TIMEOUTS, findings, ids
 from tests.support.site_response import in_vain
-
-TIMEOUTS = {"SOCKET_TIMEOUT": 0.25, "SOCKET_CONNECT_TIMEOUT": 0.25}
-REDIS: dict[str, Any] = {
-    "BACKEND": "django_redis.cache.RedisCache",
-    "LOCATION": "redis://127.0.0.1:1/0",
-    "OPTIONS": TIMEOUTS,
-}
-
-
-def findings(quota: object = None, caches: dict[str, Any] | None = None) -> list[CheckMessage]:
-    with override_settings(QUOTA={} if quota is None else quota, CACHES=caches or {"default": REDIS}):
-        return run_checks(tags=["django_quota"])
-
-
-def ids(quota: object = None, caches: dict[str, Any] | None = None) -> list[str | None]:
-    return [str(found.id).removeprefix("django_quota.") for found in findings(quota, caches)]
 
 
 @pytest.mark.parametrize(

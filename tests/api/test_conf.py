@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota import RateError, Rule, check, conf
+from django_quota.adapters import client_ip
 from django_quota.conf import KNOWN_SETTINGS, QuotaSettings, current, rule_of
 from django_quota.exceptions import ConfigurationError, QuotaError, RuleError
-from django_quota.services.addresses import client_ip
 
 PEER = "192.0.2.1"
 PROXIES = ["10.0.0.0/8", "2001:db8:aaaa::/48"]

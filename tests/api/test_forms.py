@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from django_quota import Decision, Rule, acheck, check, peek, quota, reset
+from django_quota.adapters import adecide, decide
 from django_quota.engine.plans import Plan
 from django_quota.services.registry import get_limiter
-from django_quota.services.request_decisions import adecide_request, decide_request
 from django_quota.services.usage import usage
 from django_quota.signals import near_limit
 from django_quota.testing import freeze
@@ -55,31 +55,31 @@ class TestReading:
     @pytest.mark.parametrize("first", [0, 1])
     def test_who_is_refused_by_another_rule_has_no_body_read(self, key: Any, first: int) -> None:
         rules = [Rule.make("by-phone", "9/m", key=key), Rule.make("by-ip", "1/m", key="ip")]
-        assert decide_request(rules[::-1] if first else rules, posted()).allowed
+        assert decide(posted(), rules[::-1] if first else rules).allowed
         for refused in (posted(), posted("2")):
-            assert not decide_request(rules, refused).allowed
+            assert not decide(refused, rules).allowed
             assert not is_read(refused)
 
     def test_nor_has_who_is_banned(self) -> None:
         rules = [Rule.make("by-ip", "1/m", key="ip", ban={"after": "1/m", "for": "1h"}), BY_PHONE]
         for number in range(3):
             request = posted(str(number))
-            decision = decide_request(rules, request)
+            decision = decide(request, rules)
         assert decision.binding is not None
         assert decision.binding.why == "banned"
         assert not is_read(request)
 
     def test_a_rule_for_different_values_of_a_field_waits_too(self) -> None:
         rules = [Rule.make("numbers", "9/h", key="ip", distinct="post:phone"), Rule.make("by-ip", "1/m", key="ip")]
-        assert decide_request(rules, posted()).allowed
+        assert decide(posted(), rules).allowed
         refused = posted()
-        assert not decide_request(rules, refused).allowed
+        assert not decide(refused, rules).allowed
         assert not is_read(refused)
 
     def test_a_rule_that_only_reports_keeps_no_body_from_being_read(self) -> None:
         rules = [Rule.make("shadow", "0/m", shadow=True), Rule.make("soft", "0/m", block=False), BY_PHONE]
         request = posted()
-        decision = decide_request(rules, request)
+        decision = decide(request, rules)
         assert is_read(request)
         assert [outcome.rule for outcome in decision.outcomes] == ["shadow", "soft", "by-phone"]
         assert not decision.enforced
@@ -87,7 +87,7 @@ class TestReading:
     def test_a_form_rule_that_only_reports_returns_nothing_to_other_rules(self) -> None:
         rules = [BY_IP, Rule.make("soft", "0/m", key="post:phone", block=False)]
         for left in (2, 1, 0):
-            decision = decide_request(rules, posted())
+            decision = decide(posted(), rules)
             assert [outcome.remaining for outcome in decision.outcomes] == [left, 0]
             assert not decision.enforced
 
@@ -103,7 +103,7 @@ class TestReading:
 
         async def play() -> threading.Thread:
             for rules in ([BY_IP, BY_PHONE], [BY_PHONE]):
-                await adecide_request(rules, posted())
+                await adecide(posted(), rules)
             await acheck("1/m", posted(), key="post:phone")
             return threading.current_thread()
 
@@ -125,11 +125,11 @@ class TestAllOrNothing:
             Rule.make("all", "9/m", key="global", algorithm=algorithm),
         ]
         with freeze(START):
-            assert decide(kind, rules, posted()).allowed
+            assert decided(kind, rules, posted()).allowed
         with freeze(START + SECOND):
             before = [peek(rule, posted()).outcomes for rule in rules]
             for _ in range(3):
-                decision = decide(kind, rules, posted())
+                decision = decided(kind, rules, posted())
                 assert (decision.allowed, decision.rule) == (False, "by-phone")
                 assert [peek(rule, posted()).outcomes for rule in rules] == before
             by_rule = {outcome.rule: outcome.remaining for outcome in decision.outcomes}
@@ -143,8 +143,8 @@ class TestAllOrNothing:
             return RequestFactory().post("/", {"phone": "1"}, REMOTE_ADDR="192.0.2.1", HTTP_X_DEVICE=device)
 
         with freeze(START):
-            assert decide_request(rules, on("a")).allowed
-            assert not decide_request(rules, on("b")).allowed
+            assert decide(on("a"), rules).allowed
+            assert not decide(on("b"), rules).allowed
             assert peek(rules[1], on("b")).remaining == 1
 
     @pytest.mark.usefixtures("memory_store")
@@ -170,8 +170,8 @@ class TestAllOrNothing:
             with freeze(now):
                 request = posted(phone, f"192.0.2.{ip}")
                 one, other = (
-                    decide_request(apart, request),
-                    decide_request(at_once, read(posted(phone, f"192.0.2.{ip}"))),
+                    decide(request, apart),
+                    decide(read(posted(phone, f"192.0.2.{ip}")), at_once),
                 )
             assert one.allowed is other.allowed
             found = {outcome.rule[1:]: outcome.remaining for outcome in one.outcomes}
@@ -183,7 +183,7 @@ class TestAllOrNothing:
     def test_a_request_is_counted_for_the_day_only_where_its_form_was_allowed(self, kind: str) -> None:
         """A count that is taken back could have been rolled up by then."""
         rules = [Rule.make("by-ip", "9/m", key="ip", daily=True), BY_PHONE]
-        calls = [decide(kind, rules, posted(phone)).allowed for phone in ("1", "1", "2", "2")]
+        calls = [decided(kind, rules, posted(phone)).allowed for phone in ("1", "1", "2", "2")]
         assert calls == [True, False, True, False]
         (day,) = usage("ip:192.0.2.1").values()
         assert day["by-ip"].allowed == 2
@@ -199,7 +199,7 @@ class TestAllOrNothing:
         monkeypatch.setattr(metrics, "count", count)
         rules = [BY_PHONE, Rule.make("by-ip", "2/m", key="ip")]
         for phone in ("1", "1", "2", "3"):
-            decide_request(rules, posted(phone))
+            decide(posted(phone), rules)
         assert counted == [
             (["by-phone"], True), (["by-ip"], True),
             (["by-phone"], False),
@@ -224,7 +224,7 @@ def test_repeated_form_refusals_warn_once_that_another_limit_is_near(kind: str) 
                 check(rules[0], "ip:192.0.2.1")
         for number in range(5):
             with freeze(START + number * SECOND):
-                assert not decide(kind, rules, posted()).allowed
+                assert not decided(kind, rules, posted()).allowed
     finally:
         near_limit.disconnect(note)
     assert subjects == ["ip:192.0.2.1"]
@@ -248,7 +248,7 @@ class TestCalls:
             ([BY_IP, BY_PHONE], RequestFactory().post("/", {}, "application/json", REMOTE_ADDR="192.0.2.9"), 1),
         ):
             calls.clear()
-            decide_request(rules, request)
+            decide(request, rules)
             assert len(calls) == expected
 
     def test_stacked_decorators_are_parted_too(self) -> None:
@@ -358,7 +358,7 @@ def test_a_file_that_is_sent_with_the_field_reaches_the_view(settings: Any) -> N
     content = '--x\r\nContent-Disposition: form-data; name="phone"\r\n\r\n1\r\n--x\r\nContent-Disposition: form-data; '
     content += 'name="file"; filename="a.txt"\r\n\r\nhello\r\n--x--\r\n'
     request: Any = AsyncRequestFactory().post("/", data=content.encode(), content_type=BROKEN)
-    assert asyncio.run(adecide_request([BY_IP, BY_PHONE], request)).allowed
+    assert asyncio.run(adecide(request, [BY_IP, BY_PHONE])).allowed
     assert request.FILES["file"].read() == b"hello"
     request.close()
 
@@ -405,8 +405,8 @@ class TestValues:
         assert decision.remaining == 6
 
 
-def decide(kind: str, rules: list[Rule], request: HttpRequest) -> Decision:
-    return decide_request(rules, request) if kind == "sync" else asyncio.run(adecide_request(rules, request))
+def decided(kind: str, rules: list[Rule], request: HttpRequest) -> Decision:
+    return decide(request, rules) if kind == "sync" else asyncio.run(adecide(request, rules))
 
 
 def forget(rule: Rule) -> None:

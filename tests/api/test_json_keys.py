@@ -18,11 +18,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_quota import Rule, acheck, check, peek, quota
-from django_quota.core.flow import run_async, run_sync
+from django_quota.adapters import adecide, decide
 from django_quota.exceptions import ConfigurationError, SubjectKeyError
-from django_quota.services.request_decisions import adecide_request, decide_request
-from django_quota.services.subjects import compile_key, subject_flow
-from tests.support.calls import calls_of
+from django_quota.services.subjects import compile_key
+from tests.support.calls import asubject_of, calls_of, subject_of
 from tests.support.inputs import inputs
 
 IP = "ip:192.0.2.1"
@@ -41,28 +40,28 @@ def sent(body: Any, content_type: str = JSON, method: str = "post", **meta: Any)
 
 
 def subject(request: HttpRequest, key: str = "json:phone") -> str:
-    return str(run_sync(subject_flow(key, request)))
+    return subject_of(key, request)
 
 
-def subject_of(value: object) -> str:
+def of_phone(value: object) -> str:
     return subject(sent({"phone": value}))
 
 
 class TestValues:
     def test_a_text_is_a_digest_of_its_own(self) -> None:
-        one = subject_of("+1555")
+        one = of_phone("+1555")
         assert one.startswith("json.phone:")
         assert "1555" not in one
-        assert one == subject_of("+1555")
-        assert one != subject_of("+1556")
+        assert one == of_phone("+1555")
+        assert one != of_phone("+1556")
 
     def test_spellings_that_forms_treat_as_one_are_one(self) -> None:
-        assert len({subject_of(text) for text in ("Ann@x.org", " ann@x.org\t", "\uff41nn@x.org")}) == 1
+        assert len({of_phone(text) for text in ("Ann@x.org", " ann@x.org\t", "\uff41nn@x.org")}) == 1
 
     def test_a_number_is_the_text_of_it_however_it_is_written(self) -> None:
         written = ('{"phone": "42"}', '{"phone": 42}', '{"phone": 42.0}', '{"phone": 4.2e1}', '{"phone": " 42"}')
         assert len({subject(sent(text)) for text in written}) == 1
-        assert subject_of(1.5) == subject_of("1.5") != subject_of(1)
+        assert of_phone(1.5) == of_phone("1.5") != of_phone(1)
 
     @pytest.mark.parametrize(
         "body", [{}, {"phone": None}, {"phone": ""}, {"phone": " "}, {"Phone": "1"}, [], "1", "null", ""]
@@ -73,7 +72,7 @@ class TestValues:
     @pytest.mark.parametrize("value", [True, False, [], ["1"], {}, {"phone": "1"}])
     def test_what_is_neither_text_nor_number_is_a_bad_request(self, value: object) -> None:
         with pytest.raises(BadRequest, match="The field 'phone' of the body is not a text or a number"):
-            subject_of(value)
+            of_phone(value)
 
     def test_a_dotted_path_leads_into_objects(self) -> None:
         body = {"user": {"email": "ann@example.org", "tags": ["a"]}, "user.email": "other"}
@@ -88,7 +87,7 @@ class TestValues:
             compile_key(key)
 
     def test_the_last_of_equal_names_counts_as_in_python(self) -> None:
-        assert subject(sent('{"phone": "1", "phone": "2"}')) == subject_of("2")
+        assert subject(sent('{"phone": "1", "phone": "2"}')) == of_phone("2")
 
     @pytest.mark.usefixtures("memory_store")
     def test_different_values_are_counted_as_they_were_sent(self) -> None:
@@ -99,19 +98,19 @@ class TestValues:
 
     @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
     def test_an_encoding_that_python_reads_counts(self, encoding: str) -> None:
-        assert subject(sent(json.dumps({"phone": "é"}).encode(encoding))) == subject_of("é")
+        assert subject(sent(json.dumps({"phone": "é"}).encode(encoding))) == of_phone("é")
 
 
 class TestContentTypes:
     @pytest.mark.parametrize("content_type", [JSON, "Application/JSON; charset=utf-8", "application/vnd.api+json"])
     @pytest.mark.parametrize("method", ["post", "put", "patch", "delete"])
     def test_json_counts_with_any_method(self, content_type: str, method: str) -> None:
-        assert subject(sent({"phone": "1"}, content_type, method)) == subject_of("1")
+        assert subject(sent({"phone": "1"}, content_type, method)) == of_phone("1")
 
     @pytest.mark.parametrize("content_type", ["", "text/plain", FORM, MULTIPART])
     def test_json_counts_whatever_the_client_calls_it(self, content_type: str) -> None:
         """A view that calls json.loads(request.body) takes it as well, so the client must not get another limit."""
-        assert subject(sent({"phone": "1"}, content_type)) == subject_of("1")
+        assert subject(sent({"phone": "1"}, content_type)) == of_phone("1")
 
     @pytest.mark.parametrize(
         ("body", "content_type"),
@@ -161,7 +160,7 @@ class TestBrokenBodies:
     def test_a_body_of_unknown_length_counts(self) -> None:
         request: Any = AsyncRequestFactory().post("/", data={"phone": "1"}, content_type=JSON)
         del request.META["CONTENT_LENGTH"]
-        assert subject(request) == subject_of("1")
+        assert subject(request) == of_phone("1")
 
     def test_a_long_upload_of_another_type_is_not_read(self, settings: Any) -> None:
         settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 100
@@ -187,21 +186,21 @@ class TestReading:
     @pytest.mark.parametrize("first", [0, 1])
     def test_who_is_refused_by_another_rule_has_no_body_read(self, key: Any, first: int) -> None:
         rules = [Rule.make("by-phone", "9/m", key=key), Rule.make("by-ip", "1/m", key="ip")]
-        assert decide_request(rules[::-1] if first else rules, sent({"phone": "1"})).allowed
+        assert decide(sent({"phone": "1"}), rules[::-1] if first else rules).allowed
         for body in ({"phone": "1"}, "broken"):
             refused = sent(body)
-            assert not decide_request(rules, refused).allowed
+            assert not decide(refused, rules).allowed
             assert not hasattr(refused, "_body")
 
     def test_what_the_body_refuses_costs_no_other_rule_anything(self) -> None:
         for left in (2, 2, 2):
-            decision = decide_request([BY_IP, BY_PHONE], sent({"phone": "1"}))
+            decision = decide(sent({"phone": "1"}), [BY_IP, BY_PHONE])
             assert {outcome.rule: outcome.remaining for outcome in decision.outcomes}["by-ip"] == left
         assert not decision.allowed
 
     def test_a_broken_body_stays_counted_by_the_other_rules(self) -> None:
         with pytest.raises(BadRequest):
-            decide_request([BY_IP, BY_PHONE], sent("broken"))
+            decide(sent("broken"), [BY_IP, BY_PHONE])
         assert peek(BY_IP, IP).remaining == 2
 
     def test_a_shadow_rule_leaves_a_broken_body_to_the_view(self) -> None:
@@ -210,11 +209,11 @@ class TestReading:
             Rule.make("values", "1/m", key="ip", distinct="json:phone", shadow=True),
         ]
         for body in ("broken", {"phone": ["1"]}):
-            decision = decide_request([*shadows, BY_IP], sent(body))
+            decision = decide(sent(body), [*shadows, BY_IP])
             assert [outcome.rule for outcome in decision.outcomes] == ["by-ip"]
             for rules in ([*shadows, BY_PHONE], [BY_PHONE, *shadows]):
                 with pytest.raises(BadRequest):
-                    decide_request(rules, sent(body))
+                    decide(sent(body), rules)
 
     def test_it_takes_a_call_of_its_own_only_where_a_body_is_to_be_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = calls_of(monkeypatch)
@@ -232,7 +231,7 @@ class TestReading:
         ):
             calls.clear()
             request.META["REMOTE_ADDR"] = f"192.0.2.{number}"
-            decide_request([BY_IP, BY_PHONE], request)
+            decide(request, [BY_IP, BY_PHONE])
             assert len(calls) == expected
 
     def test_it_is_parsed_once_for_several_rules(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +243,7 @@ class TestReading:
             return real(body)
 
         monkeypatch.setattr(json, "loads", noted)
-        assert decide_request([BY_PHONE, Rule.make("by-code", "9/m", key="json:code")], sent({"phone": "1"})).allowed
+        assert decide(sent({"phone": "1"}), [BY_PHONE, Rule.make("by-code", "9/m", key="json:code")]).allowed
         assert len(parsed) == 1
 
     def test_under_async_a_thread_reads_it_and_the_loop_goes_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +258,7 @@ class TestReading:
 
         async def play() -> threading.Thread:
             for rules in ([BY_IP, BY_PHONE], [BY_PHONE]):
-                await adecide_request(rules, sent({"phone": "1"}))
+                await adecide(sent({"phone": "1"}), rules)
             await acheck("1/m", sent({"phone": "1"}), key="json:phone")
             return threading.current_thread()
 
@@ -271,7 +270,7 @@ class TestReading:
 @pytest.mark.usefixtures("either_store")
 def test_each_value_has_its_own_limit_on_every_store() -> None:
     rules = [Rule.make("by-phone", "1/m", key="json:phone"), Rule.make("by-ip", "9/m", key="ip")]
-    asked = [decide_request(rules, sent({"phone": phone})).allowed for phone in ("1", "1", "2", 2, "3")]
+    asked = [decide(sent({"phone": phone}), rules).allowed for phone in ("1", "1", "2", 2, "3")]
     assert asked == [True, False, True, False, True]
     assert peek(rules[1], IP).remaining == 6
 
@@ -326,7 +325,7 @@ def test_a_site_answers_429_and_400(middleware: list[str], kind: str, settings: 
 def test_any_body_gives_a_value_the_ip_or_a_bad_request(body: bytes, content_type: str) -> None:
     given = sent(body, content_type)
     try:
-        found = asyncio.run(run_async(subject_flow("json:phone", given)))
+        found = asyncio.run(asubject_of("json:phone", given))
     except BadRequest:
         assert content_type == JSON or b"phone" in body
     else:

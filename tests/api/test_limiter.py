@@ -32,9 +32,9 @@ from django_quota import (
     reserve,
     reset,
 )
+from django_quota.adapters import decide
 from django_quota.exceptions import RuleError
 from django_quota.services.registry import get_limiter
-from django_quota.services.request_decisions import decide_request
 from django_quota.testing import RedisServer, freeze
 from tests.support.steps import ALGORITHMS, SECOND, START
 from tests.support.stores import caches, current_store
@@ -358,7 +358,7 @@ def test_refused_hits_count_only_where_the_rule_itself_refused_them(aside: dict[
     watched = Rule.make("watched", "5/m", key="ip", count_refused=True, **aside)
     closed = Rule.make("closed", "0/m", key="ip")
     with freeze(START):
-        assert not decide_request([watched, closed], RequestFactory().get("/"))
+        assert not decide(RequestFactory().get("/"), [watched, closed])
         assert peek(watched, "ip:127.0.0.1").remaining == 5
         check(watched, "ip:127.0.0.1", 4)
         check(watched, "ip:127.0.0.1", 4)  # which it refuses, and counts
@@ -372,7 +372,7 @@ def test_refused_hits_count_under_the_rule_of_a_name_that_says_so(order: int) ->
     plain = Rule.make("both", "1/m; 9/d", key="ip")
     with freeze(START):
         for _ in range(3):
-            decide_request([counted, plain][::order], RequestFactory().get("/"))
+            decide(RequestFactory().get("/"), [counted, plain][::order])
         assert peek(counted, "ip:127.0.0.1").remaining == 6
         assert [outcome.remaining for outcome in peek(plain, "ip:127.0.0.1").outcomes] == [0, 8]
 
@@ -380,7 +380,7 @@ def test_refused_hits_count_under_the_rule_of_a_name_that_says_so(order: int) ->
 def test_a_blocking_rule_is_not_swallowed_by_a_shadow_of_its_name(memory_store: None) -> None:
     rules = [Rule.make("x", "2/m", shadow=True), Rule.make("x", "2/m")]
     with pytest.raises(RuleError, match="share one count"):
-        decide_request(rules, RequestFactory().get("/"))
+        decide(RequestFactory().get("/"), rules)
 
 
 def test_a_store_whose_clock_never_fits_is_given_up_and_not_asked_for_ever(
@@ -420,8 +420,8 @@ def test_a_subject_never_breaks_a_line(subject: str, memory_store: None) -> None
 def test_several_subjects_on_a_cluster_are_a_clear_error_and_not_a_free_pass(
     redis_server: RedisServer, settings: Any, tmp_path: Path
 ) -> None:
+    from django_quota.adapters import decide
     from django_quota.exceptions import ConfigurationError
-    from django_quota.services.request_decisions import decide_request
     from django_quota.testing import running_redis
 
     with running_redis(redis_server.program, "--cluster-enabled", "yes") as server:
@@ -432,7 +432,7 @@ def test_several_subjects_on_a_cluster_are_a_clear_error_and_not_a_free_pass(
         settings.CACHES = caches(server)
         rules = [Rule.make("a", "1/m"), Rule.make("b", "1/m", key="global")]
         with pytest.raises(ConfigurationError, match="ClusterClient"):
-            decide_request(rules, RequestFactory().get("/"))
+            decide(RequestFactory().get("/"), rules)
 
 
 def redis_major(client: redis.Redis) -> int:

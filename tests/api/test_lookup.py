@@ -12,7 +12,6 @@ from django.urls import ResolverMatch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from django_quota.core.flow import run_sync
 from django_quota.exceptions import RuleError
 from django_quota.services.lookup import (
     _BETWEEN_PARTS,
@@ -23,7 +22,8 @@ from django_quota.services.lookup import (
     rule_hint,
     subject_hint,
 )
-from django_quota.services.subjects import session_subject, subject_flow
+from django_quota.services.subjects import session_subject
+from tests.support.calls import subject_of
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_values_of_bodies_and_urls_become_the_subject_of_such_a_request(key: str
     body = {"phone": "+1 555", "user": {"phone": " +1 555 "}}
     request = RequestFactory().post("/", body, content_type="application/json", REMOTE_ADDR="127.0.0.1")
     request.resolver_match = ResolverMatch(print, (), {"pk": "+1 555"})
-    subject = run_sync(subject_flow(("ip", key), request))
+    subject = subject_of(("ip", key), request)
     assert parse_subject_input(f"127.0.0.1+{text}") == parse_subject_input(subject) == subject
 
 
@@ -89,7 +89,7 @@ def test_plain_values_become_the_subject_of_such_a_request(name: str, value: str
     request = RequestFactory().get("/", REMOTE_ADDR="2001:db8::7")
     request.path_info = f"/{path}"
     request.COOKIES[name.strip()] = value
-    subject = run_sync(subject_flow(("ip", f"cookie:{name}", "path"), request))
+    subject = subject_of(("ip", f"cookie:{name}", "path"), request)
     written = quote(request.path_info, safe="/ äß")
     text = f"2001:db8::7+cookie:{name}={value}+path:{written}"
     assume(len(_BETWEEN_PARTS.split(text)) == 3)  # a value with "+ip:" in it cannot be told from two parts

@@ -10,26 +10,14 @@ from typing import Any, Literal
 
 import pytest
 from django.http import HttpRequest, HttpResponse
-from django.test import AsyncClient, Client, override_settings
+from django.test import override_settings
 
 from django_quota import Decision, QuotaExceeded, acheck, check, quota
 from django_quota.exceptions import ConfigurationError, RuleError, StoreFull
 from django_quota.middleware import QuotaMiddleware
-from tests.support.calls import get, run
+from tests.support.calls import both, fetch, get, run
 
 MEMORY = {"STORE": "memory"}
-
-
-def fetch(kind: str, path: str, times: int = 1, **headers: str) -> list[Any]:
-    if kind == "sync":
-        client = Client()
-        return [client.get(path, headers=headers) for _ in range(times)]
-
-    async def ask() -> list[Any]:
-        aclient = AsyncClient()
-        return [await aclient.get(path, headers=headers) for _ in range(times)]
-
-    return asyncio.run(ask())
 
 
 def made(kind: str, seen: list[Decision] | None = None) -> Callable[..., Any]:
@@ -42,9 +30,6 @@ def made(kind: str, seen: list[Decision] | None = None) -> Callable[..., Any]:
         return plain(request)
 
     return plain if kind == "sync" else plain_async
-
-
-both = pytest.mark.parametrize("kind", ["sync", "async"])
 
 
 @both

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,101 +16,19 @@ from redis import exceptions as theirs
 from django_quota import Rule, StoreUnavailable, acheck, check, concurrency, counter, peek, reserve
 from django_quota.engine.decide import Decide
 from django_quota.exceptions import ConfigurationError, StoreCommandDenied
-from django_quota.services.outages import Outages
 from django_quota.services.registry import get_limiter
-from django_quota.signals import store_back, store_lost
-from django_quota.stores.redis.breaker import FAILURES, Breaker
+from django_quota.signals import store_lost
+from django_quota.stores.redis.breaker import FAILURES
 from django_quota.stores.redis.config import ANSWER_TIMEOUT, with_timeouts
 from django_quota.stores.redis.errors import AllInUseError, is_silence, translate_error
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer, freeze, running_redis
+from tests.support.calls import both
+from tests.support.outages import FULL, Mute, ask, heard, with_clock
 from tests.support.steps import SECOND, START, Clock
 from tests.support.stores import caches, current_store
 
-both = pytest.mark.parametrize("kind", ["sync", "async"])
-
-
-def ask(kind: str, times: int = 1, subject: str = "user:1") -> list[Any]:
-    if kind == "sync":
-        return [check("9/m", subject) for _ in range(times)]
-
-    async def wait() -> list[Any]:
-        return [await acheck("9/m", subject) for _ in range(times)]
-
-    return asyncio.run(wait())
-
-
-@contextmanager
-def heard() -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    """Note the signals about the store."""
-    reported: list[tuple[str, dict[str, Any]]] = []
-
-    def lost(**carried: Any) -> None:
-        reported.append(("lost", carried))
-
-    def back(**carried: Any) -> None:
-        reported.append(("back", carried))
-
-    store_lost.connect(lost)
-    store_back.connect(back)
-    try:
-        yield reported
-    finally:
-        store_lost.disconnect(lost)
-        store_back.disconnect(back)
-
-
-class Mute:
-    """A server that takes connections and never answers; counts them.
-
-    The system takes them, as long as some are not met yet: so all that there were are counted whenever it is asked.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.url = f"unix://{path}"
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
-        self._listener.listen(64)
-        self._listener.setblocking(False)
-        self._open: list[socket.socket] = []
-
-    @property
-    def met(self) -> int:
-        with suppress(BlockingIOError):
-            while True:
-                self._open.append(self._listener.accept()[0])
-        return len(self._open)
-
-    def close(self) -> None:
-        self._listener.close()
-        for connection in self._open:
-            connection.close()
-
-
-@pytest.fixture
-def mute(tmp_path_factory: pytest.TempPathFactory, settings: Any) -> Iterator[Mute]:
-    server = Mute(tmp_path_factory.mktemp("m") / "s")
-    settings.CACHES = caches(RedisServer(server.url, 0, Path()), socket_timeout=ANSWER_TIMEOUT)
-    yield server
-    server.close()
-
-
 SUBJECT = "ip:203.0.113.9"
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-def with_clock(clock: Clock) -> RedisStore:
-    """Return the store of the settings, its breaker and its outages on this clock."""
-    limiter = get_limiter()
-    store = limiter.store
-    assert isinstance(store, RedisStore)
-    store.server.breaker = Breaker(clock=clock)
-    limiter.outages = Outages(clock)
-    return store
 
 
 @both
@@ -195,7 +110,7 @@ def test_decisions_recover_when_redis_is_back(
     assert "answers again, after" in caplog.text
 
 
-FULL, WELL_AGAIN = ("CONFIG", "SET", "maxmemory", "1"), ("CONFIG", "SET", "maxmemory", "0")
+WELL_AGAIN = ("CONFIG", "SET", "maxmemory", "0")
 READ_ONLY, ITS_OWN_MASTER = ("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE")
 
 

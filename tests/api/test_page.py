@@ -20,8 +20,8 @@ from django.utils import timezone, translation
 from django.utils.functional import SimpleLazyObject
 
 from django_quota import Decision, check, quota
+from django_quota.adapters import arefusal, refusal
 from django_quota.testing import freeze
-from django_quota.web.responses import arefusal, refusal
 
 NOW = 1_790_000_000_123_457  # 2026-09-21 14:13:20.123457 UTC
 SECOND = 1_000_000

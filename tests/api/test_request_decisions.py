@@ -10,10 +10,10 @@ import pytest
 from django.http import HttpRequest
 
 from django_quota import Decision, Rule
+from django_quota.adapters import adecide, decide
 from django_quota.core.rules import OnUnavailable
 from django_quota.exceptions import ConfigurationError
 from django_quota.services.registry import get_limiter
-from django_quota.services.request_decisions import adecide_request, decide_request
 from django_quota.stores.redis.breaker import FAILURES, Breaker
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer
@@ -25,19 +25,14 @@ NOBODY: Any = {"REMOTE_ADDR": ""}
 """A request that has no subject: looking for one is an error."""
 
 
-def decide(kind: str, rules: list[Rule], request: HttpRequest) -> Decision:
+def decided(kind: str, rules: list[Rule], request: HttpRequest) -> Decision:
     if kind == "sync":
-        return decide_request(rules, request)
-    return asyncio.run(adecide_request(rules, request))
+        return decide(request, rules)
+    return asyncio.run(adecide(request, rules))
 
 
 def rule(name: str = "a", on_unavailable: OnUnavailable | None = None, rate: str = "1/m") -> Rule:
     return Rule.make(name, rate, on_unavailable=on_unavailable)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture
@@ -48,13 +43,13 @@ def gone(settings: Any, tmp_path: Path, clock: Clock) -> None:
     assert isinstance(store, RedisStore)
     store.server.breaker = Breaker(clock=clock)
     for _ in range(FAILURES):
-        decide_request([rule()], get())
+        decide(get(), [rule()])
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 class TestWhileRedisIsLeftAlone:
     def test_nothing_of_a_request_is_looked_at_where_all_rules_allow(self, kind: str, gone: None) -> None:
-        decision = decide(kind, [rule(), rule("b", "allow")], get(**NOBODY))
+        decision = decided(kind, [rule(), rule("b", "allow")], get(**NOBODY))
         assert (decision.allowed, decision.degraded, decision.rule, decision.subject) == (True, True, "a", "")
         assert decision.outcomes == ()
 
@@ -64,27 +59,27 @@ class TestWhileRedisIsLeftAlone:
     ) -> None:
         rules = [rule(), rule("b", on_unavailable)]
         with pytest.raises(ConfigurationError):
-            decide(kind, rules, get(**NOBODY))
-        decisions = [decide(kind, rules, get()) for _ in range(2)]
+            decided(kind, rules, get(**NOBODY))
+        decisions = [decided(kind, rules, get()) for _ in range(2)]
         assert [decision.allowed for decision in decisions] == [on_unavailable == "local", False]
 
     def test_a_rule_without_the_option_goes_by_the_setting(self, kind: str, gone: None, settings: Any) -> None:
         get_limiter()  # of the settings that stand
         settings.QUOTA = {"ON_UNAVAILABLE": "deny"}
-        assert not decide(kind, [rule()], get()).allowed
+        assert not decided(kind, [rule()], get()).allowed
 
     def test_after_the_pause_a_request_is_decided_as_ever(self, kind: str, gone: None, clock: Clock) -> None:
         clock.now += 1
         with pytest.raises(ConfigurationError):
-            decide(kind, [rule()], get(**NOBODY))
+            decided(kind, [rule()], get(**NOBODY))
 
     def test_where_no_rule_holds_nothing_is_degraded(self, kind: str, gone: None) -> None:
-        assert not decide(kind, [], get()).degraded
+        assert not decided(kind, [], get()).degraded
 
     def test_where_quota_is_off_nothing_is_degraded(self, kind: str, gone: None, settings: Any) -> None:
         settings.QUOTA = {"ENABLED": False}
-        assert not decide(kind, [rule()], get()).degraded
+        assert not decided(kind, [rule()], get()).degraded
 
     def test_another_limiter_is_none_of_its_business(self, kind: str, gone: None, settings: Any) -> None:
         settings.QUOTA = {"STORE": "memory"}
-        assert [decide(kind, [rule()], get()).allowed for _ in range(2)] == [True, False]
+        assert [decided(kind, [rule()], get()).allowed for _ in range(2)] == [True, False]

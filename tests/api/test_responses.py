@@ -22,11 +22,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota import Decision, Rule, check, concurrency, quota
+from django_quota.adapters import refusal
 from django_quota.core.decisions import Outcome
 from django_quota.exceptions import ConfigurationError
 from django_quota.testing import freeze
 from django_quota.web import responses
-from django_quota.web.responses import PROBLEM, policy_names, preferred_type, refusal, set_headers
+from django_quota.web.responses import PROBLEM, policy_names, preferred_type, set_headers
 from django_quota.web.wording import message
 from tests.support.calls import always
 from tests.support.site_response import in_vain, teapot

@@ -16,7 +16,7 @@ from django.views import View
 
 from django_quota import Rule, check, peek, quota, reserve
 from django_quota.adapters import adecide, apply_decision, asettle, decide, settle
-from django_quota.core.errors import RuleError
+from django_quota.exceptions import RuleError
 from django_quota.testing import freeze
 from tests.support.calls import calls_of
 from tests.support.steps import SECOND, START

@@ -17,15 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota import peek, quota
+from django_quota.adapters import decide
 from django_quota.conf import current
 from django_quota.core.matching import Match, Target
 from django_quota.exceptions import RuleError
 from django_quota.middleware import QuotaMiddleware
-from django_quota.services.request_decisions import decide_request
 from django_quota.services.site_rules import RequestTarget, RuleIndex, site_rules
 from django_quota.stores.redis.store import RedisStore
-from tests.api.test_middleware import both, fetch
-from tests.support.calls import calls_of
+from tests.support.calls import both, calls_of, fetch
 from tests.support.stores import current_store
 from tests.support.urls_of_rules import guarded, seen
 
@@ -147,7 +146,7 @@ class TestFinding:
         for written in ({"odd": rules["odd"]}, rules):
             settings.QUOTA = {"STORE": "memory", "RULES": written}
             with pytest.raises(RuleError, match="key=None is not a key"):
-                decide_request(site_rules(to("/plain/")), to("/plain/"))
+                decide(to("/plain/"), site_rules(to("/plain/")))
 
     def test_a_rule_that_cannot_be_read_is_an_error_and_not_a_limit_that_is_missing(self) -> None:
         with pytest.raises(RuleError, match=r"RULES.*'0'.*match=5"):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from django_quota import once
 from django_quota.exceptions import ConfigurationError
-from tests.api.test_checks import REDIS, TIMEOUTS, findings, ids
+from tests.support.findings import REDIS, TIMEOUTS, findings, ids
 from tests.support.stores import CLUSTER_CLIENT
 
 SENTINEL: dict[str, Any] = {

@@ -20,10 +20,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_quota import RateError, check, concurrency, quota, reset
-from django_quota.core.flow import run_async, run_sync
+from django_quota.adapters import digest
 from django_quota.exceptions import ConfigurationError, RuleError, SubjectKeyError
-from django_quota.services.subjects import compile_key, digest, named_subject, subject_flow
-from tests.support.calls import always
+from django_quota.services.subjects import compile_key, named_subject
+from tests.support.calls import always, asubject_of, subject_of
 
 IP = "ip:192.0.2.1"
 SECRET = "s3cret-value"
@@ -36,8 +36,8 @@ def request(**meta: Any) -> HttpRequest:
 def subject(key: object, of: HttpRequest | None = None) -> str:
     """Return the subject as both drivers find it."""
     asked = of or request()
-    found = run_sync(subject_flow(key, asked))
-    assert asyncio.run(run_async(subject_flow(key, asked))) == found
+    found = subject_of(key, asked)
+    assert asyncio.run(asubject_of(key, asked)) == found
     return str(found)
 
 
@@ -50,7 +50,7 @@ def with_user(user: object, **meta: Any) -> HttpRequest:
 def test_a_path_is_one_subject_whatever_the_site_is_mounted_under() -> None:
     for mounted in ("", "/mounted", "/other"):
         given = RequestFactory().get("/a/", SCRIPT_NAME=mounted, REMOTE_ADDR="192.0.2.1")
-        assert run_sync(subject_flow("path", given)) == "path:/a/"
+        assert subject_of("path", given) == "path:/a/"
 
 
 @pytest.mark.parametrize(("key", "found"), [("ip", IP), ("global", "global"), ("path", "path:/a%2Bb%25/")])
@@ -85,7 +85,7 @@ class TestUsers:
             return AnonymousUser()
 
         made.auser = session_user
-        assert asyncio.run(run_async(subject_flow(key, made))) == "user:7"
+        assert asyncio.run(asubject_of(key, made)) == "user:7"
 
 
 @pytest.mark.django_db
@@ -156,7 +156,7 @@ class TestSecrets:
 
     @given(st.text(st.characters(), min_size=1))
     def test_any_header_value_has_a_subject(self, value: str) -> None:
-        found = run_sync(subject_flow("header:X-Api-Key", request(HTTP_X_API_KEY=value)))
+        found = subject_of("header:X-Api-Key", request(HTTP_X_API_KEY=value))
         assert len(found) == len("header.x-api-key:") + 32
 
 
@@ -169,7 +169,7 @@ class TestTuples:
     @given(*[st.text("ab:+%.", max_size=4)] * 4)
     def test_a_moved_boundary_between_parts_gives_another_subject(self, a: str, b: str, c: str, d: str) -> None:
         def of(one: str, other: str) -> str:
-            return str(run_sync(subject_flow((always(one or None), always(other or None)), request())))
+            return subject_of((always(one or None), always(other or None)), request())
 
         assert (of(a, b) == of(c, d)) == ((a, b) == (c, d))
 
@@ -242,10 +242,10 @@ class TestFunctions:
             return "x"
 
         async def ask_without_waiting() -> None:
-            run_sync(subject_flow(key, request()))
+            subject_of(key, request())
 
-        assert asyncio.run(run_async(subject_flow(key, request()))).endswith(":x")
-        assert run_sync(subject_flow(key, request())).endswith(":x")
+        assert asyncio.run(asubject_of(key, request())).endswith(":x")
+        assert subject_of(key, request()).endswith(":x")
         with pytest.raises(ConfigurationError, match="key is async and cannot be awaited here"):
             asyncio.run(ask_without_waiting())
 
@@ -254,7 +254,7 @@ class TestFunctions:
             raise RuntimeError("its own")
 
         with pytest.raises(RuntimeError, match="its own"):
-            run_sync(subject_flow(key, request()))
+            subject_of(key, request())
 
     def test_a_function_that_queries_the_database_runs_in_a_thread_under_async(self) -> None:
         calls = []
@@ -268,7 +268,7 @@ class TestFunctions:
             return "x"
 
         async def ask() -> threading.Thread:
-            assert (await run_async(subject_flow(key, request()))).endswith(":x")
+            assert (await asubject_of(key, request())).endswith(":x")
             return threading.current_thread()
 
         loop = asyncio.run(ask())

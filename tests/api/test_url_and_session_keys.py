@@ -17,11 +17,10 @@ from django.urls import ResolverMatch, path, re_path
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from django_quota import check, quota
-from django_quota.core.flow import run_async, run_sync
+from django_quota import QuotaRequest, check, quota
 from django_quota.exceptions import RuleError
-from django_quota.services.subjects import session_subject, subject_flow
-from django_quota.web.responses import QuotaRequest
+from django_quota.services.subjects import session_subject
+from tests.support.calls import asubject_of, subject_of
 
 IP = "ip:192.0.2.1"
 UNKNOWN = "a" * 32
@@ -32,11 +31,11 @@ def request(**meta: Any) -> HttpRequest:
 
 
 def subject(key: object, of: HttpRequest) -> str:
-    return str(run_sync(subject_flow(key, of)))
+    return subject_of(key, of)
 
 
 def asubject(key: object, of: HttpRequest) -> str:
-    return str(asyncio.run(run_async(subject_flow(key, of))))
+    return asyncio.run(asubject_of(key, of))
 
 
 # --- arguments of the URL ---------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ IDLE = "import time\nprint(flush=True)\ntime.sleep(600)"
 
 @contextmanager
 def running(program: str) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env={**os.environ}) as process:
         try:
             assert process.stdout is not None
             process.stdout.readline()

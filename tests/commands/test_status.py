@@ -15,13 +15,12 @@ from django.http import HttpResponse
 from django.test import RequestFactory, override_settings
 from django.urls import path
 
-from django_quota import check, quota, reserve
+from django_quota import check, quota, reserve, reset_subject
+from django_quota.adapters import digest
 from django_quota.conf import rule_of
 from django_quota.services.inspection import SubjectSnapshot, load_snapshot, possible_tiers, recent_refusals
 from django_quota.services.known_rules import known_rules
 from django_quota.services.overrides import ALL_RULES
-from django_quota.services.reset import reset_subject
-from django_quota.services.subjects import digest
 from django_quota.testing import RedisServer, freeze
 from tests.support.published import override
 from tests.support.steps import SECOND, START

@@ -21,7 +21,7 @@ from kombu.exceptions import OperationalError
 from django_quota import Rule, RuleError, check, peek
 from django_quota.contrib import celery as integration
 from django_quota.contrib.celery import HEADER, QuotaTask, TaskRefused, TaskWouldExpire
-from django_quota.services.registry import clear_memory
+from django_quota.testing import clear
 from tests.support.celery_worker import SECOND, Clock, Worker, in_memory_app
 from tests.support.pages import run_page
 
@@ -81,7 +81,7 @@ def new_site(patch: pytest.MonkeyPatch, **conf: Any) -> Iterator[Site]:
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    clear_memory()
+    clear()
     with new_site(monkeypatch) as made:
         yield made
 
@@ -346,7 +346,7 @@ def test_no_window_ever_has_more_than_its_limit_and_no_task_is_lost(
     bursts: list[tuple[int, int]], deaths: list[int], lateness: int
 ) -> None:
     """Bursts of tasks come, workers die after some messages, and theirs come back late."""
-    clear_memory()
+    clear()
     with pytest.MonkeyPatch.context() as patch, new_site(patch) as site:
         task = site.task(quota=["10/m", "60/h"])
         worker, sent = site.worker, 0

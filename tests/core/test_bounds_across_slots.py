@@ -20,9 +20,9 @@ from django_quota.engine.operations import DictStates, Operation
 from django_quota.engine.plans import Plan
 from django_quota.engine.scatter import scatter
 from django_quota.exceptions import StoreUnavailable
-from tests.core.test_bounds import CASES, GAPS, MINUTE, most_in_a_window
-from tests.core.test_scatter import home
+from tests.support.bounds import CASES, GAPS, MINUTE, most_in_a_window
 from tests.support.inputs import inputs
+from tests.support.random_plans import home
 from tests.support.steps import SECOND, START
 from tests.support.stores import forget_forms
 

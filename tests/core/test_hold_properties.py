@@ -17,7 +17,7 @@ from django_quota import Rule
 from django_quota.engine.codec import PER_LIMIT, HoldId, Mode, Reservation, Settle
 from django_quota.engine.operations import DictStates
 from django_quota.engine.plans import Plan
-from tests.core.test_bounds import MINUTE, most_in_a_window
+from tests.support.bounds import MINUTE, most_in_a_window
 from tests.support.inputs import inputs
 from tests.support.steps import SECOND, START, Answer, answers, driven
 from tests.support.stores import forget_forms

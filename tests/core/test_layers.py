@@ -105,6 +105,7 @@ PACKAGES_OF = {
     "allauth": {"allauth"},
     "celery": {"celery", "kombu"},
     "ninja": {"ninja"},
+    "opentelemetry": {"opentelemetry"},
     "prometheus": {"prometheus_client"},
     "rest_framework": {"drf_spectacular", "rest_framework"},
 }

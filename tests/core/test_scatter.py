@@ -20,19 +20,18 @@ from django_quota.engine.operations import DictStates, Operation
 from django_quota.engine.plans import Plan
 from django_quota.engine.scatter import scatter
 from django_quota.exceptions import StoreUnavailable
-from tests.core.test_state_machine import COSTS, GAPS, RULES, VALUES
 from tests.support.inputs import inputs
 from tests.support.published import publish
+from tests.support.random_plans import (
+    STEPS,
+    Asked,
+    home,
+    in_order,
+    plan_of,
+)
 from tests.support.specifications import specify
 from tests.support.steps import SECOND, START, driven
 from tests.support.stores import forget_forms
-
-SUBJECTS = ["ip:1.2.3.4", "user:1", "user:2"]
-Asked = tuple[Rule, str, int, str]
-
-
-def home(key: str) -> str:
-    return key[key.index("{") : key.index("}")]
 
 
 class Apart:
@@ -76,40 +75,6 @@ def live(now: int, *places: DictStates) -> dict[str, Any]:
             elif isinstance(value, dict):
                 kept[key] = {name: stop for name, stop in value.items() if stop > now}
     return {key: value for key, value in kept.items() if value}
-
-
-def plan_of(asked: list[Asked], *, with_events: bool, holds: Reservation | None = None) -> Plan:
-    plan = Plan("quota", 100 if with_events else 0)
-    for rule, subject, cost, value in asked:
-        plan.add(rule, subject, cost, value)
-    if holds is not None:
-        plan.reserve(holds, lambda rule: not rule.distinct)
-    return plan
-
-
-def in_order(reply: list[Any], asked: list[Asked]) -> tuple[list[Any], list[Any]]:
-    """Return what a reply says of the limits, and its notes, whose order says nothing."""
-    first = 2 + PER_LIMIT * sum(len(hit.limits) for hit in plan_of(asked, with_events=False).hits)
-    return reply[:first], sorted(reply[i : i + 3] for i in range(first, len(reply), 3))
-
-
-ASKED = st.lists(
-    st.builds(
-        lambda rule, subject, cost, value: (
-            (rule, subject, min(cost, 1), value) if rule.distinct else (rule, subject, cost, "")
-        ),
-        st.sampled_from(RULES), st.sampled_from(SUBJECTS), COSTS, st.sampled_from(VALUES),
-    ),
-    min_size=1, max_size=5, unique_by=lambda hit: (hit[0].name, hit[1]),
-)  # fmt: skip
-STEPS = st.lists(
-    st.tuples(
-        GAPS, st.sampled_from(["check", "check", "check", "check", "peek", "refund", "settle", "renew"]), ASKED,
-        st.booleans(), st.one_of(st.none(), st.just(30 * 86_400 * SECOND)),
-        st.sampled_from(["", "", "", "x 0 0 ", "b 0 0 ", "r 0 0 3/m"]), st.sampled_from(SUBJECTS),
-    ),
-    min_size=1, max_size=25,
-)  # fmt: skip
 
 
 @inputs(400)

@@ -44,39 +44,12 @@ from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer
 from tests.support.inputs import inputs
 from tests.support.published import publish
+from tests.support.random_plans import COSTS, GAPS, RULES, VALUES, Asked
 from tests.support.steps import ALGORITHMS, SECOND, START, answers, driven, hits_of
 from tests.support.stores import current_store, forget_forms
 
-BAN = {"after": "3/m", "for": ["20s", "2m"]}
-RULES = [
-    Rule.make("exact", "5/m"),
-    Rule.make("slices", "40/m; 150/h", precision=7),
-    Rule.make("packed", "250/m"),
-    Rule.make("huge", f"{10**12}/d"),
-    Rule.make("none", "0/m"),
-    Rule.make("counted", "6/m", count_refused=True, warn_at=0.5),
-    Rule.make("fixed", "9/m", algorithm="fixed_window", daily=True),
-    Rule.make("fixed-counted", "9/m", algorithm="fixed_window", count_refused=True, daily=False),
-    Rule.make("calendar", "9/m; 40/d; 90/month", algorithm="calendar", tz="Europe/Berlin"),
-    Rule.make("bucket", "7/m", algorithm="token_bucket"),
-    Rule.make("burst", "7/m", algorithm="token_bucket", burst=20),
-    Rule.make("burst-counted", "7/m", algorithm="token_bucket", burst=3, count_refused=True, ban=BAN),
-    Rule.make("leaky", "11/m", algorithm="leaky_bucket"),
-    Rule.make("shadow", "4/m; 10/h", shadow=True, ban=BAN),
-    Rule.make("aside", "4/m", algorithm="fixed_window", block=False, ban=BAN),
-    Rule.make("shadow-counted", "4/m", shadow=True, count_refused=True),
-    Rule.make("aside-counted", "6/m", block=False, count_refused=True),
-    Rule.make("banning", "2/m; 9/h", ban=BAN),
-    Rule.make("devices", "3/m", distinct=True, ban=BAN),
-]
-GAPS = st.one_of(
-    st.integers(0, 3), st.integers(0, 90 * SECOND), st.sampled_from([60 * SECOND, 60 * SECOND - 1, 3_600 * SECOND])
-)
 TTLS = st.one_of(st.integers(1, 90 * SECOND), st.just(3_600 * SECOND))
-COSTS = st.one_of(st.integers(0, 12), st.sampled_from([100, 10**12]))
 SUBJECTS = st.sampled_from(["ip:1.2.3.4", "user:1"])
-VALUES = ["a1", "b2", "c3", "d4", "e5"]
-Asked = tuple[Rule, str, int, str]
 
 
 def hits() -> st.SearchStrategy[Asked]:

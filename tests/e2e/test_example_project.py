@@ -1,6 +1,7 @@
 """The example site with real processes, a real Redis and real HTTP."""
 
 import html
+import io
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from django.test import RequestFactory
 from django.utils import timezone
 
 from django_quota.models import DailyCounter, QuotaOverride
+from example_project import terminal
 from example_project.admin_pages import OpenedPage
 from example_project.client import Reply, Visitor
 from example_project.people import new_accounts
@@ -127,18 +129,52 @@ def test_the_demo_runs_every_scenario_and_all_are_as_promised(scratch: Path) -> 
     for scenario in SCENARIOS:
         assert scenario.title in said
     assert "✗" not in said
-    assert re.search(r"all at once +40 +10 +30 +429, Retry-After: (60|5\d)", said)
-    assert re.search(r"all at once +14 +10 +4 +429", said)
-    assert re.search(r"all at once +60 +20 +10 +30 +429", said)
-    assert re.search(r"guessing on +7 +0 +5 +2 +429, Retry-After: (600|59\d)", said)
-    assert re.search(r"all at once +5 +3 +2 +0 +409: Ann has 10, Bob has 90: 100 together", said)
-    assert re.search(r"a guest +12 +10 +2 .*\n.*api.*\n.*signed in +12 +12 +0 .*\n.*a pro +12 +12 +0", said)
-    assert re.search(
-        r'one after another +8 +4 +4 .*\n.*\n +"api";r=6.*\n +"api-export";r=2.*\n +"export-burst";r=0', said
-    )
+    for words in (
+        r"all at once: 40 sent, 10 admitted, 30 refused\n    429, Retry-After: (60|5\d)\n",
+        r"all at once: 14 sent, 10 admitted, 4 refused\n    429",
+        r"all at once: 60 sent, 20 admitted, 10 declined, 30 refused\n    429",
+        r"until the ban: 7 sent, 5 declined, 2 refused\n    429, Retry-After: (600|59\d)\n",
+        r"all at once: 5 sent, 3 admitted, 2 declined\n    409. Ann has 10, Bob has 90: 100 together",
+        r"a guest: 12 .*\n.*\n.*api.*\n.*signed in: 12 sent, 12 admitted\n.*a pro: 12 sent, 12 admitted\n",
+        r'one after another: 8 .*\n.*\n +RateLimit: "api";r=6;t=\d+, "api-export";r=2;t=\d+, "export-burst";r=0;',
+    ):
+        assert re.search(words, said), words
     for page in ("the overview", "a user's limits", "a user's year", "daily counters", "overrides"):
         assert re.search(rf"✓ {page} +200 in \d+ ms", said)
-    assert re.search(r"admin +password \S{12} ", said)
+
+
+@pytest.mark.parametrize("has_rich", [True, False], ids=["with rich", "without rich"])
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_no_value_is_broken_between_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int, has_rich: bool
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    if not has_rich:
+        monkeypatch.setattr(terminal, "find_spec", lambda _: None)
+    limits = [f'"a-rule-with-a-name-{number}";q=100000;w=86400' for number in range(9)]
+    printer = terminal.Terminal()
+    with printer.progress() as report:
+        report("Not shown: this is no terminal", 1, 2)
+        printer.line(("✓", "green"), " one")
+        printer.paragraph("RateLimit-Policy: " + ", ".join(limits), indent=4, hanging=2)
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == "✓ one"
+    assert max(map(len, lines)) <= columns
+    assert lines[0].startswith("    RateLimit-Policy:")
+    assert all(line.startswith('      "') for line in lines[1:])
+    assert [value.strip(",") for line in lines for value in line.split()][1:] == limits
+
+
+def test_without_rich_each_task_has_a_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "find_spec", lambda _: None)
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", stream)
+    with terminal.Terminal(stderr=True).progress() as report:
+        for done in range(3):
+            report("A year of history", done, 3)
+        report("The server", 0, 0)
+    assert stream.getvalue() == "A year of history ...\nThe server ...\n"
 
 
 def test_the_demo_shows_why_the_server_does_not_start(scratch: Path, tmp_path: Path) -> None:

@@ -16,15 +16,14 @@ from django_quota.services.outages import SETTLE_TIME, Outages
 from django_quota.services.registry import get_limiter
 from django_quota.stores.redis.breaker import FAILURES, Breaker
 from django_quota.testing import RedisServer, running_redis
-from tests.api.test_outages import FULL, Mute, ask, both, clock, heard, mute, with_clock
 from tests.faults.sockets import SocketServer
-from tests.faults.test_interrupted import forks, in_child
-from tests.stores.test_sentinel import behind, sentinel_port
+from tests.support.calls import both
 from tests.support.clusters import Cluster
+from tests.support.outages import FULL, Mute, ask, heard, with_clock
+from tests.support.processes import forks, in_child
+from tests.support.sentinels import behind
 from tests.support.steps import Clock
 from tests.support.stores import PATIENT, caches, current_store
-
-__all__ = ["clock", "mute", "sentinel_port"]
 
 
 class NothingBehind:
@@ -136,8 +135,8 @@ def test_a_forked_worker_of_a_cluster_asks_over_its_own_connections(cluster: Clu
 
 
 def test_plain_commands_skip_a_sentinel_that_hangs(sentinel_port: int, settings: Any) -> None:
-    from tests.stores.test_sentinel import times_called
     from tests.support.commands import wait_until
+    from tests.support.sentinels import times_called
 
     with socket.socket() as hung:
         hung.bind(("127.0.0.1", 0))

@@ -21,6 +21,7 @@ from tests.faults.calls import CALLS, call_problem
 from tests.faults.harness import assert_own_answers, caches_at, use_site_rules
 from tests.faults.sockets import SocketServer
 from tests.support.commands import PATIENCE
+from tests.support.processes import in_child
 from tests.support.steps import Clock
 from tests.support.stores import caches, redis_store
 
@@ -205,19 +206,6 @@ def test_an_interrupted_thread_leaves_no_reply(redis_server: RedisServer, raw: r
 # --- forks ------------------------------------------------------------------------------------------------------------
 
 forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-
-
-def in_child(work: Any) -> int:
-    """Fork, do something in the child, and return its exit status; 99 where it raised."""
-    child = os.fork()
-    if child == 0:
-        signal.alarm(60)  # where it waits for what is not in it
-        status = 99
-        try:
-            status = int(work())
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def sockets_of(connections: Any) -> set[str]:

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import date
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import redis
 from django.core.management import call_command
 
+import django_quota
 from django_quota import (
     QuotaError,
     acheck,
@@ -340,3 +343,18 @@ OFFICE: tuple[Callable[[], None], ...] = (
     handling_events,
 )
 """Who serves the admin serves requests too. The last waits for as long as something is denied."""
+
+
+ROOT = Path(django_quota.__file__).parent
+
+PAGE = (ROOT.parent / "docs" / "reliability.md").read_text()
+
+LINES = re.findall(r"^ACL SETUSER (quota-\S+) (.*)$", PAGE, re.MULTILINE)
+
+PASSWORD = "change-me"
+
+
+def rules_of(user: str) -> list[str]:
+    """Return what the page gives a user: the office has all that the web has."""
+    ours = [words for name, words in LINES if name == user]
+    return [words for name, words in LINES if name == "quota-web"] + ours if user == "quota-office" else ours

@@ -5,31 +5,19 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 from django_redis.pool import ConnectionFactory
 
-import django_quota
 from django_quota.testing import RedisServer, running_redis
-from tests.security.acl_steps import OFFICE, WEB, prepared
+from tests.security.acl_steps import OFFICE, PASSWORD, ROOT, WEB, prepared, rules_of
 from tests.support.stores import caches
 
-ROOT = Path(django_quota.__file__).parent
-PAGE = (ROOT.parent / "docs" / "reliability.md").read_text()
-LINES = re.findall(r"^ACL SETUSER (quota-\S+) (.*)$", PAGE, re.MULTILINE)
-PASSWORD = "change-me"
 Step = Callable[[], None]
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def rules_of(user: str) -> list[str]:
-    """Return what the page gives a user: the office has all that the web has."""
-    ours = [words for name, words in LINES if name == user]
-    return [words for name, words in LINES if name == "quota-web"] + ours if user == "quota-office" else ours
 
 
 def commands_of(user: str) -> list[str]:

@@ -17,8 +17,7 @@ from django_quota.services.once import _operation
 from django_quota.stores.cluster.client import ClusterConnectionFactory
 from django_quota.stores.cluster.slots import slot_of
 from django_quota.testing import RedisServer, running_redis
-from tests.security.acl_steps import OFFICE, WEB, limits_async
-from tests.security.test_acl import PAGE, PASSWORD, rules_of
+from tests.security.acl_steps import OFFICE, PAGE, PASSWORD, WEB, limits_async, rules_of
 from tests.support.clusters import Cluster, running_cluster
 from tests.support.stores import caches, cluster_caches, cluster_program, current_store
 

@@ -23,10 +23,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from django_quota import ConfigurationError, QuotaError, Rule, check, concurrency, quota
+from django_quota.adapters import client_ip
 from django_quota.core.flow import run_sync
 from django_quota.services import addresses as of_addresses
 from django_quota.services.activity import activity
-from django_quota.services.addresses import client_ip
 from django_quota.services.event_stream import EventStream
 from django_quota.services.request_decisions import request_plan
 from django_quota.services.subjects import named_subject

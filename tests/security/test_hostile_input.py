@@ -18,12 +18,11 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from django_quota import QuotaError, Rule, check, peek, quota, reset
+from django_quota.adapters import client_ip
 from django_quota.conf import KNOWN_SETTINGS
 from django_quota.core.flow import run_sync
-from django_quota.services.addresses import client_ip
 from django_quota.services.request_decisions import request_plan
-from django_quota.services.subjects import subject_flow
-from tests.support.calls import get, run
+from tests.support.calls import get, run, subject_of
 from tests.support.inputs import inputs
 
 MANY = inputs(1_000)
@@ -71,7 +70,7 @@ class TestSecrets:
             assume(one == unicodedata.normalize("NFKC", one.strip()).casefold())
             assume(other == unicodedata.normalize("NFKC", other.strip()).casefold())
         assume(one != other)
-        subjects = [run_sync(subject_flow(key, self.bringing(key, value))) for value in (one, other)]
+        subjects = [subject_of(key, self.bringing(key, value)) for value in (one, other)]
         assert subjects[0] != subjects[1]
         named = key.lower().replace(":", ".")
         for value, subject in zip((one, other), subjects, strict=True):

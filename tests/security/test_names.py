@@ -21,17 +21,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_quota import CounterError, Decision, QuotaError, QuotaExceeded, check, counter, quota, reserve, slot
-from django_quota.core.flow import run_sync
 from django_quota.core.keys import escape
 from django_quota.exceptions import LeaseLost, RuleError, StoreUnavailable
 from django_quota.management.console import printable
 from django_quota.models import DailyCounter, QuotaOverride
 from django_quota.services.event_stream import EventGroup, EventStream
 from django_quota.services.registry import get_limiter
-from django_quota.services.subjects import named_subject, subject_flow
+from django_quota.services.subjects import named_subject
 from tests.admin.operators import superuser
 from tests.security.pages import ROOT, addresses, seen
-from tests.support.calls import always, get, run
+from tests.support.calls import always, get, run, subject_of
 from tests.support.inputs import inputs
 from tests.support.selection import thorough
 from tests.support.stores import redis_store
@@ -294,7 +293,7 @@ class TestSubjects:
     @given(NAMES, NAMES)
     def test_what_a_function_returns_is_one_line_and_nobody_elses(self, one: str, other: str) -> None:
         request = RequestFactory().get("/", REMOTE_ADDR="192.0.2.1")
-        subjects = [run_sync(subject_flow(always(name), request)) for name in (one, other)]
+        subjects = [subject_of(always(name), request) for name in (one, other)]
         assert (subjects[0] == subjects[1]) == (one == other)
         for subject in subjects:
             assert is_one_line(subject)

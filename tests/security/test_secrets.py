@@ -27,10 +27,10 @@ from django.views.debug import ExceptionReporter
 from django_redis.pool import ConnectionFactory
 
 from django_quota import QuotaError, acheck, aonce, areset, check, counter, once, peek, quota, slot
+from django_quota.adapters import digest
 from django_quota.core.errors import without_secrets
 from django_quota.exceptions import StoreUnavailable
 from django_quota.services.flusher import flusher
-from django_quota.services.subjects import digest
 from django_quota.signals import banned, near_limit, refused, store_back, store_lost
 from django_quota.stores.redis.connections import async_connections
 from django_quota.stores.redis.errors import translate_error, translated

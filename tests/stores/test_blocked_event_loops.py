@@ -23,12 +23,10 @@ from django_quota.engine.resp import pack_command
 from django_quota.stores.redis import connections as connections_module
 from django_quota.stores.redis.connections import AsyncConnections
 from django_quota.testing import RedisServer
-from tests.stores.test_sentinel import behind, sentinel_port
 from tests.support.clusters import Cluster
 from tests.support.selection import thorough
+from tests.support.sentinels import behind
 from tests.support.stores import caches, cluster_caches, current_store
-
-__all__ = ["sentinel_port"]
 
 WITHIN = 1.0
 """Seconds that Redis has to answer in these tests."""

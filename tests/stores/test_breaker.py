@@ -17,11 +17,6 @@ from tests.support.steps import Clock
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def breaker(clock: Clock) -> Breaker:
     return Breaker(failures=3, reset_timeout=1.0, clock=clock)
 

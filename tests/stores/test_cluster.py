@@ -30,13 +30,13 @@ from django_quota.stores.cluster.node_keys import REGIONS
 from django_quota.stores.cluster.store_cluster import BATCH_SIZE, ClusterStore
 from django_quota.stores.memory import MemoryStore
 from django_quota.testing import freeze
-from tests.core.test_bounds import CASES as BOUNDS
-from tests.core.test_bounds import GAPS, MINUTE, most_in_a_window
-from tests.core.test_scatter import STEPS, in_order, plan_of
+from tests.support.bounds import CASES as BOUNDS
+from tests.support.bounds import GAPS, MINUTE, most_in_a_window
 from tests.support.calls import adecide_plan, decide_plan
 from tests.support.clusters import Cluster, running_cluster
 from tests.support.inputs import inputs
 from tests.support.published import publish, published
+from tests.support.random_plans import STEPS, in_order, plan_of
 from tests.support.steps import SECOND, START, driven
 from tests.support.stores import cluster_caches, cluster_program, current_store, forget_forms
 

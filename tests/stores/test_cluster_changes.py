@@ -13,21 +13,21 @@ from typing import Any
 
 import pytest
 
-from django_quota import acheck, aonce, check, lock, once, peek
+from django_quota import aonce, check, lock, once, peek
 from django_quota.exceptions import StoreUnavailable
 from django_quota.services import overrides
 from django_quota.services.once import _operation
 from django_quota.stores.cluster.slots import Address, slot_of
 from django_quota.stores.cluster.store_cluster import ClusterStore
-from tests.stores.test_cluster_transfers import ACCOUNTS, EACH, Movers, filled, swept, total_of, totals
 from tests.support.clusters import Cluster, Server, can_cluster, running_cluster, running_server
 from tests.support.commands import wait_until
 from tests.support.ports import free_ports
 from tests.support.stores import cluster_caches, cluster_program, current_store, named, programs
+from tests.support.traffic import SUBJECT, Traffic
+from tests.support.transfers import ACCOUNTS, EACH, Movers, filled, swept, total_of, totals
 
 pytestmark = pytest.mark.thorough("topology")
 
-SUBJECT = "ip:192.0.2.1"
 KEY = f"quota:1:{{{SUBJECT}}}:s"
 
 
@@ -47,66 +47,6 @@ def replicated(settings: Any) -> Iterator[Cluster]:
     with running_cluster(cluster_program(), replicas=1) as cluster:
         settings.CACHES = cluster_caches(cluster)
         yield cluster
-
-
-class Traffic:
-    """Threads and tasks that check one limit until told to stop."""
-
-    def __init__(self, rate: str, subject: str = SUBJECT, threads: int = 3, tasks: int = 4) -> None:
-        self.stop = threading.Event()
-        self.admitted = self.refused = self.degraded = 0
-        self.decided_by = {"sync": 0, "async": 0}
-        self.errors: list[BaseException] = []
-        self._guard = threading.Lock()
-        self._asked = (rate, subject)
-        self._threads = [threading.Thread(target=self._sync) for _ in range(threads)]
-        self._threads.append(threading.Thread(target=lambda: asyncio.run(self._async(tasks))))
-
-    def __enter__(self) -> Traffic:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _count(self, decision: Any, how: str) -> None:
-        with self._guard:
-            self.decided_by[how] += not decision.degraded
-            if decision.degraded:
-                self.degraded += 1
-            elif decision:
-                self.admitted += 1
-            else:
-                self.refused += 1
-
-    def _sync(self) -> None:
-        try:
-            while not self.stop.is_set():
-                self._count(check(*self._asked), "sync")
-        except BaseException as error:  # noqa: BLE001 — whatever it is, the test tells
-            self.errors.append(error)
-
-    async def _async(self, tasks: int) -> None:
-        async def go() -> None:
-            while not self.stop.is_set():
-                self._count(await acheck(*self._asked), "async")
-
-        try:
-            await asyncio.gather(*(go() for _ in range(tasks)))
-        except BaseException as error:  # noqa: BLE001
-            self.errors.append(error)
-
-    @property
-    def decided(self) -> int:
-        return self.admitted + self.refused
-
-    def goes_on(self, by: int = 200) -> None:
-        """Wait until both threads and tasks have made `by` more decisions."""
-        known = dict(self.decided_by)
-        wait_until(lambda: all(self.decided_by[how] > known[how] + by for how in known))
 
 
 def test_a_slot_that_moves_under_traffic_loses_no_decision_and_admits_none_too_many(moving: Cluster) -> None:

@@ -20,15 +20,15 @@ from django_quota.stores.cluster.nodes import Node
 from django_quota.stores.cluster.store_cluster import ClusterStore
 from django_quota.stores.redis.breaker import FAILURES, Breaker
 from django_quota.stores.redis.connections import AsyncConnections, SyncConnections
-from tests.api.test_outages import heard
+from tests.support.calls import both
 from tests.support.clusters import Cluster, Server, running_cluster
 from tests.support.commands import wait_until
+from tests.support.outages import heard
 from tests.support.steps import Clock
 from tests.support.stores import cluster_caches, cluster_program, current_store
 
 SUBJECTS = [f"ip:192.0.2.{number}" for number in range(30)]
 SHORT = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0}
-both = pytest.mark.parametrize("kind", ["sync", "async"])
 
 
 def ask(kind: str, subjects: list[str], **options: Any) -> list[Any]:

@@ -19,12 +19,10 @@ from django_quota.stores.redis.config import PLAIN_TIMEOUT
 from django_quota.stores.redis.connections import plain_client
 from django_quota.testing import RedisServer
 from tests.faults.sockets import saying
-from tests.stores.test_sentinel import behind, sentinel_port
 from tests.support.clusters import Cluster
+from tests.support.sentinels import behind
 from tests.support.steps import Clock
 from tests.support.stores import caches, redis_store
-
-__all__ = ["sentinel_port"]
 
 
 def timeouts_of(client: Any) -> tuple[Any, Any]:

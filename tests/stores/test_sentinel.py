@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import socket
 import subprocess
 import threading
@@ -23,37 +22,8 @@ from django_quota.stores.redis.config import ANSWER_TIMEOUT
 from django_quota.testing import RedisServer
 from tests.support.commands import wait_until
 from tests.support.ports import free_port
+from tests.support.sentinels import answers_ping, behind, times_called
 from tests.support.stores import PATIENT, current_store
-
-
-def answers_ping(port: int) -> bool:
-    try:
-        with redis.Redis(port=port) as client:
-            return bool(client.ping())
-    except redis.ConnectionError:
-        return False
-
-
-@pytest.fixture
-def sentinel_port(redis_server: RedisServer, tmp_path: Path) -> Iterator[int]:
-    """A primary named "quotas" and the sentinel that watches it, on ports of their own."""
-    primary, watcher = free_port(), free_port()
-    config = tmp_path / "sentinel.conf"
-    config.write_text(f"port {watcher}\ndir {tmp_path}\nsentinel monitor quotas 127.0.0.1 {primary} 1\n")
-    program = str(redis_server.program)
-    processes = [
-        subprocess.Popen(
-            [program, "--port", str(primary), "--save", "", "--dir", str(tmp_path)], stdout=subprocess.DEVNULL
-        ),
-        subprocess.Popen([program, str(config), "--sentinel"], stdout=subprocess.DEVNULL),
-    ]
-    try:
-        wait_until(lambda: answers_ping(primary) and answers_ping(watcher))
-        yield watcher
-    finally:
-        for process in processes:
-            process.terminate()
-            process.wait()
 
 
 def test_an_alias_behind_sentinel_limits_sync_and_async(sentinel_port: int, settings: Any) -> None:
@@ -89,19 +59,6 @@ def test_passwords_and_databases_are_read_from_url_and_options(
 
         assert (check("5/m", "ip:192.0.2.1").remaining, asyncio.run(task())) == (4, 3)
         assert set(client.info("keyspace")) == {"db3"}
-
-
-def behind(*sentinel_ports: int, **options: Any) -> dict[str, Any]:
-    return {
-        "BACKEND": "django_redis.cache.RedisCache",
-        "LOCATION": "redis://quotas/0",
-        "OPTIONS": {
-            "CLIENT_CLASS": "django_redis.client.SentinelClient",
-            "CONNECTION_FACTORY": "django_redis.pool.SentinelConnectionFactory",
-            "SENTINELS": [("127.0.0.1", port) for port in sentinel_ports],
-            **options,
-        },
-    }
 
 
 def refused(*sentinel_ports: int, **options: Any) -> list[str]:
@@ -164,16 +121,6 @@ def test_a_password_repeated_by_a_false_sentinel_is_hidden() -> None:
         said = refused(parrot.getsockname()[1], **PATIENT, SENTINEL_KWARGS={"password": GUARD, "protocol": 2})
         talking.join()
     assert all(each.endswith("AuthenticationError") for each in said)
-
-
-def times_called(listener: socket.socket) -> int:
-    listener.setblocking(False)
-    for number in itertools.count():
-        try:
-            listener.accept()[0].close()
-        except BlockingIOError:
-            return number
-    raise AssertionError
 
 
 @pytest.mark.parametrize("options", [{}, {"SENTINEL_KWARGS": {"password": None}}], ids=["plain", "options"])
@@ -243,7 +190,7 @@ def watched(redis_server: RedisServer, tmp_path: Path) -> Iterator[tuple[int, su
 
 @pytest.mark.thorough("topology")
 def test_workers_recover_from_a_failover(watched: tuple[int, subprocess.Popen[bytes]], settings: Any) -> None:
-    from tests.stores.test_cluster_changes import Traffic
+    from tests.support.traffic import Traffic
 
     watcher, primary = watched
     settings.CACHES = {"default": behind(watcher, SOCKET_TIMEOUT=5, SOCKET_CONNECT_TIMEOUT=5)}

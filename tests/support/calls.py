@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 from django.http import HttpRequest, HttpResponseBase
-from django.test import RequestFactory
+from django.test import AsyncClient, Client, RequestFactory
 
 from django_quota import Decision
 from django_quota.core.flow import run_async, run_sync
 from django_quota.engine.codec import Mode
 from django_quota.engine.plans import Plan
 from django_quota.services.api import decision_flow
+from django_quota.services.subjects import subject_flow
 from tests.support.stores import current_store
+
+both = pytest.mark.parametrize("kind", ["sync", "async"])
 
 
 def get(method: str = "get", **meta: Any) -> Any:
@@ -62,3 +65,24 @@ def decide_plan(plan: Plan, mode: Mode) -> Decision:
 
 async def adecide_plan(plan: Plan, mode: Mode) -> Decision:
     return await run_async(decision_flow(plan, mode))
+
+
+def subject_of(key: Any, request: HttpRequest) -> str:
+    """Return who is limited by a key in this request."""
+    return str(run_sync(subject_flow(key, request)))
+
+
+async def asubject_of(key: Any, request: HttpRequest) -> str:
+    return str(await run_async(subject_flow(key, request)))
+
+
+def fetch(kind: str, path: str, times: int = 1, **headers: str) -> list[Any]:
+    if kind == "sync":
+        client = Client()
+        return [client.get(path, headers=headers) for _ in range(times)]
+
+    async def ask() -> list[Any]:
+        aclient = AsyncClient()
+        return [await aclient.get(path, headers=headers) for _ in range(times)]
+
+    return asyncio.run(ask())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 import time
@@ -39,7 +40,7 @@ class Server:
     def start(self) -> None:
         """Start it, for the first time or once more in the same place, and wait until it answers."""
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env={**os.environ})
         _until(lambda: _answers(self.client))
 
     def kill(self) -> None:

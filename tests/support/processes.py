@@ -7,6 +7,7 @@ import select
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -54,3 +55,16 @@ def processes() -> Iterator[list[int]]:
         for child in children:
             os.kill(child, signal.SIGKILL)
         ended(children)
+
+
+def in_child(work: Any) -> int:
+    """Fork, do something in the child, and return its exit status; 99 where it raised."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # where it waits for what is not in it
+        status = 99
+        try:
+            status = int(work())
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

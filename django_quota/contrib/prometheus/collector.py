@@ -14,12 +14,10 @@ from prometheus_client.registry import Collector
 from django_quota.core.errors import QuotaError
 from django_quota.models import OverrideOutbox
 from django_quota.services.activity import Activity, RuleActivity, RunningTotals, activity, running_totals
+from django_quota.services.metrics import OTHER_LABEL, OUTCOMES
 from django_quota.services.override_sync import has_tables, write_database
 
 logger = logging.getLogger("django_quota")
-
-OTHER = "other"
-"""The label of all rules and slots past those that have one of their own."""
 
 
 class QuotaCollector(Collector):
@@ -48,7 +46,7 @@ class QuotaCollector(Collector):
 def _of_store(totals: RunningTotals, now: Activity) -> Iterator[Metric]:
     counts = Counter[tuple[str, str]]()
     for rule in totals.rules:
-        for outcome, count in (("allowed", rule.allowed), ("refused", rule.refused), ("shadowed", rule.shadowed)):
+        for outcome, count in zip(OUTCOMES, (rule.allowed, rule.refused, rule.shadowed), strict=True):
             counts[_label(rule), outcome] += count
     checks = CounterMetricFamily("quota_checks", "Checks by rule and outcome.", labels=("rule", "outcome"))
     for labels, count in counts.items():
@@ -60,8 +58,8 @@ def _of_store(totals: RunningTotals, now: Activity) -> Iterator[Metric]:
     yield _gauge("quota_bans", "Bans that are in force.", now.banned)
     held, limits = Counter[str](), Counter[str]()
     for slot in now.slots:
-        held[slot.name or OTHER] += slot.held
-        limits[slot.name or OTHER] += slot.limit
+        held[slot.name or OTHER_LABEL] += slot.held
+        limits[slot.name or OTHER_LABEL] += slot.limit
     used = GaugeMetricFamily("quota_leases_in_use", "Slots that are held, of those used lately.", labels=("slot",))
     most = GaugeMetricFamily("quota_leases_limit", "Slots there are, of those used lately.", labels=("slot",))
     for name in held:
@@ -72,7 +70,7 @@ def _of_store(totals: RunningTotals, now: Activity) -> Iterator[Metric]:
 
 
 def _label(rule: RuleActivity) -> str:
-    return OTHER if rule.is_rest else rule.rule or rule.part
+    return OTHER_LABEL if rule.is_rest else rule.rule or rule.part
 
 
 def _of_database() -> Iterator[Metric]:

@@ -1,0 +1,331 @@
+"""Metrics and events of traces for OpenTelemetry."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.test import RequestFactory
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from opentelemetry.metrics import _internal as metrics_api
+from opentelemetry.metrics import get_meter_provider, set_meter_provider
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from django_quota import Rule, acheck, check, check_all, peek, refund, slot
+from django_quota.adapters import counted, decide, observe, set_body_parser, unobserve
+from django_quota.contrib.opentelemetry import BUCKETS, instrument, uninstrument
+from django_quota.core.errors import StoreUnavailable
+from django_quota.engine.metrics_operation import FIELDS
+from django_quota.exceptions import QuotaExceeded
+from django_quota.services import observers
+from django_quota.services.activity import running_totals
+from django_quota.services.flusher import flusher
+from django_quota.services.registry import get_limiter
+from tests.support.calls import calls_of
+from tests.support.pages import run_page
+
+pytestmark = pytest.mark.usefixtures("memory_store")
+
+Labels = tuple[str, str]
+
+
+class Meters:
+    """What was recorded since `instrument`."""
+
+    def __init__(self, *views: Any) -> None:
+        self.reader = InMemoryMetricReader()
+        self.provider = MeterProvider([self.reader], views=views)
+
+    def points(self, name: str) -> dict[Labels, Any]:
+        """Return the points of an instrument by rule and outcome."""
+        data: Any = self.reader.get_metrics_data()
+        resources = [] if data is None else data.resource_metrics
+        return {
+            (point.attributes["quota.rule"], point.attributes["quota.outcome"]): point
+            for resource in resources
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            if metric.name == name
+            for point in metric.data.data_points
+        }
+
+    @property
+    def checks(self) -> dict[Labels, int]:
+        return {labels: point.value for labels, point in self.points("quota.checks").items()}
+
+    @property
+    def durations(self) -> dict[Labels, int]:
+        return {labels: point.count for labels, point in self.points("quota.check.duration").items()}
+
+
+@pytest.fixture
+def meters() -> Iterator[Meters]:
+    found = Meters()
+    instrument(found.provider)
+    yield found
+    uninstrument()
+    found.provider.shutdown()
+
+
+def fail(*_: Any) -> Any:
+    raise StoreUnavailable("a test")
+
+
+class TestChecks:
+    def test_each_check_counts_by_rule_and_outcome(self, meters: Meters) -> None:
+        for _ in range(5):
+            check("3/m", "user:1", name="search")
+            asyncio.run(acheck("1/m", "user:1", name="trial", shadow=True))
+        assert meters.checks == {
+            ("search", "allowed"): 3,
+            ("search", "refused"): 2,
+            ("trial", "allowed"): 1,
+            ("trial", "shadowed"): 4,
+        }
+
+    def test_a_decision_of_several_rules_counts_under_each_and_takes_its_time_once(self, meters: Meters) -> None:
+        check_all([("9/m", "user:1"), (Rule.make("b", "1/m"), "user:1"), (Rule.make("b", "1/m"), "user:2")])
+        check_all([("9/m", "user:1"), (Rule.make("b", "1/m"), "user:1"), (Rule.make("b", "1/m"), "user:2")])
+        assert meters.checks == {("9/m", "allowed"): 1, ("b", "allowed"): 2, ("b", "refused"): 2}
+        assert meters.durations == {("b", "allowed"): 1, ("b", "refused"): 1}
+
+    def test_refusals_from_memory_count_and_take_time_as_others_do(
+        self, meters: Meters, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        check("1/m", "user:1", name="search", cache_refusals=9)
+        calls = calls_of(monkeypatch)
+        for _ in range(4):
+            check("1/m", "user:1", name="search", cache_refusals=9)
+        assert len(calls) == 1
+        assert meters.checks == meters.durations == {("search", "allowed"): 1, ("search", "refused"): 4}
+
+    @pytest.mark.parametrize("chosen", ["allow", "deny", "local"])
+    def test_what_the_store_did_not_decide_is_degraded(
+        self, meters: Meters, monkeypatch: pytest.MonkeyPatch, chosen: Any
+    ) -> None:
+        monkeypatch.setattr(get_limiter().store, "run", fail)
+        assert check("5/m", "user:1", name="search", on_unavailable=chosen).degraded
+        assert meters.checks == meters.durations == {("search", "degraded"): 1}
+
+    def test_a_body_that_is_read_late_counts_once_and_reading_it_takes_no_time(
+        self, meters: Meters, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def read_slowly() -> dict[str, str]:
+            now[0] += 10**9  # nanoseconds
+            return {"phone": "123"}
+
+        now, request = [1], RequestFactory().post("/", "{}", content_type="application/json")
+        for module in ("limiter", "observers"):
+            monkeypatch.setattr(f"django_quota.services.{module}.perf_counter_ns", lambda: now[0])
+        set_body_parser(request, read_slowly)
+        decide(request, [Rule.make("all", "9/m"), Rule.make("sms", "5/m", key="json:phone")])
+        assert now[0] > 10**9
+        assert meters.checks == {("all", "allowed"): 1, ("sms", "allowed"): 1}
+        [point] = meters.points("quota.check.duration").values()
+        assert (point.count, point.sum) == (1, 0)
+
+    def test_a_slot_is_no_check_and_neither_is_a_look_at_a_limit(self, meters: Meters) -> None:
+        with slot("export", 1):
+            pass
+        peek("1/m", "user:1")
+        refund("1/m", "user:1")
+        check("1/m", "user:1", cost=0, name="look")
+        assert meters.checks == {}
+        assert meters.durations == {("look", "allowed"): 1}
+
+    def test_the_time_is_in_seconds_and_in_buckets_of_microseconds(self, meters: Meters) -> None:
+        check("9/m", "user:1", name="search")
+        point = meters.points("quota.check.duration")["search", "allowed"]
+        assert point.explicit_bounds == BUCKETS
+        assert 0 < point.sum < 9
+
+    def test_rules_past_the_cap_are_one(self, meters: Meters) -> None:
+        labels = FIELDS // 3
+        for number in range(labels + 5):
+            check("9/m", "user:1", name=f"rule-{number}")
+        check("9/m", "user:1", name="rule-0")
+        found = meters.checks
+        assert len(found) == labels + 1
+        assert (found["rule-0", "allowed"], found["other", "allowed"]) == (2, 5)
+
+    def test_no_subject_is_in_it(self, meters: Meters) -> None:
+        for _ in range(3):
+            check("1/m", "user:secret", name="search")
+        data = meters.reader.get_metrics_data()
+        assert data is not None
+        assert "secret" not in data.to_json()
+        assert "search" in data.to_json()
+
+
+RULES = [
+    Rule.make("plain", "2/m"),
+    Rule.make("plain again", "1/m; 3/h"),
+    Rule.make("shadow", "1/m", shadow=True),
+    Rule.make("open", "1/m", block=False),
+    Rule.make("cached", "1/m", cache_refusals=9.0),
+    Rule.make("x" * 300, "2/m"),
+]
+ENTRIES = st.tuples(st.integers(0, len(RULES) - 1), st.integers(1, 2), st.integers(0, 2))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(ENTRIES, min_size=1, max_size=4, unique_by=lambda each: each[:2]), min_size=1, max_size=12))
+def test_it_counts_what_prometheus_counts(plans: list[list[tuple[int, int, int]]]) -> None:
+    before, meters = totals(), Meters()
+    instrument(meters.provider)
+    try:
+        for plan in plans:
+            check_all([(RULES[rule], f"user:{user}", cost) for rule, user, cost in plan])
+    finally:
+        uninstrument()
+    assert totals() - before == Counter(meters.checks)
+
+
+def totals() -> Counter[Labels]:
+    flusher.flush()
+    return Counter(
+        {
+            (rule.rule or rule.part, outcome): count
+            for rule in running_totals().rules
+            for outcome, count in (("allowed", rule.allowed), ("refused", rule.refused), ("shadowed", rule.shadowed))
+        }
+    )
+
+
+class TestSpans:
+    @pytest.fixture
+    def spans(self, meters: Meters) -> Iterator[tuple[Any, InMemorySpanExporter]]:
+        exporter, provider = InMemorySpanExporter(), TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+        yield provider.get_tracer(__name__), exporter
+        provider.shutdown()
+
+    def test_a_refusal_is_an_event_of_the_current_span(self, spans: Any) -> None:
+        tracer, exporter = spans
+        with tracer.start_as_current_span("a request"):
+            check("1/m", "user:secret", name="search")
+            wait = check("1/m", "user:secret", name="search").retry_after
+            check("1/m", "user:secret", 2, name="search")
+            with pytest.raises(QuotaExceeded), slot("export", 1), slot("export", 1):
+                pass
+
+        async def ask() -> None:
+            with tracer.start_as_current_span("an async request"):
+                await acheck("0/m", "user:secret", name="none")
+
+        asyncio.run(ask())
+        found = [
+            (span.name, event.name, dict(event.attributes))
+            for span in exporter.get_finished_spans()
+            for event in span.events
+        ]
+        waits = [attributes.pop("quota.retry_after", None) for *_, attributes in found]
+        assert found == [
+            ("a request", "quota.refused", {"quota.rule": "search"}),
+            ("a request", "quota.refused", {"quota.rule": "search"}),
+            ("a request", "quota.refused", {"quota.rule": "export"}),
+            ("an async request", "quota.refused", {"quota.rule": "none"}),
+        ]
+        assert waits[0] == wait
+        assert waits[1] is waits[3] is None
+        assert waits[2] > 0
+
+    def test_a_shadow_refuses_nothing(self, spans: Any) -> None:
+        tracer, exporter = spans
+        with tracer.start_as_current_span("a request"):
+            check("0/m", "user:1", shadow=True)
+        assert [event for span in exporter.get_finished_spans() for event in span.events] == []
+
+
+@pytest.fixture
+def no_provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process in which no meter provider is set yet."""
+    monkeypatch.setattr(metrics_api, "_METER_PROVIDER", None)
+    monkeypatch.setattr(metrics_api, "_METER_PROVIDER_SET_ONCE", type(metrics_api._METER_PROVIDER_SET_ONCE)())
+    monkeypatch.setattr(metrics_api, "_PROXY_METER_PROVIDER", metrics_api._ProxyMeterProvider())
+    yield
+    uninstrument()
+
+
+@pytest.mark.usefixtures("no_provider")
+def test_the_app_turns_it_on_and_a_provider_that_is_set_later_gets_it(settings: Any) -> None:
+    before = list(observers.receivers)
+    settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "django_quota.contrib.opentelemetry"]
+    assert apps.is_installed("django_quota.contrib.opentelemetry")
+    check("9/m", "user:1", name="search")
+    later = Meters()
+    set_meter_provider(later.provider)
+    check("9/m", "user:1", name="search")
+    assert later.checks == later.durations == {("search", "allowed"): 1}
+    instrument()  # once more counts nothing twice
+    check("9/m", "user:1", name="search")
+    assert later.checks["search", "allowed"] == 2
+    uninstrument()
+    assert observers.receivers == before
+    later.provider.shutdown()
+
+
+class TestDuration:
+    def test_an_observer_that_asks_for_it_is_told_and_others_are_not(self) -> None:
+        with_time, without = list[Any](), list[Any]()
+
+        def timed(decision: Any, seconds: float | None) -> None:
+            with_time.append(seconds)
+
+        observe(timed, duration=True)
+        observe(without.append)
+        try:
+            check("1/m", "user:1")
+            with slot("export", 1):
+                pass
+        finally:
+            assert unobserve(timed)
+            assert unobserve(without.append)
+        assert with_time[0] > 0
+        assert with_time[1] is None
+        assert len(without) == 2
+
+    def test_nobody_looks_at_the_clock_for_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for module in ("limiter", "observers", "request_decisions"):
+            monkeypatch.setattr(f"django_quota.services.{module}.perf_counter_ns", fail)
+        heard: list[Any] = []
+        observe(heard.append)
+        try:
+            decide(RequestFactory().get("/"), "1/m")
+        finally:
+            unobserve(heard.append)
+        assert len(heard) == 1
+
+
+def test_what_is_counted_names_the_rules_and_subjects() -> None:
+    decision = check_all([(Rule.make("a", "1/m"), "user:1"), (Rule.make("s", "0/m", shadow=True), "user:2")])
+    assert counted(decision) == [("a", "user:1", "allowed"), ("s", "user:2", "shadowed")]
+
+
+@pytest.mark.usefixtures("no_provider")
+def test_the_page_works_as_shown() -> None:
+    names = run_page("docs/opentelemetry.md")
+    instrument()
+    check("9/m", "user:1", name="shop")
+    with pytest.MonkeyPatch.context() as patch:
+        written = StringIO()
+        patch.setattr(names["exporter"], "out", written)
+        provider: Any = get_meter_provider()
+        provider.shutdown()
+    assert '"quota.rule": "shop"' in written.getvalue()
+    dropping = Meters(names["View"](instrument_name="quota.checks", aggregation=names["DropAggregation"]()))
+    instrument(dropping.provider)
+    check("9/m", "user:1", name="shop")
+    assert (dropping.checks, dropping.durations) == ({}, {("shop", "allowed"): 1})
+    dropping.provider.shutdown()
+    names["provider"].shutdown()

@@ -1,0 +1,25 @@
+"""What the system checks find in a configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.checks import CheckMessage, run_checks
+from django.test import override_settings
+
+TIMEOUTS = {"SOCKET_TIMEOUT": 0.25, "SOCKET_CONNECT_TIMEOUT": 0.25}
+
+REDIS: dict[str, Any] = {
+    "BACKEND": "django_redis.cache.RedisCache",
+    "LOCATION": "redis://127.0.0.1:1/0",
+    "OPTIONS": TIMEOUTS,
+}
+
+
+def findings(quota: object = None, caches: dict[str, Any] | None = None) -> list[CheckMessage]:
+    with override_settings(QUOTA={} if quota is None else quota, CACHES=caches or {"default": REDIS}):
+        return run_checks(tags=["django_quota"])
+
+
+def ids(quota: object = None, caches: dict[str, Any] | None = None) -> list[str | None]:
+    return [str(found.id).removeprefix("django_quota.") for found in findings(quota, caches)]

@@ -1,0 +1,106 @@
+"""Servers that do not answer, and what the limiter reports about them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_quota import acheck, check
+from django_quota.services.outages import Outages
+from django_quota.services.registry import get_limiter
+from django_quota.signals import store_back, store_lost
+from django_quota.stores.redis.breaker import Breaker
+from django_quota.stores.redis.config import ANSWER_TIMEOUT
+from django_quota.stores.redis.store import RedisStore
+from django_quota.testing import RedisServer
+from tests.support.steps import Clock
+from tests.support.stores import caches
+
+
+def ask(kind: str, times: int = 1, subject: str = "user:1") -> list[Any]:
+    if kind == "sync":
+        return [check("9/m", subject) for _ in range(times)]
+
+    async def wait() -> list[Any]:
+        return [await acheck("9/m", subject) for _ in range(times)]
+
+    return asyncio.run(wait())
+
+
+@contextmanager
+def heard() -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """Note the signals about the store."""
+    reported: list[tuple[str, dict[str, Any]]] = []
+
+    def lost(**carried: Any) -> None:
+        reported.append(("lost", carried))
+
+    def back(**carried: Any) -> None:
+        reported.append(("back", carried))
+
+    store_lost.connect(lost)
+    store_back.connect(back)
+    try:
+        yield reported
+    finally:
+        store_lost.disconnect(lost)
+        store_back.disconnect(back)
+
+
+class Mute:
+    """A server that takes connections and never answers; counts them.
+
+    The system takes them, as long as some are not met yet: so all that there were are counted whenever it is asked.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.url = f"unix://{path}"
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen(64)
+        self._listener.setblocking(False)
+        self._open: list[socket.socket] = []
+
+    @property
+    def met(self) -> int:
+        with suppress(BlockingIOError):
+            while True:
+                self._open.append(self._listener.accept()[0])
+        return len(self._open)
+
+    def close(self) -> None:
+        self._listener.close()
+        for connection in self._open:
+            connection.close()
+
+
+@pytest.fixture
+def mute(tmp_path_factory: pytest.TempPathFactory, settings: Any) -> Iterator[Mute]:
+    server = Mute(tmp_path_factory.mktemp("m") / "s")
+    settings.CACHES = caches(RedisServer(server.url, 0, Path()), socket_timeout=ANSWER_TIMEOUT)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def with_clock(clock: Clock) -> RedisStore:
+    """Return the store of the settings, its breaker and its outages on this clock."""
+    limiter = get_limiter()
+    store = limiter.store
+    assert isinstance(store, RedisStore)
+    store.server.breaker = Breaker(clock=clock)
+    limiter.outages = Outages(clock)
+    return store
+
+
+FULL = ("CONFIG", "SET", "maxmemory", "1")

@@ -1,0 +1,91 @@
+"""Random plans for property tests: rules of every kind, costs, values and gaps in time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from django_quota import Rule
+from django_quota.engine.codec import (
+    PER_LIMIT,
+    Reservation,
+)
+from django_quota.engine.plans import Plan
+from tests.support.steps import SECOND
+
+BAN = {"after": "3/m", "for": ["20s", "2m"]}
+
+RULES = [
+    Rule.make("exact", "5/m"),
+    Rule.make("slices", "40/m; 150/h", precision=7),
+    Rule.make("packed", "250/m"),
+    Rule.make("huge", f"{10**12}/d"),
+    Rule.make("none", "0/m"),
+    Rule.make("counted", "6/m", count_refused=True, warn_at=0.5),
+    Rule.make("fixed", "9/m", algorithm="fixed_window", daily=True),
+    Rule.make("fixed-counted", "9/m", algorithm="fixed_window", count_refused=True, daily=False),
+    Rule.make("calendar", "9/m; 40/d; 90/month", algorithm="calendar", tz="Europe/Berlin"),
+    Rule.make("bucket", "7/m", algorithm="token_bucket"),
+    Rule.make("burst", "7/m", algorithm="token_bucket", burst=20),
+    Rule.make("burst-counted", "7/m", algorithm="token_bucket", burst=3, count_refused=True, ban=BAN),
+    Rule.make("leaky", "11/m", algorithm="leaky_bucket"),
+    Rule.make("shadow", "4/m; 10/h", shadow=True, ban=BAN),
+    Rule.make("aside", "4/m", algorithm="fixed_window", block=False, ban=BAN),
+    Rule.make("shadow-counted", "4/m", shadow=True, count_refused=True),
+    Rule.make("aside-counted", "6/m", block=False, count_refused=True),
+    Rule.make("banning", "2/m; 9/h", ban=BAN),
+    Rule.make("devices", "3/m", distinct=True, ban=BAN),
+]
+
+GAPS = st.one_of(
+    st.integers(0, 3), st.integers(0, 90 * SECOND), st.sampled_from([60 * SECOND, 60 * SECOND - 1, 3_600 * SECOND])
+)
+
+COSTS = st.one_of(st.integers(0, 12), st.sampled_from([100, 10**12]))
+
+VALUES = ["a1", "b2", "c3", "d4", "e5"]
+
+
+SUBJECTS = ["ip:1.2.3.4", "user:1", "user:2"]
+
+Asked = tuple[Rule, str, int, str]
+
+
+def home(key: str) -> str:
+    return key[key.index("{") : key.index("}")]
+
+
+def plan_of(asked: list[Asked], *, with_events: bool, holds: Reservation | None = None) -> Plan:
+    plan = Plan("quota", 100 if with_events else 0)
+    for rule, subject, cost, value in asked:
+        plan.add(rule, subject, cost, value)
+    if holds is not None:
+        plan.reserve(holds, lambda rule: not rule.distinct)
+    return plan
+
+
+def in_order(reply: list[Any], asked: list[Asked]) -> tuple[list[Any], list[Any]]:
+    """Return what a reply says of the limits, and its notes, whose order says nothing."""
+    first = 2 + PER_LIMIT * sum(len(hit.limits) for hit in plan_of(asked, with_events=False).hits)
+    return reply[:first], sorted(reply[i : i + 3] for i in range(first, len(reply), 3))
+
+
+ASKED = st.lists(
+    st.builds(
+        lambda rule, subject, cost, value: (
+            (rule, subject, min(cost, 1), value) if rule.distinct else (rule, subject, cost, "")
+        ),
+        st.sampled_from(RULES), st.sampled_from(SUBJECTS), COSTS, st.sampled_from(VALUES),
+    ),
+    min_size=1, max_size=5, unique_by=lambda hit: (hit[0].name, hit[1]),
+)  # fmt: skip
+
+STEPS = st.lists(
+    st.tuples(
+        GAPS, st.sampled_from(["check", "check", "check", "check", "peek", "refund", "settle", "renew"]), ASKED,
+        st.booleans(), st.one_of(st.none(), st.just(30 * 86_400 * SECOND)),
+        st.sampled_from(["", "", "", "x 0 0 ", "b 0 0 ", "r 0 0 3/m"]), st.sampled_from(SUBJECTS),
+    ),
+    min_size=1, max_size=25,
+)  # fmt: skip
