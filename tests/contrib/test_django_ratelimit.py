@@ -19,12 +19,13 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from django.test import AsyncClient, Client, RequestFactory
+from django.test import AsyncClient, Client, RequestFactory, override_settings
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_quota import Rule, StoreUnavailable, ban, peek, unban
+from django_quota.conf import current
 from django_quota.contrib.django_ratelimit import ALL, UNSAFE
 from django_quota.contrib.django_ratelimit.core import (
     aget_usage,
@@ -39,6 +40,7 @@ from django_quota.services.known_rules import known_rules
 from django_quota.testing import freeze
 from tests.contrib.ratelimit_plugin import CANNOT_PASS, write_package
 from tests.support.calls import calls_of
+from tests.support.pages import run_page
 from tests.support.stores import current_store
 
 pytestmark = pytest.mark.usefixtures("memory_store")
@@ -424,3 +426,13 @@ class TestChecks:
         settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": []})
         settings.RATELIMIT_USE_CACHE = "limits"
         assert "W025" not in self.found()
+
+
+def test_the_page_for_those_who_come_from_elsewhere_prints_what_it_shows() -> None:
+    with freeze(1_800_000_000_000_000):
+        names = run_page("docs/coming_from.md")
+        view = names["search"]
+        replies = [view(get()) for _ in range(6)]
+        assert [reply.status_code for reply in replies] == [200] * 5 + [429]
+    with override_settings(QUOTA=names["QUOTA"]):
+        assert [str(rule.rates[0]) for rule in current().login] == ["5/10m", "100/h", "30/h"]

@@ -40,6 +40,7 @@ TOUR = ("README.md", "docs/guide.md", "docs/rules.md")
 INTEGRATIONS = (
     "docs/celery.md",
     "docs/channels.md",
+    "docs/coming_from.md",
     "docs/logins.md",
     "docs/ninja.md",
     "docs/opentelemetry.md",
