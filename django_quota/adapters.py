@@ -23,10 +23,10 @@ from django_quota.services.metrics import Counted, RuleLabels, counted
 from django_quota.services.observers import observe, unobserve
 from django_quota.services.request_decisions import adecide_request, decide_request, note_decided
 from django_quota.services.subjects import BODY_PARSER, digest, named_subject
-from django_quota.web import responses, waiting_rules, wording
+from django_quota.web import request_rules, responses, wording
+from django_quota.web.request_rules import decides_later
 from django_quota.web.settlements import asettle_response, settle_response, take_unsettled
 from django_quota.web.view_lookup import checks_views
-from django_quota.web.waiting_rules import decides_later
 from django_quota.web.wording import refusal_status, whole_wait
 
 __all__ = [
@@ -98,7 +98,7 @@ def take_waiting_rules(request: Any) -> list[Rule]:
 
     They wait no longer: pass them to `decide`, with the rules of your own.
     """
-    return waiting_rules.take_waiting_rules(_read_request(request))
+    return request_rules.take_waiting_rules(_read_request(request))
 
 
 def set_body_parser(request: Any, parse: Callable[[], Any]) -> None:

@@ -14,10 +14,9 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from django_quota.core.decisions import QuotaExceeded
 from django_quota.core.errors import StoreUnavailable
-from django_quota.core.rules import Rule
 from django_quota.services.registry import get_limiter
 from django_quota.services.request_decisions import UNSETTLED
-from django_quota.services.site_rules import site_rules
+from django_quota.web.request_rules import rules_after, rules_before
 from django_quota.web.responses import (
     DEFERRED,
     alimit_request,
@@ -27,11 +26,6 @@ from django_quota.web.responses import (
     write_headers,
 )
 from django_quota.web.settlements import asettle_response, settle_response
-from django_quota.web.view_lookup import claim_view_rules
-from django_quota.web.waiting_rules import rules_for_now, rules_left
-
-_ASKED = "_django_quota_asked"
-"""The attribute of a request whose rules of the settings have been decided."""
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -67,7 +61,7 @@ class QuotaMiddleware:
         if self.is_async:
             return self._acall(request)
         response = self.get_response(request)
-        refused = limit_request(request, _rules_after(request), is_noted=True)
+        refused = limit_request(request, rules_after(request), is_noted=True)
         if UNSETTLED in request.__dict__:
             settle_response(request, refused or response, request.__dict__.pop(UNSETTLED))
         return _finished(request, response, refused)
@@ -78,7 +72,7 @@ class QuotaMiddleware:
         except CancelledError as error:
             await asettle_response(request, error, request.__dict__.pop(UNSETTLED, ()))
             raise
-        refused = await alimit_request(request, _rules_after(request), is_noted=True)
+        refused = await alimit_request(request, rules_after(request), is_noted=True)
         if UNSETTLED in request.__dict__:
             await asettle_response(request, refused or response, request.__dict__.pop(UNSETTLED))
         return _finished(request, response, refused)
@@ -87,12 +81,12 @@ class QuotaMiddleware:
         self, request: HttpRequest, view: Callable[..., Any], _args: Args, _kwargs: Kwargs
     ) -> HttpResponse | None:
         """Decide before the view; return a response if the request is refused."""
-        return limit_request(request, _rules_before(request, view), is_noted=True)
+        return limit_request(request, rules_before(request, view), is_noted=True)
 
     async def _aprocess_view(
         self, request: HttpRequest, view: Callable[..., Any], _args: Args, _kwargs: Kwargs
     ) -> HttpResponse | None:
-        return await alimit_request(request, _rules_before(request, view), is_noted=True)
+        return await alimit_request(request, rules_before(request, view), is_noted=True)
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         """Answer a `QuotaExceeded` or a `StoreUnavailable` that left a view."""
@@ -100,22 +94,6 @@ class QuotaMiddleware:
             get_limiter().note_failure(exception)
             return unavailable(request)
         return refuse(request, exception.decision) if isinstance(exception, QuotaExceeded) else None
-
-
-def _rules_before(request: HttpRequest, view: Callable[..., Any]) -> list[Rule]:
-    """Return the rules to decide before the view: those of the settings, and those of the view."""
-    if hasattr(request, _ASKED):
-        return []
-    setattr(request, _ASKED, True)
-    return rules_for_now(request, site_rules(request) + claim_view_rules(request, view), view)
-
-
-def _rules_after(request: HttpRequest) -> list[Rule]:
-    """Return the rules to decide on the way back: those that the view has left, or all if there was no view."""
-    if hasattr(request, _ASKED):
-        return rules_left(request)
-    setattr(request, _ASKED, True)
-    return site_rules(request)
 
 
 def _finished(request: HttpRequest, response: Any, refused: HttpResponse | None) -> HttpResponseBase:

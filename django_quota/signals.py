@@ -24,19 +24,19 @@ from django.dispatch import Signal
 logger = logging.getLogger("django_quota")
 
 refused: Signal = Signal()
-"""A hit was refused."""
+"""A hit was refused: `rule`, `subject`, `decision`. At most once a second for each subject and rule."""
 
 banned: Signal = Signal()
-"""A ban began: after too many refusals, or by `ban()`."""
+"""A ban began, after too many refusals or by `ban()`: `rule`, `subject`, `decision`."""
 
 near_limit: Signal = Signal()
-"""The used share of a limit has reached the rule's `warn_at`."""
+"""The used share of a limit has reached the rule's `warn_at`: `rule`, `subject`, `decision`. Once each time."""
 
 store_lost: Signal = Signal()
-"""The store does not answer: rules decide by `on_unavailable` from now on."""
+"""The store does not answer, and rules follow `on_unavailable` from now on: `reason`, a text without secrets."""
 
 store_back: Signal = Signal()
-"""The store answers again."""
+"""The store answers again: `seconds`, for which rules followed `on_unavailable`."""
 
 
 Announcement = tuple[Signal, dict[str, Any]]

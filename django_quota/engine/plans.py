@@ -48,6 +48,10 @@ _known: dict[tuple[str, str], str] = {}
 """The last rate override of a subject (its status key) and a rule, as it was published."""
 
 
+Asked = tuple[Rule, str, int, str]
+"""What a rule asks for: the rule, the subject, the cost and the digest of the value to count."""
+
+
 class Plan:
     """The limits of one request, in order. A limit that is added twice counts once.
 
@@ -56,6 +60,8 @@ class Plan:
 
     timeless: bool = True
     """Whether the plan is the same at any time: it has no calendar limit, and counts no day. True of no rules."""
+    counts_if_allowed = True
+    """Whether metrics and observers hear of it if it is allowed. They hear of each refusal."""
     _groups = 0
     _reservation: Reservation | None = None
     """How hits note what they consume as holds. Then the plan is used again."""
@@ -68,11 +74,13 @@ class Plan:
     """A reply that is not decoded yet, to a plan that all limits allowed."""
     _decoded: Reply | None = None
 
-    def __init__(self, prefix: str, events: int = 0, zone: Callable[[], str] = lambda: "UTC") -> None:
+    def __init__(
+        self, prefix: str, events: int = 0, zone: Callable[[], str] = lambda: "UTC", asked: Sequence[Asked] = ()
+    ) -> None:
         self._prefix = prefix
         self._zone = zone
         self._log = event_log_of(prefix, events)
-        self.asked: list[tuple[Rule, str, int, str]] = []
+        self.asked = list(asked)
         """The rules that were added, each with its subject, cost and value."""
 
     def add(self, rule: Rule, subject: str, cost: int, value: str = "") -> None:

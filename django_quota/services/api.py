@@ -18,10 +18,10 @@ from django_quota.core.flow import Flow, IOCall, run_async, run_sync
 from django_quota.core.rates import parse_seconds, validate_cost
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, CallOptions, Rule
 from django_quota.engine.codec import Mode
-from django_quota.engine.plans import Plan
+from django_quota.engine.plans import Asked, Plan
 from django_quota.services.registry import get_limiter
-from django_quota.services.request_decisions import new_plan, rule_plan_flow, value_digest
-from django_quota.services.subjects import is_user, named_subject, user_subject
+from django_quota.services.request_decisions import new_plan
+from django_quota.services.subjects import asked_by_flow, is_user, named_subject, user_subject, value_digest
 
 RuleOrRate = str | Rule
 Subject = Any
@@ -188,28 +188,23 @@ def _check_all_flow(entries: Iterable[Entry]) -> Flow[Decision]:
     return (yield from decision_flow(plan, "check"))
 
 
-class _EntriesPlan(Plan):
-    """A plan in which a rule stands once for a subject."""
-
-    def add(self, rule: Rule, subject: str, cost: int, value: str = "") -> None:
-        if any((other.name, its) == (rule.name, subject) for other, its, _, _ in self.asked):
-            raise RuleError(f"Rule {rule.name!r} is listed twice for {subject}.", "Give it once, with the whole cost.")
-        super().add(rule, subject, cost, value)
-
-
 def entries_plan_flow(entries: Iterable[Entry]) -> Flow[Plan]:
     """Return the plan of several rules, each for its own subject and cost. Raises `RuleError` if an entry is wrong."""
-    plan = new_plan(_EntriesPlan)
+    found: list[Asked] = []
     if isinstance(entries, (str, Mapping)):
         raise RuleError(f"{entries!r} is not a list of entries.", _ENTRIES_EXAMPLE)
     for entry in entries:
         if not isinstance(cast("object", entry), (tuple, list)) or not 2 <= len(entry) <= 3:  # noqa: PLR2004
             raise RuleError(f"{entry!r} is not (rule, subject) or (rule, subject, cost).", _ENTRIES_EXAMPLE)
         rule, subject, *cost = entry
-        yield from plan_flow(rule, subject, cost[0] if cost else None, None, {}, plan)
-    if not plan.rules:
+        asked = yield from asked_flow(rule, subject, cost[0] if cost else None, None, {})
+        name, whose = asked[0].name, asked[1]
+        if any((other.name, its) == (name, whose) for other, its, _, _ in found):
+            raise RuleError(f"Rule {name!r} is listed twice for {whose}.", "Give it once, with the whole cost.")
+        found.append(asked)
+    if not found:
         raise RuleError("There is no entry.", _ENTRIES_EXAMPLE)
-    return plan
+    return new_plan(found)
 
 
 _ENTRIES_EXAMPLE = "Use, for example, [('rpm', user), ('tpm', user, 900)]."
@@ -230,7 +225,7 @@ def _verb_flow(
     value: object,
     options: Mapping[str, object],
 ) -> Flow[Decision]:
-    plan = yield from plan_flow(rule_or_rate, subject, cost, value, options)
+    plan = new_plan([(yield from asked_flow(rule_or_rate, subject, cost, value, options))])
     if mode == "refund":
         for rule in plan.rules:
             if rule.distinct is not None:
@@ -263,7 +258,7 @@ def _sleep(seconds: float) -> IOCall:
 
 
 def _reset_flow(rule_or_rate: RuleOrRate, subject: Subject, options: Mapping[str, object]) -> Flow[bool]:
-    plan = yield from plan_flow(rule_or_rate, subject, 0, None, options)
+    plan = new_plan([(yield from asked_flow(rule_or_rate, subject, 0, None, options))])
     if not plan or not current().enabled:
         return False
     yield from decision_flow(plan, "peek")  # adds the limits of an override to the plan
@@ -276,20 +271,15 @@ def _reset_flow(rule_or_rate: RuleOrRate, subject: Subject, options: Mapping[str
     return bool(deleted > 0)
 
 
-def plan_flow(
-    rule_or_rate: RuleOrRate,
-    subject: Subject,
-    cost: int | None,
-    value: object,
-    options: Mapping[str, object],
-    plan: Plan | None = None,
-) -> Flow[Plan]:
-    """Add one rule to a plan for a subject, and return the plan. Raises `RuleError` if an argument is wrong."""
+def asked_flow(
+    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None, value: object, options: Mapping[str, object]
+) -> Flow[Asked]:
+    """Return what one call asks for. Raises `RuleError` if an argument is wrong."""
     rule = rule_of(rule_or_rate, options)
     if isinstance(subject, str):
         name = named_subject(subject)
     elif (request := django_request(subject)) is not None:
-        return (yield from rule_plan_flow(rule, request, cost, value, plan))
+        return (yield from asked_by_flow(rule, request, cost, value))
     elif is_user(subject):
         name = user_subject(subject)
     else:
@@ -297,9 +287,7 @@ def plan_flow(
     if not rule.is_plain:  # most rules have nothing to look at here
         rule = rule_without_request(rule, name, cost, value)
     units = cast("int", rule.cost) if cost is None else validate_cost(cost, rule.name)
-    plan = new_plan() if plan is None else plan
-    plan.add(rule, name, units, "" if value is None else value_digest(rule, value))
-    return plan
+    return rule, name, units, "" if value is None else value_digest(rule, value)
 
 
 def rule_without_request(rule: Rule, subject: str, cost: int | None, value: object) -> Rule:

@@ -123,8 +123,7 @@ def _plan(rule: Rule, subject: str) -> Plan:
     """Return the plan that shows the ban. Raises `RuleError` if the rule never asks the store."""
     if rule.dynamic:  # only a request knows its rates; a ban holds whatever they are
         rule = rule.with_rates("1/m")
-    plan = new_plan()
-    plan.add(rule, subject, 0)
+    plan = new_plan([(rule, subject, 0, "")])
     if not plan:
         raise RuleError(f"Rule {rule.name!r} has no rate, so it never asks Redis: a ban would have no effect.")
     return plan

@@ -452,10 +452,7 @@ def _peek_at(snapshot: SubjectSnapshot, questions: Sequence[_Question]) -> Itera
 
 def plan_for(subject: str, rules: Iterable[Rule]) -> Plan:
     """Return a plan of one hit for each rule."""
-    plan = new_plan()
-    for rule in rules:
-        plan.add(rule, subject, 1)
-    return plan
+    return new_plan([(rule, subject, 1, "") for rule in rules])
 
 
 def peek_plan(plan: Plan) -> Sequence[Outcome]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from time import perf_counter_ns
 
 from django_quota.conf import current
@@ -69,7 +69,7 @@ class Limiter:
         decision = self._decide_unasked(plan, mode)
         if decision is not None:
             limits_nothing = decision.allowed and not plan
-            return decision if is_step or limits_nothing or not receivers else _observed(decision, mode, began)
+            return decision if is_step or limits_nothing or not receivers else _observed(plan, decision, mode, began)
         refusals = self.refusals
         is_check = mode in ("check", "tentative")
         changes = refusals.changes
@@ -86,7 +86,7 @@ class Limiter:
                         refusals.remember(plan, decision, reply[0], changes)
                     announcements = self._note_answer(plan, reply, decision, mode)
                     if receivers and not is_step:
-                        _observed(decision, mode, began)
+                        _observed(plan, decision, mode, began)
                     if announcements:
                         yield IOCall(send, asend, announcements, Limiter)
                     return decision
@@ -95,11 +95,11 @@ class Limiter:
             raise StoreUnavailable(_SLOW)  # noqa: TRY301 — it is an outage like any other
         except StoreFull:
             decision = plan.uncounted(plan.rules)
-            return decision if is_step else _observed(decision, mode, began)
+            return decision if is_step else _observed(plan, decision, mode, began)
         except StoreUnavailable as error:
             yield IOCall(send, asend, self.outages.failed(error, plan.subjects), Limiter)
             decision = self._decide_without_store(plan, mode, error)
-            return decision if is_step else _observed(decision, mode, began)
+            return decision if is_step else _observed(plan, decision, mode, began)
         finally:
             if mode == "refund" or isinstance(mode, Settle):  # there may be room again
                 refusals.forget(plan.subjects)
@@ -110,11 +110,24 @@ class Limiter:
             return known
         if not plan:
             return plan.unlimited()
-        if ongoing and mode == "check" and self.allows_unasked(plan.rules):
+        if ongoing and mode == "check" and self._allows_unasked(plan.rules):
             return plan.unlimited(degraded=True)
         return None
 
-    def allows_unasked(self, rules: Sequence[Rule]) -> bool:
+    def allow_unasked(self, rules: Sequence[Rule]) -> Decision | None:
+        """Allow a request without a look at it, if its rules allow everything during an outage.
+
+        So limits cost next to nothing then. The Decision has no subject. None if the rules must be decided.
+        """
+        began = perf_counter_ns() if timed else 0
+        if not rules or not current().enabled or not self._allows_unasked(rules):
+            return None
+        decision = _allowed_during_outage(rules[0].name)
+        if receivers:
+            notify(decision, began)
+        return decision
+
+    def _allows_unasked(self, rules: Sequence[Rule]) -> bool:
         """Say whether rules allow everything now: Redis is not asked, and all of them say `on_unavailable="allow"`."""
         store = self.store
         if not self.outages.is_on or not isinstance(store, RedisStore) or not store.is_refusing():
@@ -132,7 +145,7 @@ class Limiter:
         began = perf_counter_ns() if timed else 0
         decision = yield from self.decision_flow(first, "tentative")
         if decision.enforced:
-            return _observed(decision, "check", began)
+            return _observed(first, decision, "check", began)
         reads = perf_counter_ns() if began else 0
         second = yield from make_second()
         if began:  # a slow client is not a slow check
@@ -142,7 +155,7 @@ class Limiter:
             decision = yield from self._compensation_flow(first, decision)
         else:
             yield from self._confirmation_flow(first, decision)
-        return _observed(decision.combined_with(decided), "check", began)
+        return _observed(first, decision.combined_with(decided), "check", began)
 
     def _confirmation_flow(self, plan: Plan, decision: Decision) -> Flow[None]:
         """Count a tentative plan, which stands now, for the day and in the metrics."""
@@ -191,7 +204,7 @@ class Limiter:
         if self.outages.is_on:
             announcements = self.outages.answered(wrote=consumes(mode) and plan.has_consumed)
         # A tentative plan that is allowed counts once it stands.
-        counts = mode == "check" or (mode == "tentative" and decision.enforced)
+        counts = _counts(plan, decision) if mode == "check" else mode == "tentative" and decision.enforced
         if self.metrics is not None and counts:
             self.metrics.count(reply[0], plan, decision)
         if plan.has_groups and mode in ("check", "tentative"):
@@ -232,8 +245,17 @@ class Limiter:
         return decision
 
 
-def _observed(decision: Decision, mode: Mode, began: int) -> Decision:
+@lru_cache(maxsize=256)
+def _allowed_during_outage(rule: str) -> Decision:
+    return Decision(allowed=True, rule=rule, subject="", degraded=True)
+
+
+def _observed(plan: Plan, decision: Decision, mode: Mode, began: int) -> Decision:
     """Let the observers hear a decision that counts something; for `began` see `notify`."""
-    if mode == "check":
+    if mode == "check" and _counts(plan, decision):
         notify(decision, began)
     return decision
+
+
+def _counts(plan: Plan, decision: Decision) -> bool:
+    return plan.counts_if_allowed or not decision.allowed

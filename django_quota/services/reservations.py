@@ -22,7 +22,8 @@ from django_quota.core.rates import parse_seconds, validate_cost
 from django_quota.core.rules import CallOptions
 from django_quota.engine.codec import Renew, Reservation, Settle
 from django_quota.engine.plans import Plan
-from django_quota.services.api import Entry, RuleOrRate, Subject, decision_flow, entries_plan_flow, plan_flow
+from django_quota.services.api import Entry, RuleOrRate, Subject, asked_flow, decision_flow, entries_plan_flow
+from django_quota.services.request_decisions import new_plan
 from django_quota.services.streams import settled_stream
 
 logger = logging.getLogger("django_quota")
@@ -264,7 +265,7 @@ def areserve_all(entries: Iterable[Entry], *, ttl: float = 60) -> _Reserving:
 def _reserve_flow(
     rule_or_rate: RuleOrRate, subject: Subject, cost: int | None, ttl: int, options: Mapping[str, object]
 ) -> Flow[Hold]:
-    plan = yield from plan_flow(rule_or_rate, subject, cost, None, options)
+    plan = new_plan([(yield from asked_flow(rule_or_rate, subject, cost, None, options))])
     return (yield from hold_flow(plan, ttl))
 
 

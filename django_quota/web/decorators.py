@@ -21,6 +21,19 @@ from django_quota.core.errors import ConfigurationError, RateError, RuleError, S
 from django_quota.core.rules import Rule, RuleOptions, dotted_path, name_conflict
 from django_quota.engine.plans import Plan
 from django_quota.services.subjects import check_keys, compile_key, is_async_callable
+from django_quota.web.request_rules import (
+    MARK,
+    WAITING,
+    Limited,
+    RuleSource,
+    is_claimed,
+    limited,
+    marked,
+    own_rule,
+    rules_for_now,
+    rules_left,
+    settings_rule,
+)
 from django_quota.web.responses import (
     DEFERRED,
     alimit_request,
@@ -31,56 +44,11 @@ from django_quota.web.responses import (
 )
 from django_quota.web.settlements import asettle_response, settle_response, take_unsettled
 from django_quota.web.view_kinds import dispatch_of, is_a_trial, is_async, is_dispatch, naming, request_of
-from django_quota.web.waiting_rules import WAITING, rules_for_now, rules_left
 
 V = TypeVar("V", bound=Callable[..., Any])
 """A view function, a method of a view, or a class of views."""
 
-RuleSource = Callable[[type | None], Rule]
-"""Returns the rule of a decorator at each request, from the class of the view (None for a function)."""
-
-_MARK = "_django_quota"
-
 BARE_HINT = "Write it with a rate: @quota('10/m')."
-
-
-class Limited:
-    """What `@quota` keeps of a view: the view, and the sources of the rules of all `@quota` directly on it."""
-
-    __slots__ = ("_of_function", "depth", "may_settle", "sources", "view", "wrapper")
-
-    def __init__(
-        self, view: Callable[..., Any], sources: tuple[RuleSource, ...], depth: int, *, may_settle: bool
-    ) -> None:
-        self.view: Callable[..., Any] = view
-        self.sources: tuple[RuleSource, ...] = sources
-        self.may_settle: bool = may_settle
-        """Whether a rule may look at the response: one of the settings may."""
-        self.depth: int = depth
-        """How many `@quota` there are from here on, with those below other decorators."""
-        self.wrapper: Callable[..., Any] | None = None
-        self._of_function: list[Rule] | None = None
-        """The rules of a function, if none is from the settings: then they never change."""
-
-    @property
-    def names(self) -> list[str]:
-        """The names of its rules from the settings."""
-        sources = [source for source in self.sources if isinstance(source, partial)]
-        return [source.args[0] for source in sources if source.func is _settings_rule]
-
-    def names_by_view(self, owner: type | None) -> list[str]:
-        """Return the names of its rules without `name=`, for a view of this class (None for a function)."""
-        sources = [source for source in self.sources if isinstance(source, partial)]
-        return [source.args[0](owner) for source in sources if source.func not in (_settings_rule, _own_rule)]
-
-    def rules(self, owner: type | None) -> list[Rule]:
-        """Return its rules, for a view of this class (None for a function)."""
-        if owner is None and self._of_function is not None:
-            return self._of_function
-        rules = [source(owner) for source in self.sources]
-        if owner is None and not self.names:
-            self._of_function = rules
-        return rules
 
 
 def quota(
@@ -209,9 +177,9 @@ class _Decorator:
 
     def _source(self, view: Callable[..., Any], depth: int) -> RuleSource:
         if isinstance(self._rule, str):
-            return partial(_settings_rule, self._rule)
+            return partial(settings_rule, self._rule)
         if self._named:
-            return partial(_own_rule, self._rule)
+            return partial(own_rule, self._rule)
         suffix = "" if depth == 1 else f"#{depth}"
         return partial(self._named_by_view, naming(view, suffix))
 
@@ -240,27 +208,13 @@ class _Decorator:
 def _refuse_shared_names(rule: Rule, inner: Limited) -> None:
     """Fail at import if two stacked rules have the same name and key, but are different."""
     for source in inner.sources:
-        other = source.args[0] if isinstance(source, partial) and source.func is _own_rule else None
+        other = source.args[0] if isinstance(source, partial) and source.func is own_rule else None
         if not isinstance(other, Rule) or other.name != rule.name or other.key != rule.key:
             continue
         by_state = {limit.state_id: limit for limit in other.limits}
         same = all(by_state.get(limit.state_id, limit) == limit for limit in rule.limits)
         if not same or not rule.is_compatible_with(other):
             raise name_conflict(rule, other)
-
-
-def _own_rule(rule: Rule, owner: type | None) -> Rule:  # noqa: ARG001 — a RuleSource
-    return rule
-
-
-def _settings_rule(name: str, owner: type | None) -> Rule:  # noqa: ARG001 — a RuleSource
-    return current().rule(name)
-
-
-def marked(view: object) -> Limited | None:
-    """Return what `@quota` keeps of a view, or of a view below it whose attributes were copied."""
-    found = getattr(view, _MARK, None)
-    return found if isinstance(found, Limited) else None
 
 
 def under_a_bare_one(view: object) -> Callable[..., Any] | None:
@@ -270,37 +224,12 @@ def under_a_bare_one(view: object) -> Callable[..., Any] | None:
     return rates[0] if rates and callable(rates[0]) else None
 
 
-def limited(view: object) -> Limited | None:
-    """Return what `@quota` keeps of a view that it wraps itself; None for other views.
-
-    `functools.wraps` copies attributes, so a view under `@login_required` also has the mark.
-    """
-    found = marked(view)
-    return found if found is not None and found.wrapper is view else None
-
-
-_CLAIMED = "_django_quota_claimed"
-
-
-def claim(request: HttpRequest, spec: Limited) -> None:
-    """Note that the middleware decides the rules of a decorator, before it calls the view."""
-    setattr(request, _CLAIMED, spec)
-
-
-def is_claimed(request: HttpRequest, spec: Limited) -> bool:
-    """Return whether the middleware has decided a decorator's rules for this call of the view, but not for the next."""
-    if getattr(request, _CLAIMED, None) is not spec:
-        return False
-    delattr(request, _CLAIMED)
-    return True
-
-
 # --- wrappers ---------------------------------------------------------------------------------------------------------
 
 
 def _wrap(spec: Limited) -> Callable[..., Any]:
     spec.wrapper = _async_wrapper(spec) if is_async(spec.view) else _wrapper(spec)
-    setattr(spec.wrapper, _MARK, spec)
+    setattr(spec.wrapper, MARK, spec)
     return spec.wrapper
 
 

@@ -31,11 +31,11 @@ from django_quota.middleware import QuotaMiddleware
 from django_quota.services.site_rules import applies_to
 from django_quota.services.subjects import GLOBAL, check_keys
 from django_quota.web.decorators import BARE_HINT
+from django_quota.web.request_rules import is_decided_later
 from django_quota.web.view_kinds import class_of, given_to
 from django_quota.web.view_lookup import endpoints, limited_views, shared_names, view_checks, views_under_a_bare_quota
-from django_quota.web.waiting_rules import is_decided_later
 
-_RULE_HINT = "The options of a rule are listed in docs/reference.md."
+_RULE_HINT = "The options of a rule are listed in docs/rules.md."
 
 _CLIENT_CHOSEN_KINDS = ("header:", "cookie:", "kwarg:", "get:", "post:", "json:")
 

@@ -1,96 +1,25 @@
-"""The limits that decorators put on views: found for one request, and found for the whole site.
-
-The middleware asks for the `@quota` on the outside of a view, to decide it in one call with the rules of the settings.
-If other code runs before a `@quota`, it must run first, and the decorator decides for itself.
-
-The system checks and the admin ask for all limits behind the URLs of the project.
-"""
+"""The limits behind the URLs of the project, for the system checks and the admin."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial, wraps
+from functools import partial, wraps
 from inspect import getclosurevars
 from types import MethodType
 from typing import Any, NamedTuple, TypeVar, cast
 
 from django.core.checks import CheckMessage
-from django.http import HttpRequest
 from django.urls import ResolverMatch
 from django.utils.decorators import method_decorator
-from django.views import View
-from django.views.decorators.csrf import csrf_exempt
 
 from django_quota.core.errors import ConfigurationError
 from django_quota.core.rules import Rule, dotted_path
 from django_quota.services.leases import Slot
 from django_quota.web.concurrency import gate_of
-from django_quota.web.decorators import Limited, claim, limited, marked, under_a_bare_one
+from django_quota.web.decorators import under_a_bare_one
+from django_quota.web.request_rules import Limited, limited, marked
 from django_quota.web.view_kinds import bound_to_class, class_of, given_to, naming
-
-
-def claim_view_rules(request: HttpRequest, view: Callable[..., Any]) -> list[Rule]:
-    """Return the rules of the `@quota` on the outside of a view. The decorator will not decide them again."""
-    spec, owner = _known(view)
-    if spec is None and owner is not None:
-        spec = limited(_handler(owner, request.method))
-    if spec is None:
-        return []
-    claim(request, spec)
-    return spec.rules(owner)
-
-
-def _known(view: Any) -> tuple[Limited | None, type | None]:
-    try:
-        return _outermost(view)
-    except TypeError:  # an unhashable view, such as an instance of a dataclass
-        return _outermost.__wrapped__(view)
-
-
-@lru_cache(maxsize=1024)
-def _outermost(view: Any) -> tuple[Limited | None, type | None]:
-    """Return the `@quota` on the outside of a view, and its class; only a class if each of its methods has its own."""
-    found = limited(view)
-    if found is not None:
-        return found, None
-    code = getattr(view, "__code__", None)
-    if code in _CHANGE_NOTHING:
-        return _outermost(view.__wrapped__)
-    owner = view.view_class if code is _AS_VIEW else None
-    if owner is None or owner.setup is not View.setup or not _CHOSEN_BY_THE_CLASS.isdisjoint(view.view_initkwargs):
-        return None, None
-    if owner.dispatch is View.dispatch:
-        return None, owner
-    found = limited(owner.dispatch)
-    return found, None if found is None else owner
-
-
-def _handler(owner: type, method: str | None) -> Any:
-    """Return the method of a class-based view that answers, as `View.dispatch` does."""
-    name = (method or "").lower()
-    if name not in getattr(owner, "http_method_names", ()):
-        return None
-    return getattr(owner, name, None) or (getattr(owner, "get", None) if name == "head" else None)
-
-
-def _nothing(request: HttpRequest) -> None: ...
-
-
-async def _nothing_async(request: HttpRequest) -> None: ...
-
-
-_AS_VIEW: Any = getattr(View.as_view(), "__code__", None)
-"""The code of the function that `as_view()` returns. Wrappers copy its name and attributes, but not its code."""
-
-_CHOSEN_BY_THE_CLASS = frozenset({"dispatch", "http_method_names", "setup"})
-"""The attributes that choose the method which answers; `as_view()` may replace them."""
-
-_CHANGE_NOTHING = {getattr(csrf_exempt(view), "__code__", None) for view in (_nothing, _nothing_async)} - {None}
-"""The code of wrappers that only mark a view."""
-
-
-# --- the limited views of a project -----------------------------------------------------------------------------------
 
 MAX_LAYERS = 100
 """The most wrappers of a view that are followed: some objects have a new `__wrapped__` each time."""

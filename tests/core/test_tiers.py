@@ -16,7 +16,7 @@ from django.test import override_settings
 from django_quota import Rule, acheck, check, peek, quota
 from django_quota.core.rules import Tiers
 from django_quota.exceptions import RateError, RuleError
-from django_quota.services.request_decisions import _log_unknown_tier
+from django_quota.services.subjects import _log_unknown_tier
 from tests.support.calls import calls_of, get, run
 from tests.support.published import override
 

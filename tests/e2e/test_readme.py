@@ -24,9 +24,8 @@ from django.test import Client, RequestFactory, override_settings
 
 from django_quota import check, peek, quota
 from django_quota.adapters import unobserve
-from django_quota.core.algorithms import ALGORITHMS
 from django_quota.testing import freeze, quota_kit
-from django_quota.web.decorators import limited
+from django_quota.web.request_rules import limited
 
 README_VERBS = ("status", "reset", "override", "sync", "rollup", "events", "sweep")
 ROOT = Path(__file__).parents[2]
@@ -36,7 +35,7 @@ PAGES = [
     Path("CONTRIBUTING.md"),
     *sorted(path.relative_to(ROOT) for path in (ROOT / "docs").glob("*.md")),
 ]
-TOUR = ("README.md", "docs/guide.md", "docs/reference.md")
+TOUR = ("README.md", "docs/guide.md", "docs/rules.md")
 """The pages whose examples build on each other, in their order."""
 INTEGRATIONS = (
     "docs/celery.md",
@@ -99,8 +98,8 @@ def test_the_shown_settings_pass_the_checks(shown_settings: dict[str, Any]) -> N
 def test_every_snippet_of_the_tour_prints_what_it_shows(tour: dict[str, Any]) -> None:
     views = [name for name, value in tour.items() if limited(value)]
     assert sorted(views) == [
-        "download", "export", "forgotten_password", "front_page", "gentle", "log_in", "lookup", "members", "report",
-        "search", "sign_in", "sms_code", "sms_code_api", "watch",
+        "download", "export", "exports", "forgotten_password", "front_page", "gentle", "inbox", "lists", "log_in",
+        "lookup", "members", "report", "search", "sign_in", "sms_code", "sms_code_api", "watch",
     ]  # fmt: skip
 
 
@@ -224,11 +223,6 @@ def test_every_named_make_target_exists() -> None:
     defined = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
     assert named <= defined
     assert {"demo", "test", "test-all", "serve", "lint", "bench", "chaos", "screenshots", "messages"} <= named
-
-
-def test_the_table_lists_all_algorithms() -> None:
-    table = read("docs/reference.md").partition("## Algorithms")[2].partition("\n## ")[0]
-    assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == list(ALGORITHMS)
 
 
 def test_the_security_policy_is_linked_and_in_the_source_distribution() -> None:

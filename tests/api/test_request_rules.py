@@ -12,8 +12,8 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_quota import Rule, peek, quota
+from django_quota.web.request_rules import decides_later, needs_view, take_waiting_rules
 from django_quota.web.responses import alimit_request, limit_request
-from django_quota.web.waiting_rules import decides_later, needs_view, take_waiting_rules
 from tests.support.calls import both, fetch, run
 
 pytestmark = pytest.mark.usefixtures("memory_store")

@@ -1,0 +1,173 @@
+"""The reference lists what the code has, no more and no less, with the defaults that the code has."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.http import HttpResponse
+from django.template import engines
+from django.test import RequestFactory
+
+import django_quota
+from django_quota import adapters, exceptions, quota, testing
+from django_quota.conf import KNOWN_SETTINGS, QuotaSettings
+from django_quota.core.algorithms import ALGORITHMS
+from django_quota.core.decisions import Decision
+from django_quota.core.keys import KINDS, SYSTEM_KINDS
+from django_quota.core.rates import _SPELLINGS
+from django_quota.core.rules import CallOptions, Rule, RuleOptions, option_names
+from django_quota.services import subjects
+from django_quota.templatetags import quota_users
+from django_quota.web.responses import LimitShown, page_context
+from tests.benchmarks import algorithms
+from tests.support import reference
+
+DOCS = reference.DOCS
+PACKAGE = Path(django_quota.__file__).parent
+
+
+def read(page: str) -> str:
+    return (DOCS / f"{page}.md").read_text()
+
+
+def rows(page: str, heading: str) -> dict[str, list[str]]:
+    """Return the rows of the table below this head, by what the first column has in code or as it is."""
+    table = re.search(rf"^{re.escape(heading)}.*\n\|[-:|]+\|\n((?:\|.*\n)+)", read(page), re.MULTILINE)
+    assert table, heading
+    cells = [re.split(r"(?<!\\) ?\| ?", row.strip())[1:-1] for row in table[1].splitlines()]
+    return {row[0].strip("`"): row[1:] for row in cells}
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda path: path.name)
+def test_what_a_page_takes_from_the_code_is_up_to_date(page: Path) -> None:
+    text = page.read_text()
+    assert text == reference.updated(text), "Run python -m tests.support.reference"
+
+
+def test_every_public_name_is_described_once() -> None:
+    described = reference.names_in(read("api"))
+    assert len(described) == len(set(described))
+    under_async = [re.sub(r"(\w+)$", r"a\1", name) for name in described]
+    owners = [name.rpartition(".")[0] for name in described]
+    errors = [f"django_quota.{name}" for name in exceptions.__all__]  # those have a table
+    for module in (django_quota, adapters, testing):
+        public = {f"{module.__name__}.{name}" for name in module.__all__}
+        assert not public.difference(described, under_async, owners, errors)
+
+
+def test_every_public_attribute_of_a_decision_is_described() -> None:
+    public = {name for name in dir(Decision) if not name.startswith("_")}
+    text = read("api").partition("### Decision\n")[2].partition("### Outcome\n")[0]
+    assert {name for name in public if f"`{name}`" in text or f"**{name}**" in text} == public
+
+
+def test_every_setting_is_listed_with_its_default() -> None:
+    listed = rows("settings", "| setting |")
+    assert sorted(listed) == sorted(KNOWN_SETTINGS)
+    for name, (_, default, _) in listed.items():
+        literal = default.partition("` of Django")[0].strip("`")
+        given = getattr(settings, literal) if literal.isupper() else ast.literal_eval(literal)
+        unset, explicit = QuotaSettings({}), QuotaSettings({name: given})
+        assert getattr(explicit, name.lower()) == getattr(unset, name.lower()), name
+
+
+def test_every_setting_shows_what_a_wrong_value_says() -> None:
+    shown = rows("settings", "| value | error |")
+    assert {re.findall(r'"(\w+)":', value)[0] for value in shown} == set(KNOWN_SETTINGS)
+
+
+def test_every_option_of_a_rule_is_listed_with_its_default() -> None:
+    listed = rows("rules", "| option |")
+    assert set(listed) == {*option_names(), "name"}
+    assert set(listed) >= {*RuleOptions.__annotations__, *CallOptions.__annotations__}
+    for option in fields(Rule):
+        if option.name in listed and option.name != "name":
+            assert ast.literal_eval(listed[option.name][1].strip("`")) == option.default, option.name
+
+
+def test_every_option_of_a_rule_shows_what_a_wrong_value_says() -> None:
+    shown = " ".join(rows("rules", "| you write"))
+    with_message = {name for name in (*option_names(), "name") if f"{name}=" in shown}
+    assert with_message >= {*option_names(), "name"} - {"exclude"}  # which reads places as `match` does
+
+
+def test_every_kind_of_key_is_listed() -> None:
+    listed = re.findall(
+        r'`"([\w.]+)(?::[^"]*)?"`', " ".join(f"`{key}`" for key in rows("rules", "| key |")) + read("rules")
+    )
+    kinds = {*subjects._PLAIN, *subjects._NAMED, *subjects._FIELDS}
+    assert kinds <= set(listed)
+
+
+def test_every_unit_and_algorithm_is_listed() -> None:
+    assert list(rows("algorithms", "| name |")) == list(ALGORITHMS)
+    assert all(f"`{unit}`" in read("rules") for unit in _SPELLINGS if not unit.endswith("s") or unit == "s")
+    assert ast.literal_eval(f"[{rows('rules', '| option |')['algorithm'][0].replace('`', '')}]") == list(ALGORITHMS)
+
+
+def test_every_command_has_a_section_with_its_options() -> None:
+    page = read("commands")
+    assert re.findall(r"^## (quota_\w+)$", page, re.MULTILINE) == re.findall(r"<!-- command (\w+) -->", page)
+    assert set(re.findall(r"^## (quota_\w+)$", page, re.MULTILINE)) == set(reference.commands())
+    assert set(rows("commands", "| command |")) == {f"[{name}](#{name})" for name in reference.commands()}
+
+
+def test_every_check_is_listed() -> None:
+    source = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    registered = set(re.findall(r"""["'.]([EW]\d{3})["']""", source))
+    listed = [*rows("checks", "| id | what is wrong"), *rows("checks", "| id | what it found")]
+    assert listed == sorted(registered)
+
+
+def test_every_header_of_a_refusal_is_listed(memory_store: None, settings: Any) -> None:
+    settings.QUOTA = {**settings.QUOTA, "LEGACY_HEADERS": True}
+    limited: Any = quota("0/m", "1/h", key="ip")(lambda request: HttpResponse())
+    response = limited(RequestFactory().get("/"))
+    listed = set(rows("responses", "| header |"))
+    assert response.status_code == 429
+    sent = set(response.headers) - {"Content-Type"}
+    assert sent <= listed
+    assert listed - sent == {"Retry-After"}  # waiting does not help here
+
+
+def test_every_variable_of_the_page_is_listed() -> None:
+    listed = rows("responses", "| variable |")
+    refused = Decision(allowed=False, rule="", subject="", degraded=True, enforced=True)
+    context = page_context(RequestFactory().get("/"), refused, 503)
+    assert set(listed) == {"title", "detail", *context}
+    assert all(f"`{name}`" in listed["limits"][0] for name in LimitShown.__annotations__)
+
+
+def test_every_template_tag_and_block_is_listed() -> None:
+    tags = rows("responses", "| tag |")
+    assert {tag.split()[0] for tag in tags} == set(quota_users.register.tags)
+    source = (PACKAGE / "templates/429.html").read_text()
+    blocks = re.findall(r"\{% block (\w+) %\}", source)
+    assert all(f"`{block}`" in read("responses") for block in blocks)
+    engines["django"].from_string("{% load quota_users %}{% quota_user_links original as links %}")
+
+
+def test_every_key_in_redis_is_listed() -> None:
+    listed = re.findall(r"`quota:1:\{[^}]*\}:(\w+)\.\.\.`", read("redis_keys"))
+    assert listed == [*KINDS, *SYSTEM_KINDS]
+
+
+def test_every_signal_says_what_it_carries() -> None:
+    source = inspect.getsource(import_module("django_quota.signals"))
+    assert set(reference.signals()) == set(re.findall(r"^(\w+)(?:: Signal)? = Signal\(\)", source, re.MULTILINE))
+    assert all(re.search(r": `\w+`", text) for text in reference.signals().values())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_picture_of_an_algorithm_shows_what_the_code_admits(algorithm: str) -> None:
+    path = algorithms.path_of(algorithm)
+    assert path.read_text() == algorithms.picture(algorithm), "Run python -m tests.benchmarks.algorithms"
+    assert f"![{algorithms.title(algorithm)}](pictures/{path.name})" in read("algorithms")

@@ -1,0 +1,321 @@
+"""The parts of the reference that are made from the code: signatures, docstrings, options of commands, error texts.
+
+`python -m tests.support.reference` writes them into docs/, between a comment that names them and `<!-- end -->`:
+
+`<!-- from django_quota: check, acquire -->`   functions and classes, with their async forms
+`<!-- errors -->`, `<!-- signals -->`          those of `django_quota.exceptions` and `django_quota.signals`
+`<!-- command quota_sweep -->`                 the options of a command
+`<!-- keys -->`                                the kinds of keys in Redis
+`<!-- wrong settings -->`, `<!-- wrong options -->`   what the values in the first column of the table say
+
+tests/e2e/test_reference.py compares the pages with the code, and finds what no page lists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import os
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+DOCS = Path(__file__).parents[2] / "docs"
+PART = re.compile(
+    r"(<!-- (from [\w.]+: [^>]*|command \w+|errors|signals|keys|wrong \w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL
+)
+"""A part that is made from the code: its comment, what that says, the text and the end."""
+
+
+def updated(page: str) -> str:
+    """Return a page with the parts that are made from the code."""
+    return PART.sub(lambda part: f"{part[1]}\n{_part(part[2], part[3])}\n\n{part[4]}", page)
+
+
+def _part(made_from: str, text: str) -> str:
+    word, _, rest = made_from.partition(" ")
+    if word == "from":
+        module, _, names = rest.partition(": ")
+        return "\n\n".join(_described(module, name.strip()) for name in names.split(","))
+    makers: dict[str, Callable[[], str]] = {"errors": _errors, "signals": _signals, "keys": _keys}
+    if word in makers:
+        return makers[word]()
+    return _command(rest) if word == "command" else _wrong(text, {"settings": _says, "options": _option_says}[rest])
+
+
+def names_in(page: str) -> list[str]:
+    """Return the names that a page describes, each with its module."""
+    parts = re.findall(r"<!-- from ([\w.]+): ([^>]*) -->", page)
+    return [f"{module}.{name.strip()}" for module, names in parts for name in names.split(",")]
+
+
+# --- functions and classes --------------------------------------------------------------------------------------------
+
+
+def _described(module: str, path: str) -> str:
+    found: Any = import_module(module)
+    for name in path.split("."):
+        owner, found = found, getattr(found, name)
+    heading = f"### {path}\n\n"
+    if inspect.isclass(found):
+        return heading + _of_class(found)
+    twin = path.rpartition(".")
+    waits = getattr(owner, f"a{twin[2]}", None)
+    return heading + _of_function(path, found, f"{twin[0]}{twin[1]}a{twin[2]}" if waits else "")
+
+
+def _of_function(name: str, function: Any, waits: str = "") -> str:
+    under_async = f"\n\nUnder async: `{waits}`." if waits else ""
+    return f"```text\n{name}{signature(function)}\n```\n\n{_listed(function)}{under_async}"
+
+
+def _listed(function: Any) -> str:
+    """Return the docstring of a function, with its arguments as a list and its errors in a paragraph of their own."""
+    arguments = "|".join(inspect.signature(function).parameters)
+    paragraphs = []
+    for paragraph in re.sub(r"(?<=\.)\s(?=Raises `)", "\n\n", _doc(function)).split("\n\n"):
+        parts = re.split(rf"(?:^|(?<=[.)])\s)(?=`(?:{arguments})`(?: and `\w+`)?: )", paragraph)
+        items = "\n".join(f"* {textwrap.indent(part, '  ').strip()}" for part in parts[1:])
+        paragraphs += [each for each in (parts[0], items) if each]
+    return "\n\n".join(paragraphs)
+
+
+def _of_class(found: type) -> str:
+    documented = attributes(found)
+    lines = [_doc(found)]
+    if documented:
+        rows = [f"| `{name}` | {_in_cell(kind)} | {_in_cell(text)} |" for name, (kind, text) in documented.items()]
+        lines.append("\n".join(["| attribute | type | what it is |", "|---|---|---|", *rows]))
+    methods = public_methods(found)
+    for name, function in methods.items():
+        if name.startswith("a") and name[1:] in methods:
+            continue
+        lines.append(f"**{name}**")
+        lines.append(_of_function(name, function, f"a{name}" if f"a{name}" in methods else ""))
+    return "\n\n".join(lines)
+
+
+def public_methods(found: type) -> dict[str, Any]:
+    """Return the public methods that a class defines, without those that return flows, for other modules."""
+    there = {name: getattr(found, name) for name in vars(found) if not name.startswith("_")}
+    return {
+        name: function
+        for name, function in there.items()
+        if inspect.isroutine(function) and "Flow[" not in str(getattr(function, "__annotations__", {}).get("return"))
+    }
+
+
+def attributes(found: type) -> dict[str, tuple[str, str]]:
+    """Return the public attributes that a class documents: the type and the text of each."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(found))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    documented: dict[str, tuple[str, str]] = {}
+    starts = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
+    given = {each.arg: ast.unparse(each.annotation) for start in starts for each in start.args.args if each.annotation}
+    for body in (tree.body, *(start.body for start in starts)):
+        for node, after in zip(body, [*body[1:], None], strict=True):
+            if isinstance(node, ast.FunctionDef) and _is_property(node):
+                documented[node.name] = (ast.unparse(node.returns or ast.Constant("")), ast.get_docstring(node) or "")
+            elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                name = target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", "")
+                is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                text = inspect.cleandoc(after.value.value) if is_text else ""  # type: ignore[union-attr]
+                kind = ast.unparse(node.annotation) if isinstance(node, ast.AnnAssign) else given.get(name, "")
+                if text or (isinstance(node, ast.AnnAssign) and body is tree.body):
+                    documented[name] = (kind, text)
+    return {name: kept for name, kept in documented.items() if not name.startswith("_")}
+
+
+def _is_property(node: ast.FunctionDef) -> bool:
+    return any(isinstance(each, ast.Name) and each.id == "property" for each in node.decorator_list)
+
+
+def signature(function: Any) -> str:
+    """Return the arguments of a function with their defaults, and what it returns."""
+    arguments = inspect.signature(function)
+    shown = [each.replace(annotation=inspect.Parameter.empty) for each in arguments.parameters.values()]
+    if shown and shown[0].name == "self":
+        shown = shown[1:]
+    text = str(arguments.replace(parameters=shown, return_annotation=inspect.Signature.empty))
+    text = re.sub(r"datetime\.timedelta\(days=(\d+)\)", r"timedelta(days=\1)", text)
+    returns = str(arguments.return_annotation)
+    names_nothing = arguments.return_annotation is inspect.Signature.empty or returns == "None"
+    is_what_it_gets = isinstance(inspect.unwrap(function).__globals__.get(returns), TypeVar)
+    return text if names_nothing or is_what_it_gets else f"{text} -> {returns.replace('_Reserving', 'Hold')}"
+
+
+def _doc(thing: Any) -> str:
+    text = inspect.getdoc(thing)
+    assert text, thing
+    return text
+
+
+def _in_cell(text: str) -> str:
+    return " ".join(text.split()).replace(" | ", " or ").replace("|", "\\|")
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _errors() -> str:
+    errors = import_module("django_quota.exceptions")
+    rows = [
+        f"| `{name}` | {', '.join(f'`{base.__name__}`' for base in getattr(errors, name).__bases__)} "
+        f"| {_in_cell(_doc(getattr(errors, name)))} |"
+        for name in errors.__all__
+    ]
+    return "\n".join(["| error | is a | raised when |", "|---|---|---|", *rows])
+
+
+def signals() -> dict[str, str]:
+    """Return the signals of `django_quota.signals` by name, with what they say of themselves."""
+    module = import_module("django_quota.signals")
+    return {name: text for name, text in texts_below(inspect.getsource(module)).items() if name.islower()}
+
+
+def texts_below(source: str) -> dict[str, str]:
+    """Return the names of a module that have a text below them, and the texts."""
+    body = ast.parse(source).body
+    found = {}
+    for node, after in pairwise(body):
+        target = node.target if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [None])[0]
+        if isinstance(target, ast.Name) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            found[target.id] = inspect.cleandoc(str(after.value.value))
+    return found
+
+
+def _signals() -> str:
+    rows = [f"| `{name}` | {_in_cell(text)} |" for name, text in signals().items()]
+    return "\n".join(["| signal | what it says |", "|---|---|", *rows])
+
+
+def _keys() -> str:
+    keys = import_module("django_quota.core.keys")
+    rows = [f"| `quota:1:{{<subject>}}:{kind}...` | {_in_cell(_coded(text))} |" for kind, text in keys.KINDS.items()]
+    rows += [f"| `quota:1:{{!}}:{kind}...` | {_in_cell(_coded(text))} |" for kind, text in keys.SYSTEM_KINDS.items()]
+    return "\n".join(["| key | what it holds |", "|---|---|", *rows])
+
+
+def _coded(text: str) -> str:
+    return re.sub(r"(?<![\w`])((?:\w+:)*\w*:?<[^>]+>(?::<[^>]+>)?)", r"`\1`", text)
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+@cache
+def commands() -> dict[str, str]:
+    """Return the commands of the package, each with the app that brings it."""
+    root = DOCS.parent / "django_quota"
+    paths = sorted(root.rglob("management/commands/quota_*.py"), key=lambda path: path.stem)
+    return {path.stem: ".".join(("django_quota", *path.relative_to(root).parts[:-3])) for path in paths}
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a command."""
+    command = import_module(f"{commands()[name]}.management.commands.{name}").Command()
+    parser: argparse.ArgumentParser = command.create_parser("manage.py", name)
+    return parser
+
+
+def _django_options() -> set[str]:
+    from django.core.management.base import BaseCommand
+
+    return {action.dest for action in BaseCommand().create_parser("manage.py", "any")._actions}
+
+
+def options_of(parser: argparse.ArgumentParser, words: str = "") -> Iterator[tuple[str, str, str]]:
+    """Return the options of a command, without those of every Django command: the words before it, it, its meaning."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for verb, below in action.choices.items():
+                yield from options_of(below, f"{words}{verb} ")
+        elif action.dest not in _django_options():
+            yield words, _option(action), action.help or ""
+
+
+def _option(action: argparse.Action) -> str:
+    given = action.metavar if isinstance(action.metavar, str) else ""
+    if not action.option_strings:
+        return given or action.dest
+    if action.nargs == 0:
+        return action.option_strings[-1]
+    choices = "|".join(map(str, action.choices)) if action.choices else ""
+    shown = given or choices or action.dest.upper()
+    shown = f"[{shown}]" if action.nargs == "?" else f"{shown} ..." if action.nargs == argparse.REMAINDER else shown
+    return f"{action.option_strings[-1]} {shown}"
+
+
+def _command(name: str) -> str:
+    options = [(words + option, _OPTION.sub(r"`\1`", text)) for words, option, text in options_of(parser_of(name))]
+    rows = [f"| {_code(option)} | {_in_cell(text)} |" for option, text in options]
+    return "\n".join(["| option | what it does |", "|---|---|", *rows])
+
+
+_OPTION = re.compile(r"(--[a-z-]+)")
+
+
+def _code(text: str) -> str:
+    return f"`{text}`".replace("|", "\\|")
+
+
+# --- what wrong values say --------------------------------------------------------------------------------------------
+
+
+def _wrong(table: str, says: Callable[[str], str]) -> str:
+    head, rule, *rows = table.strip().splitlines()
+    return "\n".join([head, rule, *(f"| `{given}` | {_in_cell(says(given))} |" for given in map(_first_code, rows))])
+
+
+def _first_code(row: str) -> str:
+    found = re.match(r"\| `([^`]*)`", row)
+    assert found, row
+    return found[1]
+
+
+def _says(given: str) -> str:
+    from django_quota.conf import QuotaSettings
+    from django_quota.exceptions import QuotaError
+
+    value = ast.literal_eval("{" + given + "}")
+    try:
+        getattr(QuotaSettings(value), next(iter(value)).lower())
+    except QuotaError as error:
+        return str(error)
+    raise AssertionError(f"{given} is right")
+
+
+def _option_says(given: str) -> str:
+    from django_quota import quota
+    from django_quota.exceptions import QuotaError
+
+    try:
+        eval(f"quota({given})", {"quota": quota})
+    except QuotaError as error:
+        return str(error)
+    raise AssertionError(f"quota({given}) is right")
+
+
+def main() -> None:
+    """Write what is made from the code into the pages."""
+    for path in sorted(DOCS.glob("*.md")):
+        before = path.read_text()
+        after = updated(before)
+        if after != before:
+            path.write_text(after)
+            print(f"{path.name} is up to date now.")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.support.settings")
+    import django
+
+    django.setup()
+    main()
