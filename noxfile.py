@@ -1,4 +1,4 @@
-"""The versions that the tests run on. `nox --list` shows them; `nox -s "tests-3.13(django='6.1')"` runs one.
+"""The versions that the tests run on. `nox --list` shows them; `nox -s "tests(python='3.13', django='6.1')"` runs one.
 
 A Python that this machine does not have is skipped. Arguments behind `--` go to pytest: `nox -s lowest -- tests/core`.
 """
@@ -66,7 +66,7 @@ def lowest(session: nox.Session) -> None:
     session.run(*PYTEST, *session.posargs)
 
 
-@nox.session(python=PYTHONS[0])
+@nox.session(python=PYTHONS[1])
 @nox.parametrize("server", SERVERS)
 def servers(session: nox.Session, server: str) -> None:
     """Run the tests of scripts, stores and failures on the Redis or Valkey of PATH."""
