@@ -29,6 +29,7 @@ from django_quota.engine.codec import (
     Reply,
     Reservation,
     allows_without_flags,
+    consumes,
     emitted,
     outcomes_of,
 )
@@ -188,7 +189,7 @@ class Plan:
         hits = self.hits
         if not self.timeless:
             self._move_to(now)
-        return Decide(hits, mode, self._log)
+        return Decide(hits, mode, self._log if consumes(mode) else NO_LOG)
 
     def _move_to(self, now: int) -> None:
         """Set the edges of days and calendar limits."""
