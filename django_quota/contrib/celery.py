@@ -30,7 +30,10 @@ from django_quota import Decision, QuotaError, Rule, RuleError, check
 from django_quota.conf import current
 from django_quota.core.algorithms.sliding_window import DEFAULT_PRECISION
 from django_quota.core.clock import SECOND, frozen_now, in_words
+from django_quota.core.flow import run_sync
 from django_quota.core.rates import MAX_COUNT, Rate
+from django_quota.services.api import asked_flow, decision_flow
+from django_quota.services.request_decisions import new_plan
 
 __all__ = ["QuotaTask", "TaskRefused", "TaskWouldExpire"]
 
@@ -127,6 +130,13 @@ def _queue(rule: Rule, name: str, rates: Sequence[Rate], pace: int = 1, room: in
     )
 
 
+def _take_place(queue: Rule, subject: Any, cost: int | None) -> Decision:
+    """Take the next place of a queue. The metrics do not count it, since they count the task when it starts."""
+    plan = new_plan([run_sync(asked_flow(queue, subject, cost, None, {}))])
+    plan.counts_if_allowed = False
+    return run_sync(decision_flow(plan, "check"))
+
+
 class Place(NamedTuple):
     """What the header of a message says about its task."""
 
@@ -209,7 +219,7 @@ class QuotaTask(Task):
         limits, task_id = self.limits(), task_id or uuid()
         if limits.spacing is not None and not self.app.conf.task_always_eager:
             subject, cost = self._asks(args or (), kwargs or {})
-            decision = check(limits.spacing, subject, cost)
+            decision = _take_place(limits.spacing, subject, cost)
             if not decision.degraded:
                 now = _now()
                 chosen = self._microseconds(eta) if eta else now + round((countdown or 0) * SECOND)
@@ -238,7 +248,7 @@ class QuotaTask(Task):
         limits, place = self.limits(), Place.of(self.request)
         subject, cost = self._asks(args, kwargs)
         if place.at is None and limits.spacing is not None:
-            decision = check(limits.spacing, subject, cost)
+            decision = _take_place(limits.spacing, subject, cost)
             if decision.enforced:
                 self._ask_later(decision, place)
             place = Place(_now() + self._wait_of(decision))
@@ -251,7 +261,7 @@ class QuotaTask(Task):
             sleep(self._wait_of(decision) / SECOND)
             decision = check(limits.start, subject, cost)
         if decision.enforced:
-            wait = 0 if decision.degraded or limits.again is None else check(limits.again, subject, cost).delay
+            wait = 0 if decision.degraded or limits.again is None else _take_place(limits.again, subject, cost).delay
             self._ask_later(decision, place, round(wait * SECOND))
 
     def _ask_later(self, decision: Decision, place: Place, spacing: int | None = None) -> NoReturn:

@@ -29,6 +29,7 @@ from django_quota.engine.codec import (
     Reply,
     Reservation,
     allows_without_flags,
+    consumes,
     emitted,
     outcomes_of,
 )
@@ -60,6 +61,8 @@ class Plan:
 
     timeless: bool = True
     """Whether the plan is the same at any time: it has no calendar limit, and counts no day. True of no rules."""
+    counts_if_allowed = True
+    """Whether metrics and observers hear of it if it is allowed. They hear of each refusal."""
     _groups = 0
     _reservation: Reservation | None = None
     """How hits note what they consume as holds. Then the plan is used again."""
@@ -186,7 +189,7 @@ class Plan:
         hits = self.hits
         if not self.timeless:
             self._move_to(now)
-        return Decide(hits, mode, self._log)
+        return Decide(hits, mode, self._log if consumes(mode) else NO_LOG)
 
     def _move_to(self, now: int) -> None:
         """Set the edges of days and calendar limits."""

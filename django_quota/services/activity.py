@@ -170,17 +170,21 @@ class RunningTotals(NamedTuple):
     """Only the totals of each. Rules that came after too many others are summed up, so no total ever falls."""
     outages: int
     """Outages of the store, as each process has seen them: with four workers, an outage counts four times."""
+    banned: int
+    """The number of bans now; 0 for the memory store, which has no index of bans."""
+    slots: list[SlotUse]
 
 
 def running_totals() -> RunningTotals:
-    """Send this process's own metrics, then read the totals.
+    """Send this process's own metrics, then read the totals, and the bans and slots of now.
 
     Raises `StoreUnavailable` if the store does not answer.
     """
-    limiter = _limiter_with_metrics_sent()
-    flat = limiter.store.run(ReadDays([system_key(current().prefix, "totals")]), frozen_now())[0]
+    store = _limiter_with_metrics_sent().store
+    flat = store.run(ReadDays([system_key(current().prefix, "totals")]), frozen_now())[0]
     counts = {text(name): int(count) for name, count in zip(flat[::2], flat[1::2], strict=True)}
-    return RunningTotals(_rules(counts, FIELDS), counts.get(OUTAGES, 0))
+    banned, slots = _bans_and_slots(store)
+    return RunningTotals(_rules(counts, FIELDS), counts.get(OUTAGES, 0), banned, slots)
 
 
 def _limiter_with_metrics_sent() -> Limiter:
@@ -208,12 +212,34 @@ def _of_redis(store: RedisStore, guess: int) -> Activity:
         pipeline.zrangebyscore(system_key(prefix, "bans"), after, "+inf", start=0, num=BANS, withscores=True)
         pipeline.zrevrangebyscore(system_key(prefix, "slots"), "+inf", after, start=0, num=MAX_SLOTS_READ)
         clock, counts, refused, banned, bans, slots = pipeline.execute()
-    found = Activity(frozen_now() or int(clock[0]) * SECOND + int(clock[1]), day, banned=int(banned))
+    found = Activity(_time_of(clock), day, banned=int(banned))
     found.rules = _rules({text(name): int(count) for name, count in counts.items()})
     found.refused = [RefusedSubject(named(text(subject)), int(count)) for subject, count in refused]
     found.bans = [_ban(text(member), int(stop)) for member, stop in bans]
     _read_more(store, found, [text(slot) for slot in slots])
     return found
+
+
+def _bans_and_slots(store: Store) -> tuple[int, list[SlotUse]]:
+    """Return the number of bans, and the slots that were asked for last."""
+    prefix, guess = current().prefix, frozen_now() or MemoryStore.now()
+    if not isinstance(store, RedisStore):
+        return 0, _of_memory(store, guess).slots
+    after = f"({guess}"
+    with store.commands() as client, client.pipeline(transaction=False) as lent:
+        pipeline: Any = lent
+        pipeline.time()
+        pipeline.zcount(system_key(prefix, "bans"), after, "+inf")
+        pipeline.zrevrangebyscore(system_key(prefix, "slots"), "+inf", after, start=0, num=MAX_SLOTS_READ)
+        clock, banned, slots = pipeline.execute()
+    found = Activity(_time_of(clock), date.min)
+    _read_more(store, found, [text(slot) for slot in slots])
+    return int(banned), found.slots
+
+
+def _time_of(clock: Sequence[Any]) -> int:
+    """Return the time that Redis tells, in microseconds."""
+    return frozen_now() or int(clock[0]) * SECOND + int(clock[1])
 
 
 def _read_more(store: RedisStore, found: Activity, slots: Sequence[str]) -> None:

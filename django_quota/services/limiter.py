@@ -69,7 +69,7 @@ class Limiter:
         decision = self._decide_unasked(plan, mode)
         if decision is not None:
             limits_nothing = decision.allowed and not plan
-            return decision if is_step or limits_nothing or not receivers else _observed(decision, mode, began)
+            return decision if is_step or limits_nothing or not receivers else _observed(plan, decision, mode, began)
         refusals = self.refusals
         is_check = mode in ("check", "tentative")
         changes = refusals.changes
@@ -86,7 +86,7 @@ class Limiter:
                         refusals.remember(plan, decision, reply[0], changes)
                     announcements = self._note_answer(plan, reply, decision, mode)
                     if receivers and not is_step:
-                        _observed(decision, mode, began)
+                        _observed(plan, decision, mode, began)
                     if announcements:
                         yield IOCall(send, asend, announcements, Limiter)
                     return decision
@@ -95,11 +95,11 @@ class Limiter:
             raise StoreUnavailable(_SLOW)  # noqa: TRY301 — it is an outage like any other
         except StoreFull:
             decision = plan.uncounted(plan.rules)
-            return decision if is_step else _observed(decision, mode, began)
+            return decision if is_step else _observed(plan, decision, mode, began)
         except StoreUnavailable as error:
             yield IOCall(send, asend, self.outages.failed(error, plan.subjects), Limiter)
             decision = self._decide_without_store(plan, mode, error)
-            return decision if is_step else _observed(decision, mode, began)
+            return decision if is_step else _observed(plan, decision, mode, began)
         finally:
             if mode == "refund" or isinstance(mode, Settle):  # there may be room again
                 refusals.forget(plan.subjects)
@@ -122,7 +122,10 @@ class Limiter:
         began = perf_counter_ns() if timed else 0
         if not rules or not current().enabled or not self._allows_unasked(rules):
             return None
-        return _observed(_allowed_during_outage(rules[0].name), "check", began)
+        decision = _allowed_during_outage(rules[0].name)
+        if receivers:
+            notify(decision, began)
+        return decision
 
     def _allows_unasked(self, rules: Sequence[Rule]) -> bool:
         """Say whether rules allow everything now: Redis is not asked, and all of them say `on_unavailable="allow"`."""
@@ -142,7 +145,7 @@ class Limiter:
         began = perf_counter_ns() if timed else 0
         decision = yield from self.decision_flow(first, "tentative")
         if decision.enforced:
-            return _observed(decision, "check", began)
+            return _observed(first, decision, "check", began)
         reads = perf_counter_ns() if began else 0
         second = yield from make_second()
         if began:  # a slow client is not a slow check
@@ -152,7 +155,7 @@ class Limiter:
             decision = yield from self._compensation_flow(first, decision)
         else:
             yield from self._confirmation_flow(first, decision)
-        return _observed(decision.combined_with(decided), "check", began)
+        return _observed(first, decision.combined_with(decided), "check", began)
 
     def _confirmation_flow(self, plan: Plan, decision: Decision) -> Flow[None]:
         """Count a tentative plan, which stands now, for the day and in the metrics."""
@@ -201,7 +204,7 @@ class Limiter:
         if self.outages.is_on:
             announcements = self.outages.answered(wrote=consumes(mode) and plan.has_consumed)
         # A tentative plan that is allowed counts once it stands.
-        counts = mode == "check" or (mode == "tentative" and decision.enforced)
+        counts = _counts(plan, decision) if mode == "check" else mode == "tentative" and decision.enforced
         if self.metrics is not None and counts:
             self.metrics.count(reply[0], plan, decision)
         if plan.has_groups and mode in ("check", "tentative"):
@@ -247,8 +250,12 @@ def _allowed_during_outage(rule: str) -> Decision:
     return Decision(allowed=True, rule=rule, subject="", degraded=True)
 
 
-def _observed(decision: Decision, mode: Mode, began: int) -> Decision:
+def _observed(plan: Plan, decision: Decision, mode: Mode, began: int) -> Decision:
     """Let the observers hear a decision that counts something; for `began` see `notify`."""
-    if mode == "check":
+    if mode == "check" and _counts(plan, decision):
         notify(decision, began)
     return decision
+
+
+def _counts(plan: Plan, decision: Decision) -> bool:
+    return plan.counts_if_allowed or not decision.allowed

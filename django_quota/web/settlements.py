@@ -69,27 +69,38 @@ _STATUS: Sequence[tuple[Any, int]] = (
 
 
 def _settle_flow(request: HttpRequest, response: Any, plans: Sequence[Plan]) -> Flow[None]:
+    """Settle all plans; after that raise the first error, if a function of a rule failed."""
     if isinstance(response, Exception):
         response = _response_for(response)
+    failed: Exception | None = None
     for plan in plans:
-        hold = Hold(plan, _NO_DECISION, VIEW_TTL)
-        if not hold.is_open:
-            continue
-        if isinstance(response, BaseException):
-            yield from hold.settling(hold.costs)
-            continue
         try:
-            counted = yield from _counted_flow(plan, response)
-            if getattr(response, "streaming", False) and any(
-                rule.settle is not None and counts for (rule, _, _, _), counts in zip(plan.asked, counted, strict=True)
-            ):
-                settled_stream(response, hold, partial(_end_flow, hold, plan, counted, request, response))
-                continue
-            costs = yield from _costs_flow(plan, counted, request, response)
-        except Exception:
-            yield from hold.settling(hold.costs)
-            raise
-        _show(request, (yield from hold.settling(costs)))
+            yield from _settle_plan_flow(request, response, plan)
+        except Exception as error:  # noqa: BLE001 — raised below
+            failed = failed or error
+    if failed is not None:
+        raise failed
+
+
+def _settle_plan_flow(request: HttpRequest, response: Any, plan: Plan) -> Flow[None]:
+    hold = Hold(plan, _NO_DECISION, VIEW_TTL)
+    if not hold.is_open:
+        return
+    if isinstance(response, BaseException):
+        yield from hold.settling(hold.costs)
+        return
+    try:
+        counted = yield from _counted_flow(plan, response)
+        if getattr(response, "streaming", False) and any(
+            rule.settle is not None and counts for rule, counts in zip(plan.rules, counted, strict=True)
+        ):
+            settled_stream(response, hold, partial(_end_flow, hold, plan, counted, request, response))
+            return
+        costs = yield from _costs_flow(plan, counted, request, response)
+    except Exception:
+        yield from hold.settling(hold.costs)
+        raise
+    _show(request, (yield from hold.settling(costs)))
 
 
 _NO_DECISION = Decision(allowed=True, rule="", subject="")
@@ -110,8 +121,8 @@ def _end_flow(
 def _counted_flow(plan: Plan, response: Any) -> Flow[list[bool]]:
     """Return for each rule whether the request counts."""
     counted = []
-    for rule, _, _, _ in plan.asked:
-        counted.append(rule.counts is None or bool((yield from call_flow(rule.counts, response))))
+    for rule in plan.rules:
+        counted.append(rule.counts is None or bool((yield from call_flow(rule.counts, response))))  # noqa: PERF401 — it waits
     return counted
 
 

@@ -281,6 +281,17 @@ def test_a_wrong_cost_is_an_error_and_the_estimate_stays_spent() -> None:
         assert left("wrong") == 999
 
 
+def test_a_wrong_cost_of_one_plan_leaves_no_other_unsettled() -> None:
+    request = RequestFactory().get("/")
+    for name, cost in (("wrong", "many"), ("right", 3)):
+        made = Rule.make(name, "100/h", cost=10, settle=lambda request, response, cost=cost: cost)
+        apply_decision(request, decide(request, made))
+    with pytest.raises(RuleError, match="'wrong' returned 'many'"):
+        settle(request, HttpResponse())
+    assert peek("100/h", IP, name="wrong").remaining == 90
+    assert peek("100/h", IP, name="right").remaining == 97
+
+
 def test_a_wrong_cost_of_a_stream_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     view: Any = quota("1000/h", name="wrong", settle=lambda request, response: -1)(
         lambda request: StreamingHttpResponse([b"x"])

@@ -18,9 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.exceptions import OperationalError
 
-from django_quota import Rule, RuleError, check, peek
+from django_quota import Decision, Rule, RuleError, check, peek
+from django_quota.adapters import observe, unobserve
 from django_quota.contrib import celery as integration
 from django_quota.contrib.celery import HEADER, QuotaTask, TaskRefused, TaskWouldExpire
+from django_quota.services.activity import running_totals
 from django_quota.testing import clear
 from tests.support.celery_worker import SECOND, Clock, Worker, in_memory_app
 from tests.support.pages import run_page
@@ -104,6 +106,20 @@ def test_a_short_wait_is_spent_in_the_worker(site: Site) -> None:
     assert site.run(site.task(quota="250/s"), 1, 2) == [0.0, 0.004]
     assert len(site.worker.runs) == 2
     assert site.clock.naps == [0.00404]
+
+
+def test_metrics_and_observers_hear_of_a_task_when_it_starts_and_of_no_place(site: Site) -> None:
+    heard: list[Decision] = []
+    observe(heard.append)
+    try:
+        site.run(site.task(quota="10/m"), *range(4))
+        site.task(name="none", quota="0/m").apply_async()
+        site.worker.run_all()
+    finally:
+        unobserve(heard.append)
+    counts = {rule.part: (rule.allowed, rule.refused) for rule in running_totals().rules}
+    assert counts == {"export": (4, 0), "none": (0, 1)}
+    assert [decision.rule for decision in heard] == ["export"] * 4 + ["none"]
 
 
 def test_each_subject_has_a_queue_of_its_own(site: Site) -> None:

@@ -296,7 +296,7 @@ class TestDuration:
         assert len(without) == 2
 
     def test_nobody_looks_at_the_clock_for_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module in ("limiter", "observers", "request_decisions"):
+        for module in ("limiter", "observers"):
             monkeypatch.setattr(f"django_quota.services.{module}.perf_counter_ns", fail)
         heard: list[Any] = []
         observe(heard.append)

@@ -123,6 +123,26 @@ class TestCollector:
 
 
 @pytest.mark.usefixtures("redis_cache")
+def test_a_scrape_is_four_trips_however_many_rules_and_slots_there_are(raw: Any) -> None:
+    def reads() -> int:
+        return int(raw.info("stats")["total_reads_processed"])
+
+    def trips(checks: int) -> int:
+        for _ in range(checks):
+            check("9/m", "user:1", name="search")
+        before = reads()
+        samples()
+        return reads() - before - 1  # the last is our own
+
+    for number in range(20):
+        check("9/m", "user:1", name=f"rule-{number}")
+        slot(f"slot-{number}", 2).acquire()
+    # The flusher may send something in between, so it is the least of some.
+    assert min(trips(checks=1) for _ in range(4)) == 4
+    assert min(trips(checks=0) for _ in range(4)) == 3
+
+
+@pytest.mark.usefixtures("redis_cache")
 def test_it_counts_bans() -> None:
     rule = Rule.make("login", "1/m", ban={"after": "1/m", "for": ["1h"]})
     for _ in range(3):

@@ -628,6 +628,24 @@ class TestAnswers:
         assert f"r={1000 - len(reply.content)}" in reply.headers["RateLimit"]
         assert peek(Rule.make("bytes", "1000/h"), "user:1").remaining == 1000 - len(reply.content)
 
+    @pytest.mark.parametrize("with_middleware", [True, False])
+    def test_an_error_that_nobody_handles_is_settled_as_a_500(self, with_middleware: bool, settings: Any) -> None:
+        class Broken(APIView):
+            throttle_classes = (QuotaThrottle,)
+            quota_rules = (
+                Rule.make("errors", "10/h", counts=lambda response: response.status_code == 500),
+                Rule.make("answers", "10/h", counts=lambda response: response.status_code == 200),
+            )
+
+            def get(self, request: Any) -> Response:
+                raise ZeroDivisionError
+
+        if not with_middleware:
+            settings.MIDDLEWARE = []
+        settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("broken/", Broken.as_view())]})
+        assert Client(raise_request_exception=False).get("/broken/").status_code == 500
+        assert [peek(rule, "ip:127.0.0.1").remaining for rule in Broken.quota_rules] == [9, 10]
+
 
 def size_of(request: Any, response: Any) -> int:
     return len(response.content)

@@ -111,3 +111,13 @@ def test_what_rules_have_ready_is_the_command_as_any_other_is_sent(
             plan.include_holds()
         decide = plan.operation(START, "check")
         assert decide.evalsha(now) == pack_command(decide.command(now))
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_sent"), [("check", True), ("tentative", True), ("peek", False), ("refund", False)]
+)
+def test_only_a_decision_that_can_emit_events_sends_the_keys_of_the_log(mode: Any, is_sent: bool) -> None:
+    plan = Plan("quota", events=99)
+    plan.add(Rule.make("search", "10/m"), "ip:203.0.113.9", 1)
+    keys = plan.operation(START, mode).keys
+    assert any("events" in key for key in keys) == is_sent

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from django_quota.core.errors import QuotaError
 from django_quota.models import OverrideOutbox
-from django_quota.services.activity import Activity, RuleActivity, RunningTotals, activity, running_totals
+from django_quota.services.activity import RuleActivity, RunningTotals, running_totals
 from django_quota.services.metrics import OTHER_LABEL, OUTCOMES
 from django_quota.services.override_sync import has_tables, write_database
 
@@ -29,13 +29,13 @@ class QuotaCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Read and yield all metrics."""
         try:
-            totals, now = running_totals(), activity()
+            totals = running_totals()
         except QuotaError as error:
             logger.warning("The metrics lack what lies in Redis: %s", error)
             yield _gauge("quota_store_up", "1 if the store answers, 0 if not.", 0)
         else:
             yield _gauge("quota_store_up", "1 if the store answers, 0 if not.", 1)
-            yield from _of_store(totals, now)
+            yield from _of_store(totals)
         yield from _of_database()
 
     def describe(self) -> Iterable[Metric]:
@@ -43,7 +43,7 @@ class QuotaCollector(Collector):
         return ()
 
 
-def _of_store(totals: RunningTotals, now: Activity) -> Iterator[Metric]:
+def _of_store(totals: RunningTotals) -> Iterator[Metric]:
     counts = Counter[tuple[str, str]]()
     for rule in totals.rules:
         for outcome, count in zip(OUTCOMES, (rule.allowed, rule.refused, rule.shadowed), strict=True):
@@ -55,9 +55,9 @@ def _of_store(totals: RunningTotals, now: Activity) -> Iterator[Metric]:
     outages = CounterMetricFamily("quota_outages", "Outages of the store, each as often as workers saw it.")
     outages.add_metric((), totals.outages)
     yield outages
-    yield _gauge("quota_bans", "Bans that are in force.", now.banned)
+    yield _gauge("quota_bans", "Bans that are in force.", totals.banned)
     held, limits = Counter[str](), Counter[str]()
-    for slot in now.slots:
+    for slot in totals.slots:
         held[slot.name or OTHER_LABEL] += slot.held
         limits[slot.name or OTHER_LABEL] += slot.limit
     used = GaugeMetricFamily("quota_leases_in_use", "Slots that are held, of those used lately.", labels=("slot",))

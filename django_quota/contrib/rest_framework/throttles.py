@@ -219,8 +219,8 @@ def _always_asks(throttle: Any) -> bool:
 
 
 def _prepare(view: Any) -> None:
-    """Let a view raise `QuotaThrottled`, and write the headers on its response."""
-    for name, function in (("throttled", _throttled), ("finalize_response", _finalize)):
+    """Let a view raise `QuotaThrottled`, settle what it took, and write the headers on its response."""
+    for name, function in _METHODS:
         method = getattr(view, name, None)
         if method is not None and getattr(method, "func", None) is not function:
             setattr(view, name, partial(function, method))
@@ -257,6 +257,23 @@ def _finalize(
         else:  # `settle` may look at the content
             cast("Any", response).add_post_render_callback(partial(_settle, request))
     return response
+
+
+def _handle(method: Callable[..., Any], error: Exception) -> Any:
+    """Call the view's `handle_exception()`. An error that leaves it has no response, and is settled here."""
+    try:
+        return method(error)
+    except Exception as uncaught:
+        settle(cast("Any", method).__self__.request, uncaught)
+        raise
+
+
+_METHODS: Sequence[tuple[str, Callable[..., Any]]] = (
+    ("throttled", _throttled),
+    ("finalize_response", _finalize),
+    ("handle_exception", _handle),
+)
+"""The methods of a view that are called with another one around them."""
 
 
 def _settle(request: Any, response: HttpResponseBase) -> None:
