@@ -10,7 +10,7 @@ from django.core.management.base import CommandParser
 
 from django_quota.conf import current
 from django_quota.core.clock import SECOND, in_words
-from django_quota.management.console import SUBJECT_HELP, QuotaCommand, printable, redis_store
+from django_quota.management.console import SUBJECT_HELP, QuotaCommand, counted, printable, redis_store
 from django_quota.management.pending_overrides import report_pending_overrides
 from django_quota.services.event_stream import Event, iso
 from django_quota.services.inspection import (
@@ -29,7 +29,7 @@ BAR_WIDTH = 20
 
 
 class Command(QuotaCommand):
-    help = "Show the limits, overrides, bans and leases of a subject, and where each figure comes from."
+    help = "Show the limits, overrides, bans, slots and reservations of a subject, and where each figure comes from."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("subject", help=SUBJECT_HELP)
@@ -98,9 +98,10 @@ def lines(snapshot: SubjectSnapshot, refused: Sequence[Event], *, with_unused: b
     for ban in snapshot.bans:
         yield f"  ban       from {ban.rule}, for another {in_words(ban.ends_in * SECOND)}"
     for held in snapshot.leases:
-        yield f"  leases    {_held(held)}"
+        yield f"  in use    {held.name}: {counted(held.number, 'slot')}; the first is free in {_held(held)}"
     for held in snapshot.holds:
-        yield f"  holds     {_held(held)}"
+        number = counted(held.number, "reservation")
+        yield f"  reserved  {held.name}: {number} not settled; the first is returned in {_held(held)}"
     for event in refused:
         yield f"  {event.kind:<9} {_refused(event)}"
     for day, rules in sorted(snapshot.days.items()):
@@ -149,6 +150,7 @@ def _limit(limit: LimitStatus) -> Iterator[str]:
 
 def _next_hit(limit: LimitStatus) -> str:
     why = {"": "", "override": " (by an override)"}.get(limit.why, f" ({limit.why})")
+    why = " (a shadow rule: it only reports)" if limit.shadow else why
     if limit.instead:
         return str(WITHOUT_STORE[limit.instead])
     if limit.retry_after == 0:
@@ -170,7 +172,8 @@ def _refused(event: Event) -> str:
 
 
 def _held(held: HeldStatus) -> str:
-    return f"{held.name}: {held.number}, the first ends in {in_words(held.ends_in[0] * SECOND)}, from {held.source}"
+    """Return when the first one ends, and where this is kept."""
+    return f"{in_words(held.ends_in[0] * SECOND)}, from {held.source}"
 
 
 def _moment(microseconds: int) -> str | None:
