@@ -51,8 +51,11 @@ class Counted(NamedTuple):
     """What the metrics count of a decision for one rule and subject."""
 
     rule: str
+    """The name of the rule."""
     subject: str
+    """The subject; it belongs in no label."""
     outcome: OutcomeWord
+    """`"allowed"`, `"refused"`, or `"shadowed"`: a shadow rule would have refused."""
 
 
 def counted(decision: Decision) -> list[Counted]:
