@@ -180,7 +180,8 @@ def _address(value: str) -> str:
 
 
 def _status(value: str) -> int:
-    return int(value) if value.isdigit() else 0
+    code = value[:3]
+    return int(code) if code.isdigit() else 0
 
 
 Row = Mapping[str, str]
@@ -236,7 +237,10 @@ _APACHE = {
     "U": "path", "V": "host", "a": "ip", "h": "ip", "m": "method", "q": "query", "r": "request", "s": "status",
     "t": "time", "v": "host",
 }  # fmt: skip
-"""The field of each directive of Apache and gunicorn."""
+"""The field of each directive of Apache."""
+
+_GUNICORN = {**_APACHE, "a": "header:user-agent", "f": "header:referer"}
+"""The field of each name of gunicorn, which are almost those of Apache."""
 
 _UVICORN = {
     "asctime": "time", "client_addr": "ip", "full_path": "target", "method": "method", "request_line": "request",
@@ -269,7 +273,7 @@ def _field_of(match: re.Match[str]) -> str:
     if match["gunicorn"]:
         return f"header:{match['gunicorn'].lower()}" if match["kind"] == "i" else ""
     if match["python"]:
-        return _APACHE.get(match["python"], "") or _UVICORN.get(match["python"], "")
+        return _GUNICORN.get(match["python"], "") or _UVICORN.get(match["python"], "")
     return _apache_field(match["apache"], match["of"] or "", match[0])
 
 
@@ -314,6 +318,8 @@ class PatternFormat(LogFormat):
             expression = r"\[[^\]]*\]|\d+"
         elif match["python"] == "t":  # of gunicorn
             expression = r"\[[^\]]*\]"
+        elif match["python"] == "status_code":  # of uvicorn: "404 Not Found"
+            expression = r"\d+(?: [A-Za-z' -]+)?"
         elif match["apache"] == "q":
             expression = r"\?\S*|"
         elif field in _WITHOUT_BLANKS:

@@ -552,7 +552,7 @@ CADDY = {
         ('%(h)s %(t)s "%(r)s" %(s)s "%({x}i)s"', f'203.0.113.9 [21/Nov/2025:04:40:00 +0000] "{REQUEST}" 200 "k"'),
         (
             '%(asctime)s %(client_addr)s "%(request_line)s" %(status_code)s',
-            f'2025-11-21 04:40:00,000 203.0.113.9:4711 "{REQUEST}" 200',
+            f'2025-11-21 04:40:00,000 203.0.113.9:4711 "{REQUEST}" 200 OK',
         ),
         ("json", json.dumps({**CADDY, "ts": START / SECOND})),
         ("auto", f'{{"time": "2025-11-21T04:40:00Z", "ip": "203.0.113.9", "request": "{REQUEST}", "status": 200}}'),
