@@ -10,6 +10,7 @@ from typing import NamedTuple
 from django.template import Context, Engine
 
 from django_quota.core.algorithms import Limit
+from django_quota.core.clock import in_words
 from django_quota.management.replaying import Results
 from django_quota.services.replay import Traffic
 from django_quota.services.tightest import Demand
@@ -23,13 +24,17 @@ STEP = 3
 HEIGHT = 120
 """Pixels of a panel's plot, and of all of it."""
 PANEL = 190
-LEFT, TOP = 60, 44
+LEFT, TOP = 60, 56
+ROOM = 14
+"""Pixels above a line that its text needs."""
 
 
 class Line(NamedTuple):
     """A limit in a panel."""
 
     y: float
+    text_y: float
+    """Above the line, or below it at the top of the panel."""
     text: str
     is_second: bool
 
@@ -92,10 +97,10 @@ def _panel(number: int, demand: Demand, limit: Limit, highest: Sequence[int], ot
     below = "".join(_bar(at, y(min(value, lowest)), HEIGHT) for at, value in enumerate(highest) if value)
     above = "".join(_bar(at, y(value), y(lowest)) for at, value in enumerate(highest) if value > lowest)
     lines = [
-        Line(y(count), str(each.rate), bool(at))
+        Line(y(count), y(count) + (13 if y(count) < ROOM else -3), str(each.rate), bool(at))
         for at, (count, each) in enumerate(zip(counts, [limit, *others], strict=True))
     ]
-    title = f"{demand.name}: the most that one subject asked for in {limit.rate.window}, up to {max(highest):,}"
+    title = f"{demand.name}: the most that one subject asked for in {in_words(limit.rate.period)}: {max(highest):,}"
     return Panel(TOP + number * PANEL, title, below, above, lines, f"{top:,}")
 
 

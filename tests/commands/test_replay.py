@@ -457,7 +457,7 @@ def test_the_picture_shows_demand_above_the_limit(folder: Path) -> None:
     texts = [each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert "1/m" in texts
     assert "3/m (the settings)" in texts
-    assert any(text and "asked for in m, up to 5" in text for text in texts)
+    assert any(text and "asked for in 1 minute: 5" in text for text in texts)
     assert "No such file" in error_of(name, "--picture", "nowhere/demand.svg")
 
 

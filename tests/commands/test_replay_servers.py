@@ -36,7 +36,7 @@ QUOTA = {
     "TRUSTED_PROXIES": %s,
     "RULES": {
         "api": {"rate": ["9/h", "30/d"], "match": "/api/", "exclude": "/api/v1/"},
-        "posts": {"rate": "7/h", "methods": ["POST"], "match": "/", "key": ["ip", "path"]},
+        "posts": {"rate": "3/h", "methods": ["POST"], "match": "/", "key": ["ip", "path"]},
         "fixed": {"rate": "30/h", "algorithm": "fixed_window", "key": %r, "match": "/"},
         "bans": {"rate": "25/h", "match": "/class/", "ban": {"after": "5/h", "for": "1h"}},
         "values": {"rate": "3/h", "distinct": "get:q", "match": "api:search", "exempt": "203.0.113.3"},
