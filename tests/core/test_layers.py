@@ -114,7 +114,7 @@ PACKAGES_OF = {
 
 @pytest.mark.parametrize("name", MODULES)
 def test_only_an_integration_imports_its_package(name: str) -> None:
-    packages = {"adrf", "axes", "channels", "rest_framework_simplejwt"}.union(*PACKAGES_OF.values())
+    packages = {"adrf", "axes", "channels", "django_ratelimit", "rest_framework_simplejwt"}.union(*PACKAGES_OF.values())
     own = PACKAGES_OF.get(name.split(".")[2], set()) if name.startswith("django_quota.contrib.") else set()
     assert {other.partition(".")[0] for other in imports(MODULES[name])} & packages <= own
 

@@ -37,6 +37,7 @@ PAGES = [
 OWN_RUN = (
     "docs/celery.md",
     "docs/channels.md",
+    "docs/coming_from.md",
     "docs/logins.md",
     "docs/ninja.md",
     "docs/opentelemetry.md",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
@@ -22,7 +22,8 @@ from django_quota.contrib.rest_framework.throttles import (
     named_rule,
     rules_of_handler,
 )
-from django_quota.core.errors import ConfigurationError, RuleError
+from django_quota.core.errors import ConfigurationError, RateError, RuleError
+from django_quota.core.rates import Rate, parse_rate
 from django_quota.core.rules import Rule, dotted_path
 from django_quota.web.view_kinds import class_of, given_to
 from django_quota.web.view_lookup import endpoints
@@ -36,11 +37,11 @@ def rules_of_views(patterns: Iterable[Any]) -> Iterator[Rule]:
             if issubclass(throttle, QuotaThrottle):
                 yield from (rule for rule in _rules_of(endpoint.callback) if isinstance(rule, Rule))
             with suppress(ImproperlyConfigured, ValueError, KeyError):  # the framework reports a wrong rate
-                yield from _rule_of_throttle(throttle, endpoint.callback)
+                yield from (rule for _, rule in _rates_of_throttle(throttle, endpoint.callback))
 
 
-def _rule_of_throttle(throttle: type, view: Any) -> Iterator[Rule]:
-    """Return the rule of one of the framework's throttles."""
+def _rates_of_throttle(throttle: type, view: Any) -> Iterator[tuple[str, Rule]]:
+    """Return the rate of one of the framework's throttles as it is written, and its rule."""
     scope = _scope_of(view)
     if issubclass(throttle, QuotaThrottle):
         throttle = ScopedRateThrottle
@@ -50,11 +51,11 @@ def _rule_of_throttle(throttle: type, view: Any) -> Iterator[Rule]:
         scoped = throttle()
         scoped.use_scope(scope)
         if scoped.rate is not None:
-            yield scoped.rule
+            yield scoped.rate, scoped.rule
     elif issubclass(throttle, SimpleRateThrottle):
         made = throttle()
         if made.rate is not None:
-            yield made.rule
+            yield made.rate, made.rule
 
 
 def _throttles_of(view: Any) -> list[type]:
@@ -82,6 +83,8 @@ def check_throttles(patterns: Sequence[Any]) -> list[CheckMessage]:
         if any(issubclass(each, QuotaThrottle) for each in classes):
             for message in _check_names(view, known):
                 found.setdefault(message.msg, message)
+        for message in _check_rates(view, classes):
+            found.setdefault(message.msg, message)
         by_address = by_address or next(filter(_trusts_the_header, classes), None)
     if by_address is not None and api_settings.NUM_PROXIES is None:
         found[""] = CheckWarning(
@@ -91,6 +94,23 @@ def check_throttles(patterns: Sequence[Any]) -> list[CheckMessage]:
             id="django_quota.W018",
         )
     return list(found.values())
+
+
+def _check_rates(view: Any, classes: Sequence[type]) -> Iterator[CheckMessage]:
+    """Find rates of which the framework reads the first letter of the unit, and which say something else."""
+    for throttle in classes:
+        with suppress(ImproperlyConfigured, ValueError, KeyError):  # the framework reports a wrong rate
+            for text, rule in _rates_of_throttle(throttle, view):
+                (rate,) = cast("tuple[Rate]", rule.rates)
+                with suppress(RateError):
+                    if parse_rate(text).period == rate.period:
+                        continue
+                yield CheckWarning(
+                    f"{throttle.__name__} of {dotted_path(class_of(view))} reads {text!r} as {rate.in_words()}, as "
+                    "Django REST framework does.",
+                    hint=f"Write {str(rate)!r} if that is meant. Else use a rule of the settings, in quota_rules.",
+                    id="django_quota.W024",
+                )
 
 
 def _check_names(view: Any, known: Any) -> Iterator[CheckMessage]:
