@@ -36,7 +36,7 @@ def ban(subject: Subject, rule: RuleOrRate, seconds: float) -> Decision:
     and up to 366 days. A ban that lasts longer already stays as it is; to shorten one, call `unban` first.
 
     The ban is an event and sends `banned`, the admin and `quota_status` show it, and `unban`, `reset` and the admin
-    lift it. If the rule has `ban=`, its next ban is the next in the row.
+    lift it. If the rule has `ban=`, its next ban lasts for the next of its durations.
 
     Raises `RuleError` if an argument is wrong, or if a ban has no effect: under a rule with `shadow=True` or without a
     rate. Raises `StoreUnavailable` if the store does not answer.
@@ -53,7 +53,7 @@ def unban(subject: Subject, rule: RuleOrRate | None = None) -> int:
     """Lift the ban of a subject under a rule, or all its bans; return how many were in force.
 
     `subject` and `rule`: see `ban`; without a rule, the subject is a text or a user. What was counted stays, and so do
-    blocks. The next ban is the first in its row again. Raises `RuleError` and `StoreUnavailable`.
+    blocks. The next ban lasts for the first duration again. Raises `RuleError` and `StoreUnavailable`.
     """
     return run_sync(_unban_flow(subject, rule))
 

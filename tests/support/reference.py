@@ -72,7 +72,8 @@ def _described(module: str, path: str) -> str:
 
 def _of_function(name: str, function: Any, waits: str = "") -> str:
     under_async = f"\n\nUnder async: `{waits}`." if waits else ""
-    return f"```text\n{name}{signature(function)}\n```\n\n{_listed(function)}{under_async}"
+    whole = textwrap.fill(f"{name}{signature(function)}", 78, subsequent_indent=" " * 4, break_on_hyphens=False)
+    return f"```text\n{whole}\n```\n\n{_listed(function)}{under_async}"
 
 
 def _listed(function: Any) -> str:
