@@ -12,8 +12,8 @@ from django.core.exceptions import ImproperlyConfigured
 from rest_framework import throttling
 from rest_framework.settings import api_settings
 
-from django_quota.adapters import checks_views, finds_rules
-from django_quota.conf import current
+from django_quota import ConfigurationError, Rule, RuleError
+from django_quota.adapters import Endpoint, checks_views, current, dotted_path, endpoints, finds_rules
 from django_quota.contrib.rest_framework.throttles import (
     QuotaThrottle,
     ScopedRateThrottle,
@@ -22,24 +22,20 @@ from django_quota.contrib.rest_framework.throttles import (
     named_rule,
     rules_of_handler,
 )
-from django_quota.core.errors import ConfigurationError, RuleError
-from django_quota.core.rules import Rule, dotted_path
-from django_quota.web.view_kinds import class_of, given_to
-from django_quota.web.view_lookup import endpoints
 
 
 @finds_rules
 def rules_of_views(patterns: Iterable[Any]) -> Iterator[Rule]:
     """Return the rules of all views with these throttles, without those that are wrong."""
     for endpoint in endpoints(patterns):
-        for throttle in _throttles_of(endpoint.callback):
+        for throttle in _throttles_of(endpoint):
             if issubclass(throttle, QuotaThrottle):
-                yield from (rule for rule in _rules_of(endpoint.callback) if isinstance(rule, Rule))
+                yield from (rule for rule in _rules_of(endpoint) if isinstance(rule, Rule))
             with suppress(ImproperlyConfigured, ValueError, KeyError):  # the framework reports a wrong rate
-                yield from _rule_of_throttle(throttle, endpoint.callback)
+                yield from _rule_of_throttle(throttle, endpoint)
 
 
-def _rule_of_throttle(throttle: type, view: Any) -> Iterator[Rule]:
+def _rule_of_throttle(throttle: type, view: Endpoint) -> Iterator[Rule]:
     """Return the rule of one of the framework's throttles."""
     scope = _scope_of(view)
     if issubclass(throttle, QuotaThrottle):
@@ -57,14 +53,14 @@ def _rule_of_throttle(throttle: type, view: Any) -> Iterator[Rule]:
             yield made.rule
 
 
-def _throttles_of(view: Any) -> list[type]:
+def _throttles_of(view: Endpoint) -> list[type]:
     """Return the classes of a view's throttles."""
-    classes = given_to(view).get("throttle_classes", getattr(class_of(view), "throttle_classes", ()))
+    classes = view.given.get("throttle_classes", getattr(view.view_class, "throttle_classes", ()))
     return [each for each in classes if isinstance(each, type)]
 
 
-def _scope_of(view: Any) -> str | None:
-    scope: str | None = given_to(view).get("throttle_scope", getattr(class_of(view), "throttle_scope", None))
+def _scope_of(view: Endpoint) -> str | None:
+    scope: str | None = view.given.get("throttle_scope", getattr(view.view_class, "throttle_scope", None))
     return scope
 
 
@@ -78,9 +74,9 @@ def check_throttles(patterns: Sequence[Any]) -> list[CheckMessage]:
     found: dict[str, CheckMessage] = {}
     by_address = None
     for endpoint in endpoints(patterns):
-        view, classes = endpoint.callback, _throttles_of(endpoint.callback)
+        classes = _throttles_of(endpoint)
         if any(issubclass(each, QuotaThrottle) for each in classes):
-            for message in _check_names(view, known):
+            for message in _check_names(endpoint, known):
                 found.setdefault(message.msg, message)
         by_address = by_address or next(filter(_trusts_the_header, classes), None)
     if by_address is not None and api_settings.NUM_PROXIES is None:
@@ -93,9 +89,9 @@ def check_throttles(patterns: Sequence[Any]) -> list[CheckMessage]:
     return list(found.values())
 
 
-def _check_names(view: Any, known: Any) -> Iterator[CheckMessage]:
+def _check_names(view: Endpoint, known: Any) -> Iterator[CheckMessage]:
     """Find rules of a view that there are not."""
-    view_class: Any = class_of(view)
+    view_class: Any = view.view_class
     scope = _scope_of(view)
     problems = []
     for rule in _rules_of(view):
@@ -110,11 +106,11 @@ def _check_names(view: Any, known: Any) -> Iterator[CheckMessage]:
         yield Error(problem, hint=hint or None, id="django_quota.E016")
 
 
-def _rules_of(view: Any) -> Iterator[Any]:
+def _rules_of(view: Endpoint) -> Iterator[Any]:
     """Return all `quota_rules` of a view, and of its methods."""
-    view_class: Any = class_of(view)
-    yield from as_rules(given_to(view).get("quota_rules", getattr(view_class, "quota_rules", ())))
-    actions = getattr(view, "actions", None)
+    view_class: Any = view.view_class
+    yield from as_rules(view.given.get("quota_rules", getattr(view_class, "quota_rules", ())))
+    actions = getattr(view.callback, "actions", None)
     for name in actions.values() if actions else view_class.http_method_names:
         yield from as_rules(rules_of_handler(getattr(view_class, name, None)) or ())
 
