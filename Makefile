@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo serve test test-all fuzz lint docs bench chaos messages screenshots clean
+.PHONY: help demo serve test test-all fuzz lint docs dist bench chaos messages screenshots clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -48,6 +48,11 @@ lint: $(VENV)/.installed-bench ## Run ruff (format and lint) and mypy strict
 docs: $(VENV)/.installed-docs ## Build the documentation into docs/_build, check its links; ARGS="-b linkcheck": also those to other sites
 	@rm -rf docs/_build
 	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs $(ARGS) . docs/_build
+
+dist: $(VENV)/.installed-dev ## Build the wheel and the sdist into dist/, check them, and try the wheel in an empty environment
+	@rm -rf dist
+	@$(BIN)/python -m build --quiet
+	@DIST=dist $(PYTEST) --all tests/e2e/test_distributions.py
 
 bench: $(VENV)/.installed-bench ## Measure a check beside bare EVALSHA and six other limiters
 	@$(BIN)/python -m tests.benchmarks $(ARGS)

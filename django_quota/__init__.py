@@ -88,4 +88,4 @@ __all__ = [
     "unban",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -411,6 +411,8 @@ def rule_of(rule_or_rate: object, options: Mapping[str, object]) -> Rule:
             raise RateError(
                 rule_or_rate, None, 'it is not the name of a rule in QUOTA["RULES"] either', known.strip()
             ) from None
+        if error.position and "mean" not in known:  # its count could be read, and no rule has such a name
+            raise
         raise RateError(error.text, error.position, error.problem, f"{error.hint} Nor is it a rule.{known}") from None
     except TypeError:  # an unhashable option or list of rates
         return _make_rule(rule_or_rate, options)

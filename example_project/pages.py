@@ -52,7 +52,7 @@ def icon(request: HttpRequest) -> HttpResponse:  # noqa: ARG001 — a view takes
 def refused(request: HttpRequest) -> HttpResponse:
     """Show the page of a refused visitor: the second of two hits under `1/m` is always refused."""
     for _ in range(2):
-        check("1/m", request, name="refused").raise_if_refused()  # QuotaMiddleware answers QuotaExceeded
+        check("1/m", request, name="refused-page").raise_if_refused()  # QuotaMiddleware answers QuotaExceeded
     return redirect("front")
 
 

@@ -224,7 +224,9 @@ def run_login(scenario: Scenario, site: Site) -> Iterator[Step]:
     for refusal in step.refusals:
         step.expect("the ban's seconds", refusal.retry_after, range(590, 601))
         step.expect(
-            "what it says", str(refusal.said.get("detail")).split(".")[0], ["There were too many refused requests"]
+            "what it says",
+            str(refusal.said.get("detail")).split(".")[0],
+            ["Too many requests were refused, so access is blocked for a while"],
         )
     yield step
 

@@ -62,7 +62,7 @@ def moment_in_words(moment: datetime, style: str = "DATETIME_FORMAT") -> str:
 
 def sentence(words: str) -> str:
     """Return words with a full stop, unless they end with one, as `1:43 p.m.` does."""
-    return words if words.endswith(".") else f"{words}."
+    return words if words.endswith(".") else _("%(words)s.") % {"words": words}
 
 
 def rule_in_words(rule: str) -> str:
@@ -132,8 +132,15 @@ class LimitRow:
 
     @property
     def why(self) -> str | Promise:
-        """What replaces the limit."""
-        return WHYS.get(self.status.why, "")
+        """What replaces the limit, or why it refuses nobody."""
+        return _("a shadow rule: it only reports") if self.status.shadow else WHYS.get(self.status.why, "")
+
+    @property
+    def refusal(self) -> str:
+        """Why the next hit is refused, in a few words: a ban or a block, or how much is used."""
+        if self.status.why in ("banned", "blocked"):
+            return str(self.why)
+        return f"{self.usage} ({self.why})" if self.why else self.usage
 
     @property
     def maximum(self) -> int:
@@ -162,4 +169,4 @@ def next_in_words(retry_after: float | None) -> str:
 
 def ordinal(level: int) -> str:
     """Return which ban in a row this is."""
-    return ngettext("the first", "number %(level)d in a row", level) % {"level": level}
+    return ngettext("the first ban", "ban number %(level)d in a row", level) % {"level": level}

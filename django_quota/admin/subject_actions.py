@@ -115,8 +115,8 @@ class ResetUsage(Action):
     name = "reset"
     label = gettext_lazy("Reset")
     consequence = gettext_lazy(
-        "This forgets all that was counted for %(subject)s under %(rule)s, lifts its bans and drops open holds. "
-        "Overrides and daily counts stay."
+        "This forgets all that was counted for %(subject)s under %(rule)s, lifts its bans and drops reservations "
+        "that are not settled. Overrides and daily counts stay."
     )
     destructive = True
     permission = "reset_subject"
@@ -186,7 +186,8 @@ class OverrideAction(Action):
             raise ValidationError(_("Somebody else has just created an override. Look at it first.")) from error
         until = _("until it is cleared") if row.expires is None else _("until %s") % moment_in_words(row.expires)
         result = str(self.result) % row.rate if row.rate else self.result
-        done = sentence(f"{result} {self.rule_words(target)}, {until}")
+        words = {"result": result, "rule": self.rule_words(target), "until": until}
+        done = sentence(_("%(result)s %(rule)s, %(until)s") % words)
         return f"{done} ({row.reason})" if row.reason else done
 
 

@@ -110,7 +110,7 @@ class OverrideRow:
 
 @dataclass(frozen=True, slots=True)
 class EndingRow:
-    """A ban, a lease or a hold, and when it ends."""
+    """A ban, a lease or a reservation, and when it ends."""
 
     name: str
     ends: datetime
@@ -146,6 +146,8 @@ class SubjectPage:
     entries: list[LogEntry]
     trouble: str = ""
     """Why the store did not answer; empty if it did."""
+    refusing: list[LimitRow] = field(default_factory=list)
+    """The limits that refuse the next hit."""
     used: list[RuleRow] = field(default_factory=list)
     unused: list[RuleRow] = field(default_factory=list)
     unread: dict[str, str] = field(default_factory=dict)
@@ -204,6 +206,7 @@ def _fill(page: SubjectPage, snapshot: SubjectSnapshot, allowed: Any) -> None:
         page.for_all = by_rule.get(ALL_RULES)
     for name, limits in groupby(snapshot.limits, key=lambda limit: limit.rule):
         shown = [LimitRow(limit, snapshot.now) for limit in limits]
+        page.refusing += [row for row in shown if row.status.refuses]
         force = snapshot.override_for(name)
         is_own = force is not None and force[0] == name and name in by_rule
         reasons = [by_rule[name]] if is_own else []

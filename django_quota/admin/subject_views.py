@@ -27,7 +27,7 @@ from django_quota.admin.admin_base import (
 )
 from django_quota.admin.subject_actions import ACTIONS, Action, ActionTarget, add_form_error
 from django_quota.admin.subject_page import build_page, log_actions
-from django_quota.conf import limits_logins
+from django_quota.conf import current, limits_logins
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.models import QuotaOverride, Subject
 from django_quota.services.lookup import SubjectMatch, composite_subjects, find_subjects, subject_hint
@@ -110,6 +110,7 @@ class SubjectAdmin(ReadOnlyAdmin):
         context["hint"] = "" if is_met else subject_hint(subject, with_users=may_see_users(request))
         context["composite"] = composite_subjects(subject).items()
         context["sees_overrides"] = may_see(request, QuotaOverride)
+        context["is_enabled"] = current().enabled
         return self._show(request, "page", context)
 
     def _show(self, request: HttpRequest, template: str, context: dict[str, Any]) -> TemplateResponse:

@@ -332,6 +332,6 @@ def check_tasks(_: Sequence[Any]) -> Iterator[CheckMessage]:
                 task.limits()
             except RuleError as error:
                 text = f"Task {task.name!r} has quota_rule={task.quota_rule!r}. {error.problem}"
-                yield Error(text, hint=error.hint or None, id="django_quota.E025")
+                yield Error(text, hint=error.hint or None, id="django_quota.E026")
             except ConfigurationError:
                 return  # reported with the values of the settings

@@ -239,7 +239,7 @@ def check_operations(patterns: Iterable[Any]) -> Iterator[CheckMessage]:
             f"The API {api} does not answer what the limiter raises: a QuotaExceeded or StoreUnavailable in an "
             "operation becomes a 500.",
             hint="Call install(api) of django_quota.contrib.ninja.",
-            id="django_quota.W024",
+            id="django_quota.W027",
         )
 
 

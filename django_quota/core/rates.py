@@ -108,9 +108,17 @@ def _parse(text: str) -> Rate:
     rate, position = _read_window(text, separator.end(), count)
     position = _blank_end(text, position)
     if position != len(text):
-        hint = "Put a semicolon between rates: '10/s; 500/h'." if text[position] == "," else _HINT
-        raise RateError(text, position, f"unexpected {reprlib.repr(text[position:])}", hint)
+        raise RateError(text, position, f"unexpected {reprlib.repr(text[position:])}", _hint_for(text[position:], rate))
     return rate
+
+
+def _hint_for(rest: str, rate: Rate) -> str:
+    """Return what to write instead of a text behind a rate; other packages have other separators, and keys there."""
+    if rest[0] in ",|" or (rest[0].isdigit() and _SEPARATOR.search(rest)):
+        return "Put a semicolon between rates: '10/s; 500/h'."
+    if rest in ("/ip", "/user", "/key"):
+        return f"Write {str(rate)!r}, and say who is limited by key=, such as key='ip'."
+    return _HINT
 
 
 def _blank_end(text: str, position: int) -> int:
@@ -132,10 +140,13 @@ def _read_count(text: str, start: int) -> tuple[int, int]:
 def _read_window(text: str, start: int, count: int) -> tuple[Rate, int]:
     match = _WINDOW.match(text, start)
     if match is None:
-        raise RateError(text, start, "the unit is missing", _HINT)
+        bare = _COUNT.fullmatch(text, start)  # django-ratelimit reads it as seconds
+        hint = f"For seconds, write '{count}/{bare[0]}s'." if bare and len(bare[0]) < MAX_UNIT_LENGTH else _HINT
+        raise RateError(text, start, "the unit is missing", hint)
     unit = _SPELLINGS.get(match[2])
     if unit is None:
-        hint = f"Units: s, m, h, d, w (or in full), month, year.{_nearest_unit(match[2].lower())}"
+        lower = "" if match[2].islower() else ", in lower case"
+        hint = f"Units: s, m, h, d, w (or in full), month, year{lower}.{_nearest_unit(match[2].lower())}"
         raise RateError(text, match.start(2), f"{reprlib.repr(match[2])} is not a unit", hint)
     digits = match[1] or "1"
     longest = MAX_PERIOD // UNITS[unit]
@@ -160,7 +171,10 @@ def parse_rate(value: object) -> Rate:
     if isinstance(value, Rate):
         return value
     if not isinstance(value, str):
-        raise RateError(value, None, f"it is {_article(type(value).__name__)}, not a text", _HINT)
+        # django-ratelimit has pairs of a count and seconds.
+        is_pair = isinstance(value, tuple) and list(map(type, value)) == [int, int]
+        hint = "Write '{}/{}s'.".format(*cast("tuple[int, int]", value)) if is_pair else _HINT
+        raise RateError(value, None, f"it is {_article(type(value).__name__)}, not a text", hint)
     return _parse(value)
 
 

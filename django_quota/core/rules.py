@@ -351,11 +351,17 @@ class Rule:
         return cls(name, cast("Any", rates), **cast("dict[str, Any]", options))
 
     @classmethod
-    def from_setting(cls, name: str, value: object, imported: Callable[[str, object], object] | None = None) -> Rule:
+    def from_setting(
+        cls,
+        name: str,
+        value: object,
+        imported: Callable[[str, object], object] | None = None,
+        place: str = 'QUOTA["RULES"]',
+    ) -> Rule:
         """Make a rule from an entry of `QUOTA["RULES"]`: a rate, a list of rates, or a dict with `rate` and options.
 
-        `imported(option, value)` resolves the dotted paths in an option. Raises `RuleError` with the place in the
-        settings.
+        `imported(option, value)` resolves the dotted paths in an option. Raises `RuleError` with the `place`
+        of the entry.
         """
         try:
             options = {str(option): given for option, given in value.items()} if isinstance(value, Mapping) else {}
@@ -369,7 +375,7 @@ class Rule:
                 options = {option: imported(option, given) for option, given in options.items()}
             return cls._of_setting(name, options.pop("rate", value), options)
         except RuleError as error:
-            raise RuleError(f'QUOTA["RULES"][{name!r}]: {error}') from error
+            raise RuleError(f"{place}[{name!r}]: {error}") from error
 
     @classmethod
     def _of_setting(cls, name: str, rate: object, options: dict[str, object]) -> Rule:

@@ -29,8 +29,10 @@ MAX_LENGTH = 64
 """Characters of the longest address with its zone. A longer text is no address, and must not fill the caches."""
 
 
-def client_ip(request: HttpRequest) -> str:
+def client_ip(request: HttpRequest, prefixes: Prefixes | None = None) -> str:
     """Return the address of the client; an IPv6 address as its network (/64 by default).
+
+    `prefixes`: other bits than those that the settings say.
 
     This is the address of the peer. If the peer is one of `TRUSTED_PROXIES`, it is the first address from the right of
     X-Forwarded-For that is not a trusted proxy, or the address in `CLIENT_IP_HEADER`. With `TRUSTED_PROXY_COUNT`, it is
@@ -38,7 +40,7 @@ def client_ip(request: HttpRequest) -> str:
     `ConfigurationError` if there is no address.
     """
     settings = current()
-    return _client(request, (settings.ipv4_prefix, settings.ipv6_prefix), settings)
+    return _client(request, prefixes or (settings.ipv4_prefix, settings.ipv6_prefix), settings)
 
 
 def own_prefixes() -> Prefixes:
@@ -50,6 +52,11 @@ def own_prefixes() -> Prefixes:
 def is_from(request: HttpRequest, networks: tuple[Network, ...]) -> bool:
     """Return whether the client's full address is in one of these networks."""
     return _is_in(_client(request, FULL, current()), networks)
+
+
+def is_trusted_proxy(address: str) -> bool:
+    """Return whether an address is in `TRUSTED_PROXIES`."""
+    return _is_in(address, current().trusted_proxies)
 
 
 def _client(request: HttpRequest, prefixes: Prefixes, settings: QuotaSettings) -> str:

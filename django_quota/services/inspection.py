@@ -1,4 +1,4 @@
-"""What is known of one subject: its limits, overrides, bans, leases, holds and daily counts. It changes nothing.
+"""What is known of one subject: its limits, overrides, bans, leases, reservations and daily counts. It changes nothing.
 
 By default everything is read by name in a few round trips: the rules of the settings and the views, the rules that the
 subject's own keys name, and the slots of views. With `scan=True`, as commands use it, all keys in Redis are walked
@@ -31,7 +31,7 @@ from django_quota.engine.plans import Plan
 from django_quota.engine.subject_operations import InspectSubject
 from django_quota.services.event_stream import PAGE, Event, EventStream
 from django_quota.services.health import is_full, refused_change
-from django_quota.services.known_rules import known_rules, known_slots
+from django_quota.services.known_rules import known_login_rules, known_rules, known_slots
 from django_quota.services.overrides import ALL_RULES, Override, status_key
 from django_quota.services.registry import get_limiter
 from django_quota.services.request_decisions import new_plan
@@ -101,6 +101,15 @@ class LimitStatus:
     """The `on_unavailable` that decides the next hit while the store takes no changes; otherwise empty."""
     is_burst_unknown: bool = False
     """Whether only a call knows the burst: the figures are those without one."""
+    shadow: bool = False
+    """Whether the limit only reports and never refuses."""
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the next hit is refused."""
+        if self.instead:
+            return self.instead == "deny"
+        return self.retry_after != 0 and not self.shadow
 
     @classmethod
     def of(cls, outcome: Outcome, source: str, tier: str = "") -> LimitStatus:
@@ -117,6 +126,7 @@ class LimitStatus:
             outcome.why,
             source,
             tier,
+            shadow=outcome.shadow,
         )
 
 
@@ -135,7 +145,7 @@ class BanStatus:
 
 @dataclass(frozen=True, slots=True)
 class HeldStatus:
-    """The leases of one slot, or the open holds of one rule."""
+    """The leases of one slot, or the reservations under one rule that are not settled."""
 
     name: str
     ends_in: tuple[float, ...]
@@ -159,6 +169,7 @@ class SubjectSnapshot:
     bans: list[BanStatus] = field(default_factory=list)
     leases: list[HeldStatus] = field(default_factory=list)
     holds: list[HeldStatus] = field(default_factory=list)
+    """Reservations that are not settled. Those of failed logins are left out: nobody ever settles them."""
     days: dict[date, dict[str, Count]] = field(default_factory=dict)
     """Checks of the last days by day and rule, as far as Redis has them."""
     unread: dict[str, str] = field(default_factory=dict)
@@ -209,7 +220,8 @@ def load_snapshot(subject: str, names: Collection[str] | None = None, *, scan: b
     snapshot = _snapshot_of(subject, contents, rules)
     if names is not None:
         snapshot.bans = [ban for ban in snapshot.bans if ban.rule in rules]
-    snapshot.holds = [held for key, held in contents.held.items() if key in holds]
+    of_logins = {rule.name for rule in known_login_rules()}
+    snapshot.holds = [held for key, held in contents.held.items() if key in holds and held.name not in of_logins]
     snapshot.leases = [held for key, held in contents.held.items() if key in leases]
     snapshot.days = days
     _read_limits(snapshot, rules)

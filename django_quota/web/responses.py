@@ -428,7 +428,7 @@ def _specificity(given: MediaType) -> int:
 
 def _names(given: MediaType, offered: str) -> bool:
     """Return whether a media range names a type. All our bodies are UTF-8 and have no other parameters."""
-    if any((name, str(value).lower()) != ("charset", "utf-8") for name, value in given.range_params.items()):
+    if any((name, str(value).lower()) != ("charset", "utf-8") for name, value in given.params.items() if name != "q"):
         return False
     main, _, sub = offered.partition("/")
     return (given.main_type, given.sub_type) in ((main, sub), (main, "*"), ("*", "*"))

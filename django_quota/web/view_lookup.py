@@ -110,7 +110,7 @@ class LimitedView(NamedTuple):
 
 def limited_views(patterns: Iterable[Any]) -> Iterator[LimitedView]:
     """Find every `@quota` on functions, classes and methods once, also below other decorators."""
-    for layer in _layers_of_all(patterns):
+    for layer in layers_of_all(patterns):
         spec = limited(layer.view)
         if spec is not None:
             yield LimitedView(naming(spec.view)(layer.owner), spec, layer.owner, layer.called_by)
@@ -118,7 +118,7 @@ def limited_views(patterns: Iterable[Any]) -> Iterator[LimitedView]:
 
 def views_under_a_bare_quota(patterns: Iterable[Any]) -> Iterator[str]:
     """Return the paths of views under a `@quota` without parentheses."""
-    for layer in _layers_of_all(patterns):
+    for layer in layers_of_all(patterns):
         bare = under_a_bare_one(layer.view)
         if bare is not None:
             yield dotted_path(bare)
@@ -132,7 +132,7 @@ def rules_of_views(patterns: Iterable[Any]) -> Iterator[Rule]:
 
 def slots_of_views(patterns: Iterable[Any]) -> Iterator[Slot]:
     """Return the slots of `@concurrency` on views."""
-    for layer in _layers_of_all(patterns):
+    for layer in layers_of_all(patterns):
         gate = gate_of(layer.view)
         if gate is not None:
             yield gate.slot(layer.owner)
@@ -142,7 +142,7 @@ def shared_names(patterns: Iterable[Any]) -> Iterator[tuple[str, str]]:
     """Return each decorator and name under which several views share a count only because their paths are equal."""
     known: dict[tuple[str, str], Any] = {}
     reported = set()
-    for layer in _layers_of_all(patterns):
+    for layer in layers_of_all(patterns):
         spec, gate = limited(layer.view), gate_of(layer.view)
         names = [] if spec is None else [("@quota", name) for name in spec.names_by_view(layer.owner)]
         if gate is not None and not gate.is_named:
@@ -157,7 +157,7 @@ def shared_names(patterns: Iterable[Any]) -> Iterator[tuple[str, str]]:
 # --- the wrappers of a view -------------------------------------------------------------------------------------------
 
 
-class _Layer(NamedTuple):
+class Layer(NamedTuple):
     """A view or one of its wrappers."""
 
     view: Any
@@ -165,17 +165,17 @@ class _Layer(NamedTuple):
     called_by: type | None
 
 
-def _layers_of_all(patterns: Iterable[Any], seen: set[Any] | None = None) -> Iterator[_Layer]:
+def layers_of_all(patterns: Iterable[Any], seen: set[Any] | None = None) -> Iterator[Layer]:
     """Return the layers of all views, once for a view or a method behind several routes."""
     seen = set() if seen is None else seen
     for pattern in patterns:
         if hasattr(pattern, "url_patterns"):
-            yield from _layers_of_all(pattern.url_patterns, seen)
+            yield from layers_of_all(pattern.url_patterns, seen)
         else:
             yield from _layers_of_view(pattern.callback, seen)
 
 
-def _layers_of_view(view: Any, seen: set[Any]) -> Iterator[_Layer]:
+def _layers_of_view(view: Any, seen: set[Any]) -> Iterator[Layer]:
     """Return the layers of a view, the outermost first, and those of the methods of its class."""
     view_class = class_of(view)
     dispatch = getattr(view_class, "dispatch", None)
@@ -196,12 +196,12 @@ def _actions(view: Any) -> Iterator[str]:
     return (name for name in actions.values() if isinstance(name, str)) if isinstance(actions, dict) else iter(())
 
 
-def _layers(view: Any, end: Any, owner: type | None, called_by: type | None, dispatch: Any = None) -> Iterator[_Layer]:
+def _layers(view: Any, end: Any, owner: type | None, called_by: type | None, dispatch: Any = None) -> Iterator[Layer]:
     """Return a view and what it wraps, up to `end`; without what `as_view()` copied from `dispatch`."""
     for _ in range(MAX_LAYERS):
         if view is None or view is end:
             return
-        yield _Layer(view, owner, called_by)
+        yield Layer(view, owner, called_by)
         if getattr(view, "__code__", None) is _BY_METHOD_DECORATOR and owner is not None:
             given = getclosurevars(view).nonlocals
             method, decorators = given["method"], given["decorators"]
@@ -255,7 +255,7 @@ _BY_METHOD_DECORATOR = cast("Any", method_decorator)(dotted_path)(dotted_path)._
 """The code of what `method_decorator` returns."""
 
 
-def _identity(layer: _Layer) -> Any:
+def _identity(layer: Layer) -> Any:
     """Return the identity of a view, whatever its name: its class and arguments, or the innermost function."""
     bare = _wrapped_by(layer.view)
     owner = layer.owner or bound_to_class(bare)

@@ -95,15 +95,20 @@ def message(decision: Decision, language: str | None) -> str:
 def _message(_language: str | None, rate: Rate | AtOnce | None, why: str, *, is_closed: bool, wait: int | None) -> str:
     if rate is None:
         return _("This cannot be served right now. Please try again shortly.")
-    again = "" if wait is None else " " + _("Please try again in %(wait)s.") % {"wait": wait_in_words(wait)}
+    again = "" if wait is None else _("Please try again in %(wait)s.") % {"wait": wait_in_words(wait)}
     if why == "banned":
-        return _("There were too many refused requests.") + again
+        return _sentences(_("Too many requests were refused, so access is blocked for a while."), again)
     if why == "blocked":
-        return _("Access is blocked.") + again
+        return _sentences(_("Access is blocked."), again)
     if is_closed:
         return _("This is closed at the moment.")
     limit = _("The limit is %(rate)s.") % {"rate": rate_in_words(rate)}
-    return limit + (again or " " + _("This request is larger than that, so trying again will not help."))
+    return _sentences(limit, again or _("This request is larger than that, so trying again will not help."))
+
+
+def _sentences(first: str, second: str) -> str:
+    """Join two sentences with a space, which Chinese does not put between them."""
+    return f"{first}{'' if first.endswith('。') else ' '}{second}" if second else first
 
 
 def _forget(**_: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -53,6 +54,12 @@ def page(client: Client, subject: str = SUBJECT) -> str:
     answer = client.get(PAGE, {"subject": subject})
     assert answer.status_code == 200
     return answer.content.decode()
+
+
+def verdict(shown: str) -> str:
+    """Return the text of the section that says what refuses now."""
+    section = shown[shown.index("<h2>Right now</h2>") :]
+    return re.sub(r"<[^>]*>", "", section[: section.index("</section>")])
 
 
 def act(client: Client, name: str, rule: str = "*", subject: str = SUBJECT, **given: str) -> Any:
@@ -175,6 +182,30 @@ class TestPage:
         ):
             assert words in shown, words
 
+    def test_it_begins_with_the_limits_that_refuse_now(self, settings: Any) -> None:
+        rules = {"quiet": {"rate": "1/h", "shadow": True}, "closed": {"rate": "0/h"}}
+        settings.QUOTA = {**settings.QUOTA, "RULES": {**settings.QUOTA["RULES"], **rules}}
+        client = superuser()
+        check("quiet", SUBJECT)
+        check("quiet", SUBJECT)
+        first = verdict(page(client))
+        assert "closed, 0/h: 0 of 0 used, 0 left; no hit is admitted" in first
+        assert "quiet" not in first
+        assert "(a shadow rule: it only reports)" in page(client)
+        check("search", SUBJECT, 10)
+        assert "search, 10/m: 10 of 10 used, 0 left; the next hit is admitted in 60 seconds," in verdict(page(client))
+        QuotaOverride.objects.create(subject=SUBJECT, mode="blocked")
+        assert "search, 10/m: blocked by an override; no hit is admitted" in verdict(page(client))
+        QuotaOverride.objects.all().delete()
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"search": "99/m"}}
+        assert "No limit on this page refuses the next hit." in verdict(page(client))
+
+    def test_it_says_that_limits_are_switched_off(self, settings: Any) -> None:
+        client = superuser()
+        assert "switched off" not in page(client)
+        settings.QUOTA = {**settings.QUOTA, "ENABLED": False}
+        assert "Limits are switched off (ENABLED is false)" in page(client)
+
     def test_rules_that_count_a_longer_subject_are_named(self, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "RULES": {"login": {"rate": "5/m", "key": ("ip", "post:username")}}}
         client = superuser()
@@ -241,7 +272,8 @@ class TestPage:
             shown = page(client)
         finally:
             raw.replicaof("NO", "ONE")
-        assert "no hit is admitted while Redis takes no changes" in shown
+        assert "shut, 3/m: 0 of 3 used, 3 left; no hit is admitted while Redis takes no changes" in verdict(shown)
+        assert "open" not in verdict(shown)
         assert "the next hit is admitted, and not counted" in shown
         assert list(raw.scan_iter("*probe*")) == []
 

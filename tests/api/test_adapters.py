@@ -201,6 +201,7 @@ def heard() -> Iterator[list[Decision]]:
     unobserve(found.append)
 
 
+@pytest.mark.usefixtures("memory_store")
 class TestRequestSlot:
     def test_it_is_held_until_the_block_ends(self) -> None:
         at_once, request = RequestSlot("sockets", 1, key="ip"), RequestFactory().get("/")

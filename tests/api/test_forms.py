@@ -180,9 +180,10 @@ class TestAllOrNothing:
 
     @pytest.mark.usefixtures("either_store")
     @pytest.mark.parametrize("kind", ["sync", "async"])
-    def test_a_request_is_counted_for_the_day_only_where_its_form_was_allowed(self, kind: str) -> None:
+    @pytest.mark.parametrize("algorithm", ["sliding_window", "fixed_window"])
+    def test_a_request_is_counted_for_the_day_only_where_its_form_was_allowed(self, algorithm: str, kind: str) -> None:
         """A count that is taken back could have been rolled up by then."""
-        rules = [Rule.make("by-ip", "9/m", key="ip", daily=True), BY_PHONE]
+        rules = [Rule.make("by-ip", "9/m", key="ip", algorithm=algorithm, daily=True), BY_PHONE]
         calls = [decided(kind, rules, posted(phone)).allowed for phone in ("1", "1", "2", "2")]
         assert calls == [True, False, True, False]
         (day,) = usage("ip:192.0.2.1").values()

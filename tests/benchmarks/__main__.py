@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the goals and their rows, on one Redis with hiredis")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file, too")
     parser.add_argument("--read", type=Path, metavar="FILE", help="show the figures of such a file; measure nothing")
-    parser.add_argument("--write", action="store_true", help="write the tables into docs/benchmarks.md and README.md")
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/benchmarks.md")
     parser.add_argument("--pictures", action="store_true", help="measure how cost grows, too, and draw it for docs/")
     options = parser.parse_args()
     if options.quick and options.write:

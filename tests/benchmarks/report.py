@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from tests.benchmarks.measure import Figures
 from tests.benchmarks.pictures import Chart
 
 ROOT = Path(django_quota.__file__).parent.parent
-README, PAGE, PICTURES = ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "pictures"
+PAGE, PICTURES = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "pictures"
 BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
 NONE = "—"
 
@@ -79,6 +78,10 @@ GOALS = (
     Goal("a refused request in a flood, refusals cached, over an allowed one: client CPU", 0.3,
          lambda run: run["flooded view"].cpu / run["view"].cpu),
     Goal("the same: trips to Redis", 0.05, lambda run: run["flooded view"].trips),
+    Goal("`check()` over the same without counting metrics: client CPU", 1.1,
+         lambda run: run["check"].cpu / run["uncounted"].cpu),
+    Goal("`check()` while OpenTelemetry records, over without: client CPU", 2.0,
+         lambda run: run["recorded"].cpu / run["check"].cpu),
     Goal("a limited view while Redis is gone, over the bare view, through Django's handler: client CPU", 1.1,
          lambda run: float(run.found["view_without_redis"]["ratio"])),
     Goal("`import django_quota` and `django.setup()` with it, over without: CPU", 1.3,
@@ -220,16 +223,14 @@ COMPARED = (
     ("drf", "drf view3", "drf view"),
     ("ratelimit", "ratelimit view3", "ratelimit view"),
 )
-"""The rows of each limiter in the README, in the order of the races: one limit, three, and a view under one."""
+"""The rows of each limiter at a glance, in the order of the races: one limit, three, and a view under one."""
 
 
-def write_docs(found: Found, page: Path = PAGE, readme: Path = README) -> None:
-    """Write the tables into docs/benchmarks.md, and one row for each limiter into the README."""
-    tables = "\n\n".join(f"### {each.title}\n\n{each.markdown()}\n\n{each.note}" for each in sheets(found))
+def write_docs(found: Found, page: Path = PAGE) -> None:
+    """Write the tables into docs/benchmarks.md, first one row for each limiter."""
+    shown = [_compared(found), *sheets(found)]
+    tables = "\n\n".join(f"### {each.title}\n\n{each.markdown()}\n\n{each.note}" for each in shown)
     _write_between_markers(page, f"Measured on {found['machine']}.\n\n{tables}")
-    compared = _compared(found)
-    note = textwrap.fill(compared.note, 128, break_on_hyphens=False)
-    _write_between_markers(readme, f"{note}\n\n{compared.markdown()}")
 
 
 def _write_between_markers(page: Path, text: str) -> None:
@@ -251,7 +252,7 @@ def _compared(found: Found) -> Sheet:
         rows.append([fact["package"], *cells])
     bare = run["bare"]
     return Sheet(
-        "How it compares",
+        "At a glance",
         [
             *("", "client CPU", "wall", "CPU in Redis", "three limits: client CPU", "wall", "trips"),
             *("a limited view: client CPU", *RIGHT, "bytes a subject, 1000/m"),

@@ -15,7 +15,7 @@ from django.http import HttpResponse
 from django.test import RequestFactory, override_settings
 from django.urls import path
 
-from django_quota import check, quota, reserve, reset_subject
+from django_quota import check, quota, reserve, reset_subject, slot
 from django_quota.adapters import digest
 from django_quota.conf import rule_of
 from django_quota.services.inspection import SubjectSnapshot, load_snapshot, possible_tiers, recent_refusals
@@ -145,6 +145,25 @@ def test_overrides_bans_holds_and_days_are_part_of_a_snapshot() -> None:
     assert counts["search"].allowed == 1
 
 
+def test_the_command_says_what_is_reserved_and_what_is_in_use() -> None:
+    with freeze(START):
+        slot("seats", 3, 30, subject=SUBJECT).acquire()
+        slot("seats", 3, 50, subject=SUBJECT).acquire()
+        reserve("search", SUBJECT, 2, ttl=60)
+    shown = run("quota_status", SUBJECT)
+    assert "  in use    seats: 2 slots; the first is free in 30 seconds, from quota:1:" in shown
+    assert "  reserved  search: 1 reservation not settled; the first is returned in 1 minute, from quota:1:" in shown
+
+
+def test_the_command_says_that_a_shadow_rule_refuses_nobody(settings: Any) -> None:
+    settings.QUOTA = {"RULES": {"quiet": {"rate": "1/m", "shadow": True}}}
+    with freeze(START):
+        check("quiet", SUBJECT)
+    assert "1 of 1 used, 0 left; the next hit is admitted in 1 minute (a shadow rule: it only reports)" in run(
+        "quota_status", SUBJECT
+    )
+
+
 def test_the_command_prints_limits_and_overrides() -> None:
     with freeze(START):
         override("b 0 0 ", "viewed")
@@ -170,7 +189,7 @@ def test_a_rate_is_read_in_any_spelling() -> None:
         for _ in range(2):
             check("1/m", SUBJECT)
     words = ("--rule", "1 per minute")
-    assert "refused   by 1/m, limit 1" in run("quota_status", SUBJECT, *words)
+    assert "by 1/m (limit 1)" in run("quota_status", SUBJECT, *words)
     assert "1/m" in run("quota_events", *words)
     assert "Looked at 1 key, 1 sorted set to sweep" in run("quota_sweep", *words)
 
@@ -458,7 +477,7 @@ class TestHints:
         assert (event.rule, event.capacity, event.kind) == ("transfer", 2, "refused")
         shown = run("quota_status", SUBJECT)
         assert "transfer: something is counted over 3600s, but only the code knows its rate" in shown
-        assert "refused   by transfer, limit 2, at " in shown
+        assert ", by transfer (limit 2)" in shown
         assert ", until 2" in shown
         assert "Nothing is used" not in shown
         assert json.loads(run("quota_status", SUBJECT, "--json"))["refused"] == [event.as_json()]

@@ -732,6 +732,7 @@ class TestCommands:
             by_name = json.loads(run("quota_status", "login:username=ann", "--json"))
             there = json.loads(run("quota_status", "login:username=ann+ip:203.0.113.9", "--json"))
             elsewhere = json.loads(run("quota_status", "203.0.113.9", "--json"))
+            assert "reserved" not in run("quota_status", "login:username=ann")
         used = [
             {limit["rule"]: limit["used"] for limit in found["limits"] if limit["used"]}
             for found in (by_name, there, elsewhere)

@@ -798,6 +798,25 @@ class TestChecks:
         monkeypatch.setattr(api_settings, "NUM_PROXIES", 0, raising=False)
         assert findings(settings, view_of(Burst)) == []
 
+    def test_w024_rates_that_the_framework_reads_by_one_letter(
+        self, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(api_settings, "NUM_PROXIES", 0, raising=False)
+        monkeypatch.setattr(SimpleRateThrottle, "THROTTLE_RATES", {"sms": "5/mo", "good": "5/day"})
+        monthly = type("Monthly", (UserRateThrottle,), {"rate": "10/month", "scope": "monthly"})
+        views = [
+            view_of(monthly),
+            view_of(ScopedRateThrottle, throttle_scope="sms"),
+            view_of(QuotaThrottle, throttle_scope="good"),
+            view_of(Burst, Sustained),
+        ]
+        found = findings(settings, *views)
+        assert [each.msg.partition(".View")[2] for each in found] == [
+            " reads '10/month' as 10 per minute, as Django REST framework does.",
+            " reads '5/mo' as 5 per minute, as Django REST framework does.",
+        ]
+        assert {each.id for each in found} == {"django_quota.W024"}
+
     def test_wrong_settings_are_left_to_their_own_check(self, settings: Any) -> None:
         settings.QUOTA = {"STORE": "memory", "RULES": []}
         assert {each.id for each in run_checks(tags=["django_quota"])} == {"django_quota.E002"}

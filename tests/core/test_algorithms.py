@@ -15,11 +15,11 @@ from django_quota.core.algorithms import NEVER
 from django_quota.core.algorithms.calendar import edges
 from django_quota.core.algorithms.sliding_window import WRAP, Entry
 from django_quota.engine.codec import ALLOWED
-from django_quota.engine.decide import Decide
 from django_quota.engine.plans import Plan
 from django_quota.exceptions import RuleError
 from tests.support.selection import thorough
-from tests.support.steps import ALGORITHMS, SECOND, START, Spec, answers, driven, hits_of, limits_of
+from tests.support.steps import ALGORITHMS, SECOND, START, Spec, answers, decided, driven, hits_of, limits_of
+from tests.support.stores import current_store
 
 MINUTE = 60 * SECOND
 GIVING_BACK = [name for name in ALGORITHMS if name != "leaky_bucket"]
@@ -438,9 +438,9 @@ def test_an_unknown_time_zone_is_refused() -> None:
         Rule.make("rule", "1/d", algorithm="calendar", tz="Mars/Olympus")
 
 
+@pytest.mark.usefixtures("either_store")
 def test_a_hit_in_the_second_period_that_was_sent_counts_until_its_end() -> None:
-    limit = Spec("2/day", "calendar")
     midnight = edges("day", 1, "UTC", START)[1]
-    sent = hits_of(limit.rule, now=midnight - 1)
-    for left in (1, 0):
-        assert answers(Decide(sent, "check").run(limit.states, midnight))[0].remaining == left
+    sent = hits_of(Rule.make("rule", "2/day", algorithm="calendar"), now=midnight - 1)
+    for moment, left in ((midnight, 1), (midnight + 1, 0)):
+        assert answers(decided(current_store(), sent, "check", moment))[0].remaining == left

@@ -127,6 +127,25 @@ def test_a_wrong_rate_is_refused_with_the_place_and_the_problem(text: str, posit
     assert f"(at position {position}). {caught.value.hint}" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        ("10 per hour, 100 per day", "Put a semicolon between rates: '10/s; 500/h'."),  # limits and flask-limiter
+        ("10/hour|100/day", "Put a semicolon between rates: '10/s; 500/h'."),
+        ("10/m 100/h", "Put a semicolon between rates: '10/s; 500/h'."),
+        ("10/60", "For seconds, write '10/60s'."),  # django-ratelimit
+        ((10, 60), "Write '10/60s'."),
+        ("10/5m/ip", "Write '10/5m', and say who is limited by key=, such as key='ip'."),  # django-allauth
+        ("10/M", "Units: s, m, h, d, w (or in full), month, year, in lower case."),
+        ("60/1m30s", "Write a count, a slash and a window, such as '10/m', '5/30s' or '1000 per day'."),
+    ],
+)
+def test_the_error_for_a_rate_of_another_package_says_what_to_write(value: object, hint: str) -> None:
+    with pytest.raises(RateError) as caught:
+        parse_rate(value)
+    assert caught.value.hint == hint
+
+
 def test_the_error_for_a_comma_between_rates_names_the_semicolon() -> None:
     with pytest.raises(RateError, match="Put a semicolon between rates: '10/s; 500/h'"):
         parse_rate("10/m, 5/s")

@@ -5,13 +5,19 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import polib
 import pytest
 from django.conf import settings
+from django.test import RequestFactory
 from django.utils import translation
 
+from django_quota import check
+from django_quota.testing import freeze
+from django_quota.web import wording
 from tests.support.catalogs import CATALOGS, LANGUAGES, ROOT, Message, in_code, in_template, messages, update
+from tests.support.steps import START
 
 _NAMED = re.compile(r"%\((\w+)\)[sd]|%[sd]")
 _TAGS = re.compile(r"</?\w+>")
@@ -35,8 +41,8 @@ def translations(entry: polib.POEntry | polib.MOEntry) -> list[str]:
     return list(entry.msgstr_plural.values()) if entry.msgid_plural else [entry.msgstr]
 
 
-def test_german_french_and_spanish_are_there() -> None:
-    assert {"de", "fr", "es"} <= set(LANGUAGES)
+def test_german_french_spanish_and_chinese_are_there() -> None:
+    assert {"de", "fr", "es", "zh-hans", "zh-hant"} <= set(LANGUAGES)
     assert set(LANGUAGES) <= dict(settings.LANGUAGES).keys()
 
 
@@ -54,7 +60,8 @@ def test_every_text_of_the_package_is_translated_and_nothing_else(catalog: polib
 def test_a_translation_has_the_placeholders_and_the_tags_of_its_source(catalog: polib.POFile) -> None:
     for entry in catalog:
         for number, text in enumerate(translations(entry)):
-            source = entry.msgid_plural if number else entry.msgid
+            has_one_form = len(translations(entry)) == 1
+            source = entry.msgid_plural if number or (entry.msgid_plural and has_one_form) else entry.msgid
             assert placeholders(text) == placeholders(source), text
             assert sorted(_TAGS.findall(text)) == sorted(_TAGS.findall(source)), text
 
@@ -63,14 +70,14 @@ def test_a_translation_begins_and_ends_as_its_source_does(catalog: polib.POFile)
     for entry in catalog:
         for text in translations(entry):
             assert text == text.strip() or entry.msgid != entry.msgid.strip(), text
-            for end in (".", ":"):
-                assert text.rstrip("»\u00a0 ").endswith(end) == entry.msgid.endswith(end), text
+            for end, chinese in ((".", "\u3002"), (":", "\uff1a")):
+                assert text.rstrip("»\u00a0 ").endswith((end, chinese)) == entry.msgid.endswith(end), text
 
 
 def test_it_has_as_many_plural_forms_as_its_language(catalog: polib.POFile) -> None:
-    header = re.fullmatch(r"nplurals=(\d); plural=\((.+)\);", catalog.metadata["Plural-Forms"])
+    header = re.fullmatch(r"nplurals=(\d); plural=\(?(.+?)\)?;", catalog.metadata["Plural-Forms"])
     assert header is not None
-    assert header[2] in ("n != 1", "n > 1")
+    assert header[2] in ("n != 1", "n > 1", "0")
     for entry in catalog:
         if entry.msgid_plural:
             assert sorted(entry.msgstr_plural) == list(range(int(header[1]))), entry.msgid
@@ -102,8 +109,42 @@ def test_django_finds_each_plural(language: str, number: int) -> None:
     with translation.override(language):
         text = translation.ngettext("%(n)d minute", "%(n)d minutes", number) % {"n": number}
     singular = number in ((0, 1) if language == "fr" else (1,))
-    words = {"de": ("Minute", "Minuten"), "fr": ("minute", "minutes"), "es": ("minuto", "minutos")}
+    words = {
+        "de": ("Minute", "Minuten"),
+        "fr": ("minute", "minutes"),
+        "es": ("minuto", "minutos"),
+        "zh-hans": ("分钟", "分钟"),
+        "zh-hant": ("分鐘", "分鐘"),
+    }
     assert text == f"{number} {words[language][0 if singular else 1]}"
+
+
+@pytest.mark.parametrize(
+    ("accepted", "title"),
+    [
+        ("zh-hans", "请求过多"), ("zh-cn", "请求过多"), ("zh-CN,zh;q=0.9,en;q=0.8", "请求过多"), ("zh-sg", "请求过多"),
+        ("zh-hant", "請求過多"), ("zh-tw", "請求過多"), ("zh-hk", "請求過多"), ("zh-Hant-TW,en;q=0.5", "請求過多"),
+    ],
+)  # fmt: skip
+def test_browsers_ask_for_chinese_in_several_ways(accepted: str, title: str) -> None:
+    request = RequestFactory().get("/", headers={"Accept-Language": accepted})
+    with translation.override(translation.get_language_from_request(request)):
+        assert wording.title(429) == title
+
+
+@pytest.mark.parametrize(
+    ("language", "expected"),
+    [
+        ("en", "The limit is 1 per minute. Please try again in 60 seconds."),
+        ("zh-hans", "上限为每分钟 1 次。请在 60 秒后重试。"),
+        ("zh-hant", "上限為每分鐘 1 次。請在 60 秒後重試。"),
+    ],
+)
+def test_chinese_has_no_space_between_sentences(settings: Any, language: str, expected: str) -> None:
+    settings.QUOTA = {"STORE": "memory"}
+    with translation.override(language), freeze(START):
+        check("1/m", "global")
+        assert wording.message(check("1/m", "global"), language) == expected
 
 
 def test_messages_of_code_are_found_by_what_the_functions_are_called() -> None:

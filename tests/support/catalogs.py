@@ -1,7 +1,7 @@
 """The catalogs of translations: find the messages of the package, carry them into the .po files, compile them.
 
 `make messages` does so for every language and says what is left to translate. It needs no gettext programs. A new
-language: make its folder `django_quota/locale/<language>/LC_MESSAGES` with an empty `django.po` that has a
+language: make its folder `django_quota/locale/<locale>/LC_MESSAGES` with an empty `django.po` that has a
 `Plural-Forms` header, and run it.
 """
 
@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import polib
 from django.contrib import admin
+from django.utils.translation import to_language
 from django.utils.translation.template import templatize
 
 import django_quota
@@ -24,7 +25,11 @@ import django_quota
 ROOT = Path(django_quota.__file__).parent
 CATALOGS = sorted(ROOT.glob("locale/*/LC_MESSAGES/django.po"))
 
-LANGUAGES = tuple(path.parts[-3] for path in CATALOGS)
+LOCALES = tuple(path.parts[-3] for path in CATALOGS)
+"""The names of the folders, such as `zh_Hans`."""
+
+LANGUAGES = tuple(map(to_language, LOCALES))
+"""Django's codes, such as `zh-hans`."""
 
 FUNCTIONS = ("gettext", "gettext_noop", "ngettext", "pgettext", "npgettext")
 _STRING = r"""[ub]?(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
@@ -62,7 +67,7 @@ def messages() -> dict[Message, list[str]]:
 def _of_django() -> set[str]:
     """Return what Django's admin translates itself into all of our languages, and so needs none of ours there."""
     root = Path(admin.__file__).parent
-    catalogs = [polib.mofile(str(root / f"locale/{language}/LC_MESSAGES/django.mo")) for language in LANGUAGES]
+    catalogs = [polib.mofile(str(root / f"locale/{locale}/LC_MESSAGES/django.mo")) for locale in LOCALES]
     every = set.intersection(*({entry.msgid for entry in catalog if not entry.msgctxt} for catalog in catalogs))
     return every - LEFT_OUT_BY_DJANGO
 
@@ -125,20 +130,23 @@ def update(path: Path) -> list[str]:
         "Content-Transfer-Encoding": "8bit",
         "Plural-Forms": old.metadata["Plural-Forms"],
     }
+    forms = int(re.findall(r"nplurals=(\d)", old.metadata["Plural-Forms"])[0])
     for message, files in sorted(messages().items(), key=lambda each: (each[1], each[0].text)):
-        catalog.append(_entry(message, files, known.get((message.text, message.context))))
+        catalog.append(_entry(message, files, known.get((message.text, message.context)), forms))
     catalog.save(str(path))
     catalog.save_as_mofile(str(path.with_suffix(".mo")))
     return [entry.msgid for entry in catalog.untranslated_entries()]
 
 
-def _entry(message: Message, files: list[str], before: polib.POEntry | None) -> polib.POEntry:
+def _entry(message: Message, files: list[str], before: polib.POEntry | None, forms: int) -> polib.POEntry:
     entry = polib.POEntry(msgid=message.text, msgctxt=message.context, occurrences=[(name, "") for name in files])
     if "%(" in message.text:
         entry.flags = ["python-format"]
     if message.plural:
         entry.msgid_plural = message.plural
-        entry.msgstr_plural = dict(before.msgstr_plural) if before and before.msgstr_plural else {0: "", 1: ""}
+        entry.msgstr_plural = dict.fromkeys(range(forms), "")
+        if before and before.msgid_plural == message.plural:
+            entry.msgstr_plural = dict(before.msgstr_plural)
     elif before:
         entry.msgstr = before.msgstr
     return entry

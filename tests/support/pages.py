@@ -8,21 +8,34 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^(?:<!-- run: (\w+) -->\n)?```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
-def blocks(page: str) -> list[tuple[str, str]]:
-    """Return the code blocks of a page: the language and the text of each."""
-    return re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+def read(page: str | Path) -> str:
+    return (ROOT / page).read_text()
 
 
-def run_page(page: str, **names: Any) -> dict[str, Any]:
+def blocks(page: str | Path) -> list[tuple[str, str]]:
+    """Return the code blocks of a page that have no mark: the language and the text of each."""
+    return [(language, text) for mark, language, text in BLOCK.findall(read(page)) if not mark]
+
+
+def marked(page: str | Path, mark: str) -> dict[str, Any]:
+    """Run the block below `<!-- run: mark -->`, mostly settings; return what it defines."""
+    names: dict[str, Any] = {}
+    (text,) = [text for found, _, text in BLOCK.findall(read(page)) if found == mark]
+    exec(text, names)
+    return names
+
+
+def run_page(page: str | Path, **names: Any) -> dict[str, Any]:
     """Run the Python blocks and sessions of a page in their order; return what they define."""
     parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(verbose=False)
     for language, text in blocks(page):
         if language == "python":
             exec(text, names)
         elif language == "pycon":
-            session = parser.get_doctest(text, {}, page, page, 0)
+            session = parser.get_doctest(text, {}, str(page), str(page), 0)
             session.globs = names
             assert runner.run(session, clear_globs=False).failed == 0, text
     return names

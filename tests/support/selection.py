@@ -27,6 +27,7 @@ REASONS = {
     "chaos": "workers on a Redis that fails (make chaos)",
     "browser": "the pages in Chromium",
     "example": "the example project in processes",
+    "packages": "the wheel and the sdist, in an empty environment (make dist)",
 }
 """Each reason to leave a test out, and what the summary says of it."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
@@ -12,8 +12,17 @@ from django.core.exceptions import ImproperlyConfigured
 from rest_framework import throttling
 from rest_framework.settings import api_settings
 
-from django_quota import ConfigurationError, Rule, RuleError
-from django_quota.adapters import Endpoint, checks_views, current, dotted_path, endpoints, finds_rules
+from django_quota import ConfigurationError, RateError, Rule, RuleError
+from django_quota.adapters import (
+    Endpoint,
+    Rate,
+    checks_views,
+    current,
+    dotted_path,
+    endpoints,
+    finds_rules,
+    rule_of,
+)
 from django_quota.contrib.rest_framework.throttles import (
     QuotaThrottle,
     ScopedRateThrottle,
@@ -32,11 +41,11 @@ def rules_of_views(patterns: Iterable[Any]) -> Iterator[Rule]:
             if issubclass(throttle, QuotaThrottle):
                 yield from (rule for rule in _rules_of(endpoint) if isinstance(rule, Rule))
             with suppress(ImproperlyConfigured, ValueError, KeyError):  # the framework reports a wrong rate
-                yield from _rule_of_throttle(throttle, endpoint)
+                yield from (rule for _, rule in _rates_of_throttle(throttle, endpoint))
 
 
-def _rule_of_throttle(throttle: type, view: Endpoint) -> Iterator[Rule]:
-    """Return the rule of one of the framework's throttles."""
+def _rates_of_throttle(throttle: type, view: Endpoint) -> Iterator[tuple[str, Rule]]:
+    """Return the rate of one of the framework's throttles as it is written, and its rule."""
     scope = _scope_of(view)
     if issubclass(throttle, QuotaThrottle):
         throttle = ScopedRateThrottle
@@ -46,11 +55,11 @@ def _rule_of_throttle(throttle: type, view: Endpoint) -> Iterator[Rule]:
         scoped = throttle()
         scoped.use_scope(scope)
         if scoped.rate is not None:
-            yield scoped.rule
+            yield scoped.rate, scoped.rule
     elif issubclass(throttle, SimpleRateThrottle):
         made = throttle()
         if made.rate is not None:
-            yield made.rule
+            yield made.rate, made.rule
 
 
 def _throttles_of(view: Endpoint) -> list[type]:
@@ -78,6 +87,8 @@ def check_throttles(patterns: Sequence[Any]) -> list[CheckMessage]:
         if any(issubclass(each, QuotaThrottle) for each in classes):
             for message in _check_names(endpoint, known):
                 found.setdefault(message.msg, message)
+        for message in _check_rates(endpoint, classes):
+            found.setdefault(message.msg, message)
         by_address = by_address or next(filter(_trusts_the_header, classes), None)
     if by_address is not None and api_settings.NUM_PROXIES is None:
         found[""] = CheckWarning(
@@ -87,6 +98,23 @@ def check_throttles(patterns: Sequence[Any]) -> list[CheckMessage]:
             id="django_quota.W018",
         )
     return list(found.values())
+
+
+def _check_rates(view: Endpoint, classes: Sequence[type]) -> Iterator[CheckMessage]:
+    """Find rates of which the framework reads the first letter of the unit, and which say something else."""
+    for throttle in classes:
+        with suppress(ImproperlyConfigured, ValueError, KeyError):  # the framework reports a wrong rate
+            for text, rule in _rates_of_throttle(throttle, view):
+                (rate,) = cast("tuple[Rate]", rule.rates)
+                with suppress(RateError):
+                    if [each.period for each in cast("tuple[Rate, ...]", rule_of(text).rates)] == [rate.period]:
+                        continue
+                yield CheckWarning(
+                    f"{throttle.__name__} of {dotted_path(view.view_class)} reads {text!r} as {rate.in_words()}, as "
+                    "Django REST framework does.",
+                    hint=f"Write {str(rate)!r} if that is meant. Else use a rule of the settings, in quota_rules.",
+                    id="django_quota.W024",
+                )
 
 
 def _check_names(view: Endpoint, known: Any) -> Iterator[CheckMessage]:

@@ -10,7 +10,7 @@ from django.core.management.base import CommandParser
 
 from django_quota.conf import current
 from django_quota.core.clock import SECOND, in_words
-from django_quota.management.console import SUBJECT_HELP, QuotaCommand, printable, redis_store
+from django_quota.management.console import SUBJECT_HELP, QuotaCommand, counted, printable, redis_store, second_of
 from django_quota.management.pending_overrides import report_pending_overrides
 from django_quota.services.event_stream import Event, iso
 from django_quota.services.inspection import (
@@ -29,7 +29,7 @@ BAR_WIDTH = 20
 
 
 class Command(QuotaCommand):
-    help = "Show the limits, overrides, bans and leases of a subject, and where each figure comes from."
+    help = "Show the limits, overrides, bans, slots and reservations of a subject, and where each figure comes from."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("subject", help=SUBJECT_HELP)
@@ -98,9 +98,10 @@ def lines(snapshot: SubjectSnapshot, refused: Sequence[Event], *, with_unused: b
     for ban in snapshot.bans:
         yield f"  ban       from {ban.rule}, for another {in_words(ban.ends_in * SECOND)}"
     for held in snapshot.leases:
-        yield f"  leases    {_held(held)}"
+        yield f"  in use    {held.name}: {counted(held.number, 'slot')}; the first is free in {_held(held)}"
     for held in snapshot.holds:
-        yield f"  holds     {_held(held)}"
+        number = counted(held.number, "reservation")
+        yield f"  reserved  {held.name}: {number} not settled; the first is returned in {_held(held)}"
     for event in refused:
         yield f"  {event.kind:<9} {_refused(event)}"
     for day, rules in sorted(snapshot.days.items()):
@@ -149,6 +150,7 @@ def _limit(limit: LimitStatus) -> Iterator[str]:
 
 def _next_hit(limit: LimitStatus) -> str:
     why = {"": "", "override": " (by an override)"}.get(limit.why, f" ({limit.why})")
+    why = " (a shadow rule: it only reports)" if limit.shadow else why
     if limit.instead:
         return str(WITHOUT_STORE[limit.instead])
     if limit.retry_after == 0:
@@ -160,17 +162,20 @@ def _next_hit(limit: LimitStatus) -> str:
 
 def _override(rule: str, override: Override) -> str:
     what = f"rate {override.rates}" if override.mode == "rate" else override.mode
-    begins, ends = _moment(override.begins), _moment(override.ends)
-    return f"{rule}: {what}{f' from {begins}' if begins else ''}{f' until {ends}' if ends else ''}"
+    begins = f" from {second_of(override.begins)}" if override.begins else ""
+    ends = f" until {second_of(override.ends)}" if override.ends else ""
+    return f"{rule}: {what}{begins}{ends}"
 
 
 def _refused(event: Event) -> str:
-    until = f", until {iso(event.until)}" if event.until else ""
-    return f"by {event.rule or 'a rule with a very long name'}, limit {event.capacity}, at {iso(event.at)}{until}"
+    until = f", until {second_of(event.until)}" if event.until else ""
+    rule = event.rule or "a rule with a very long name"
+    return f"{second_of(event.at)}{until}, by {rule} (limit {event.capacity})"
 
 
 def _held(held: HeldStatus) -> str:
-    return f"{held.name}: {held.number}, the first ends in {in_words(held.ends_in[0] * SECOND)}, from {held.source}"
+    """Return when the first one ends, and where this is kept."""
+    return f"{in_words(held.ends_in[0] * SECOND)}, from {held.source}"
 
 
 def _moment(microseconds: int) -> str | None:

@@ -68,7 +68,7 @@ def sync_client(alias: str) -> Redis:
         raise ConfigurationError(problem.message, problem.hint)
     try:
         return cast("Redis", get_redis_connection(alias, write=True))
-    except ImproperlyConfigured as error:
+    except (ImproperlyConfigured, AssertionError) as error:  # django-redis 5.4 asserts the types of timeouts
         hint = "`manage.py check` says which of its OPTIONS is wrong."
         raise ConfigurationError(f'CACHES["{alias}"] cannot be used: {error}.', hint) from error
     except (NotImplementedError, InvalidCacheBackendError) as error:

@@ -6,8 +6,8 @@ All errors of redis-py become ours here, and only here.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
 
 from redis.asyncio.sentinel import MasterNotFoundError as AsyncMasterNotFoundError
 from redis.exceptions import (
@@ -95,22 +95,31 @@ def is_silence(error: BaseException) -> bool:
 # --- our errors -------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def translated(
-    translate: Callable[[BaseException], QuotaError] | None = None,
-    only: type[BaseException] | tuple[type[BaseException], ...] = BaseException,
-) -> Iterator[None]:
+class translated:  # noqa: N801 — it reads as a function
     """Raise our error in place of one of redis-py.
 
     `only`: the errors that are redis-py's, if a part of the block is the caller's. The new error has no cause: error
     reports show the variables of each frame, and those of redis-py hold the password.
     """
-    try:
-        yield
-    except only as error:
-        if is_passthrough(error):
-            raise
-        raise (translate or translate_error)(error) from None
+
+    def __init__(
+        self,
+        translate: Callable[[BaseException], QuotaError] | None = None,
+        only: type[BaseException] | tuple[type[BaseException], ...] = BaseException,
+    ) -> None:
+        self._translate = translate or translate_error
+        self._only = only
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or not isinstance(error, self._only) or is_passthrough(error):
+            return
+        ours = self._translate(error)
+        del error, trace  # this frame is in the report too
+        raise ours from None
 
 
 def translate_error(error: BaseException) -> QuotaError:

@@ -1,0 +1,126 @@
+"""The limits of `@ratelimit` behind the URLs, for the admin and the commands, and the system checks of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error
+from django.core.checks import Warning as CheckWarning
+from django.core.exceptions import ImproperlyConfigured
+
+from django_quota.adapters import checks_views, finds_rules
+from django_quota.contrib.django_ratelimit.core import Limit, check_key, read_rate, rule_of
+from django_quota.core.errors import RateError
+from django_quota.core.rates import parse_rate
+from django_quota.core.rules import Rule
+from django_quota.web.view_lookup import layers_of_all
+
+_MARK = "_django_quota_ratelimit"
+
+
+class Limited(NamedTuple):
+    """What `@ratelimit` keeps of a view."""
+
+    wrapper: Callable[..., Any]
+    view: Callable[..., Any]
+    limits: tuple[Limit, ...]
+
+
+def mark(wrapper: Callable[..., Any], view: Callable[..., Any], limits: tuple[Limit, ...]) -> None:
+    """Note on a wrapper what it limits."""
+    setattr(wrapper, _MARK, Limited(wrapper, view, limits))
+
+
+def limited(view: Any) -> Limited | None:
+    """Return the limits of a view that `@ratelimit` wraps itself; other decorators copy the mark."""
+    found = getattr(view, _MARK, None)
+    return found if isinstance(found, Limited) and found.wrapper is view else None
+
+
+def _limits(patterns: Iterable[Any]) -> Iterator[Limit]:
+    """Return the limits of all views, without those whose rate is found at each request."""
+    for layer in layers_of_all(patterns):
+        found = limited(layer.view)
+        yield from found.limits if found else ()
+
+
+def _is_dynamic(rate: Any) -> bool:
+    return callable(rate) or (isinstance(rate, str) and "." in rate)
+
+
+@finds_rules
+def rules_of_views(patterns: Iterable[Any]) -> Iterator[Rule]:
+    """Return the rules of all views, without those whose rate is wrong or a function."""
+    for limit in _limits(patterns):
+        with suppress(ImproperlyConfigured):
+            rule = None if _is_dynamic(limit.rate) else rule_of(limit, limit.rate)
+            if rule is not None:
+                yield rule
+
+
+@checks_views
+def check_ratelimit(patterns: Sequence[Any]) -> Iterator[CheckMessage]:
+    """Check the limits of `@ratelimit`, and what is left of django-ratelimit."""
+    found = list(_limits(patterns))
+    for limit in found:
+        yield from _check_limit(limit)
+    if found:
+        yield from _check_settings()
+        yield from _check_leftovers()
+
+
+def _check_limit(limit: Limit) -> Iterator[CheckMessage]:
+    try:
+        check_key(limit.key)
+        rate = None if limit.rate is None or _is_dynamic(limit.rate) else read_rate(limit.rate)
+    except ImproperlyConfigured as error:
+        yield Error(f"@ratelimit of {limit.group}: {error}", id="django_quota.E025")
+        return
+    if rate is None or not isinstance(limit.rate, str) or limit.rate.rpartition("/")[2].isdigit():
+        return
+    with suppress(RateError):
+        if parse_rate(limit.rate).period == rate.period:
+            return
+    yield CheckWarning(
+        f"@ratelimit of {limit.group} reads rate={limit.rate!r} as {rate.in_words()}, as django-ratelimit does.",
+        hint=f"Write {str(rate)!r} if that is meant. For other windows, use @quota.",
+        id="django_quota.W024",
+    )
+
+
+WITHOUT_EFFECT = {
+    "RATELIMIT_USE_CACHE": 'Remove it. QUOTA["CACHE"] names the cache alias of the Redis that counts.',
+    "RATELIMIT_CACHE_PREFIX": 'Remove it. QUOTA["PREFIX"] is the beginning of all keys.',
+    "RATELIMIT_HASH_ALGORITHM": "Remove it. Secret values are stored as keyed digests.",
+}
+"""Settings of django-ratelimit that the drop-in does not read, and what to do."""
+
+
+def _check_settings() -> Iterator[CheckMessage]:
+    for name, hint in WITHOUT_EFFECT.items():
+        if hasattr(settings, name):
+            yield CheckWarning(f"{name} has no effect: django_quota counts.", hint=hint, id="django_quota.W025")
+
+
+_OLD, _NEW = "django_ratelimit", "django_quota.contrib.django_ratelimit"
+
+
+def _check_leftovers() -> Iterator[CheckMessage]:
+    """Find what still uses django-ratelimit itself: it counts apart, and its middleware does not know our errors."""
+    middleware = f"{_OLD}.middleware.RatelimitMiddleware"
+    if middleware in settings.MIDDLEWARE:
+        hint = f"Use {_NEW}.middleware.RatelimitMiddleware instead."
+        yield _leftover(f"MIDDLEWARE lists {middleware!r}, which does not answer what the drop-in refuses.", hint)
+    if f"{_OLD}.decorators" in sys.modules or f"{_OLD}.core" in sys.modules:
+        hint = f"Import from {_NEW} everywhere, so that all limits count in one place."
+        yield _leftover("Something still imports django_ratelimit: what it limits is counted apart.", hint)
+    if any(entry == _OLD or entry.startswith(f"{_OLD}.") for entry in settings.INSTALLED_APPS):
+        yield _leftover(f"INSTALLED_APPS lists {_OLD!r}, whose checks concern a cache that nothing uses.", "Remove it.")
+
+
+def _leftover(problem: str, hint: str) -> CheckWarning:
+    return CheckWarning(problem, hint=hint, id="django_quota.W026")

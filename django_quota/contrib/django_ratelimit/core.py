@@ -1,0 +1,327 @@
+"""`is_ratelimited` and `get_usage`: what a group has used, decided by django_quota in one call.
+
+The rate of a group is a rule of its own, named after the group and the rate (`shop.views.search 5/m`), with a fixed
+window that its first hit opens.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, NamedTuple, TypedDict, cast
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest
+from django.utils.module_loading import import_string
+
+from django_quota import Decision, Outcome, Rule, RuleError, apeek, peek
+from django_quota.adapters import adecide, apply_decision, decide, digest
+from django_quota.contrib.django_ratelimit import ALL, UNSAFE
+from django_quota.core.errors import ConfigurationError, did_you_mean
+from django_quota.core.flow import Flow, IOCall, run_async, run_sync
+from django_quota.core.rates import Rate, parse_rate
+from django_quota.core.rules import OnUnavailable
+from django_quota.services.addresses import MAX_LENGTH, canonical, client_ip, own_prefixes
+from django_quota.services.api import django_request
+from django_quota.services.subjects import named_subject, subject_flow, user_flow, user_subject
+from django_quota.web.view_kinds import naming
+
+__all__ = ["aget_usage", "ais_ratelimited", "get_usage", "is_ratelimited"]
+
+
+class Usage(TypedDict):
+    """What a group has used."""
+
+    count: int
+    """How many hits, this one included; `limit + 1` if it is refused."""
+    limit: int
+    should_limit: bool
+    """Whether the request is limited."""
+    time_left: int
+    """Seconds until the window ends; -1 if the store does not answer."""
+
+
+class Limit(NamedTuple):
+    """The arguments of a `@ratelimit`, or of a call."""
+
+    group: str
+    key: Any
+    rate: Any
+    method: Any = ALL
+    block: bool = False
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods of HTTP that are limited; empty: all."""
+        if self.method in (ALL, None):
+            return ()
+        given = self.method if isinstance(self.method, (list, tuple)) else [self.method]
+        return tuple(sorted({method.upper() for method in given}))
+
+
+def is_ratelimited(
+    request: Any,
+    group: str | None = None,
+    fn: Callable[..., Any] | None = None,
+    key: Any = None,
+    rate: Any = None,
+    method: Any = ALL,
+    increment: bool = False,
+) -> bool:
+    """Return whether a request is limited; see `get_usage`."""
+    usage = get_usage(request, group, fn, key, rate, method, increment)
+    return usage is not None and usage["should_limit"]
+
+
+async def ais_ratelimited(
+    request: Any,
+    group: str | None = None,
+    fn: Callable[..., Any] | None = None,
+    key: Any = None,
+    rate: Any = None,
+    method: Any = ALL,
+    increment: bool = False,
+) -> bool:
+    """Return whether a request is limited, without blocking the event loop; see `get_usage`."""
+    usage = await aget_usage(request, group, fn, key, rate, method, increment)
+    return usage is not None and usage["should_limit"]
+
+
+def get_usage(
+    request: Any,
+    group: str | None = None,
+    fn: Callable[..., Any] | None = None,
+    key: Any = None,
+    rate: Any = None,
+    method: Any = ALL,
+    increment: bool = False,
+) -> Usage | None:
+    """Return what a group has used; None if nothing limits the request.
+
+    `increment`: whether to count the request. If not, and a decorator or a call has counted it already, this is what
+    that found; else it is what counting it would find.
+
+    Raises `ImproperlyConfigured` if there is neither a `group` nor a view `fn`, or if the key or the rate is wrong.
+    """
+    return run_sync(_usage_flow(request, _limit(group, fn, key, rate, method), increment=increment))
+
+
+async def aget_usage(
+    request: Any,
+    group: str | None = None,
+    fn: Callable[..., Any] | None = None,
+    key: Any = None,
+    rate: Any = None,
+    method: Any = ALL,
+    increment: bool = False,
+) -> Usage | None:
+    """Return what a group has used, without blocking the event loop; see `get_usage`."""
+    return await run_async(_usage_flow(request, _limit(group, fn, key, rate, method), increment=increment))
+
+
+for _function in (get_usage, is_ratelimited):
+    cast("Any", _function).ALL = ALL
+    cast("Any", _function).UNSAFE = UNSAFE
+
+
+def _limit(group: str | None, fn: Callable[..., Any] | None, key: Any, rate: Any, method: Any) -> Limit:
+    if group is None and fn is None:
+        raise ImproperlyConfigured("A limit needs a group or the view that it is for: pass group= or fn=.")
+    return Limit(group_of(fn) if group is None else group, key, rate, method)
+
+
+def group_of(view: Any) -> str:
+    """Return the group of a view: its dotted path; a method has that of its class."""
+    return naming(view)(None)
+
+
+# --- the decision -----------------------------------------------------------------------------------------------------
+
+Pair = tuple[Rule, str]
+"""A rule and its subject."""
+
+
+def decision_flow(request: Any, limits: Sequence[Limit]) -> Flow[Decision | None]:
+    """Count a request under some limits, in one call; return None if none of them applies."""
+    pairs = []
+    for limit in limits:
+        pair = yield from _pair_flow(request, limit)
+        if pair is not None:
+            pairs.append(pair)
+    if not pairs:
+        return None
+    decision: Decision = yield IOCall(decide, adecide, request, pairs)
+    apply_decision(request, decision)
+    return decision
+
+
+def _usage_flow(request: Any, limit: Limit, *, increment: bool) -> Flow[Usage | None]:
+    if increment:
+        decision = yield from decision_flow(request, [limit])
+        return None if decision is None else _usage(decision.outcomes, is_limited=not decision.allowed)
+    pair = yield from _pair_flow(request, limit)
+    if pair is None:
+        return None
+    counted = getattr(request, "quota", None)
+    rule, subject = pair
+    own = [each for each in getattr(counted, "outcomes", ()) if (each.rule, each.subject) == (rule.name, subject)]
+    if own:
+        return _usage(own[-1:], is_limited=not own[-1].allowed)
+    decision = yield IOCall(peek, apeek, rule, subject)
+    if decision.degraded:  # a look limits nobody while the store does not answer
+        return Usage(count=0, limit=_count_of(rule), should_limit=False, time_left=-1)
+    return _usage(decision.outcomes, is_limited=not decision.allowed)
+
+
+def _count_of(rule: Rule) -> int:
+    return cast("Rate", rule.rates[0]).count
+
+
+def _usage(outcomes: Sequence[Outcome], *, is_limited: bool) -> Usage | None:
+    if not outcomes:  # limits are off, or the store does not answer
+        return Usage(count=0, limit=0, should_limit=True, time_left=-1) if is_limited else None
+    outcome = outcomes[0]
+    used = outcome.limit - outcome.remaining
+    left = outcome.retry_after if is_limited and outcome.retry_after is not None else outcome.reset_after
+    return Usage(
+        count=outcome.limit + 1 if is_limited else used,
+        limit=outcome.limit,
+        should_limit=is_limited,
+        time_left=math.ceil(left) or outcome.window or 0,
+    )
+
+
+def _pair_flow(request: Any, limit: Limit) -> Flow[Pair | None]:
+    """Return the rule of a limit and the subject of a request; None if the limit does not apply."""
+    if not getattr(settings, "RATELIMIT_ENABLE", True):
+        return None
+    if limit.methods and request.method not in limit.methods:
+        return None
+    rate = limit.rate
+    if isinstance(rate, str) and "." in rate:
+        rate = import_string(rate)
+    rule = rule_of(limit, rate(limit.group, request) if callable(rate) else rate)
+    if rule is None:
+        return None
+    return rule, (yield from _subject_flow(request, limit))
+
+
+def rule_of(limit: Limit, rate: Any) -> Rule | None:
+    """Return the rule of a limit with this rate; None if that is unlimited.
+
+    Raises `ImproperlyConfigured` if the rate is wrong.
+    """
+    if rate is None:
+        return None
+    # Theirs is fail closed; a site that wants to stay open says so.
+    on_unavailable: OnUnavailable = "allow" if getattr(settings, "RATELIMIT_FAIL_OPEN", False) else "deny"
+    return _rule(limit.group, limit.methods, read_rate(rate), limit.block, on_unavailable)
+
+
+@lru_cache(maxsize=1024)
+def _rule(group: str, methods: tuple[str, ...], rate: Rate, block: bool, on_unavailable: OnUnavailable) -> Rule:
+    name = " ".join(filter(None, (group, "+".join(methods), str(rate))))
+    return Rule.make(name, rate, algorithm="fixed_window", block=block, on_unavailable=on_unavailable)
+
+
+def read_rate(rate: Any) -> Rate:
+    """Return a rate as django-ratelimit reads it: of the unit only the first letter, seconds if there is none.
+
+    Raises `ImproperlyConfigured` if it cannot be read.
+    """
+    try:
+        return _read(tuple(rate) if isinstance(rate, (tuple, list)) else rate)
+    except (RuleError, TypeError, ValueError) as error:
+        raise ImproperlyConfigured(f"{rate!r} is not a rate. Use, for example, '5/m', '100/h' or (5, 60).") from error
+
+
+@lru_cache(maxsize=1024)
+def _read(rate: str | tuple[int, int]) -> Rate:
+    if isinstance(rate, str):
+        found = _RATE.match(rate)
+        if found is None:
+            raise ValueError(rate)
+        rate = int(found[1]), _SECONDS[found[3] or "s"] * int(found[2] or 1)
+    count, seconds = map(operator.index, rate)
+    unit, length = next((unit, length) for unit, length in reversed(_SECONDS.items()) if seconds % length == 0)
+    return parse_rate(f"{count}/{seconds // length}{unit}")
+
+
+_RATE = re.compile(r"(\d+)/(\d*)([smhd])?", re.ASCII)
+_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+# --- the subject ------------------------------------------------------------------------------------------------------
+
+SIMPLE_KEYS = ("ip", "user", "user_or_ip")
+FIELDS = ("get", "post", "header")
+
+
+def _subject_flow(request: Any, limit: Limit) -> Flow[str]:
+    """Return the subject of a request. What a request does not have falls back to its address."""
+    key, bare = limit.key, cast("HttpRequest", django_request(request) or request)
+    check_key(key)
+    if isinstance(key, str) and not callable(key):
+        if key == "ip":
+            return ip_subject(bare)
+        if key in SIMPLE_KEYS:
+            user = yield from user_flow(bare)
+            return user_subject(user) if getattr(user, "is_authenticated", False) else ip_subject(bare)
+        if ":" in key:
+            return cast("str", (yield from subject_flow(key, bare)))
+        key = import_string(key)
+    value = key(limit.group, request)
+    return f"ratelimit:{digest(str(value))}"  # nobody knows what a function returns: it may be a secret
+
+
+def check_key(key: Any) -> None:
+    """Raise `ImproperlyConfigured` unless django-ratelimit knows the kind of a key."""
+    if not key:
+        raise ImproperlyConfigured("@ratelimit has no key. Use, for example, key='ip' or key='user_or_ip'.")
+    if callable(key) or key in SIMPLE_KEYS:
+        return
+    kind, colon, name = str(key).partition(":")
+    if (colon and kind in FIELDS and name) or (not colon and "." in kind):
+        return
+    known = did_you_mean(str(key), (*SIMPLE_KEYS, *(f"{field}:name" for field in FIELDS)))
+    raise ImproperlyConfigured(f"{key!r} is not a key of @ratelimit.{known}")
+
+
+def ip_subject(request: HttpRequest) -> str:
+    """Return the subject of the client's address; one of a mask that QUOTA does not know is a `network:`."""
+    address = address_of(request)
+    subject = f"ip:{address}"
+    with suppress(RuleError):
+        if named_subject(subject) == subject:
+            return subject
+    return f"network:{address}"
+
+
+def address_of(request: HttpRequest) -> str:
+    """Return the client's address or its network, as `RATELIMIT_IP_META_KEY` and the masks say.
+
+    Without that setting it is the address that `key="ip"` of django_quota finds, behind `TRUSTED_PROXIES`. Raises
+    `ImproperlyConfigured` if there is no address.
+    """
+    prefixes = (
+        getattr(settings, "RATELIMIT_IPV4_MASK", own_prefixes()[0]),
+        getattr(settings, "RATELIMIT_IPV6_MASK", own_prefixes()[1]),
+    )
+    source: Any = getattr(settings, "RATELIMIT_IP_META_KEY", None)
+    if not source:
+        try:
+            return client_ip(request, prefixes)
+        except ConfigurationError as error:
+            raise ImproperlyConfigured(str(error)) from error
+    if isinstance(source, str) and "." in source:
+        source = import_string(source)
+    given = str(source(request) if callable(source) else request.META.get(source, ""))
+    address = canonical(given, prefixes) if len(given) <= MAX_LENGTH else None
+    if address is None:
+        raise ImproperlyConfigured(f"RATELIMIT_IP_META_KEY={source!r} names no IP address: it gave {given[:99]!r}.")
+    return address

@@ -1,0 +1,81 @@
+"""`@ratelimit`: the limits of a view, sync or async. Those directly above each other are decided in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+from django.conf import settings
+from django.utils.module_loading import import_string
+
+from django_quota import Decision
+from django_quota.contrib.django_ratelimit import ALL, UNSAFE, checks
+from django_quota.contrib.django_ratelimit.core import Limit, decision_flow, group_of
+from django_quota.contrib.django_ratelimit.exceptions import Ratelimited
+from django_quota.core.flow import run_async, run_sync
+from django_quota.web.view_kinds import is_async
+
+__all__ = ["ratelimit"]
+
+V = TypeVar("V", bound=Callable[..., Any])
+
+
+def ratelimit(
+    group: str | None = None, key: Any = None, rate: Any = None, method: Any = ALL, block: bool = True
+) -> Callable[[V], V]:
+    """Limit a view. `request.limited` says whether a limit was reached; with `block` the view raises `Ratelimited`.
+
+    `group`: views of one group count together; by default each view by itself. `key`: `"ip"`, `"user"`,
+    `"user_or_ip"`, `"header:x-name"`, `"get:name"`, `"post:name"`, a function `(group, request)` or its dotted path.
+    `rate`: `"5/m"`, `(5, 60)`, None for unlimited, a function `(group, request)` or its dotted path. `method`: the
+    methods of HTTP that are limited.
+    """
+
+    def decorate(view: V) -> V:
+        inner = checks.limited(view)
+        if inner is not None and any(other.block != block for other in inner.limits):
+            inner = None  # one refuses the request, and the other only says so: each decides for itself
+        bare = view if inner is None else inner.view
+        limit = Limit(group_of(bare) if group is None else group, key, rate, method, block)
+        return cast("V", _wrap(bare, (limit, *(inner.limits if inner else ()))))
+
+    return decorate
+
+
+ratelimit.ALL = ALL  # type: ignore[attr-defined]
+ratelimit.UNSAFE = UNSAFE  # type: ignore[attr-defined]
+
+
+def _wrap(view: Callable[..., Any], limits: tuple[Limit, ...]) -> Callable[..., Any]:
+    wrapper: Callable[..., Any]
+    if is_async(view):
+
+        @wraps(view)
+        async def alimited_view(request: Any, *args: Any, **kwargs: Any) -> Any:
+            _apply(request, await run_async(decision_flow(request, limits)), block=limits[0].block)
+            return await view(request, *args, **kwargs)
+
+        wrapper = alimited_view
+    else:
+
+        @wraps(view)
+        def limited_view(request: Any, *args: Any, **kwargs: Any) -> Any:
+            _apply(request, run_sync(decision_flow(request, limits)), block=limits[0].block)
+            return view(request, *args, **kwargs)
+
+        wrapper = limited_view
+    checks.mark(wrapper, view, limits)
+    return wrapper
+
+
+def _apply(request: Any, decision: Decision | None, *, block: bool) -> None:
+    """Set `request.limited`, and raise if the request is refused."""
+    is_limited = decision is not None and not decision.allowed
+    request.limited = is_limited or getattr(request, "limited", False)
+    if is_limited and block:
+        given: Any = getattr(settings, "RATELIMIT_EXCEPTION_CLASS", Ratelimited)
+        error = (import_string(given) if isinstance(given, str) else given)()
+        if isinstance(error, Ratelimited):
+            error.decision = decision
+        raise error

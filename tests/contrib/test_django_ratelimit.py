@@ -1,0 +1,438 @@
+"""The drop-in for django-ratelimit: its own tests, and what it does better."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from django.contrib.auth.models import AnonymousUser, User
+from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client, RequestFactory, override_settings
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
+
+from django_quota import Rule, StoreUnavailable, ban, peek, unban
+from django_quota.conf import current
+from django_quota.contrib.django_ratelimit import ALL, UNSAFE
+from django_quota.contrib.django_ratelimit.core import (
+    aget_usage,
+    ais_ratelimited,
+    get_usage,
+    is_ratelimited,
+    read_rate,
+)
+from django_quota.contrib.django_ratelimit.decorators import ratelimit
+from django_quota.contrib.django_ratelimit.exceptions import Ratelimited
+from django_quota.services.known_rules import known_rules
+from django_quota.testing import freeze
+from tests.contrib.ratelimit_plugin import CANNOT_PASS, write_package
+from tests.support.calls import calls_of
+from tests.support.pages import run_page
+from tests.support.stores import current_store
+
+pytestmark = pytest.mark.usefixtures("memory_store")
+
+ROOT = Path(__file__).parents[2]
+RATELIMIT = "django-ratelimit-4.1.0"
+
+
+@ratelimit(key="ip", rate="2/m")
+@ratelimit(key="ip", rate="3/h")
+def stacked(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+@ratelimit(key="user", rate="2/m", method=UNSAFE, group="shop")
+def by_user(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+@ratelimit(key="ip", rate="2/m")
+async def of_a_loop(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+class Page(View):
+    @method_decorator([ratelimit(key="ip", rate="1/m"), ratelimit(key="header:x-key", rate="1/m")])
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ok")
+
+
+@method_decorator(ratelimit(key="ip", rate="1/m"), name="get")
+class AsyncPage(View):
+    async def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ok")
+
+
+@ratelimit(key="ip", rate="1/month")
+def monthly(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+@ratelimit(rate="1/m")
+def without_a_key(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+def answer(request: HttpRequest, error: Ratelimited) -> HttpResponse:
+    decision = error.decision
+    assert decision is not None
+    return HttpResponse(decision.rule, status=429)
+
+
+GOOD = [
+    path("stacked/", stacked),
+    path("user/", by_user),
+    path("loop/", of_a_loop),
+    path("page/", Page.as_view()),
+    path("async-page/", AsyncPage.as_view()),
+]
+urlpatterns = [*GOOD, path("monthly/", monthly), path("without/", without_a_key)]
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+
+
+def get(**meta: Any) -> Any:
+    return RequestFactory().get("/", **{"REMOTE_ADDR": "192.0.2.1", **meta})
+
+
+def limited_of(view: Callable[..., Any], number: int, **meta: Any) -> list[bool]:
+    """Call a view that does not block; return `request.limited` of each request."""
+    found = []
+    for _ in range(number):
+        request = get(**meta)
+        view(request)
+        found.append(request.limited)
+    return found
+
+
+def soft(**options: Any) -> Callable[..., Any]:
+    return ratelimit(**{"key": "ip", "rate": "1/m", "group": "soft", "block": False, **options})(lambda request: None)
+
+
+@pytest.mark.thorough("processes")
+def test_the_tests_of_django_ratelimit_pass_and_notice_a_limiter_that_is_off(tmp_path: Path) -> None:
+    """They come with its sources, which pip fetches. `CANNOT_PASS` names two tests, and why."""
+    fetch = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary=:all:"]
+    done = subprocess.run([*fetch, "-d", str(tmp_path), "django-ratelimit==4.1.0"], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("pip cannot fetch the sources of django-ratelimit")
+    with tarfile.open(tmp_path / f"{RATELIMIT}.tar.gz") as archive:
+        tests = archive.extractfile(f"{RATELIMIT}/django_ratelimit/tests.py")
+        assert tests is not None
+        write_package(tmp_path, tests.read())
+    module = "django_ratelimit/tests.py"
+    left_out = [f"--deselect={module}::{name}" for name in CANNOT_PASS]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.contrib.ratelimit_plugin", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("DJANGO_SETTINGS_MODULE", None)
+
+    def summary(**given: str) -> str:
+        run = subprocess.run(
+            [*command, *left_out, module],
+            cwd=tmp_path,
+            env={**environment, **given},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return run.stdout.splitlines()[-1]
+
+    assert re.match(r"50 passed, 2 deselected", summary())
+    assert re.match(r"3\d failed, 1\d passed, 2 deselected", summary(SABOTAGED="1"))
+
+
+class TestDecisions:
+    def test_stacked_decorators_are_one_call_and_a_refused_request_counts_in_none(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stacked(get())
+        calls = calls_of(monkeypatch)
+        stacked(get())
+        for _ in range(5):
+            with pytest.raises(Ratelimited):
+                stacked(get())
+        assert len(calls) == 6
+        usage = get_usage(get(), fn=stacked, key="ip", rate="3/h")
+        assert usage is not None
+        assert usage["count"] == 2
+
+    @pytest.mark.usefixtures("redis_cache")
+    def test_redis_sees_one_command_for_two_decorators(self, settings: Any, raw: redis.Redis) -> None:
+        settings.QUOTA = {}
+        stacked(get())
+        raw.config_resetstat()
+        stacked(get())
+        assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
+
+    def test_decorators_that_block_and_those_that_do_not_decide_apart(self) -> None:
+        view = soft(rate="1/h")
+        both = ratelimit(key="ip", rate="2/m", group="hard")(view)
+        assert limited_of(both, 2) == [False, True]
+        with pytest.raises(Ratelimited):
+            both(get())
+
+    def test_the_decision_is_on_the_request_and_on_the_error(self) -> None:
+        request = get()
+        stacked(request)
+        assert [outcome.remaining for outcome in request.quota.outcomes] == [1, 2]
+        stacked(get())
+        with pytest.raises(PermissionDenied) as refused:
+            stacked(get())
+        assert isinstance(refused.value, Ratelimited)
+        assert refused.value.decision is not None
+        assert refused.value.decision.retry_after == pytest.approx(60, abs=5)
+
+    def test_a_window_begins_with_the_first_hit_and_ends_on_time(self) -> None:
+        view = soft(rate="2/10")
+        with freeze(1_800_000_000_000_000):
+            assert limited_of(view, 3) == [False, False, True]
+        with freeze(1_800_000_009_999_999):
+            assert limited_of(view, 1) == [True]
+        with freeze(1_800_000_010_000_000):
+            assert limited_of(view, 3) == [False, False, True]
+
+    def test_a_look_says_what_a_hit_would_find(self) -> None:
+        """So a page that looks first and counts failures allows five under 5/m. django-ratelimit allows six."""
+        limit: dict[str, Any] = {"group": "login", "key": "ip", "rate": "5/m"}
+        failures = 0
+        while not is_ratelimited(get(), **limit):
+            assert not is_ratelimited(get(), **limit, increment=True)
+            failures += 1
+        assert failures == 5
+
+    def test_a_look_after_the_decorator_says_what_that_found(self) -> None:
+        limit: dict[str, Any] = {"group": "soft", "key": "ip", "rate": "2/m"}
+
+        @ratelimit(**limit, block=False)
+        def view(request: HttpRequest) -> Any:
+            return get_usage(request, **limit)
+
+        found = [view(get()) for _ in range(4)]
+        assert [usage["count"] for usage in found] == [1, 2, 3, 3]
+        assert [usage["should_limit"] for usage in found] == [False, False, True, True]
+        assert all(0 < usage["time_left"] <= 60 for usage in found)
+
+    def test_a_ban_applies(self) -> None:
+        ban("ip:192.0.2.1", Rule.make("soft 1/m", "1/m", algorithm="fixed_window"), 60)
+        assert limited_of(soft(), 1) == [True]
+        unban("ip:192.0.2.1")
+        assert limited_of(soft(), 2) == [False, True]
+
+
+class TestWhoIsLimited:
+    def test_anonymous_visitors_count_by_address_not_together(self) -> None:
+        def post(address: str, user: Any) -> HttpResponse:
+            request = RequestFactory().post("/", REMOTE_ADDR=address)
+            request.user = user
+            return by_user(request)
+
+        for address in ("192.0.2.1", "192.0.2.2"):
+            for _ in range(2):
+                assert post(address, AnonymousUser()).status_code == 200
+            with pytest.raises(Ratelimited):
+                post(address, AnonymousUser())
+        assert post("192.0.2.1", User(pk=7)).status_code == 200
+        assert peek("2/m", "user:7", name="shop DELETE+PATCH+POST+PUT 2/m", algorithm="fixed_window").remaining == 1
+
+    def test_requests_without_the_header_count_by_address_not_together(self) -> None:
+        view = soft(key="header:x-key")
+        assert limited_of(view, 2) == [False, True]
+        assert limited_of(view, 1, REMOTE_ADDR="192.0.2.2") == [False]
+
+    @pytest.mark.parametrize(
+        ("given", "address", "subject"),
+        [
+            ({}, "192.0.2.1", "ip:192.0.2.1"),
+            ({}, "2001:db8::1", "ip:2001:db8::/64"),
+            ({"RATELIMIT_IPV4_MASK": 24}, "192.0.2.1", "network:192.0.2.0/24"),
+            ({"RATELIMIT_IPV6_MASK": 128}, "2001:db8::1", "network:2001:db8::1"),
+            ({"RATELIMIT_IP_META_KEY": "HTTP_X_CLIENT"}, "198.51.100.1", "ip:203.0.113.9"),
+            ({"RATELIMIT_IP_META_KEY": lambda request: "203.0.113.8"}, "198.51.100.1", "ip:203.0.113.8"),
+        ],
+    )
+    def test_the_address_is_found_as_the_settings_say(
+        self, given: dict[str, Any], address: str, subject: str, settings: Any
+    ) -> None:
+        for name, value in given.items():
+            setattr(settings, name, value)
+        request = get(REMOTE_ADDR=address, HTTP_X_CLIENT="203.0.113.9")
+        stacked(request)
+        assert {outcome.subject for outcome in request.quota.outcomes} == {subject}
+
+    def test_trusted_proxies_apply(self, settings: Any) -> None:
+        settings.QUOTA = {**settings.QUOTA, "TRUSTED_PROXIES": ["192.0.2.0/24"]}
+        request = get(HTTP_X_FORWARDED_FOR="203.0.113.9")
+        stacked(request)
+        assert request.quota.outcomes[0].subject == "ip:203.0.113.9"
+
+    @pytest.mark.parametrize("sent", ["", "not an address", "1" * 500])
+    def test_a_header_without_an_address_is_an_error(self, sent: str, settings: Any) -> None:
+        settings.RATELIMIT_IP_META_KEY = "HTTP_X_CLIENT"
+        with pytest.raises(ImproperlyConfigured, match="RATELIMIT_IP_META_KEY='HTTP_X_CLIENT' names no IP address"):
+            stacked(get(HTTP_X_CLIENT=sent))
+
+    def test_what_a_function_returns_is_stored_as_a_digest(self) -> None:
+        request = get()
+        soft(key=lambda group, request: "a secret")(request)
+        assert re.fullmatch(r"ratelimit:[0-9a-f]{32}", request.quota.outcomes[0].subject)
+
+
+@pytest.mark.parametrize(
+    ("rate", "read"),
+    [
+        ("5/m", "5/m"),
+        ("100/1h", "100/h"),
+        ("100/60", "100/m"),
+        ("0/s", "0/s"),
+        ("10/90s", "10/90s"),
+        ((5, 86_400), "5/d"),
+        ("10/month", "10/m"),
+    ],
+)
+def test_a_rate_is_read_as_django_ratelimit_reads_it(rate: Any, read: str) -> None:
+    assert str(read_rate(rate)) == read
+
+
+@pytest.mark.parametrize("rate", ["", "ten a minute", "m", 5, (5,), "5/0s", (5, 0), (5, 1.5), "1/9999d"])
+def test_a_wrong_rate_is_an_error_that_says_what_to_write(rate: Any) -> None:
+    with pytest.raises(ImproperlyConfigured, match=r"is not a rate\. Use, for example, '5/m'"):
+        limited_of(soft(rate=rate), 1)
+
+
+class TestOutages:
+    @pytest.fixture(autouse=True)
+    def outage(self, memory_store: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: Any) -> Any:
+            raise StoreUnavailable("no connection")
+
+        monkeypatch.setattr(current_store(), "run", fail)
+
+    def test_limits_close_unless_the_site_says_otherwise(self, settings: Any) -> None:
+        assert limited_of(soft(), 1) == [True]
+        settings.RATELIMIT_FAIL_OPEN = True
+        assert limited_of(soft(), 1) == [False]
+
+    def test_a_count_says_that_it_is_unknown_and_a_look_limits_nobody(self) -> None:
+        limit: dict[str, Any] = {"group": "g", "key": "ip", "rate": "5/m"}
+        assert get_usage(get(), **limit, increment=True) == {
+            "count": 0,
+            "limit": 0,
+            "should_limit": True,
+            "time_left": -1,
+        }
+        assert get_usage(get(), **limit) == {"count": 0, "limit": 5, "should_limit": False, "time_left": -1}
+
+
+def test_ratelimit_enable_turns_it_off(settings: Any) -> None:
+    settings.RATELIMIT_ENABLE = False
+    assert limited_of(soft(), 3) == [False] * 3
+    assert get_usage(get(), group="g", key="ip", rate="1/m") is None
+
+
+class TestSites:
+    def test_a_refusal_is_a_403_or_what_the_view_of_the_settings_answers(self, settings: Any) -> None:
+        client = Client()
+        assert [client.get("/stacked/").status_code for _ in range(3)] == [200, 200, 403]
+        settings.MIDDLEWARE = ["django_quota.contrib.django_ratelimit.middleware.RatelimitMiddleware"]
+        settings.RATELIMIT_VIEW = f"{__name__}.answer"
+        reply = Client().get("/stacked/")
+        assert (reply.status_code, reply.content) == (429, f"{__name__}.stacked 2/m".encode())
+
+    def test_a_class_based_view_counts_by_its_class(self) -> None:
+        assert [Client().get("/page/").status_code for _ in range(2)] == [200, 403]
+        assert peek("1/m", "ip:127.0.0.1", name=f"{__name__}.Page.get 1/m", algorithm="fixed_window").remaining == 0
+
+    def test_async_views_are_awaited(self) -> None:
+        async def ask(route: str) -> list[int]:
+            client = AsyncClient()
+            return [(await client.get(route)).status_code for _ in range(3)]
+
+        assert asyncio.run(ask("/loop/")) == [200, 200, 403]
+        assert asyncio.run(ask("/async-page/")) == [200, 403, 403]
+
+    def test_the_functions_have_an_async_form(self) -> None:
+        limit: dict[str, Any] = {"group": "g", "key": "ip", "rate": "1/m", "increment": True, "method": ALL}
+
+        async def ask() -> tuple[Any, bool]:
+            return await aget_usage(get(), **limit), await ais_ratelimited(get(), **limit)
+
+        usage, refused = asyncio.run(ask())
+        assert (usage["count"], refused) == (1, True)
+
+    def test_the_middleware_writes_the_headers(self, settings: Any) -> None:
+        settings.MIDDLEWARE = ["django_quota.middleware.QuotaMiddleware"]
+        reply = Client().get("/stacked/")
+        assert reply.headers["RateLimit-Policy"] == ('"stacked 2/m";q=2;w=60, "stacked 3/h";q=3;w=3600')
+
+    def test_the_rules_of_the_views_are_known(self) -> None:
+        names = {f"{__name__}.stacked 2/m", "shop DELETE+PATCH+POST+PUT 2/m", f"{__name__}.Page.get 1/m"}
+        assert names <= set(known_rules())
+
+
+class TestChecks:
+    def found(self) -> dict[str, list[str]]:
+        messages: dict[str, list[str]] = {}
+        for each in run_checks(tags=["django_quota"]):
+            messages.setdefault(str(each.id).removeprefix("django_quota."), []).append(f"{each.msg} {each.hint}")
+        return messages
+
+    def test_a_rate_that_is_read_by_its_first_letter_is_reported(self) -> None:
+        (message,) = self.found()["W024"]
+        assert message == (
+            f"@ratelimit of {__name__}.monthly reads rate='1/month' as 1 per minute, as django-ratelimit does. "
+            "Write '1/m' if that is meant. For other windows, use @quota."
+        )
+
+    def test_a_decorator_without_a_key_is_an_error(self) -> None:
+        (message,) = self.found()["E025"]
+        assert message.startswith(f"@ratelimit of {__name__}.without_a_key: @ratelimit has no key.")
+
+    def test_settings_without_effect_and_leftovers_are_reported(
+        self, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": GOOD})
+        for name in [name for name in sys.modules if name.startswith("django_ratelimit")]:
+            monkeypatch.delitem(sys.modules, name)
+        assert not self.found().keys() & {"E025", "W024", "W025", "W026"}
+        left = SimpleNamespace(
+            INSTALLED_APPS=["django_ratelimit"],
+            MIDDLEWARE=["django_ratelimit.middleware.RatelimitMiddleware"],
+            RATELIMIT_USE_CACHE="limits",
+        )
+        monkeypatch.setattr("django_quota.contrib.django_ratelimit.checks.settings", left)
+        monkeypatch.setitem(sys.modules, "django_ratelimit.core", sys)
+        found = self.found()
+        assert ['QUOTA["CACHE"]' in message for message in found["W025"]] == [True]
+        assert [message.split()[0] for message in found["W026"]] == ["MIDDLEWARE", "Something", "INSTALLED_APPS"]
+
+    def test_a_site_without_the_drop_in_gets_none_of_it(self, settings: Any) -> None:
+        settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": []})
+        settings.RATELIMIT_USE_CACHE = "limits"
+        assert "W025" not in self.found()
+
+
+def test_the_page_for_those_who_come_from_elsewhere_prints_what_it_shows() -> None:
+    with freeze(1_800_000_000_000_000):
+        names = run_page("docs/coming_from.md")
+        view = names["search"]
+        replies = [view(get()) for _ in range(6)]
+        assert [reply.status_code for reply in replies] == [200] * 5 + [429]
+    with override_settings(QUOTA=names["QUOTA"]):
+        assert [str(rule.rates[0]) for rule in current().login] == ["5/10m", "100/h", "30/h"]
