@@ -138,7 +138,7 @@ def set_body_parser(request: Any, parse: Callable[[], Any]) -> None:
     """Give the function that returns the parsed body of a request, for a framework that parses bodies by itself.
 
     The keys `post:` and `json:` take their fields from what it returns, if that is a dict. It is called once, and only
-    if a rule needs the body. What it raises leaves `decide`.
+    if a rule needs the body. If it raises, so does `decide`.
     """
     setattr(_read_request(request), BODY_PARSER, parse)
 
@@ -163,7 +163,7 @@ async def arefusal(request: Any, decision: Decision) -> HttpResponse:
 
 
 def passes_middleware(request: Any) -> bool:
-    """Return whether a `QuotaMiddleware` answers this request's errors: a `QuotaExceeded` becomes its 429."""
+    """Return whether the request passes a `QuotaMiddleware`, which answers a `QuotaExceeded` with 429."""
     return hasattr(_read_request(request), responses.DEFERRED)
 
 

@@ -264,7 +264,9 @@ class QuotaSettings:
         """`RULES`: the named rules, as they are written."""
         given = self._given.get("RULES", {})
         if not isinstance(given, Mapping):
-            raise ConfigurationError(f'QUOTA["RULES"] is {given!r}.', "Use, for example, {'search': '10/m'}.")
+            raise ConfigurationError(
+                f'QUOTA["RULES"] is {given!r}, not a dict.', "Use, for example, {'search': '10/m'}."
+            )
         return given
 
     @cached_property

@@ -44,7 +44,7 @@ class Lease:
         self.token = token
         """The name of the holder in the store."""
         self.decision = decision
-        """How many may hold the slot, and how many more could when you took it."""
+        """The Decision when you took the slot: its `limit`, and how many slots were left (`remaining`)."""
         self._state = state
         self._refresher: LeaseRefresher | None = None
         self._is_released = False

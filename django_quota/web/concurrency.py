@@ -49,11 +49,12 @@ def concurrency(
 
     `limit`: 1 to 1,000,000, for each subject. `key`: the key of a rule: `"user"`, `"ip"`, a function of the request;
     `"global"` counts all requests together. `lease`: seconds after which a slot is free again, even if its worker was
-    killed. Choose more than the view takes. `wait`: seconds to wait for a slot, first come, first served; None or 0 for
-    no wait. `name`: the name of the slot, by default the path of the function or class. Views with the same name share
-    it. `renew`: renew the lease in the background, for views that may take longer. `on_unavailable`: what happens while
-    the store does not answer: `"allow"`, `"deny"` (503) or `"local"` (each process counts by itself); None for the
-    setting. `block`: if False, a refusal only shows on `request.quota`, and the view runs without a slot.
+    killed: above 0 and up to 366 days. Choose more than the view takes. `wait`: seconds to wait for a slot, first come,
+    first served; None or 0: do not wait. `name`: the name of the slot, by default the path of the function or class.
+    Views with the same name share it. `renew`: renew the lease in the background, for views that may take longer.
+    `on_unavailable`: what happens while the store does not answer: `"allow"`, `"deny"` (503) or `"local"` (each process
+    counts by itself); None for the setting. `block`: if False, a refusal only shows on `request.quota`, and the view
+    runs without a slot.
 
     A `TemplateResponse` is rendered after the slot has been given back.
 

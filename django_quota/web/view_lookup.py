@@ -35,7 +35,9 @@ C = TypeVar("C", bound=ViewCheck)
 
 
 def checks_views(check: C) -> C:
-    """Register a system check of the views of an integration, which gets the URL patterns; return it.
+    """Register a system check of the views of an integration; it can be used as a decorator.
+
+    The check gets the URL patterns, and returns messages as any system check does.
 
     Django's own `register` is too late for a module that only the views import: the URLs are loaded by the first check
     that needs them, and by then Django has its list of checks.

@@ -264,7 +264,7 @@ class _Worker:
         if taken.found == "trimmed":
             self._note(f"Event {taken.id} is missing: the stream was trimmed before it was handled.")
         elif taken.found == "alien":
-            self._note(f"Entry {taken.id} of the stream is no event, and is ignored.")
+            self._note(f"Entry {taken.id} of the stream is not an event, and is ignored.")
 
     def _succeeds(self, event: Event) -> bool:
         """Run the program until it succeeds; False if the event is given up, or left for later."""

@@ -138,7 +138,7 @@ def _expiry(options: dict[str, Any]) -> datetime | None:
         return None
     moment = _moment(options["until"])
     if moment is None:
-        raise CommandError(f"--until {options['until']!r} is no date and time. Use, for example, 2030-01-31T12:00.")
+        raise CommandError(f"--until {options['until']!r} is not a date and time. Use, for example, 2030-01-31T12:00.")
     if settings.USE_TZ and timezone.is_naive(moment):
         moment = timezone.make_aware(moment)
     elif not settings.USE_TZ and timezone.is_aware(moment):
