@@ -7,7 +7,7 @@ import logging
 from django_quota.conf import current, rule_of
 from django_quota.core.clock import frozen_now
 from django_quota.core.decisions import Decision
-from django_quota.core.errors import RateError, RuleError, StoreUnavailable
+from django_quota.core.errors import RateError, RuleError, StoreUnavailable, did_you_mean
 from django_quota.core.flow import Flow, IOCall, run_async, run_sync
 from django_quota.core.keys import escape, field
 from django_quota.core.rates import parse_seconds
@@ -105,11 +105,17 @@ def _unban_flow(subject: Subject, given: RuleOrRate | None) -> Flow[int]:
 def _rule(given: RuleOrRate) -> Rule:
     try:
         return rule_of(given, {})
-    except RateError:
-        found = known_rules().get(given) if isinstance(given, str) else None
+    except RateError as error:
+        known = known_rules()
+        found = known.get(given) if isinstance(given, str) else None
         if isinstance(found, Rule):  # of a view
             return found
-        raise
+        if error.position is not None or not isinstance(given, str):  # it is almost a rate
+            raise
+        raise RuleError(
+            f"{given!r} is no rate, and no rule of the settings or the views.{did_you_mean(given, known)} For a rule "
+            f"that only a call names, pass it: Rule.make({given!r}, rate)."
+        ) from error
 
 
 def _subject_flow(subject: Subject, rule: Rule) -> Flow[str]:
