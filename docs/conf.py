@@ -18,6 +18,7 @@ exclude_patterns = [".*", "django_quota", "example_project", "tests", "docs/_bui
 myst_heading_anchors = 4
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_title = f"django_quota {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]

@@ -351,11 +351,17 @@ class Rule:
         return cls(name, cast("Any", rates), **cast("dict[str, Any]", options))
 
     @classmethod
-    def from_setting(cls, name: str, value: object, imported: Callable[[str, object], object] | None = None) -> Rule:
+    def from_setting(
+        cls,
+        name: str,
+        value: object,
+        imported: Callable[[str, object], object] | None = None,
+        place: str = 'QUOTA["RULES"]',
+    ) -> Rule:
         """Make a rule from an entry of `QUOTA["RULES"]`: a rate, a list of rates, or a dict with `rate` and options.
 
-        `imported(option, value)` resolves the dotted paths in an option. Raises `RuleError` with the place in the
-        settings.
+        `imported(option, value)` resolves the dotted paths in an option. Raises `RuleError` with the `place`
+        of the entry.
         """
         try:
             options = {str(option): given for option, given in value.items()} if isinstance(value, Mapping) else {}
@@ -369,7 +375,7 @@ class Rule:
                 options = {option: imported(option, given) for option, given in options.items()}
             return cls._of_setting(name, options.pop("rate", value), options)
         except RuleError as error:
-            raise RuleError(f'QUOTA["RULES"][{name!r}]: {error}') from error
+            raise RuleError(f"{place}[{name!r}]: {error}") from error
 
     @classmethod
     def _of_setting(cls, name: str, rate: object, options: dict[str, object]) -> Rule:
@@ -510,10 +516,10 @@ def _read_methods(given: object) -> frozenset[str]:
     except TypeError:
         methods = frozenset()
     if not methods or not all(isinstance(name, str) and name.isalpha() for name in methods):
-        raise RuleError(f"methods={given!r} are no HTTP methods. Use, for example, ['POST', 'PUT'].")
+        raise RuleError(f"methods={given!r} are not HTTP methods. Use, for example, ['POST', 'PUT'].")
     upper = frozenset(str(name).upper() for name in methods)
     for name in sorted(upper - HTTP_METHODS):
-        raise RuleError(f"methods={given!r}: {name!r} is no HTTP method.", did_you_mean(name, HTTP_METHODS).strip())
+        raise RuleError(f"methods={given!r}: {name!r} is not an HTTP method.", did_you_mean(name, HTTP_METHODS).strip())
     return upper | {"HEAD"} if "GET" in upper else upper  # Django answers HEAD with the view for GET
 
 

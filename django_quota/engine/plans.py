@@ -81,7 +81,7 @@ class Plan:
         self._prefix = prefix
         self._zone = zone
         self._log = event_log_of(prefix, events)
-        self.asked = list(asked)
+        self.asked: list[Asked] = list(asked)
         """The rules that were added, each with its subject, cost and value."""
 
     def add(self, rule: Rule, subject: str, cost: int, value: str = "") -> None:

@@ -54,6 +54,11 @@ def is_from(request: HttpRequest, networks: tuple[Network, ...]) -> bool:
     return _is_in(_client(request, FULL, current()), networks)
 
 
+def is_trusted_proxy(address: str) -> bool:
+    """Return whether an address is in `TRUSTED_PROXIES`."""
+    return _is_in(address, current().trusted_proxies)
+
+
 def _client(request: HttpRequest, prefixes: Prefixes, settings: QuotaSettings) -> str:
     proxies, count = settings.trusted_proxies, settings.trusted_proxy_count
     peer = request.META.get("REMOTE_ADDR") or ""

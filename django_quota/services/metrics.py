@@ -51,8 +51,11 @@ class Counted(NamedTuple):
     """What the metrics count of a decision for one rule and subject."""
 
     rule: str
+    """The name of the rule."""
     subject: str
+    """The subject; it belongs in no label."""
     outcome: OutcomeWord
+    """`"allowed"`, `"refused"`, or `"shadowed"`: a shadow rule would have refused."""
 
 
 def counted(decision: Decision) -> list[Counted]:
@@ -60,16 +63,21 @@ def counted(decision: Decision) -> list[Counted]:
 
     If a rule refuses the request, the rules that had room are not counted: nothing was taken from them.
     """
+    outcomes = decision.outcomes
+    if len(outcomes) == 1 and outcomes[0].allowed:  # as most are
+        [only] = outcomes
+        counts = only.cost and not isinstance(only.of, Concurrency)
+        return [Counted(only.rule, only.subject, "allowed")] if counts else []
     hits: dict[tuple[str, str], list[Outcome]] = {}
-    for outcome in decision.outcomes:
+    for outcome in outcomes:
         if not isinstance(outcome.of, Concurrency):
             hits.setdefault((outcome.rule, outcome.subject), []).append(outcome)
-    refusing = {place for place, outcomes in hits.items() if not all(outcome.allowed for outcome in outcomes)}
+    refusing = {place for place, of_hit in hits.items() if not all(outcome.allowed for outcome in of_hit)}
     is_refused = any(hits[place][0].enforced for place in refusing)
     return [
-        Counted(*place, "allowed" if place not in refusing else "shadowed" if outcomes[0].shadow else "refused")
-        for place, outcomes in hits.items()
-        if outcomes[0].cost and (place in refusing or not is_refused)
+        Counted(*place, "allowed" if place not in refusing else "shadowed" if of_hit[0].shadow else "refused")
+        for place, of_hit in hits.items()
+        if of_hit[0].cost and (place in refusing or not is_refused)
     ]
 
 

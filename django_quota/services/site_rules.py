@@ -7,7 +7,7 @@ was found for a path and a view is remembered.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 
 from django.core.exceptions import DisallowedHost
@@ -55,19 +55,17 @@ def _path_and_view(request: HttpRequest) -> tuple[str, str]:
 
 
 class RuleIndex:
-    """The rules of the settings that have a `match`."""
+    """Rules that have a `match`, and which of them a request meets."""
 
-    def __init__(self, settings: QuotaSettings) -> None:
-        self.settings = settings
+    def __init__(self, rules: Iterable[Rule]) -> None:
         self._rules: list[Rule] = []
         self._everywhere: list[int] = []
         self._by_key: dict[tuple[str, str], list[int]] = {}
         self._asks_host = False
         """Whether the host of a request matters, too: then nothing is remembered."""
         self._known: dict[tuple[str, str], list[Rule]] = {}
-        for name, value in settings.rules.items():
-            if isinstance(value, Mapping) and value.get("match") is not None:
-                self._add(settings.rule(name))
+        for rule in rules:
+            self._add(rule)
 
     def _add(self, rule: Rule) -> None:
         for option in (rule.match, rule.exclude):
@@ -80,7 +78,7 @@ class RuleIndex:
         self._rules.append(rule)
 
     def find(self, request: HttpRequest) -> list[Rule]:
-        """Return the rules that a request meets, in the order of the settings. Do not change the list."""
+        """Return the rules that a request meets, in their order. Do not change the list."""
         if not self._rules:
             return []
         if self._asks_host:
@@ -109,13 +107,20 @@ def applies_to(rule: Rule, target: Target) -> bool:
     return rule.exclude is None or not rule.exclude.matches(target, unknown=False)
 
 
-_index: RuleIndex | None = None
+_index: tuple[QuotaSettings, RuleIndex] | None = None
+"""The rules of the settings, and the settings that they are of."""
 
 
 def site_rules(request: HttpRequest) -> list[Rule]:
     """Return the rules of the settings that a request meets. Raises `RuleError` if a rule with a `match` is wrong."""
     global _index  # noqa: PLW0603
-    settings = current()
-    if _index is None or _index.settings is not settings:
-        _index = RuleIndex(settings)
-    return _index.find(request)
+    settings, known = current(), _index
+    if known is None or known[0] is not settings:
+        _index = known = settings, RuleIndex(_placed_rules(settings))
+    return known[1].find(request)
+
+
+def _placed_rules(settings: QuotaSettings) -> Iterator[Rule]:
+    for name, value in settings.rules.items():
+        if isinstance(value, Mapping) and value.get("match") is not None:
+            yield settings.rule(name)

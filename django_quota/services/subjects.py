@@ -139,7 +139,7 @@ def _compile_text(key: str, *, exact: bool) -> tuple[Resolver, ...]:
         return (_PLAIN[key],)
     kind, colon, name = key.partition(":")
     if kind == "json" and "" in name.strip().split("."):
-        raise SubjectKeyError(f"key={key!r} is no path.", "Use, for example, 'json:phone' or 'json:user.email'.")
+        raise SubjectKeyError(f"key={key!r} is not a path.", "Use, for example, 'json:phone' or 'json:user.email'.")
     if kind in _FIELDS and name.strip():
         return (partial(_FIELDS[kind], name.strip(), exact),)
     if kind in _NAMED and name.strip():

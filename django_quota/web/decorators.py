@@ -62,9 +62,11 @@ def quota(
     `rates`: `"10/m"`, several (`"10/s", "500/h"`), a dict of them by tier, or functions of the request that return
     them, sync or async; None is unlimited. `rule`: the name of a rule in the settings instead. `name`: the name of the
     rule in keys, logs and headers; by default the path of the function or class, with the arguments of `as_view()`. A
-    system check reports views that share a name by accident. The options are those of `Rule`: `key`, `algorithm`,
-    `cost`, `burst`, `precision`, `tz`, `count_refused`, `methods`, `block`, `shadow`, `skip`, `exempt`, `tier`,
-    `on_unavailable`, `ban`, `warn_at`, `daily`, `distinct`, `cache_refusals`, `settle`, `counts`.
+    system check reports views that share a name by accident.
+
+    The options are those of `Rule`: `key`, `algorithm`, `cost`, `burst`, `precision`, `tz`, `count_refused`, `methods`,
+    `block`, `shadow`, `skip`, `exempt`, `tier`, `on_unavailable`, `ban`, `warn_at`, `daily`, `distinct`,
+    `cache_refusals`, `settle`, `counts`.
 
     The Decision is on `request.quota`. A refusal is answered with 429, and so is a `QuotaExceeded` in the view.
 

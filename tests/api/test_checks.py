@@ -168,7 +168,7 @@ def test_a_wrong_client_class_is_a_finding(client: str) -> None:
     [
         ({"key": "ip"}, "E006", "it has no 'rate'"),
         ({"rate": "1/m", "bloc": True}, "E006", "Did you mean 'block'"),
-        ({"rate": "1/m", "methods": 5}, "E006", "no HTTP methods"),
+        ({"rate": "1/m", "methods": 5}, "E006", "not HTTP methods"),
         ({"rate": "1/m", "cost": -1}, "E006", "cost=-1"),
         ({"rate": "1/mo"}, "E007", "Did you mean 'month'"),
         ({"rate": "1/m", "algorithm": "token_buket"}, "E008", "Did you mean 'token_bucket'"),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from importlib.metadata import version
@@ -24,14 +24,21 @@ from django_ratelimit import core as ratelimit_core
 from django_ratelimit.decorators import ratelimit
 from django_smart_ratelimit import rate_limit
 from django_smart_ratelimit.backends import get_backend, redis_backend
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client import generate_latest
 from rest_framework.response import Response
 from rest_framework.throttling import AnonRateThrottle
 from rest_framework.views import APIView
 
 import django_quota
 from django_quota import Rule, acheck, check, quota
+from django_quota.adapters import observe, unobserve
+from django_quota.contrib.opentelemetry import DecisionRecorder
+from django_quota.contrib.prometheus.views import registry
 from django_quota.core.clock import SECOND
 from django_quota.middleware import QuotaMiddleware
+from django_quota.services.registry import get_limiter
 from django_quota.testing import freeze
 from tests.benchmarks.facts import Contender, Hit
 from tests.benchmarks.measure import Row, Work
@@ -170,6 +177,31 @@ def our_hit(hits: int) -> Hit:
 
 def our_clock(seconds: float) -> AbstractContextManager[object]:
     return freeze(int(seconds * SECOND))
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Count no metrics, which a site cannot turn off: the difference is what they cost."""
+    with mock.patch.object(get_limiter(), "metrics", None):
+        yield
+
+
+def recorded() -> Callable[[], AbstractContextManager[None]]:
+    """Return a context in which OpenTelemetry records decisions, as the app in INSTALLED_APPS does."""
+    recorder = DecisionRecorder(MeterProvider([InMemoryMetricReader()]).get_meter("bench"))
+
+    @contextmanager
+    def recording() -> Iterator[None]:
+        observe(recorder, duration=True)
+        yield
+        unobserve(recorder)
+
+    return recording
+
+
+def scrape_work() -> Work:
+    """Return the work of a scrape by Prometheus."""
+    return Work(str, lambda _: generate_latest(registry), lambda text: b"\nquota_store_up 1.0\n" in text)
 
 
 # --- limits, throttled-py, pyrate-limiter -----------------------------------------------------------------------------
@@ -330,6 +362,9 @@ def rows(url: str, *, others: bool) -> list[Row]:
         Row("refused view", OURS, "view, refused", refused(view_work(limited_view(FULL)))),
         Row("flooded", OURS, "check(), refused from memory", refused(check_work(Rule.make("flooded", FULL, **cached)))),
         Row("flooded view", OURS, "view, refused from memory", refused(view_work(limited_view(FULL, **cached)))),
+        Row("uncounted", OURS, "check(), no metrics counted", replace(check_work(ONE), within=uncounted)),
+        Row("recorded", OURS, "check(), OpenTelemetry records", replace(check_work(ONE), within=recorded())),
+        Row("scrape", OURS, "a scrape by Prometheus", scrape_work()),
     ]
     by_limits, by_throttled, by_pyrate = (partial(hit, url) for hit in (limits_hit, throttled_hit, pyrate_hit))
     compared = [

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -44,7 +45,8 @@ class Work:
 
     `make_input(ip)` makes what one call is given (a request, say) before the clock starts; `call(input)` is what is
     timed, a coroutine function where `is_async`; `admitted(answer)` reads its answer, which must be `expected`: a row
-    that measures something else is an error. `before(ip)` runs once for each subject, before the clock starts.
+    that measures something else is an error. `before(ip)` runs once for each subject, before the clock starts. The
+    calls are made in the context of `within()`.
     """
 
     make_input: Callable[[str], Any]
@@ -53,6 +55,7 @@ class Work:
     expected: bool = True
     before: Callable[[str], object] | None = None
     is_async: bool = False
+    within: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def run(self, ips: Sequence[str], count: int) -> None:
         """Make `count` checks for each address, in turn, untimed, and verify the answers."""
@@ -68,9 +71,10 @@ class Work:
     def answers(self, inputs: Sequence[Any]) -> list[Any]:
         """Make the calls."""
         call = self.call
-        if self.is_async:
-            return _loop().run_until_complete(_awaited(call, inputs))
-        return [call(given) for given in inputs]
+        with self.within():
+            if self.is_async:
+                return _loop().run_until_complete(_awaited(call, inputs))
+            return [call(given) for given in inputs]
 
     def verify(self, answers: Sequence[Any]) -> None:
         """Raise where an answer is not the one that this row claims to measure."""

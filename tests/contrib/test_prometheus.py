@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,10 +22,13 @@ from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.test import Client
 from django.urls import path
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client.parser import text_string_to_metric_families
 
 from django_quota import Rule, check, slot
 from django_quota.conf import current
+from django_quota.contrib.opentelemetry import instrument, uninstrument
 from django_quota.contrib.prometheus.collector import QuotaCollector
 from django_quota.contrib.prometheus.views import metrics
 from django_quota.core.keys import system_key
@@ -33,7 +37,7 @@ from django_quota.models import OverrideOutbox
 from django_quota.signals import store_lost
 from django_quota.testing import RedisServer, freeze
 from tests.support.commands import PATIENCE, ROOT, wait_until
-from tests.support.pages import run_page
+from tests.support.pages import blocks, run_page
 from tests.support.ports import free_port
 from tests.support.steps import SECOND, START
 from tests.support.stores import caches, current_store
@@ -46,7 +50,7 @@ urlpatterns = [path("metrics/", metrics)]
 @pytest.fixture(autouse=True)
 def no_tables_without_a_database(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "database" not in request.fixturenames:
-        monkeypatch.setattr("django_quota.contrib.prometheus.collector.has_tables", lambda _: False)
+        monkeypatch.setattr("django_quota.services.override_sync.has_tables", lambda _: False)
 
 
 @pytest.fixture(autouse=True)
@@ -347,3 +351,72 @@ SHOWN = {
     "quota_checks_total", "quota_outages_total", "quota_bans", "quota_leases_in_use", "quota_leases_limit",
     "quota_overrides_pending", "quota_override_sync_lag_seconds", "quota_store_up",
 }  # fmt: skip
+
+
+# --- the dashboard and the alerts -------------------------------------------------------------------------------------
+
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "docs/grafana/django_quota.json").read_text())
+ALERTS = [text for language, text in blocks("docs/prometheus.md") if language == "yaml" and "alert:" in text]
+PLACEHOLDERS = {"datasource", "job", "rule", "__rate_interval"}
+
+
+def expressions() -> list[str]:
+    """Every query of the dashboard, of its variables, and of the alerts."""
+    variables = [each["query"]["query"] for each in DASHBOARD["templating"]["list"] if each["type"] == "query"]
+    queries = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    return [*queries, *variables, *re.findall(r"expr: (.*)", "".join(ALERTS))]
+
+
+def unknown(query: str, labels: dict[str, set[str]]) -> set[str]:
+    """Return the metrics of a query that are not exported, and the labels that its metrics do not have."""
+    query = re.sub(r'"[^"]*"|\$\w+', "", query)
+    used = {*re.findall(r"(\w+)[=!]~?(?=[,}])", query), *re.findall(r"by \((\w+)\)", query)}
+    used |= set(re.findall(r"label_values\(.*, (\w+)\)", query))
+    names = set(re.findall(r"\bquota_\w+", query)) - used
+    return (names - labels.keys()) | (used - {"job", "le"}.union(*(labels.get(name, set()) for name in names)))
+
+
+@pytest.mark.usefixtures("redis_cache", "database")
+def test_each_metric_and_label_of_the_dashboard_and_the_alerts_exists() -> None:
+    check("0/m", "user:1", name="search")
+    slot("export", 2).acquire()
+    labels = exported()
+    assert {query: unknown(query, labels) for query in expressions() if unknown(query, labels)} == {}
+    assert unknown('sum by (name) (rate(quota_check_total{rule="a"}[5m]))', labels) == {
+        "quota_check_total",
+        "name",
+        "rule",
+    }
+    assert unknown("label_values(quota_bans, rule)", labels) == {"rule"}
+
+
+def exported() -> dict[str, set[str]]:
+    """The labels of each metric in Prometheus: of the collector, and of the histogram that comes by OpenTelemetry."""
+    reader = InMemoryMetricReader()
+    instrument(MeterProvider([reader]))
+    check("0/m", "user:1")
+    uninstrument()
+    data: Any = reader.get_metrics_data()
+    found = {sample.name: set(sample.labels) for each in QuotaCollector().collect() for sample in each.samples}
+    for metric in data.resource_metrics[0].scope_metrics[0].metrics:
+        if metric.unit == "s":  # a collector for Prometheus names it so
+            attributes = metric.data.data_points[0].attributes
+            found[f"{metric.name}_seconds_bucket".replace(".", "_")] = {name.replace(".", "_") for name in attributes}
+    return found
+
+
+def test_the_dashboard_shows_every_metric_and_works_with_any_data_source() -> None:
+    shown = " ".join(expressions())
+    assert all(name in shown for name in SHOWN)
+    places: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        taken = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert not places & taken, panel["title"]
+        places |= taken
+        assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}
+        assert panel["description"]
+    assert {x for x, _ in places} == set(range(24))
+    assert {*re.findall(r"\$\{?(\w+)", json.dumps(DASHBOARD))} - {"__all"} == PLACEHOLDERS
+    known = {each["name"] for each in DASHBOARD["templating"]["list"]}
+    assert known | {"__rate_interval"} == PLACEHOLDERS

@@ -1,0 +1,510 @@
+"""Replay: what rules would have refused of the requests in an access log.
+
+Each request of the log goes through the same code as a live one. `RuleIndex` and `asked_flow` find its rules and
+their subjects, and the specification of the decision (`engine/decide`) decides them, in the log's own time: all limits
+of a request in one plan, all or nothing. Nothing is read from or written to Redis or the database.
+
+It goes in three steps. `read_blocks` turns lines into a `Traffic`: a time and the number of a plan for each request.
+`decide` decides a share of it. Plans that share a subject, even by way of others, are in one share, so the shares are
+independent: any number of processes comes to the same result. `services/tightest` then searches for rates.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple, cast
+
+from django.http import HttpRequest, QueryDict
+from django.http.cookie import parse_cookie
+from django.urls import Resolver404, ResolverMatch, get_resolver
+
+from django_quota.conf import current, import_option, time_zone
+from django_quota.core.errors import ConfigurationError, RuleError
+from django_quota.core.flow import run_sync
+from django_quota.core.rules import AFTER_RESPONSE, Rule, dotted_path
+from django_quota.engine.codec import REFUSED, Flag, Reply, allows_without_flags
+from django_quota.engine.operations import DictStates
+from django_quota.engine.plans import Asked, Plan
+from django_quota.services.access_log import Entry, LogFormat, UnreadableLineError
+from django_quota.services.site_rules import RuleIndex
+from django_quota.services.subjects import asked_flow, check_keys
+
+ViewRules = Callable[[HttpRequest, Callable[..., Any]], list[Rule]]
+"""Returns the rules of the `@quota` on the outside of a view."""
+
+MAX_SHOWN = 3
+"""How many unreadable lines a block keeps to show them."""
+
+MAX_KNOWN = 20_000
+"""How many places (method, path, host) and plans a process remembers."""
+
+SWEEP_INTERVAL = 100_000
+"""Requests after which expired states are dropped."""
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+class LoggedRequest(HttpRequest):
+    """A request as an access log shows it. It has no user, no session and no body."""
+
+    def __init__(self, entry: Entry, meta: dict[str, str]) -> None:
+        # Not super().__init__(), which makes dicts for a form and for files.
+        self.META = meta
+        self.method = entry.method
+        self.path = self.path_info = entry.path
+        self.resolver_match: ResolverMatch | None = None
+        self._query = entry.query
+
+    @cached_property
+    def GET(self) -> QueryDict:  # type: ignore[override]  # noqa: N802 — Django's name
+        """The fields of the query."""
+        return QueryDict(self._query, encoding="utf-8")
+
+    @cached_property
+    def COOKIES(self) -> dict[str, str]:  # type: ignore[override]  # noqa: N802 — Django's name
+        """The cookies, if the log has them."""
+        known = {name.removeprefix("cookie:"): value for name, value in self.META.items() if name.startswith("cookie:")}
+        return {**parse_cookie(self.META.get("HTTP_COOKIE", "")), **known}
+
+
+def _meta_name(name: str) -> str:
+    """Return what `request.META` calls a field of a log."""
+    if name.startswith("header:"):
+        return "HTTP_" + name.removeprefix("header:").upper().replace("-", "_")
+    return {"ip": "REMOTE_ADDR", "host": "HTTP_HOST"}.get(name, name)
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+
+def why_left_out(rule: Rule, fields: frozenset[str]) -> str:
+    """Return what a rule needs that a log with these fields does not have; empty if it can be replayed."""
+    return next(_lacks(rule, fields), "")
+
+
+def _lacks(rule: Rule, fields: frozenset[str]) -> Iterator[str]:
+    for option, value in _functions(rule):
+        what = "the response" if option in AFTER_RESPONSE else "the request"
+        yield f"{option}= is a function of {what} ({dotted_path(value)})"
+    if rule.tiers:
+        yield "its rate depends on the user"
+    if rule.exempt is not None and rule.exempt.staff:
+        yield "exempt='staff' needs the user"
+    if rule.exempt is not None and rule.exempt.networks and "ip" not in fields:
+        yield "exempt= needs the client's address"
+    if rule.distinct is True:
+        yield "distinct=True: only your code knows the value"
+    for option, key in (("key", rule.key), ("distinct", rule.distinct)):
+        for part in _parts(key):
+            missing = _missing(part, fields)
+            if missing:
+                yield f"{option}={part!r} needs {missing}" if isinstance(part, str) else f"{option}= is {missing}"
+    patterns = [pattern for place in (rule.match, rule.exclude) if place is not None for pattern in place.patterns]
+    if "host" not in fields and any(pattern.kind == "host" for pattern in patterns):
+        yield "match= needs the host"
+
+
+def _functions(rule: Rule) -> Iterator[tuple[str, Any]]:
+    options: list[tuple[str, Any]] = [("rate", rate) for rate in rule.rates]
+    options += [("exempt", function) for function in getattr(rule.exempt, "functions", ())]
+    options += [(option, getattr(rule, option)) for option in ("cost", "skip", "tier", *sorted(AFTER_RESPONSE))]
+    return ((option, value) for option, value in options if callable(value))
+
+
+def _parts(key: object) -> Iterator[object]:
+    if isinstance(key, tuple):
+        for part in key:
+            yield from _parts(part)
+    elif key is not None:
+        yield key
+
+
+def _missing(part: object, fields: frozenset[str]) -> str:
+    """Return what a part of a key needs that is not in the log; empty if nothing is missing."""
+    if not isinstance(part, str):
+        return f"a function of the request ({dotted_path(part)})"
+    kind, colon, name = part.partition(":")
+    name = name.strip()
+    if not colon and "." in part:
+        return "a function of the request"
+    needed = {
+        "ip": ("the client's address", {"ip"}),
+        "user": ("the user", set()),
+        "user_or_ip": ("the user", set()),
+        "session": ("the session", set()),
+        "post": ("the body", set()),
+        "json": ("the body", set()),
+        "header": (f"the header {name}", {f"header:{name.lower()}"}),
+        "cookie": (f"the cookie {name}", {f"cookie:{name}", "header:cookie"}),
+        "get": ("the query", {"query"}),
+    }
+    what, any_of = needed.get(kind, ("", set[str]()))
+    return "" if fields & any_of else what
+
+
+def read_rules(given: Mapping[str, object], place: str) -> dict[str, Rule]:
+    """Read rules as `QUOTA["RULES"]` has them. `place` names them in errors. Raises `RuleError`."""
+    rules = {}
+    for name, value in given.items():
+        rule = Rule.from_setting(name, value, import_option, place)
+        try:
+            check_keys(rule)
+        except RuleError as error:
+            raise RuleError(f"{place}[{name!r}]: {error.problem}", error.hint) from error
+        rules[name] = rule
+    return rules
+
+
+class RuleSet:
+    """Rules that are replayed together, as the middleware would decide them.
+
+    `rules`: those of the settings or of a draft, by name. `views`: the rules of `@quota` on views, and how those of a
+    request are found. `fields`: what the log has. `only`: the names to replay; None for all.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        rules: Mapping[str, Rule],
+        fields: frozenset[str],
+        views: tuple[Sequence[Rule], ViewRules] | None = None,
+        only: Iterable[str] | None = None,
+    ) -> None:
+        self.title = title
+        self.rules: list[Rule] = []
+        """The rules that are replayed. Plans name them by their number."""
+        self.left_out: dict[str, str] = {}
+        """Why other rules are not replayed, by name."""
+        self._numbers: dict[int, int] = {}
+        """The number of each rule, by its id."""
+        self._own = rules
+        self._fields = fields
+        self._only = None if only is None else set(only)
+        of_views: Sequence[Rule] = views[0] if views else ()
+        self._find_in_view = views[1] if views else None
+        self._places: dict[tuple[str, str, str], tuple[list[Rule], ResolverMatch | None]] = {}
+        placed = [rule for rule in rules.values() if rule.match is not None and self._takes(rule)]
+        for rule in map(self._as_here, of_views):
+            self._takes(rule)
+        for name, rule in rules.items():
+            if rule.match is None and id(rule) not in self._numbers and self._is_wanted(name):
+                self.left_out.setdefault(name, why_left_out(rule, fields) or NOT_PLACED)
+        self._index = RuleIndex(placed)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all rules that it was given."""
+        return list(self._own)
+
+    def _is_wanted(self, name: str) -> bool:
+        return self._only is None or name in self._only
+
+    def _takes(self, rule: Rule) -> bool:
+        """Give a rule a number if it can be replayed; else note why not."""
+        if not self._is_wanted(rule.name):
+            return False
+        if id(rule) not in self._numbers:
+            reason = why_left_out(rule, self._fields)
+            if reason:
+                self.left_out[rule.name] = reason
+                return False
+            self._numbers[id(rule)] = len(self.rules)
+            self.rules.append(rule)
+        return True
+
+    def _as_here(self, rule: Rule) -> Rule:
+        """Return the rule of a view; if the view names a rule of the settings, the rule of that name in this set."""
+        own = self._own.get(rule.name)
+        if own is None or own is rule or rule.name not in current().rules:
+            return rule
+        return own if rule is current().rule(rule.name) else rule
+
+    def plan_of(self, entry: Entry, meta: dict[str, str]) -> PlanKey:
+        """Return the plan of a request; empty if no rule applies to it. Raises `ConfigurationError`."""
+        place = (entry.method, entry.path, meta.get("HTTP_HOST", ""))
+        known = self._places.get(place)
+        if known is None:
+            known = self._find(LoggedRequest(entry, meta))
+            if len(self._places) >= MAX_KNOWN:
+                self._places.clear()
+            self._places[place] = known
+        rules, match = known
+        if not rules:
+            return ()
+        request = LoggedRequest(entry, meta)
+        request.resolver_match = match
+        asked = run_sync(asked_flow(rules, request))
+        return tuple([(self._numbers[id(rule)], subject, value) for rule, subject, _, value in asked])
+
+    def _find(self, request: LoggedRequest) -> tuple[list[Rule], ResolverMatch | None]:
+        """Return the rules that the middleware would decide for a request, and the view behind its path."""
+        try:
+            request.resolver_match = get_resolver().resolve(request.path_info)
+        except Resolver404:  # the middleware decides it on the way back
+            request.resolver_match = None
+        rules = list(self._index.find(request))
+        if request.resolver_match is not None and self._find_in_view is not None:
+            rules += map(self._as_here, self._find_in_view(request, request.resolver_match.func))
+        return [rule for rule in rules if id(rule) in self._numbers], request.resolver_match
+
+    def plan(self, key: PlanKey) -> Plan:
+        """Return a plan that can be decided."""
+        asked: list[Asked] = []
+        for number, subject, value in key:
+            rule = self.rules[number]
+            asked.append((rule, subject, cast("int", rule.cost), value))
+        return Plan("replay", zone=time_zone, asked=asked)
+
+
+PlanKey = tuple[tuple[int, str, str], ...]
+"""A plan: the number of each rule, with the subject and the digest of the value that it counts ("" for none)."""
+
+NOT_PLACED = "it has no match=, and no view has it on its outside. Add, for example, match = '/search/'"
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+class Unreadable(NamedTuple):
+    """A line that could not be used."""
+
+    number: int
+    reason: str
+    text: str
+
+
+class Block(NamedTuple):
+    """What was read from a part of a log. Plans are numbered from 1; 0 is a request without rules."""
+
+    lines: int
+    requests: int
+    times: array[int]
+    """The times of the requests to which a rule applies."""
+    numbers: list[array[int]]
+    """For each set of rules, the plans of these requests."""
+    plans: list[list[PlanKey]]
+    """For each set of rules, its plans."""
+    begins: int
+    ends: int
+    """The first and the last time, also of requests without rules."""
+    turned_away: int
+    """How many requests were answered 429 when they came."""
+    unreadable: int
+    shown: list[Unreadable]
+
+
+class LineReader:
+    """Turns lines into plans, for each set of rules."""
+
+    def __init__(self, log_format: LogFormat, sets: Sequence[RuleSet], *, is_of_server: bool = False) -> None:
+        """`is_of_server`: the log is that of the server behind the proxies, whose peer is the last proxy."""
+        self._format = log_format
+        self._sets = sets
+        settings = current()
+        self._adds_peer = not is_of_server and settings.trusted_proxy_count > 0
+        unused = set() if settings.trusted_proxies or settings.trusted_proxy_count else {"header:x-forwarded-for"}
+        self._meta = [(_meta_name(name), at) for at, name in enumerate(log_format.names) if name not in unused]
+
+    def _meta_of(self, entry: Entry) -> dict[str, str]:
+        values = entry.values
+        meta = {name: values[at] for name, at in self._meta if values[at]}
+        if self._adds_peer:  # as the proxy that wrote the log does
+            hops = (meta.get("HTTP_X_FORWARDED_FOR", ""), meta.get("REMOTE_ADDR", ""))
+            meta["HTTP_X_FORWARDED_FOR"] = ", ".join(filter(None, hops))
+        return meta
+
+    def read(self, block: bytes) -> Block:
+        """Read the lines of a part of a log."""
+        times = array("q")
+        numbers = [array("I") for _ in self._sets]
+        known: list[dict[PlanKey, int]] = [{(): 0} for _ in self._sets]
+        shown: list[Unreadable] = []
+        lines = block.decode(errors="surrogateescape").split("\n")
+        if lines and not lines[-1]:
+            lines.pop()
+        begins = ends = requests = turned_away = unreadable = 0
+        for number, line in enumerate(lines, 1):
+            if not line or line.isspace():
+                continue
+            try:
+                entry = self._format.read(line.rstrip("\r"))
+                meta = self._meta_of(entry)
+                keys = [rules.plan_of(entry, meta) for rules in self._sets]
+            except (UnreadableLineError, ConfigurationError) as error:
+                unreadable += 1
+                if len(shown) < MAX_SHOWN:
+                    problem = error.problem if isinstance(error, ConfigurationError) else str(error)
+                    shown.append(Unreadable(number, problem, line))
+                continue
+            requests += 1
+            turned_away += entry.status == TOO_MANY
+            begins = min(begins, entry.time) if begins else entry.time
+            ends = max(ends, entry.time)
+            if not any(keys):
+                continue
+            times.append(entry.time)
+            for index, key in enumerate(keys):
+                plans = known[index]
+                numbers[index].append(plans.setdefault(key, len(plans)))
+        plans_of = [list(plans)[1:] for plans in known]
+        return Block(len(lines), requests, times, numbers, plans_of, begins, ends, turned_away, unreadable, shown)
+
+
+TOO_MANY = 429
+
+
+class Traffic:
+    """The requests of a log to which a rule applies, in the order of their times."""
+
+    def __init__(self, sets: Sequence[RuleSet]) -> None:
+        self.sets = sets
+        self.times = array("q")
+        self.numbers = [array("I") for _ in sets]
+        """For each set of rules, the number of each request's plan; 0 for none."""
+        self.plans: list[list[PlanKey]] = [[()] for _ in sets]
+        """For each set of rules, its plans by number."""
+        self._known: list[dict[PlanKey, int]] = [{(): 0} for _ in sets]
+        self.lines = self.requests = self.turned_away = self.unreadable = self.unordered = 0
+        """The lines of the log, its requests, those answered 429, and those that were out of order."""
+        self.begins = self.ends = 0
+        self.shown: list[Unreadable] = []
+
+    def add(self, block: Block) -> None:
+        """Add the next part of the log."""
+        for each in block.shown[: MAX_SHOWN - len(self.shown)]:
+            self.shown.append(each._replace(number=self.lines + each.number))
+        self.lines += block.lines
+        self.requests += block.requests
+        self.turned_away += block.turned_away
+        self.unreadable += block.unreadable
+        if block.requests:
+            self.begins = min(self.begins, block.begins) if self.begins else block.begins
+            self.ends = max(self.ends, block.ends)
+        self.times += block.times
+        for known, plans, numbers, plans_of, numbers_of in zip(
+            self._known, self.plans, self.numbers, block.plans, block.numbers, strict=True
+        ):
+            renumbered = [0]
+            for key in plans_of:
+                number = known.setdefault(key, len(known))
+                if number == len(plans):
+                    plans.append(key)
+                renumbered.append(number)
+            numbers.extend(map(renumbered.__getitem__, numbers_of))
+
+    def finish(self) -> None:
+        """Sort what was added by time. Requests of one time stay in their order."""
+        times = self.times
+        self._known = []
+        self.unordered = sum(map(int.__gt__, times, times[1:]))
+        if self.unordered:
+            order = sorted(range(len(times)), key=times.__getitem__)
+            self.times = array("q", map(times.__getitem__, order))
+            self.numbers = [array("I", map(numbers.__getitem__, order)) for numbers in self.numbers]
+
+    def shares(self, index: int, number: int) -> list[Sequence[int]]:
+        """Divide the requests of a set of rules into shares that are independent of each other: their positions.
+
+        Plans that share a subject are in one share. `number`: how many shares to make at most.
+        """
+        numbers, plans = self.numbers[index], self.plans[index]
+        if number == 1:
+            return [range(len(numbers))]
+        group_of = _groups(plans)
+        sizes = Counter(map(group_of.__getitem__, numbers))
+        loads = [(0, share) for share in range(number)]
+        share_of = [0] * len(plans)
+        chosen: dict[int, int] = {}
+        for group, size in sizes.most_common():
+            load, share = heapq.heappop(loads)
+            chosen[group] = share
+            heapq.heappush(loads, (load + size, share))
+        for plan, group in enumerate(group_of):
+            share_of[plan] = chosen.get(group, 0)
+        shares = [array("I") for _ in range(number)]
+        for position, plan in enumerate(numbers):
+            if plan:
+                shares[share_of[plan]].append(position)
+        return [share for share in shares if share]
+
+
+def _groups(plans: Sequence[PlanKey]) -> list[int]:
+    """Return the group of each plan: plans with a subject in common are of one group."""
+    group = list(range(len(plans)))
+
+    def find(plan: int) -> int:
+        while group[plan] != plan:
+            group[plan] = plan = group[group[plan]]
+        return plan
+
+    first: dict[str, int] = {}
+    for number, key in enumerate(plans):
+        for _, subject, _ in key:
+            group[find(number)] = find(first.setdefault(subject, number))
+    return [find(number) for number in range(len(plans))]
+
+
+# --- deciding ---------------------------------------------------------------------------------------------------------
+
+Place = tuple[str, str]
+"""The name of a rule, and a subject."""
+
+
+@dataclass
+class Share:
+    """What was decided in a share of the requests."""
+
+    refused: array[int] = field(default_factory=lambda: array("I"))
+    """The positions of the refused requests."""
+    by_rule: Counter[Place] = field(default_factory=Counter)
+    """How often a rule refused, or would have if it were not a shadow."""
+    bans: Counter[Place] = field(default_factory=Counter)
+
+    _banned_until: dict[Place, int] = field(default_factory=dict)
+
+    def note(self, position: int, plan: Plan, reply: Reply) -> None:
+        """Note what a reply refuses."""
+        if reply.verdict == REFUSED:
+            self.refused.append(position)
+        for at, hit in enumerate(plan.hits):
+            if not reply.passed(at):
+                self.by_rule[hit.rule.name, hit.subject] += 1
+        for at, flag, until in reply.flags:
+            place = (plan.hits[at].rule.name, plan.hits[at].subject)
+            if flag == Flag.BANNED and self._banned_until.get(place) != until:
+                self._banned_until[place] = until
+                self.bans[place] += 1
+
+    def add(self, other: Share) -> None:
+        """Add another share."""
+        self.refused += other.refused
+        self.by_rule.update(other.by_rule)
+        self.bans.update(other.bans)
+
+
+def decide(traffic: Traffic, index: int, positions: Iterable[int]) -> Share:
+    """Decide a share of the requests under a set of rules, with the specification and from empty counts."""
+    rules, numbers, times, keys = traffic.sets[index], traffic.numbers[index], traffic.times, traffic.plans[index]
+    plans: dict[int, Plan] = {}
+    states, share = DictStates(), Share()
+    for count, position in enumerate(positions, 1):
+        number, now = numbers[position], times[position]
+        if not number:
+            continue
+        if count % SWEEP_INTERVAL == 0:
+            states.kept = {key: kept for key, kept in states.kept.items() if kept[1] > now}
+        plan = plans.get(number)
+        if plan is None:
+            if len(plans) >= MAX_KNOWN:
+                plans.clear()
+            plan = plans[number] = rules.plan(keys[number])
+        raw = plan.operation(now, "check").run(states, now)
+        if plan.has_groups or not allows_without_flags(raw, plan.hits):
+            share.note(position, plan, Reply.decode(raw, plan.hits))
+    return share

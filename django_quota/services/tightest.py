@@ -1,0 +1,226 @@
+"""The tightest rate of a rule that refuses few enough of the requests in a log.
+
+The search takes the rule alone, on all requests that it applies to, and runs its algorithm over them with one count
+after the other, in the same window. So a subject is independent of the others. Most are never run: one that could not
+be refused by a count, whatever the order of its requests, is left out at once.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from django_quota.core.algorithms import DISTINCT, Limit, is_outside
+from django_quota.core.errors import RuleError
+from django_quota.core.rules import Rule
+from django_quota.services.replay import Traffic
+
+SHARES = (0.0, 0.001, 0.01)
+"""The shares of refused requests that rates are searched for."""
+
+
+class Hits:
+    """What one subject asked of a rule: when, and with which values if the rule counts values."""
+
+    __slots__ = ("times", "values")
+
+    def __init__(self) -> None:
+        self.times = array("q")
+        self.values: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def add_value(self, time: int, value: str) -> None:
+        """Add a hit with a value."""
+        self.times.append(time)
+        self.values.append(value)
+
+
+class Demand:
+    """What all subjects asked of the rules of one name."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        rule = rules[0]
+        self.name, self.cost, self.is_distinct = rule.name, int(rule.cost), rule.distinct is not None  # type: ignore[arg-type]
+        self.limits: list[Limit] = list({limit.state_id: limit for each in rules for limit in each.limits}.values())
+        self.subjects: dict[str, Hits] = {}
+
+    @property
+    def requests(self) -> int:
+        """How many requests there were."""
+        return sum(map(len, self.subjects.values()))
+
+    def adder(self, subject: str, value: str) -> Callable[[int], object]:
+        """Return a function that adds a hit of a subject at a time."""
+        hits = self.subjects.setdefault(subject, Hits())
+        return (lambda time: hits.add_value(time, value)) if self.is_distinct else hits.times.append
+
+    def highest(self, limit: Limit, begins: int, step: int, number: int) -> list[int]:
+        """Return the most that one subject asked in the window of a limit, for each of `number` spans of time."""
+        found = [0] * number
+        for hits in self.subjects.values():
+            for time, asked in zip(hits.times, _asked(hits, limit.rate.period), strict=True):
+                span = min((time - begins) // step, number - 1)
+                found[span] = max(found[span], asked)
+        return [asked * self.cost for asked in found]
+
+
+def demands(traffic: Traffic, index: int) -> dict[str, Demand]:
+    """Return what the requests of a log ask of each rule of a set, by name."""
+    rules = traffic.sets[index].rules
+    by_name: dict[str, list[Rule]] = {}
+    for rule in rules:
+        by_name.setdefault(rule.name, []).append(rule)
+    found = {name: Demand(each) for name, each in by_name.items()}
+    adders: list[list[Callable[[int], object]]] = []
+    for key in traffic.plans[index]:
+        places = {(rules[number].name, subject): value for number, subject, value in key}  # rules of one name are one
+        adders.append([found[name].adder(subject, value) for (name, subject), value in places.items()])
+    for time, plan in zip(traffic.times, traffic.numbers[index], strict=True):
+        for add in adders[plan]:
+            add(time)
+    return found
+
+
+def _asked(hits: Hits, window: int) -> Iterator[int]:
+    """Yield for each hit how many there are in the window that ends with it; of values, how many different ones."""
+    times, first = hits.times, 0
+    if hits.values:
+        last: OrderedDict[str, int] = OrderedDict()
+        for time, value in zip(times, hits.values, strict=True):
+            last[value] = time
+            last.move_to_end(value)
+            while next(iter(last.values())) <= time - window:
+                last.popitem(last=False)
+            yield len(last)
+        return
+    for count, time in enumerate(times, 1):
+        while times[first] <= time - window:
+            first += 1
+        yield count - first
+
+
+class Found(NamedTuple):
+    """The tightest count for a share."""
+
+    share: float
+    least: int | None
+    """None: no count that the algorithm takes refuses so few."""
+
+
+class Search:
+    """Finds counts for a limit. `refused` may run in several processes, each for a part of the subjects."""
+
+    def __init__(self, demand: Demand, limit: Limit) -> None:
+        self.demand = demand
+        self.limit = limit
+        by_size = sorted(demand.subjects.values(), key=len, reverse=True)
+        self._subjects = [(self._bound(hits), hits) for hits in by_size]
+
+    def _bound(self, hits: Hits) -> float:
+        """Return a count with which a subject is never refused."""
+        limit, total = self.limit, len(hits) * self.demand.cost
+        if limit.algorithm is DISTINCT:
+            return len(set(hits.values))
+        if limit.options.burst is not None:  # the bucket keeps its size
+            return 0 if total <= limit.options.burst else float("inf")
+        windows = {"sliding_window": self._longest_window, "fixed_window": limit.rate.period}
+        window = windows.get(limit.algorithm.name)
+        return total if window is None else max(_asked(hits, window)) * self.demand.cost
+
+    @property
+    def _longest_window(self) -> int:
+        """How long a sliding window counts a hit at most, with any count: its slices are there from some count on."""
+        limit = self.limit
+        parameters = limit.algorithm.parameters(replace(limit.rate, count=10**12), limit.options, 0)
+        coarse = limit.algorithm.parameters(replace(limit.rate, count=10**6), limit.options, 0)
+        return limit.rate.period + max(parameters.b, coarse.b)
+
+    @property
+    def total(self) -> int:
+        """How many requests there were."""
+        return self.demand.requests
+
+    def refused(self, count: int, most: int, part: int = 0, parts: int = 1) -> int:
+        """Return how many requests a count refuses, of every `parts`-th subject. It stops counting above `most`."""
+        limit = self._with(count)
+        refused = 0
+        for bound, hits in self._subjects[part::parts]:
+            if bound > count:
+                refused += _refused(limit, hits, self.demand.cost, most - refused)
+                if refused > most:
+                    break
+        return refused
+
+    def _with(self, count: int) -> Limit:
+        """Return the limit with another count. Raises `RuleError` if the algorithm does not take it."""
+        limit = self.limit
+        return Limit.of(limit.rule, replace(limit.rate, count=count), limit.algorithm, limit.options)
+
+    def find(self, refused: Callable[[int, int], int]) -> list[Found]:
+        """Find the tightest count for each share.
+
+        `refused(count, most)` is `self.refused`, for all subjects. The count that is found refuses few enough, and one
+        less refuses too many.
+        """
+        found, count = [], self._enough(refused)
+        for share in SHARES:
+            most = int(self.total * share)
+            if count is not None:
+                count = _smallest(count, lambda count, most=most: refused(count, most) <= most)  # type: ignore[misc]
+            found.append(Found(share, count))
+        return found
+
+    def _enough(self, refused: Callable[[int, int], int]) -> int | None:
+        """Return a count that refuses nobody; None if the algorithm takes none."""
+        bounds = [bound for bound, _ in self._subjects]
+        highest = max(bounds, default=0)
+        count = 1 if highest == float("inf") else max(1, int(highest))
+        try:
+            while refused(count, 0):
+                count *= 2
+        except RuleError:
+            return None
+        return count
+
+
+def _smallest(high: int, fits: Callable[[int], bool]) -> int:
+    """Return the smallest count from 1 on that fits. `high` fits, and often nothing below it."""
+    if high == 1 or not fits(high - 1):
+        return high
+    low, high = 1, high - 1
+    while low < high:
+        middle = (low + high) // 2
+        if fits(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
+def _refused(limit: Limit, hits: Hits, cost: int, most: int) -> int:
+    """Return how many hits of a subject a limit refuses. It stops counting above `most`."""
+    algorithm, parameters = limit.algorithm, limit.timeless_parameters
+    counts_refused = limit.options.count_refused
+    state, refused = None, 0
+    for time, value in _with_values(hits):
+        if parameters is None or (not algorithm.timeless and is_outside(parameters, time)):
+            parameters = algorithm.parameters(limit.rate, limit.options, time)
+        if value:
+            parameters = parameters._replace(value=value)
+        is_allowed = algorithm.peek(state, parameters, cost, time).allowed
+        if is_allowed or counts_refused:
+            state, _ = algorithm.consume(state, parameters, cost, time)
+        if not is_allowed:
+            refused += 1
+            if refused > most:
+                break
+    return refused
+
+
+def _with_values(hits: Hits) -> Iterable[tuple[int, str]]:
+    return zip(hits.times, hits.values, strict=True) if hits.values else ((time, "") for time in hits.times)
