@@ -280,7 +280,8 @@ class QuotaSettings:
         if rule is None:
             rules = self.rules
             if name not in rules:
-                raise RuleError(f'There is no rule {name!r} in QUOTA["RULES"].{did_you_mean(name, map(str, rules))}')
+                near = did_you_mean(str(name), map(str, rules)).strip()
+                raise RuleError(f'There is no rule {name!r} in QUOTA["RULES"].', near)
             rule = self._made[name] = Rule.from_setting(name, rules[name], import_option)
         return rule
 

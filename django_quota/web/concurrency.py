@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
 from dataclasses import replace
 from functools import partial, wraps
 from inspect import isawaitable
@@ -63,10 +63,7 @@ def concurrency(
     if callable(cast("object", limit)):
         raise RuleError(f"@concurrency has no limit on {dotted_path(limit)}. Write, for example, @concurrency(10).")
     made = partial(Slot, limit=limit, lease=lease, wait=wait, renew=renew)
-    made("unnamed" if name is None else name)
-    compile_key(key)
-    if on_unavailable not in (None, *get_args(OnUnavailable)):
-        raise RuleError(f"on_unavailable={on_unavailable!r} is not 'allow', 'deny' or 'local'.")
+    _check(made, name, key, on_unavailable)
     if not isinstance(cast("object", block), bool):
         raise RuleError(f"block={block!r} is not True or False.")
 
@@ -84,6 +81,47 @@ def concurrency(
         return wrapped
 
     return decorate
+
+
+def _check(make: Callable[[str], Slot], name: str | None, key: object, on_unavailable: object) -> None:
+    """Raise `RuleError` if an argument is wrong."""
+    make("unnamed" if name is None else name)
+    compile_key(key)
+    if on_unavailable not in (None, *get_args(OnUnavailable)):
+        raise RuleError(f"on_unavailable={on_unavailable!r} is not 'allow', 'deny' or 'local'.")
+
+
+class RequestSlot:
+    """A slot that requests hold, for an integration that has no view: such as `@concurrency`, with its arguments.
+
+    `holding, refused = await slot.aenter(request)`. If `refused` is not None, it is the response to send. If not, do
+    the work inside `async with holding:`, whose end gives the slot back. Raises `RuleError` if an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        limit: int,
+        *,
+        key: Any = GLOBAL,
+        lease: float = 30,
+        wait: float | None = None,
+        renew: bool = False,
+        on_unavailable: OnUnavailable | None = None,
+    ) -> None:
+        make = partial(Slot, limit=limit, lease=lease, wait=wait, renew=renew)
+        _check(make, name, key, on_unavailable)
+        self._gate = Gate(make, lambda _: name, key, on_unavailable, block=True, is_named=True)
+
+    def enter(self, request: HttpRequest) -> tuple[AbstractContextManager[Any], HttpResponse | None]:
+        """Take a slot for a request; return what holds it, and the response if there is none free."""
+        holding, refused = run_sync(self._gate.enter_flow(request, None))
+        return holding, refused
+
+    async def aenter(self, request: HttpRequest) -> tuple[AbstractAsyncContextManager[Any], HttpResponse | None]:
+        """Take a slot without blocking the event loop; see `enter`."""
+        holding, refused = await run_async(self._gate.enter_flow(request, None))
+        return holding, refused
 
 
 _MARK = "_django_quota_gate"

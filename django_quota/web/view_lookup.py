@@ -61,6 +61,16 @@ class Endpoint(NamedTuple):
         """The view as Django calls it."""
         return self.pattern.callback
 
+    @property
+    def view_class(self) -> type | None:
+        """The class of a view that `as_view()` made; None for other views."""
+        return class_of(self.callback)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments of `as_view()`; those of a ViewSet include the methods that answer."""
+        return given_to(self.callback)
+
 
 def endpoints(patterns: Iterable[Any], path: str = "/", namespace: str = "") -> Iterator[Endpoint]:
     """Return the views behind all URLs."""
