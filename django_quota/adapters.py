@@ -7,31 +7,48 @@ calls them agrees with all others. For work without a request, use `check_all` a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from time import time_ns
 from typing import Any, TypeVar
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.translation import get_language
 
-from django_quota.conf import rule_of
+from django_quota import conf
+from django_quota.conf import current
+from django_quota.core.clock import frozen_now, in_words
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError
-from django_quota.core.rules import Rule
-from django_quota.services import addresses
-from django_quota.services.api import RuleOrRate, django_request, rule_without_request
+from django_quota.core.flow import Flow, run_sync
+from django_quota.core.rates import Rate
+from django_quota.core.rules import Rule, RuleOptions, dotted_path
+from django_quota.middleware import QuotaMiddleware
+from django_quota.services import addresses, subjects
+from django_quota.services.activity import RunningTotals, running_totals
+from django_quota.services.api import RuleOrRate, asked_flow, decision_flow, django_request, rule_without_request
 from django_quota.services.known_rules import finds_rules
+from django_quota.services.logins import login_hits, login_ttl, unlock
 from django_quota.services.metrics import Counted, RuleLabels, counted
 from django_quota.services.observers import observe, unobserve
-from django_quota.services.request_decisions import adecide_request, decide_request, note_decided
-from django_quota.services.subjects import BODY_PARSER, digest, named_subject
+from django_quota.services.override_sync import PendingOverrides, pending_overrides
+from django_quota.services.request_decisions import adecide_request, decide_request, new_plan, note_decided
+from django_quota.services.subjects import BODY_PARSER, check_keys, digest, is_user, named_subject
 from django_quota.web import request_rules, responses, wording
+from django_quota.web.concurrency import RequestSlot
 from django_quota.web.request_rules import decides_later
+from django_quota.web.rule_checks import position_of
 from django_quota.web.settlements import asettle_response, settle_response, take_unsettled
-from django_quota.web.view_lookup import checks_views
+from django_quota.web.view_lookup import Endpoint, checks_views, endpoints
 from django_quota.web.wording import refusal_status, whole_wait
 
 __all__ = [
     "Counted",
+    "Endpoint",
+    "PendingOverrides",
+    "Rate",
+    "RequestSlot",
     "RuleLabels",
+    "RuleOptions",
+    "RunningTotals",
     "adecide",
     "apply_decision",
     "arefusal",
@@ -39,18 +56,34 @@ __all__ = [
     "checks_views",
     "client_ip",
     "counted",
+    "current",
     "decide",
     "decides_later",
     "digest",
+    "dotted_path",
+    "endpoints",
     "finds_rules",
+    "has_middleware",
+    "in_words",
+    "is_user",
+    "login_hits",
+    "login_ttl",
     "message",
+    "now",
     "observe",
     "passes_middleware",
+    "pending_overrides",
     "refusal",
     "refusal_status",
+    "rule_named",
+    "rule_of",
+    "running_totals",
     "set_body_parser",
     "settle",
+    "subject_of",
+    "take_place",
     "take_waiting_rules",
+    "unlock",
     "unobserve",
     "whole_wait",
     "write_headers",
@@ -105,7 +138,7 @@ def set_body_parser(request: Any, parse: Callable[[], Any]) -> None:
     """Give the function that returns the parsed body of a request, for a framework that parses bodies by itself.
 
     The keys `post:` and `json:` take their fields from what it returns, if that is a dict. It is called once, and only
-    if a rule needs the body. What it raises leaves `decide`.
+    if a rule needs the body. If it raises, so does `decide`.
     """
     setattr(_read_request(request), BODY_PARSER, parse)
 
@@ -130,8 +163,56 @@ async def arefusal(request: Any, decision: Decision) -> HttpResponse:
 
 
 def passes_middleware(request: Any) -> bool:
-    """Return whether a `QuotaMiddleware` answers this request's errors: a `QuotaExceeded` becomes its 429."""
+    """Return whether the request passes a `QuotaMiddleware`, which answers a `QuotaExceeded` with 429."""
     return hasattr(_read_request(request), responses.DEFERRED)
+
+
+def has_middleware() -> bool:
+    """Return whether MIDDLEWARE has a `QuotaMiddleware`, for system checks."""
+    return position_of(QuotaMiddleware) is not None
+
+
+def rule_of(rule_or_rate: RuleOrRate, **options: Any) -> Rule:
+    """Return a rule from what a caller gave: a `Rule`, the name of a rule in the settings, or a rate with options.
+
+    Raises `RuleError` if it is none of these, or if an option or the key is wrong.
+    """
+    rule = conf.rule_of(rule_or_rate, options)
+    check_keys(rule)
+    return rule
+
+
+def rule_named(name: str) -> Rule:
+    """Return a rule of the settings. Raises `RuleError` if there is no such rule, or if it is wrong."""
+    return current().rule(name)
+
+
+def take_place(queue: Rule, subject: Any, cost: int | None = None) -> Decision:
+    """Take the next place of a queue, a rule with `leaky_bucket`; `delay` of the Decision says how long to wait for it.
+
+    It is a `check`, but metrics and observers do not count it if it is allowed: they count the work when it starts.
+    """
+    return run_sync(_place_flow(queue, subject, cost))
+
+
+def _place_flow(queue: Rule, subject: Any, cost: int | None) -> Flow[Decision]:
+    plan = new_plan([(yield from asked_flow(queue, subject, cost, None, {}))])
+    plan.counts_if_allowed = False
+    return (yield from decision_flow(plan, "check"))
+
+
+def subject_of(given: Any) -> str:
+    """Return the subject of a user (`user:42`), or a text with its addresses as `key="ip"` writes them.
+
+    Raises `RuleError` for anything else.
+    """
+    return subjects.subject_of(given, "a limit")
+
+
+def now() -> int:
+    """Return the time in microseconds since 1970; in tests the time that they have set."""
+    frozen = frozen_now()
+    return time_ns() // 1_000 if frozen is None else frozen
 
 
 def message(decision: Decision) -> str:
@@ -185,9 +266,9 @@ def _read_rules(rules: RuleOrRate | Iterable[RuleOrPair]) -> tuple[list[Rule], l
     read, pairs = [], []
     for each in [rules] if isinstance(rules, (str, Rule)) else rules:
         if not isinstance(each, tuple):
-            read.append(rule_of(each, {}))
+            read.append(conf.rule_of(each, {}))
             continue
-        rule, subject = rule_of(each[0], {}), named_subject(each[1])
+        rule, subject = conf.rule_of(each[0], {}), named_subject(each[1])
         pairs.append((rule if rule.is_plain else rule_without_request(rule, subject, None, None), subject))
     return read, pairs
 

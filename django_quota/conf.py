@@ -264,7 +264,9 @@ class QuotaSettings:
         """`RULES`: the named rules, as they are written."""
         given = self._given.get("RULES", {})
         if not isinstance(given, Mapping):
-            raise ConfigurationError(f'QUOTA["RULES"] is {given!r}.', "Use, for example, {'search': '10/m'}.")
+            raise ConfigurationError(
+                f'QUOTA["RULES"] is {given!r}, not a dict.', "Use, for example, {'search': '10/m'}."
+            )
         return given
 
     @cached_property
@@ -278,7 +280,8 @@ class QuotaSettings:
         if rule is None:
             rules = self.rules
             if name not in rules:
-                raise RuleError(f'There is no rule {name!r} in QUOTA["RULES"].{did_you_mean(name, map(str, rules))}')
+                near = did_you_mean(str(name), map(str, rules)).strip()
+                raise RuleError(f'There is no rule {name!r} in QUOTA["RULES"].', near)
             rule = self._made[name] = Rule.from_setting(name, rules[name], import_option)
         return rule
 

@@ -34,7 +34,7 @@ def run_all(terminal: Terminal, site: Site) -> list[str]:
     """Run every scenario and print each step as it ends; return the differences from the promises."""
     differing = []
     terminal.paragraph(LEGEND)
-    with terminal.progress() as report:
+    with terminal.progress(only_bar=True) as report:
         for number, scenario in enumerate(SCENARIOS):
             report(scenario.title, number, len(SCENARIOS))
             differing += [f"{scenario.title}: {difference}" for difference in _run_one(scenario, site, terminal)]

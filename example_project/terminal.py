@@ -51,9 +51,12 @@ class Terminal:
             self.line((line, style))
 
     @contextmanager
-    def progress(self) -> Iterator[ProgressCallback]:
-        """Show the progress of the block, if this is a terminal: a bar with rich, else a line for each task."""
-        if not self._stream.isatty():
+    def progress(self, *, only_bar: bool = False) -> Iterator[ProgressCallback]:
+        """Show the progress of the block, if this is a terminal: a bar with rich, else a line for each task.
+
+        `only_bar`: no lines either, because the block prints its own.
+        """
+        if not self._stream.isatty() or (only_bar and self._console is None):
             yield lambda _task, _done, _total: None
         elif self._console is None:
             yield self._plain_progress()

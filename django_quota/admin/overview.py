@@ -165,6 +165,7 @@ _SYSTEM_KINDS = {
     "overrides": gettext_lazy("whether overrides are published"),
     "sweep": gettext_lazy("progress of the sweep"),
     "metrics": gettext_lazy("checks by rule"),
+    "totals": gettext_lazy("running totals of checks"),
     "refused": gettext_lazy("subjects refused most"),
     "slots": gettext_lazy("slots used lately"),
     "sent": gettext_lazy("last report of each process"),

@@ -148,6 +148,8 @@ class SubjectPage:
     """Why the store did not answer; empty if it did."""
     refusing: list[LimitRow] = field(default_factory=list)
     """The limits that refuse the next hit."""
+    is_refused: bool = False
+    """Whether some rule refuses it in every tier that the subject may be in."""
     used: list[RuleRow] = field(default_factory=list)
     unused: list[RuleRow] = field(default_factory=list)
     unread: dict[str, str] = field(default_factory=dict)
@@ -206,7 +208,11 @@ def _fill(page: SubjectPage, snapshot: SubjectSnapshot, allowed: Any) -> None:
         page.for_all = by_rule.get(ALL_RULES)
     for name, limits in groupby(snapshot.limits, key=lambda limit: limit.rule):
         shown = [LimitRow(limit, snapshot.now) for limit in limits]
-        page.refusing += [row for row in shown if row.status.refuses]
+        refusing = [row for row in shown if row.status.refuses]
+        page.refusing += refusing
+        page.is_refused |= bool(refusing) and {row.status.tier for row in refusing} == {
+            row.status.tier for row in shown
+        }
         force = snapshot.override_for(name)
         is_own = force is not None and force[0] == name and name in by_rule
         reasons = [by_rule[name]] if is_own else []

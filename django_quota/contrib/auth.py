@@ -23,11 +23,16 @@ from django.utils.module_loading import import_string
 from django.views.decorators.debug import sensitive_variables
 
 from django_quota import ConfigurationError, Decision, QuotaExceeded, Rule, areserve_all, reserve_all
-from django_quota.adapters import client_ip, message, passes_middleware
-from django_quota.conf import USERNAME, current
-from django_quota.middleware import QuotaMiddleware
-from django_quota.services.logins import hold_ttl, login_hits, unlock
-from django_quota.web.rule_checks import position_of
+from django_quota.adapters import (
+    client_ip,
+    current,
+    has_middleware,
+    login_hits,
+    login_ttl,
+    message,
+    passes_middleware,
+    unlock,
+)
 
 __all__ = ["LoginQuotaBackend", "LoginRefused", "unlock"]
 
@@ -67,7 +72,7 @@ class LoginQuotaBackend:
         if not hits:
             return None
         try:
-            hold = reserve_all(hits, ttl=hold_ttl())  # so only success gives it back
+            hold = reserve_all(hits, ttl=login_ttl())  # so only success gives it back
         except QuotaExceeded as exceeded:
             _refuse(request, exceeded)
         for backend, path in self._others(request, credentials):
@@ -85,7 +90,7 @@ class LoginQuotaBackend:
         if not hits:
             return None
         try:
-            hold = await areserve_all(hits, ttl=hold_ttl())  # so only success gives it back
+            hold = await areserve_all(hits, ttl=login_ttl())  # so only success gives it back
         except QuotaExceeded as exceeded:
             _refuse(request, exceeded)
         for backend, path in self._others(request, credentials):
@@ -219,7 +224,7 @@ def _check_order(paths: Sequence[str]) -> Iterator[CheckMessage]:
 
 
 def _check_middleware() -> Iterator[CheckMessage]:
-    if position_of(QuotaMiddleware) is None:
+    if not has_middleware():
         yield CheckWarning(
             "AUTHENTICATION_BACKENDS has LoginQuotaBackend, but MIDDLEWARE has no QuotaMiddleware: a refused login is "
             "an error of its form, with status 200, and an exception where there is no form.",
@@ -231,7 +236,7 @@ def _check_middleware() -> Iterator[CheckMessage]:
 def _check_names(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
     """Find a limit by name alone that is no higher than that for a name and an address."""
     counts = {rule.key: min(limit.rate.count for limit in rule.limits) for rule in rules}
-    by_name, by_both = counts.get(USERNAME), counts.get((USERNAME, "ip"), 0)
+    by_name, by_both = counts.get(_USERNAME), counts.get((_USERNAME, "ip"), 0)
     if by_name is not None and by_name <= max(by_both, LOW):
         yield CheckWarning(
             f'QUOTA["LOGIN"] limits a user name to {by_name} failed logins from all addresses together: whoever knows '
@@ -240,6 +245,9 @@ def _check_names(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
             id="django_quota.W019",
         )
 
+
+_USERNAME = "login:username"
+"""The key of rules in `LOGIN` that count by user name."""
 
 LOW = 20
 """A limit by name alone that is no higher can be reached by hand."""

@@ -14,30 +14,33 @@ place in a second queue, so that a thousand such tasks do not all come back at t
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from random import uniform
-from time import sleep, time_ns
+from time import sleep
 from typing import Any, NamedTuple, NoReturn, cast
 
-from celery import Celery, Task, uuid
+from celery import Celery, Task, current_app, uuid
 from celery.exceptions import Ignore, Reject
 from celery.utils.time import maybe_iso8601, maybe_make_aware
+from django.core.checks import CheckMessage, Error
 from kombu.exceptions import OperationalError
 
-from django_quota import Decision, QuotaError, Rule, RuleError, check
-from django_quota.conf import current
-from django_quota.core.algorithms.sliding_window import DEFAULT_PRECISION
-from django_quota.core.clock import SECOND, frozen_now, in_words
-from django_quota.core.flow import run_sync
-from django_quota.core.rates import MAX_COUNT, Rate
-from django_quota.services.api import asked_flow, decision_flow
-from django_quota.services.request_decisions import new_plan
+from django_quota import ConfigurationError, Decision, QuotaError, Rule, RuleError, check
+from django_quota.adapters import Rate, checks_views, in_words, now, rule_named, take_place
 
 __all__ = ["QuotaTask", "TaskRefused", "TaskWouldExpire"]
 
 logger = logging.getLogger("django_quota")
+
+SECOND = 1_000_000
+
+MAX_COUNT = 10**12
+"""The highest count and `burst` of a rule."""
+
+SLICES = 100
+"""The slices of a sliding window, unless the rule has `precision`."""
 
 HEADER = "quota_place"
 """The header of a message that carries the place of its task."""
@@ -110,7 +113,7 @@ def _queue(rule: Rule, name: str, rates: Sequence[Rate], pace: int = 1, room: in
     It is slower than the rate by one slice of a sliding window, which is a hundredth unless the rule says otherwise. So
     a task still finds room if it comes a moment early, or if an earlier one came a moment late.
     """
-    slices = rule.precision or DEFAULT_PRECISION
+    slices = rule.precision or SLICES
     paces = [  # a rate of 0 stays as it is, since an error names it
         Rate(min(MAX_COUNT, rate.count * pace * slices), "second", rate.period // SECOND * (slices + 1))
         if rate.count
@@ -128,13 +131,6 @@ def _queue(rule: Rule, name: str, rates: Sequence[Rate], pace: int = 1, room: in
         warn_at=None,
         daily=False,
     )
-
-
-def _take_place(queue: Rule, subject: Any, cost: int | None) -> Decision:
-    """Take the next place of a queue. The metrics do not count it, since they count the task when it starts."""
-    plan = new_plan([run_sync(asked_flow(queue, subject, cost, None, {}))])
-    plan.counts_if_allowed = False
-    return run_sync(decision_flow(plan, "check"))
 
 
 class Place(NamedTuple):
@@ -219,20 +215,20 @@ class QuotaTask(Task):
         limits, task_id = self.limits(), task_id or uuid()
         if limits.spacing is not None and not self.app.conf.task_always_eager:
             subject, cost = self._asks(args or (), kwargs or {})
-            decision = _take_place(limits.spacing, subject, cost)
+            decision = take_place(limits.spacing, subject, cost)
             if not decision.degraded:
-                now = _now()
-                chosen = self._microseconds(eta) if eta else now + round((countdown or 0) * SECOND)
-                at = max(chosen, now + self._wait_of(decision))
+                began = now()
+                chosen = self._microseconds(eta) if eta else began + round((countdown or 0) * SECOND)
+                at = max(chosen, began + self._wait_of(decision))
                 self._check_expiry(at, options.get("expires", self.expires))
                 place = Place(None if decision.enforced else at)
                 headers = {**(headers or {}), **place.header(task_id, options.get("retries", 0))}
-                countdown, eta = None, (self._eta(at) if at > now else None)
+                countdown, eta = None, (self._eta(at) if at > began else None)
         return self.apply_async(args, kwargs, task_id=task_id, countdown=countdown, eta=eta, headers=headers, **options)
 
     def limits(self) -> TaskLimits:
         """Return the limits of the task. Raises `RuleError` if the settings have no such rule."""
-        rule = self._inline or current().rule(self.quota_rule)
+        rule = self._inline or rule_named(self.quota_rule)
         if self._limits is None or self._limits[0] is not rule:
             self._limits = rule, TaskLimits.of(rule)
         return self._limits[1]
@@ -248,11 +244,11 @@ class QuotaTask(Task):
         limits, place = self.limits(), Place.of(self.request)
         subject, cost = self._asks(args, kwargs)
         if place.at is None and limits.spacing is not None:
-            decision = _take_place(limits.spacing, subject, cost)
+            decision = take_place(limits.spacing, subject, cost)
             if decision.enforced:
                 self._ask_later(decision, place)
-            place = Place(_now() + self._wait_of(decision))
-        if place.at is not None and (left := place.at - _now()) > 0:
+            place = Place(now() + self._wait_of(decision))
+        if place.at is not None and (left := place.at - now()) > 0:
             if left > NAP:
                 self._publish_again(place.at, place)
             sleep(left / SECOND)
@@ -261,7 +257,7 @@ class QuotaTask(Task):
             sleep(self._wait_of(decision) / SECOND)
             decision = check(limits.start, subject, cost)
         if decision.enforced:
-            wait = 0 if decision.degraded or limits.again is None else _take_place(limits.again, subject, cost).delay
+            wait = 0 if decision.degraded or limits.again is None else take_place(limits.again, subject, cost).delay
             self._ask_later(decision, place, round(wait * SECOND))
 
     def _ask_later(self, decision: Decision, place: Place, spacing: int | None = None) -> NoReturn:
@@ -272,8 +268,8 @@ class QuotaTask(Task):
         if decision.degraded:
             wait = 2 ** min(place.outages, MAX_DOUBLINGS) * uniform(0.5, 1)  # noqa: S311 — no secret
             place = Place(place.at, place.outages + 1)
-            self._publish_again(_now() + round(wait * SECOND), place)
-        at = _now() + self._wait_of(decision) + (spacing or 0)
+            self._publish_again(now() + round(wait * SECOND), place)
+        at = now() + self._wait_of(decision) + (spacing or 0)
         self._publish_again(at, Place(None if spacing is None else at))
 
     def _wait_of(self, decision: Decision) -> int:
@@ -295,7 +291,7 @@ class QuotaTask(Task):
             retry=True,
             retry_policy=PUBLISH_RETRY,
         )
-        logger.info("Task %s[%s] waits %s for its turn.", self.name, request.id, in_words(max(0, at - _now())))
+        logger.info("Task %s[%s] waits %s for its turn.", self.name, request.id, in_words(max(0, at - now())))
         try:
             again.apply_async()
         except OperationalError as error:
@@ -308,14 +304,14 @@ class QuotaTask(Task):
         """Return when a worker should look at the task: at its moment, but before the broker delivers it again."""
         transport = self.app.conf.broker_transport_options or {}
         longest = int(0.75 * SECOND * transport.get("visibility_timeout", DEFAULT_VISIBILITY_TIMEOUT))
-        return _EPOCH + timedelta(microseconds=min(at, _now() + longest))
+        return _EPOCH + timedelta(microseconds=min(at, now() + longest))
 
     def _check_expiry(self, at: int, expires: Any) -> None:
         if expires is None:
             return
-        ends = _now() + round(expires * SECOND) if isinstance(expires, (int, float)) else self._microseconds(expires)
+        ends = now() + round(expires * SECOND) if isinstance(expires, (int, float)) else self._microseconds(expires)
         if ends <= at:
-            waits, left = (in_words(max(0, span - _now())) for span in (at, ends))
+            waits, left = (in_words(max(0, span - now())) for span in (at, ends))
             raise TaskWouldExpire(f"Task {self.name} would wait {waits} for its turn, and expires in {left}.")
 
     def _microseconds(self, moment: datetime | str) -> int:
@@ -327,6 +323,15 @@ class QuotaTask(Task):
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def _now() -> int:
-    frozen = frozen_now()
-    return time_ns() // 1_000 if frozen is None else frozen
+@checks_views
+def check_tasks(_: Sequence[Any]) -> Iterator[CheckMessage]:
+    """Find tasks with a `quota_rule` that no task can use, of those whose modules the site has imported."""
+    for task in current_app.tasks.values():
+        if isinstance(task, QuotaTask):
+            try:
+                task.limits()
+            except RuleError as error:
+                text = f"Task {task.name!r} has quota_rule={task.quota_rule!r}. {error.problem}"
+                yield Error(text, hint=error.hint or None, id="django_quota.E026")
+            except ConfigurationError:
+                return  # reported with the values of the settings

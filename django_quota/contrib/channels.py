@@ -13,20 +13,23 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from http import HTTPStatus
-from typing import Any, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, HttpResponse
 from django.utils.functional import LazyObject
 
 from django_quota import ConfigurationError, Decision, Rule, RuleError, acheck
-from django_quota.adapters import adecide, arefusal, message, refusal_status, whole_wait
-from django_quota.conf import current, rule_of
-from django_quota.core.flow import run_async
-from django_quota.core.rules import OnUnavailable
-from django_quota.services.leases import Slot
-from django_quota.services.subjects import compile_key
-from django_quota.web.concurrency import Gate
+from django_quota.adapters import (
+    RequestSlot,
+    adecide,
+    arefusal,
+    current,
+    message,
+    refusal_status,
+    rule_of,
+    whole_wait,
+)
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Event: TypeAlias = MutableMapping[str, Any]
@@ -82,21 +85,20 @@ class QuotaSocket:
         lease: float = 60,
         close: bool = True,
         notice: Callable[[Decision], str | bytes] | None = as_json,
-        on_unavailable: OnUnavailable | None = None,
+        on_unavailable: Literal["allow", "deny", "local"] | None = None,
     ) -> None:
         if connect is None and receive is None and at_once is None:
             raise RuleError("QuotaSocket limits nothing.", "Use, for example, connect='30/m'.")
-        compile_key(key)
         self._needs_user = key == "user"
         own = {"key": key, "on_unavailable": on_unavailable}
         self._application = application
         self._connect = None if connect is None else _rule(connect, {**own, "name": f"{name}.connect"})
         self._receive = None if receive is None else _rule(receive, {**own, "name": f"{name}.receive"})
-        self._gate: Gate | None = None
+        self._slot: RequestSlot | None = None
         if at_once is not None:
-            slot = partial(Slot, limit=at_once, lease=lease, renew=True)
-            slot(f"{name}.at_once")  # a wrong argument raises here
-            self._gate = Gate(slot, lambda _: f"{name}.at_once", key, on_unavailable, block=True, is_named=True)
+            self._slot = RequestSlot(
+                f"{name}.at_once", at_once, key=key, lease=lease, renew=True, on_unavailable=on_unavailable
+            )
         self._closes = close
         self._notice = notice
 
@@ -132,11 +134,7 @@ class QuotaSocket:
             decision = await adecide(request, [self._connect])
             if decision.enforced:
                 return nullcontext(), await arefusal(request, decision)
-        if self._gate is None:
-            return nullcontext(), None
-        entered: tuple[AbstractAsyncContextManager[Any], HttpResponse | None]
-        entered = await run_async(self._gate.enter_flow(request, None))
-        return entered
+        return (nullcontext(), None) if self._slot is None else await self._slot.aenter(request)
 
     async def _refused(self, request: HttpRequest) -> Decision | None:
         """Count a message; return the decision if it is refused."""
@@ -188,7 +186,7 @@ class _Socket:
 def _rule(given: str | Rule, options: dict[str, object]) -> str | Rule:
     """Return the rule of a rate; a rule stays as it is, and so does a name, which is looked up at each use."""
     is_name = isinstance(given, str) and given in current().rules
-    rule = rule_of(given, {} if is_name or isinstance(given, Rule) else options)
+    rule = rule_of(given, **({} if is_name or isinstance(given, Rule) else options))
     if rule.settles:
         raise RuleError(f"Rule {rule.name!r} has settle= or counts=, but a socket has no response to ask them about.")
     return given if is_name else rule

@@ -15,14 +15,16 @@ from inspect import unwrap
 from typing import Any, TypeVar, Unpack, cast
 
 from django.core.checks import CheckMessage, Error
+from django.core.checks import Warning as CheckWarning
 from django.http import HttpRequest, HttpResponse
 from ninja import NinjaAPI, throttling
 from ninja.decorators import decorate_view
 from ninja.errors import Throttled
 from ninja.operation import Operation, PathView
 
-from django_quota import Decision, QuotaExceeded, Rule, RuleError, StoreUnavailable, check
+from django_quota import ConfigurationError, Decision, QuotaExceeded, Rule, RuleError, StoreUnavailable, check
 from django_quota.adapters import (
+    RuleOptions,
     adecide,
     apply_decision,
     asettle,
@@ -30,18 +32,18 @@ from django_quota.adapters import (
     client_ip,
     decide,
     digest,
+    dotted_path,
+    endpoints,
     finds_rules,
+    has_middleware,
+    is_user,
     message,
     refusal_status,
+    rule_of,
     settle,
     whole_wait,
     write_headers,
 )
-from django_quota.conf import current, rule_of
-from django_quota.core.errors import ConfigurationError, did_you_mean
-from django_quota.core.rules import RuleOptions, dotted_path
-from django_quota.services.subjects import is_user
-from django_quota.web.view_lookup import endpoints
 
 F = TypeVar("F", bound=Callable[..., Any])
 """The function of an operation."""
@@ -220,28 +222,35 @@ def rules_of_operations(patterns: Iterable[Any]) -> Iterator[Rule]:
 
 @checks_views
 def check_operations(patterns: Iterable[Any]) -> Iterator[CheckMessage]:
-    """Find `@limits(rule="...")` without its rule."""
-    try:
-        names = list(map(str, current().rules))
-    except ConfigurationError:
-        return  # reported with the values of the settings
-    for function, rule in _limits_behind(patterns):
+    """Find `@limits(rule="...")` without its rule, and an API that lacks `install`."""
+    unanswered: dict[str, None] = {}
+    for operation, rule in _limits_behind(patterns):
         try:
-            rule_of(rule, {})
-        except RuleError:
-            hint = f'Add it to QUOTA["RULES"].{did_you_mean(str(rule), names)}'
-            place = dotted_path(function)
+            rule_of(rule)
+        except RuleError as error:
+            place, hint = dotted_path(operation.view_func), f'Add it to QUOTA["RULES"]. {error.hint}'.strip()
             yield Error(f"@limits(rule={rule!r}) on {place} names no rule.", hint=hint, id="django_quota.E024")
+        except ConfigurationError:
+            return  # reported with the values of the settings
+        if QuotaExceeded not in operation.api._exception_handlers:  # noqa: SLF001 — Ninja has no public way to ask
+            unanswered[f"{operation.api.title} ({operation.api.urls_namespace})"] = None
+    for api in () if has_middleware() else unanswered:
+        yield CheckWarning(
+            f"The API {api} does not answer what the limiter raises: a QuotaExceeded or StoreUnavailable in an "
+            "operation becomes a 500.",
+            hint="Call install(api) of django_quota.contrib.ninja.",
+            id="django_quota.W027",
+        )
 
 
-def _limits_behind(patterns: Iterable[Any]) -> Iterator[tuple[Callable[..., Any], str | Rule]]:
-    """Return the functions of operations, with each of their limits."""
+def _limits_behind(patterns: Iterable[Any]) -> Iterator[tuple[Any, str | Rule]]:
+    """Return the operations, with each of their limits."""
     for endpoint in endpoints(patterns):
         cells = [cell.cell_contents for cell in getattr(endpoint.callback, "__closure__", None) or ()]
         for view in cells:
             for operation in view.operations if isinstance(view, PathView) else ():
                 for rule in getattr(operation, _RULES, ()):
-                    yield operation.view_func, rule
+                    yield operation, rule
 
 
 # --- throttles --------------------------------------------------------------------------------------------------------

@@ -14,14 +14,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django_quota import ConfigurationError, Decision, Rule, RuleError, acheck, check
-from django_quota.conf import rule_of
-from django_quota.core.clock import SECOND, frozen_now
-from django_quota.core.rates import MAX_COUNT, Rate
+from django_quota.adapters import Rate, now, rule_of
 
 __all__ = ["TaskQuota"]
 
-ROOM = 30 * 86_400 * SECOND
+ROOM = 30 * 86_400 * 1_000_000
 """How far ahead tasks are enqueued, unless `burst` of a `leaky_bucket` rule says how many may wait."""
+
+MAX_BURST = 10**12
+"""The highest `burst` of a rule."""
 
 
 class TaskQuota:
@@ -59,7 +60,7 @@ class TaskQuota:
             )
         subject = self.key(task, args, kwargs) if callable(self.key) else self.key
         cost = self.cost(task, args, kwargs) if callable(self.cost) else self.cost
-        return _bucket(rule_of(self.rule, {})), subject, cost
+        return _bucket(rule_of(self.rule)), subject, cost
 
 
 def _bucket(rule: Rule) -> Rule:
@@ -70,13 +71,16 @@ def _bucket(rule: Rule) -> Rule:
     return replace(
         rule,
         algorithm="leaky_bucket",
-        burst=room or max(1, min(MAX_COUNT, *rooms)),
+        burst=room or max(1, min(MAX_BURST, *rooms)),
         precision=None,
         tz=None,
         count_refused=False,
         ban=None,
         warn_at=None,
     )
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _later(task: Any, decision: Decision) -> Any:
@@ -86,7 +90,5 @@ def _later(task: Any, decision: Decision) -> Any:
     wait = max((outcome.delay for outcome in decision.outcomes if outcome.enforced), default=0.0)
     if not wait:
         return task
-    frozen = frozen_now()
-    now = datetime.now(UTC) if frozen is None else datetime.fromtimestamp(frozen / SECOND, UTC)
-    at = now + timedelta(seconds=wait)
+    at = _EPOCH + timedelta(microseconds=now(), seconds=wait)
     return task.using(run_after=at if task.run_after is None else max(at, task.run_after))

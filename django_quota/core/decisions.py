@@ -28,11 +28,11 @@ class Outcome(NamedTuple):
     subject: str
     """Who is limited: `"ip:203.0.113.9"`."""
     cost: int
-    """How much the hit takes of the limit."""
+    """Units that the hit takes of the limit."""
     allowed: bool
     """Whether this limit had room for it."""
     remaining: int
-    """How much is left, with this hit taken off if it was counted."""
+    """Units that are left, after this hit if it was counted."""
     retry_after: float | None
     """Seconds until the same hit would be allowed: 0.0 if it was, None if waiting does not help."""
     reset_after: float
@@ -60,7 +60,7 @@ class Outcome(NamedTuple):
 
     @property
     def limit(self) -> int:
-        """How much is left when nothing is used: the count of the rate, or the burst of a bucket."""
+        """The count of the rate, or the burst of a bucket: the units that are left when nothing is used."""
         return self.of.capacity
 
     @property
@@ -111,7 +111,7 @@ class Decision:
     subject: str
     """The subject of the binding limit."""
     cost: int = 1
-    """How much the hit takes of the binding limit."""
+    """Units that the hit takes of the binding limit."""
     outcomes: tuple[Outcome, ...] = ()
     """One for each limit, in order; empty if nothing limits, or if the store did not decide."""
     degraded: bool = False
@@ -119,7 +119,7 @@ class Decision:
     binding: Outcome | None = None
     """The outcome of the binding limit."""
     enforced: bool = False
-    """Whether the request is refused with 429, or with 503 if degraded; `block=False` and `shadow=True` are not."""
+    """Whether to answer the request with 429, or 503 if degraded. Never under `block=False` or `shadow=True`."""
     late: bool = False
     """Whether `settle()` came after the ttl of the reservation, and so charged the real cost now."""
     _reply: Reply | None = field(default=None, init=False, repr=False, compare=False)
@@ -168,7 +168,7 @@ class Decision:
         return cls(allowed, binding.rule, binding.subject, binding.cost, outcomes, degraded, binding, enforced, late)
 
     def left(self) -> list[Left]:
-        """Return how much each limit has left that is no shadow. A subject that is shut out has nothing left."""
+        """Return how much each limit has left, without shadows: 0 for a subject that is blocked or banned."""
         if self._reply is not None:
             return self._reply.left()
         return [
@@ -179,12 +179,12 @@ class Decision:
 
     @property
     def limit(self) -> int | None:
-        """How much the binding limit has left when nothing is used; None if nothing limits."""
+        """The count of the binding limit, or the burst of its bucket; None if nothing limits."""
         return self.binding.limit if self.binding else None
 
     @property
     def remaining(self) -> int | None:
-        """How much the binding limit has left; None if nothing limits."""
+        """Units that the binding limit has left; None if nothing limits."""
         return self.binding.remaining if self.binding else None
 
     @property

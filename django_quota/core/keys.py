@@ -46,6 +46,7 @@ SYSTEM_KINDS = {
     "overrides": "the generation of the overrides that is published; overrides:<...>, its lock and its counts; strings",
     "sweep": "how far a sweep has come; a string",
     "metrics": "checks of all subjects, by rule: metrics:<date>, metrics:<minute since 1970>; a hash",
+    "totals": "checks of all subjects by rule, in running totals; a hash",
     "refused": "who was refused how often on a day: refused:<date>; a sorted set",
     "slots": "slots that were asked for lately: <subject> <name> <limit>, by when they are forgotten; a sorted set",
     "workers": "processes that share the limits: a token each, by when it is no longer counted; a sorted set",

@@ -516,10 +516,10 @@ def _read_methods(given: object) -> frozenset[str]:
     except TypeError:
         methods = frozenset()
     if not methods or not all(isinstance(name, str) and name.isalpha() for name in methods):
-        raise RuleError(f"methods={given!r} are no HTTP methods. Use, for example, ['POST', 'PUT'].")
+        raise RuleError(f"methods={given!r} are not HTTP methods. Use, for example, ['POST', 'PUT'].")
     upper = frozenset(str(name).upper() for name in methods)
     for name in sorted(upper - HTTP_METHODS):
-        raise RuleError(f"methods={given!r}: {name!r} is no HTTP method.", did_you_mean(name, HTTP_METHODS).strip())
+        raise RuleError(f"methods={given!r}: {name!r} is not an HTTP method.", did_you_mean(name, HTTP_METHODS).strip())
     return upper | {"HEAD"} if "GET" in upper else upper  # Django answers HEAD with the view for GET
 
 

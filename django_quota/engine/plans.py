@@ -76,12 +76,12 @@ class Plan:
     _decoded: Reply | None = None
 
     def __init__(
-        self, prefix: str, events: int = 0, zone: Callable[[], str] = lambda: "UTC", asked: Sequence[Asked] = ()
+        self, prefix: str, events: int = 0, zone: Callable[[], str] = lambda: "UTC", asked: list[Asked] | None = None
     ) -> None:
         self._prefix = prefix
         self._zone = zone
         self._log = event_log_of(prefix, events)
-        self.asked = list(asked)
+        self.asked: list[Asked] = [] if asked is None else asked
         """The rules that were added, each with its subject, cost and value."""
 
     def add(self, rule: Rule, subject: str, cost: int, value: str = "") -> None:
@@ -189,7 +189,7 @@ class Plan:
         hits = self.hits
         if not self.timeless:
             self._move_to(now)
-        return Decide(hits, mode, self._log if consumes(mode) else NO_LOG)
+        return Decide(hits, mode, self._log if mode == "check" or consumes(mode) else NO_LOG)
 
     def _move_to(self, now: int) -> None:
         """Set the edges of days and calendar limits."""

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
 from io import TextIOBase
@@ -19,7 +20,9 @@ from typing import Any, TextIO, cast
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
+from django.utils.connection import ConnectionDoesNotExist
 
+from django_quota.core.clock import SECOND
 from django_quota.core.errors import QuotaError
 from django_quota.services.lookup import is_address, rule_hint, subject_hint
 from django_quota.services.registry import get_limiter
@@ -47,7 +50,7 @@ class QuotaCommand(BaseCommand):
         """Run the command. Raises `CommandError`."""
         try:
             return super().execute(*args, **options)
-        except (QuotaError, DatabaseError, ImproperlyConfigured) as error:
+        except (QuotaError, DatabaseError, ImproperlyConfigured, ConnectionDoesNotExist) as error:
             raise CommandError(explain(error)) from error
 
     def run_from_argv(self, argv: list[str]) -> None:
@@ -108,6 +111,8 @@ def redis_store() -> RedisStore:
 def explain(error: Exception) -> str:
     """Return what went wrong, and what to do if our tables are missing."""
     words = str(error).strip()
+    if isinstance(error, ConnectionDoesNotExist):
+        return f"{words} Use an alias of DATABASES."
     is_missing = isinstance(error, DatabaseError) and "django_quota_" in words and "column" not in words
     return f"{words}: `manage.py migrate` makes the tables." if is_missing else words
 
@@ -115,6 +120,11 @@ def explain(error: Exception) -> str:
 def printable(text: str) -> str:
     """Return a text with control characters escaped: clients may choose the names that commands print."""
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
+def second_of(moment: int) -> str:
+    """Return a moment (microseconds since 1970) to the second in UTC: `2026-11-22 19:12:28Z`."""
+    return f"{datetime.fromtimestamp(moment // SECOND, UTC):%Y-%m-%d %H:%M:%S}Z"
 
 
 def counted(number: int, one: str, many: str = "") -> str:

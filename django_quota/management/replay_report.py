@@ -254,7 +254,8 @@ def lines(report: Report) -> Iterator[str]:
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  " * bool(indent))
+    deeper = indent + "  " * bool(indent)
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=deeper, break_on_hyphens=False)
 
 
 def _log_lines(report: Report) -> Iterator[str]:

@@ -21,7 +21,7 @@ from django_quota.engine.metrics_operation import FIELDS, OTHER, OUTAGES
 from django_quota.engine.operations import text
 from django_quota.engine.usage_operations import ReadDays
 from django_quota.services.limiter import Limiter
-from django_quota.services.metrics import MINUTE
+from django_quota.services.metrics import MINUTE, OTHER_LABEL
 from django_quota.services.registry import get_limiter
 from django_quota.stores.base import Store
 from django_quota.stores.cluster.walking import Walk
@@ -81,6 +81,11 @@ class RuleActivity:
         return self.part == OTHER
 
     @property
+    def label(self) -> str:
+        """What exporters call it: its name, the digest of a long name, or "other" for those that are summed up."""
+        return OTHER_LABEL if self.is_rest else self.rule or self.part
+
+    @property
     def fields(self) -> list[str]:
         """Its fields in the hashes of a day and of a minute, for the counts above zero."""
         counts = {":a": self.allowed, ":r": self.refused, ":s": self.shadowed}
@@ -119,6 +124,11 @@ class SlotUse:
     held: int
     limit: int
     waiting: int
+
+    @property
+    def label(self) -> str:
+        """What exporters call it: its name, or "other" if that is so long that only a digest is known."""
+        return self.name or OTHER_LABEL
 
     @property
     def is_full(self) -> bool:

@@ -71,15 +71,15 @@ def acquire(
     value: object = None,
     **rule_options: Unpack[CallOptions],
 ) -> Decision:
-    """Take a hit as soon as the rule allows it, and wait for that, `timeout` seconds at most; return the Decision.
+    """Wait until the rule allows a hit, and take it; return the Decision.
 
-    It is for work that may wait, such as calls of another service; a view that waits holds a thread. If there is no
-    room in time, the Decision is refused, at once where the wait would be too long. With `leaky_bucket` it also waits
-    for the Decision's `delay`, which the timeout does not limit. Callers that wait have no order: where many wait, use
-    `slot`, which has a queue, or `leaky_bucket`, which gives each a place. Each try that is refused is a refusal:
-    `ban=` and `count_refused` count it.
+    Use it for work that may wait, such as calls of another service. A view that waits holds a thread. If the wait would
+    be longer than the timeout, it does not wait, and the Decision is refused. With `leaky_bucket` it also waits for the
+    Decision's `delay`, which the timeout does not limit. Callers that wait have no order. If many wait, use `slot`,
+    which has a queue, or `leaky_bucket`, which gives each a place. Each refused try counts as a refusal for `ban=` and
+    `count_refused`.
 
-    `timeout`: from 0 up to 366 days; for the other arguments and errors see `check`.
+    `timeout`: seconds, 0 to 366 days. For the other arguments and the errors see `check`.
     """
     return run_sync(
         _acquire_flow(timeout, partial(_verb_flow, "check", rule_or_rate, subject, cost, value, rule_options))
@@ -109,7 +109,10 @@ def peek(
     value: object = None,
     **rule_options: Unpack[CallOptions],
 ) -> Decision:
-    """Return what `check` would return, without counting anything; `remaining` is what is left now."""
+    """Return what `check` would return, and count nothing; `remaining` is what is left now.
+
+    For the arguments and the errors see `check`.
+    """
     return run_sync(_verb_flow("peek", rule_or_rate, subject, cost, value, rule_options))
 
 
@@ -128,13 +131,14 @@ async def apeek(
 def refund(
     rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, **rule_options: Unpack[CallOptions]
 ) -> Decision:
-    """Give a cost back, never more than is used; return what `peek` returns after that.
+    """Give a cost back, but never more than is used; return what `peek` returns after that.
 
-    Refund a hit that still counts: one whose window is over has given its room back already. A sliding window gives
-    back its oldest hits, so there is room at once. A token bucket refills all the time: refund soon after the hit, or
-    use `reserve`. With `leaky_bucket`, `refund()` has no effect.
+    Refund a hit while it counts: when its window is over, its room has come back already. A sliding window gives back
+    its oldest hits, so there is room at once. A token bucket refills all the time: refund soon after the hit, or use
+    `reserve`. With `leaky_bucket`, `refund()` has no effect.
 
-    Raises `RuleError` for a rule with `distinct=`: the value may have been used before.
+    `cost`: units, 0 to 10^12; by default the rule's own (1). For the other arguments see `check`. Raises `RuleError` if
+    an argument is wrong, and for a rule with `distinct=`, whose value may have been used before.
     """
     return run_sync(_verb_flow("refund", rule_or_rate, subject, cost, None, rule_options))
 
@@ -149,7 +153,8 @@ async def arefund(
 def reset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: Unpack[CallOptions]) -> bool:
     """Delete what a rule has counted for a subject; return whether there was anything.
 
-    This lifts a ban; an override stays. Raises `StoreUnavailable` if the store does not answer.
+    This lifts a ban; an override stays. For the arguments see `check`. Raises `RuleError` if one is wrong, and
+    `StoreUnavailable` if the store does not answer.
     """
     return run_sync(_reset_flow(rule_or_rate, subject, rule_options))
 

@@ -7,7 +7,7 @@ import logging
 from django_quota.conf import current, rule_of
 from django_quota.core.clock import frozen_now
 from django_quota.core.decisions import Decision
-from django_quota.core.errors import RateError, RuleError, StoreUnavailable
+from django_quota.core.errors import RateError, RuleError, StoreUnavailable, did_you_mean
 from django_quota.core.flow import Flow, IOCall, run_async, run_sync
 from django_quota.core.keys import escape, field
 from django_quota.core.rates import parse_seconds
@@ -36,7 +36,7 @@ def ban(subject: Subject, rule: RuleOrRate, seconds: float) -> Decision:
     and up to 366 days. A ban that lasts longer already stays as it is; to shorten one, call `unban` first.
 
     The ban is an event and sends `banned`, the admin and `quota_status` show it, and `unban`, `reset` and the admin
-    lift it. If the rule has `ban=`, its next ban is the next in the row.
+    lift it. If the rule has `ban=`, its next ban lasts for the next of its durations.
 
     Raises `RuleError` if an argument is wrong, or if a ban has no effect: under a rule with `shadow=True` or without a
     rate. Raises `StoreUnavailable` if the store does not answer.
@@ -53,7 +53,7 @@ def unban(subject: Subject, rule: RuleOrRate | None = None) -> int:
     """Lift the ban of a subject under a rule, or all its bans; return how many were in force.
 
     `subject` and `rule`: see `ban`; without a rule, the subject is a text or a user. What was counted stays, and so do
-    blocks. The next ban is the first in its row again. Raises `RuleError` and `StoreUnavailable`.
+    blocks. The next ban lasts for the first duration again. Raises `RuleError` and `StoreUnavailable`.
     """
     return run_sync(_unban_flow(subject, rule))
 
@@ -105,11 +105,17 @@ def _unban_flow(subject: Subject, given: RuleOrRate | None) -> Flow[int]:
 def _rule(given: RuleOrRate) -> Rule:
     try:
         return rule_of(given, {})
-    except RateError:
-        found = known_rules().get(given) if isinstance(given, str) else None
+    except RateError as error:
+        known = known_rules()
+        found = known.get(given) if isinstance(given, str) else None
         if isinstance(found, Rule):  # of a view
             return found
-        raise
+        if error.position is not None or not isinstance(given, str):  # it is almost a rate
+            raise
+        raise RuleError(
+            f"{given!r} is no rate, and no rule of the settings or the views.{did_you_mean(given, known)} For a rule "
+            f"that only a call names, pass it: Rule.make({given!r}, rate)."
+        ) from error
 
 
 def _subject_flow(subject: Subject, rule: Rule) -> Flow[str]:

@@ -32,9 +32,10 @@ def register_views(*, rules: FromViews, slots: FromViews) -> None:
 
 
 def finds_rules(finder: F) -> F:
-    """Register a function that returns the rules which an integration decides on the views of URL patterns; return it.
+    """Register a function that finds the rules of an integration, so that the admin and the commands know them.
 
-    Then the admin, the commands and `reset_subject` know them.
+    It gets URL patterns and returns the rules that the integration decides on their views. It is returned, so this can
+    be used as a decorator.
     """
     _finders.append(finder)
     return finder

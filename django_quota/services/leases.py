@@ -44,7 +44,7 @@ class Lease:
         self.token = token
         """The name of the holder in the store."""
         self.decision = decision
-        """How many may hold the slot, and how many more could when you took it."""
+        """The Decision when you took the slot: its `limit`, and how many slots were left (`remaining`)."""
         self._state = state
         self._refresher: LeaseRefresher | None = None
         self._is_released = False
@@ -55,10 +55,10 @@ class Lease:
         return f"<Lease {self.token} of slot {self._state.slot.name!r} for {self._state.subject}>"
 
     def renew(self, lease: float | None = None) -> None:
-        """Start the lease again from now: for `lease` seconds, or for the slot's own number of seconds.
+        """Start the lease again from now.
 
-        Raises `LeaseLost` if the lease has ended or was released, `RuleError` for a wrong number of seconds, and
-        `StoreUnavailable`.
+        `lease`: seconds, above 0 and up to 366 days; None: as long as the slot's leases are. Raises `LeaseLost` if the
+        lease has ended or was released, `RuleError` for a wrong number of seconds, and `StoreUnavailable`.
         """
         run_sync(self.renewing(lease))
 
@@ -148,7 +148,7 @@ class Slot:
         self.limit = limit
         """How many may hold it at a time."""
         self.span: int = parse_seconds("lease", lease, 30)
-        """How long a lease lasts, in microseconds."""
+        """The same as `lease`, in microseconds."""
         self.timeout: float = 0.0 if wait is None else _waiting_time("wait", wait)
         """How long to wait for a free slot, in seconds."""
         self.renews = renew
@@ -166,8 +166,8 @@ class Slot:
     def acquire(self, timeout: float | None = None) -> Lease:
         """Take a slot and return its lease, which you release; the lease is a context manager, too.
 
-        `timeout`: seconds to wait if all slots are held, first come, first served; 0: do not wait; None: as long as
-        the slot's own `wait` says. Raises `QuotaExceeded` if no slot came free, `RuleError` for a wrong number of
+        `timeout`: seconds to wait if all slots are held, first come, first served; 0: do not wait; None: the slot's own
+        `wait`. Raises `QuotaExceeded` if no slot came free, `RuleError` for a wrong number of
         seconds, and `StoreUnavailable`.
         """
         return run_sync(self.acquiring(self.subject, get_limiter().reporting_store, timeout))
@@ -177,9 +177,9 @@ class Slot:
         return await run_async(self.acquiring(self.subject, get_limiter().reporting_store, timeout))
 
     def holders(self) -> list[tuple[str, float]]:
-        """Return the holders: each token and the seconds until its lease ends, the first to end first.
+        """Return who holds the slot: each token, and the seconds until its lease ends, the first to end first.
 
-        It writes nothing. Raises `StoreUnavailable`.
+        Raises `StoreUnavailable`.
         """
         return run_sync(self._holders())
 

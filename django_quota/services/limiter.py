@@ -204,8 +204,8 @@ class Limiter:
         if self.outages.is_on:
             announcements = self.outages.answered(wrote=consumes(mode) and plan.has_consumed)
         # A tentative plan that is allowed counts once it stands.
-        counts = _counts(plan, decision) if mode == "check" else mode == "tentative" and decision.enforced
-        if self.metrics is not None and counts:
+        counts = mode == "check" or (mode == "tentative" and decision.enforced)
+        if self.metrics is not None and counts and (plan.counts_if_allowed or not decision.allowed):
             self.metrics.count(reply[0], plan, decision)
         if plan.has_groups and mode in ("check", "tentative"):
             for outcome in decision.outcomes:
@@ -252,10 +252,6 @@ def _allowed_during_outage(rule: str) -> Decision:
 
 def _observed(plan: Plan, decision: Decision, mode: Mode, began: int) -> Decision:
     """Let the observers hear a decision that counts something; for `began` see `notify`."""
-    if mode == "check" and _counts(plan, decision):
+    if mode == "check" and (plan.counts_if_allowed or not decision.allowed):
         notify(decision, began)
     return decision
-
-
-def _counts(plan: Plan, decision: Decision) -> bool:
-    return plan.counts_if_allowed or not decision.allowed

@@ -37,7 +37,7 @@ def login_hits(names: Iterable[str], address: str | None) -> list[tuple[Rule, st
     return hits
 
 
-def hold_ttl() -> int:
+def login_ttl() -> int:
     """Return the seconds after which no hit of an attempt counts any more: the longest window of the rules."""
     windows = [limit.window or MAX_TTL for rule in current().login for limit in rule.limits]
     return max(windows, default=MAX_TTL)

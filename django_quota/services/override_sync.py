@@ -385,6 +385,25 @@ def count_pending(using: str, most: int | None = None) -> int:
     return OverrideOutbox.objects.using(using).order_by()[:most].count()
 
 
+class PendingOverrides(NamedTuple):
+    """How far Redis lags behind the saved overrides."""
+
+    changes: int
+    """How many changes are saved and not yet in Redis."""
+    lag: float
+    """For how many seconds the oldest of them has waited."""
+
+
+def pending_overrides() -> PendingOverrides | None:
+    """Return how far Redis lags behind the saved overrides; None without a database. Raises `DatabaseError`."""
+    database = write_database()
+    if not has_tables(database):
+        return None
+    oldest = OverrideOutbox.objects.using(database).order_by("noted").values_list("noted", flat=True).first()
+    lag = 0.0 if oldest is None else max(0.0, (datetime.now(UTC) - oldest).total_seconds())
+    return PendingOverrides(count_pending(database), lag)
+
+
 def has_tables(using: str) -> bool:
     """Return whether the tables of overrides are there; a site without a database has none."""
     wanted = {model._meta.db_table for model in (QuotaOverride, OverrideOutbox, OverrideGeneration)}  # noqa: SLF001 — Django's public API

@@ -76,7 +76,7 @@ def request_flow(rules: Sequence[Rule], request: HttpRequest, pairs: Pairs = ())
 
 def request_plan(rules: Iterable[Rule], request: HttpRequest, pairs: Pairs = ()) -> Flow[Plan]:
     """Return the plan of a request: the rules that apply to it, and the pairs."""
-    asked = yield from asked_flow(rules, request, getattr(request, _DECIDED, ()))
+    asked = yield from asked_flow(rules, request, request.__dict__.get(_DECIDED, ()))
     if pairs:
         asked += [(rule, subject, cast("int", rule.cost), "") for rule, subject in pairs]
     plan = new_plan(asked)
@@ -88,7 +88,7 @@ def request_plan(rules: Iterable[Rule], request: HttpRequest, pairs: Pairs = ())
     return plan
 
 
-def new_plan(asked: Sequence[Asked]) -> Plan:
+def new_plan(asked: list[Asked]) -> Plan:
     """Return a plan of what rules ask for, by the settings."""
     settings = current()
     return Plan(settings.prefix, settings.events, time_zone, asked)

@@ -99,9 +99,11 @@ class Hold:
     def renew(self, ttl: float | None = None) -> bool:
         """Let the reservation last for `ttl` seconds from now on; return whether it does.
 
-        `ttl`: above 0 and up to 366 days; by default that of the reservation. It never ends earlier than before. False
-        if it was settled, if the ttl had ended before, so that the estimate has come back, or if the store does not
-        answer. Raises `RuleError` for another ttl.
+        `ttl`: seconds, above 0 and up to 366 days; by default that of the reservation. It never ends earlier than
+        before.
+
+        Returns False if the reservation was settled, if its ttl was over, so that the estimate has come back, or if the
+        store does not answer. Raises `RuleError` for another ttl.
         """
         return run_sync(self.renewing(ttl))
 
@@ -115,10 +117,11 @@ class Hold:
         `return hold.stream(StreamingHttpResponse(parts()), used=lambda: tokens.count)`.
 
         `response`: a `StreamingHttpResponse`, or any sync or async iterator. `used`: called once, when the stream is
-        over, has failed or was closed; it returns what `settle` takes. While the stream runs, the reservation is
-        renewed in the background, by a thread or a task. If `used` raises, the error is logged and the estimate stays
-        spent. The end of a `with` block leaves the reservation to the stream. If you leave a loop over an iterator
-        early, call its `close()` or `aclose()`.
+        over, has failed or was closed; it returns what `settle` takes.
+
+        While the stream runs, a thread or a task renews the reservation. If `used` raises, the error is logged and the
+        estimate stays spent. The end of a `with` block leaves the reservation to the stream. If you leave a loop over
+        an iterator early, call its `close()` or `aclose()`.
 
         Raises `RuleError` if the response is not streaming: then call `settle`.
         """

@@ -139,7 +139,7 @@ def _compile_text(key: str, *, exact: bool) -> tuple[Resolver, ...]:
         return (_PLAIN[key],)
     kind, colon, name = key.partition(":")
     if kind == "json" and "" in name.strip().split("."):
-        raise SubjectKeyError(f"key={key!r} is no path.", "Use, for example, 'json:phone' or 'json:user.email'.")
+        raise SubjectKeyError(f"key={key!r} is not a path.", "Use, for example, 'json:phone' or 'json:user.email'.")
     if kind in _FIELDS and name.strip():
         return (partial(_FIELDS[kind], name.strip(), exact),)
     if kind in _NAMED and name.strip():
@@ -438,8 +438,11 @@ Decided = Sequence[tuple[Sequence[Rule], Decision]]
 
 def split_by_body(rules: Sequence[Rule], request: HttpRequest) -> tuple[Sequence[Rule], Sequence[Rule]]:
     """Return the rules that can be decided now, and those that have to read the body of the request first."""
-    later = [rule for rule in rules if rule.reads_body and has_unread_body(request, rule.reads_body)]
-    return ([rule for rule in rules if rule not in later], later) if later else (rules, later)
+    now: list[Rule] = []
+    later: list[Rule] = []
+    for rule in rules:
+        (later if rule.reads_body and has_unread_body(request, rule.reads_body) else now).append(rule)
+    return now, later
 
 
 def asked_flow(rules: Iterable[Rule], request: HttpRequest, decided: Decided = ()) -> Flow[list[Asked]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
 from dataclasses import replace
 from functools import partial, wraps
 from inspect import isawaitable
@@ -49,11 +49,12 @@ def concurrency(
 
     `limit`: 1 to 1,000,000, for each subject. `key`: the key of a rule: `"user"`, `"ip"`, a function of the request;
     `"global"` counts all requests together. `lease`: seconds after which a slot is free again, even if its worker was
-    killed. Choose more than the view takes. `wait`: seconds to wait for a slot, first come, first served; None or 0 for
-    no wait. `name`: the name of the slot, by default the path of the function or class. Views with the same name share
-    it. `renew`: renew the lease in the background, for views that may take longer. `on_unavailable`: what happens while
-    the store does not answer: `"allow"`, `"deny"` (503) or `"local"` (each process counts by itself); None for the
-    setting. `block`: if False, a refusal only shows on `request.quota`, and the view runs without a slot.
+    killed: above 0 and up to 366 days. Choose more than the view takes. `wait`: seconds to wait for a slot, first come,
+    first served; None or 0: do not wait. `name`: the name of the slot, by default the path of the function or class.
+    Views with the same name share it. `renew`: renew the lease in the background, for views that may take longer.
+    `on_unavailable`: what happens while the store does not answer: `"allow"`, `"deny"` (503) or `"local"` (each process
+    counts by itself); None for the setting. `block`: if False, a refusal only shows on `request.quota`, and the view
+    runs without a slot.
 
     A `TemplateResponse` is rendered after the slot has been given back.
 
@@ -62,10 +63,7 @@ def concurrency(
     if callable(cast("object", limit)):
         raise RuleError(f"@concurrency has no limit on {dotted_path(limit)}. Write, for example, @concurrency(10).")
     made = partial(Slot, limit=limit, lease=lease, wait=wait, renew=renew)
-    made("unnamed" if name is None else name)
-    compile_key(key)
-    if on_unavailable not in (None, *get_args(OnUnavailable)):
-        raise RuleError(f"on_unavailable={on_unavailable!r} is not 'allow', 'deny' or 'local'.")
+    _check(made, name, key, on_unavailable)
     if not isinstance(cast("object", block), bool):
         raise RuleError(f"block={block!r} is not True or False.")
 
@@ -83,6 +81,47 @@ def concurrency(
         return wrapped
 
     return decorate
+
+
+def _check(make: Callable[[str], Slot], name: str | None, key: object, on_unavailable: object) -> None:
+    """Raise `RuleError` if an argument is wrong."""
+    make("unnamed" if name is None else name)
+    compile_key(key)
+    if on_unavailable not in (None, *get_args(OnUnavailable)):
+        raise RuleError(f"on_unavailable={on_unavailable!r} is not 'allow', 'deny' or 'local'.")
+
+
+class RequestSlot:
+    """A slot that requests hold, for an integration that has no view: such as `@concurrency`, with its arguments.
+
+    `holding, refused = await slot.aenter(request)`. If `refused` is not None, it is the response to send. If not, do
+    the work inside `async with holding:`, whose end gives the slot back. Raises `RuleError` if an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        limit: int,
+        *,
+        key: Any = GLOBAL,
+        lease: float = 30,
+        wait: float | None = None,
+        renew: bool = False,
+        on_unavailable: OnUnavailable | None = None,
+    ) -> None:
+        make = partial(Slot, limit=limit, lease=lease, wait=wait, renew=renew)
+        _check(make, name, key, on_unavailable)
+        self._gate = Gate(make, lambda _: name, key, on_unavailable, block=True, is_named=True)
+
+    def enter(self, request: HttpRequest) -> tuple[AbstractContextManager[Any], HttpResponse | None]:
+        """Take a slot for a request; return what holds it, and the response if there is none free."""
+        holding, refused = run_sync(self._gate.enter_flow(request, None))
+        return holding, refused
+
+    async def aenter(self, request: HttpRequest) -> tuple[AbstractAsyncContextManager[Any], HttpResponse | None]:
+        """Take a slot without blocking the event loop; see `enter`."""
+        holding, refused = await run_async(self._gate.enter_flow(request, None))
+        return holding, refused
 
 
 _MARK = "_django_quota_gate"

@@ -62,9 +62,11 @@ def quota(
     `rates`: `"10/m"`, several (`"10/s", "500/h"`), a dict of them by tier, or functions of the request that return
     them, sync or async; None is unlimited. `rule`: the name of a rule in the settings instead. `name`: the name of the
     rule in keys, logs and headers; by default the path of the function or class, with the arguments of `as_view()`. A
-    system check reports views that share a name by accident. The options are those of `Rule`: `key`, `algorithm`,
-    `cost`, `burst`, `precision`, `tz`, `count_refused`, `methods`, `block`, `shadow`, `skip`, `exempt`, `tier`,
-    `on_unavailable`, `ban`, `warn_at`, `daily`, `distinct`, `cache_refusals`, `settle`, `counts`.
+    system check reports views that share a name by accident.
+
+    The options are those of `Rule`: `key`, `algorithm`, `cost`, `burst`, `precision`, `tz`, `count_refused`, `methods`,
+    `block`, `shadow`, `skip`, `exempt`, `tier`, `on_unavailable`, `ban`, `warn_at`, `daily`, `distinct`,
+    `cache_refusals`, `settle`, `counts`.
 
     The Decision is on `request.quota`. A refusal is answered with 429, and so is a `QuotaExceeded` in the view.
 
@@ -247,37 +249,22 @@ def _wrapper(spec: Limited) -> Callable[..., Any]:
             if refused is not None:
                 return refused
         plans = take_unsettled(request) if spec.may_settle else None
-        if plans:
-            return _call_and_settle(view, request, plans, args, kwargs)
         try:
             response = view(*args, **kwargs)
             if not isinstance(response, HttpResponseBase) and isawaitable(response):
-                return _finish(request, response)  # an async view behind a sync wrapper
-            if hasattr(request, WAITING):
+                return _finish(request, lambda: response, plans)  # an async view behind a sync wrapper
+            if plans or hasattr(request, WAITING):
                 response = _decide_waiting(request, response)
-            return write_headers(request, response)
         except QuotaExceeded as exceeded:
-            return refuse_in_view(request, exceeded.decision)
+            response = refuse_in_view(request, exceeded.decision)
+        except Exception as error:
+            settle_response(request, error, plans or ())
+            raise
+        if plans:
+            settle_response(request, response, plans)
+        return write_headers(request, response)
 
     return limited_view
-
-
-def _call_and_settle(
-    view: Callable[..., Any], request: HttpRequest, plans: Sequence[Plan], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Call a view, and settle what its request took by the response, or by the error that left the view."""
-    try:
-        response = view(*args, **kwargs)
-        if not isinstance(response, HttpResponseBase) and isawaitable(response):
-            return _finish_and_settle(request, lambda: response, plans)
-        response = _decide_waiting(request, response)
-    except QuotaExceeded as exceeded:
-        response = refuse_in_view(request, exceeded.decision)
-    except Exception as error:
-        settle_response(request, error, plans)
-        raise
-    settle_response(request, response, plans)
-    return write_headers(request, response)
 
 
 def _async_wrapper(spec: Limited) -> Callable[..., Any]:
@@ -297,38 +284,24 @@ async def _acall(
         if refused is not None:
             return refused
     plans = take_unsettled(request) if spec.may_settle else None
-    if plans:
-        return await _finish_and_settle(request, partial(spec.view, *args, **kwargs), plans)
-    try:
-        return await _finish(request, spec.view(*args, **kwargs))
-    except QuotaExceeded as exceeded:
-        return await arefuse_in_view(request, exceeded.decision)
+    return await _finish(request, partial(spec.view, *args, **kwargs), plans)
 
 
-async def _finish(request: HttpRequest, response: Any) -> HttpResponseBase:
-    try:
-        if isawaitable(response):
-            response = await response
-        if hasattr(request, WAITING):
-            response = await _adecide_waiting(request, response)
-        return write_headers(request, cast("HttpResponseBase", response))
-    except QuotaExceeded as exceeded:
-        return await arefuse_in_view(request, exceeded.decision)
-
-
-async def _finish_and_settle(request: HttpRequest, view: Callable[[], Any], plans: Sequence[Plan]) -> HttpResponseBase:
-    """Call a view, and settle what its request took; see `_call_and_settle`."""
+async def _finish(request: HttpRequest, view: Callable[[], Any], plans: Sequence[Plan] | None) -> HttpResponseBase:
+    """Call a view, and settle what its request took by the response, or by the error that left the view."""
     try:
         response = view()
         if isawaitable(response):
             response = await response
-        response = await _adecide_waiting(request, response)
+        if plans or hasattr(request, WAITING):
+            response = await _adecide_waiting(request, response)
     except QuotaExceeded as exceeded:
         response = await arefuse_in_view(request, exceeded.decision)
     except (Exception, CancelledError) as error:
-        await asettle_response(request, error, plans)
+        await asettle_response(request, error, plans or ())
         raise
-    await asettle_response(request, response, plans)
+    if plans:
+        await asettle_response(request, response, plans)
     return write_headers(request, cast("HttpResponseBase", response))
 
 

@@ -202,7 +202,7 @@ _finders: list[Callable[[Any], bool]] = []
 
 
 def decides_later(finder: F) -> F:
-    """Register a function that says whether a view decides rules itself; return it, so that it can be decorated.
+    """Register a function that says whether a view decides its rules by itself; it can be used as a decorator.
 
     The function gets the view as Django calls it: a function, for example from `as_view()`, a class or its instance.
     Such a view must call `take_waiting_rules`, and decide what that returns.

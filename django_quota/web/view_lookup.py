@@ -35,7 +35,9 @@ C = TypeVar("C", bound=ViewCheck)
 
 
 def checks_views(check: C) -> C:
-    """Register a system check of the views of an integration, which gets the URL patterns; return it.
+    """Register a system check of the views of an integration; it can be used as a decorator.
+
+    The check gets the URL patterns, and returns messages as any system check does.
 
     Django's own `register` is too late for a module that only the views import: the URLs are loaded by the first check
     that needs them, and by then Django has its list of checks.
@@ -58,6 +60,16 @@ class Endpoint(NamedTuple):
     def callback(self) -> Any:
         """The view as Django calls it."""
         return self.pattern.callback
+
+    @property
+    def view_class(self) -> type | None:
+        """The class of a view that `as_view()` made; None for other views."""
+        return class_of(self.callback)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments of `as_view()`; those of a ViewSet include the methods that answer."""
+        return given_to(self.callback)
 
 
 def endpoints(patterns: Iterable[Any], path: str = "/", namespace: str = "") -> Iterator[Endpoint]:

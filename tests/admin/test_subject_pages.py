@@ -13,7 +13,8 @@ import redis
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.db import IntegrityError, connection
-from django.test import Client
+from django.http import HttpRequest
+from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -54,6 +55,10 @@ def page(client: Client, subject: str = SUBJECT) -> str:
     answer = client.get(PAGE, {"subject": subject})
     assert answer.status_code == 200
     return answer.content.decode()
+
+
+def tier(request: HttpRequest) -> str:
+    return "free"
 
 
 def verdict(shown: str) -> str:
@@ -199,6 +204,22 @@ class TestPage:
         QuotaOverride.objects.all().delete()
         settings.QUOTA = {**settings.QUOTA, "RULES": {"search": "99/m"}}
         assert "No limit on this page refuses the next hit." in verdict(page(client))
+
+    def test_a_tier_refuses_only_those_who_are_in_it(self, settings: Any) -> None:
+        tiers = {"free": "1/h", "pro": "9/h"}
+        rule = {"rate": tiers, "tier": "tests.admin.test_subject_pages.tier", "key": "user"}
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"api": rule}}
+        client = superuser()
+        request = RequestFactory().get("/")
+        request.user = User(pk=42)
+        check("api", request)
+        first = verdict(page(client))
+        assert "api (if its tier is free), 1/h: 1 of 1 used" in first
+        assert "Refused." not in first
+        QuotaOverride.objects.create(subject=SUBJECT, mode="blocked")
+        first = verdict(page(client))
+        assert "Refused." in first
+        assert "api (if its tier is pro), 9/h: blocked by an override" in first
 
     def test_it_says_that_limits_are_switched_off(self, settings: Any) -> None:
         client = superuser()

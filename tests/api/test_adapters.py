@@ -16,6 +16,7 @@ from django.urls import path
 
 from django_quota import Decision, Rule, acheck, check, peek, quota, refund, reserve, slot
 from django_quota.adapters import (
+    RequestSlot,
     adecide,
     apply_decision,
     arefusal,
@@ -198,6 +199,34 @@ def heard() -> Iterator[list[Decision]]:
     observe(found.append)
     yield found
     unobserve(found.append)
+
+
+@pytest.mark.usefixtures("memory_store")
+class TestRequestSlot:
+    def test_it_is_held_until_the_block_ends(self) -> None:
+        at_once, request = RequestSlot("sockets", 1, key="ip"), RequestFactory().get("/")
+        holding, refused = at_once.enter(request)
+        assert refused is None
+        with holding:
+            _, refused = at_once.enter(request)
+            assert refused is not None
+            assert refused.status_code == 429
+        assert at_once.enter(request)[1] is None
+
+    def test_async_too(self) -> None:
+        async def ask() -> list[bool]:
+            at_once, request = RequestSlot("sockets", 1), RequestFactory().get("/")
+            holding, _ = await at_once.aenter(request)
+            async with holding:
+                inside = await at_once.aenter(request)
+            return [inside[1] is None, (await at_once.aenter(request))[1] is None]
+
+        assert asyncio.run(ask()) == [False, True]
+
+    def test_a_wrong_argument_is_an_error_at_once(self) -> None:
+        for options in ({"limit": 0}, {"limit": 1, "key": "nobody"}, {"limit": 1, "on_unavailable": "maybe"}):
+            with pytest.raises(RuleError):
+                RequestSlot("sockets", **options)
 
 
 class TestObservers:

@@ -275,8 +275,17 @@ class TestErrors:
             with pytest.raises(RuleError):
                 verb()
 
+    def test_an_unknown_rule_is_an_error_that_names_a_similar_one(self) -> None:
+        with pytest.raises(RuleError, match=r"no rule of the settings or the views. Did you mean 'search'"):
+            ban(SUBJECT, "serach", 60)
+        with pytest.raises(RuleError, match=r"pass it: Rule.make\('transfer', rate\)"):
+            ban(SUBJECT, "transfer", 60)
+        assert not ban(SUBJECT, Rule.make("transfer", "2/h"), 60)
+        with pytest.raises(RateError, match="'mm' is not a unit"):
+            ban(SUBJECT, "10/mm", 60)
+
     def test_an_unknown_rule_cannot_be_lifted(self) -> None:
-        with pytest.raises(RateError):
+        with pytest.raises(RuleError):
             unban(SUBJECT, "serach")
 
 

@@ -410,7 +410,7 @@ def test_unwanted_events_are_acknowledged_and_not_run(raw: redis.Redis, tmp_path
     raw.xadd(STREAM, {"an": "alien"})
     said = consume(*recorder(tmp_path / "ran", "{value}"), kind=["banned"], rule=["login"])
     assert ran(tmp_path / "ran") == [["3"]]
-    assert "is no event" in said
+    assert "is not an event" in said
     assert pending(raw) == 0
 
 

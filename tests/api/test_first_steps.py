@@ -40,7 +40,7 @@ def test_a_key_function_that_returns_a_plain_object_is_an_error(value: object, m
 
 
 def test_a_misspelt_method_does_not_switch_a_rule_off() -> None:
-    with pytest.raises(RuleError, match=r"'POTS' is no HTTP method. Did you mean 'POST'"):
+    with pytest.raises(RuleError, match=r"'POTS' is not an HTTP method. Did you mean 'POST'"):
         quota("1/m", methods="POTS")
 
 
@@ -184,9 +184,9 @@ def test_the_error_for_a_wrong_lease_shows_a_number_of_seconds(lease: Any) -> No
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"LOCATION": "127.0.0.1:6399"}, "is no Redis URL"),
-        ({"LOCATION": ""}, "is no Redis URL"),
-        ({}, "is no Redis URL"),
+        ({"LOCATION": "127.0.0.1:6399"}, "is not a Redis URL"),
+        ({"LOCATION": ""}, "is not a Redis URL"),
+        ({}, "is not a Redis URL"),
         ({"LOCATION": "redis://127.0.0.1", "OPTIONS": {"CLIENT_CLASS": "nowhere.Client"}}, "cannot be imported"),
     ],
 )

@@ -53,7 +53,7 @@ def test_e013_a_timeout_that_no_socket_can_wait_for(name: str, value: Any) -> No
 def test_e004_a_database_that_is_no_number(location: str) -> None:
     (found,) = found_in(location)
     assert found.id == "django_quota.E004"
-    assert "which is no number: redis-py would use 0" in found.msg
+    assert "which is not a number: redis-py would use 0" in found.msg
     assert "secret" not in found.msg
 
 

@@ -189,7 +189,7 @@ def test_a_rate_is_read_in_any_spelling() -> None:
         for _ in range(2):
             check("1/m", SUBJECT)
     words = ("--rule", "1 per minute")
-    assert "refused   by 1/m, limit 1" in run("quota_status", SUBJECT, *words)
+    assert "by 1/m (limit 1)" in run("quota_status", SUBJECT, *words)
     assert "1/m" in run("quota_events", *words)
     assert "Looked at 1 key, 1 sorted set to sweep" in run("quota_sweep", *words)
 
@@ -477,7 +477,7 @@ class TestHints:
         assert (event.rule, event.capacity, event.kind) == ("transfer", 2, "refused")
         shown = run("quota_status", SUBJECT)
         assert "transfer: something is counted over 3600s, but only the code knows its rate" in shown
-        assert "refused   by transfer, limit 2, at " in shown
+        assert ", by transfer (limit 2)" in shown
         assert ", until 2" in shown
         assert "Nothing is used" not in shown
         assert json.loads(run("quota_status", SUBJECT, "--json"))["refused"] == [event.as_json()]

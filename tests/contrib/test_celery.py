@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from celery import Celery, chain, group
 from celery.exceptions import Reject
+from django.core.checks import run_checks
 from hypothesis import given
 from hypothesis import strategies as st
 from kombu.exceptions import OperationalError
@@ -554,7 +555,7 @@ def test_published_with_and_without_a_place_stand_in_one_queue(site: Site) -> No
 def test_a_countdown_or_an_eta_of_the_caller_stays_the_least(site: Site) -> None:
     task = site.task(quota="10/m")
     task.quota_apply_async((1,), countdown=30)
-    task.quota_apply_async((2,), eta=datetime.now(UTC) + timedelta(seconds=100))
+    task.quota_apply_async((2,), eta=datetime.fromtimestamp(site.clock.begin / SECOND, UTC) + timedelta(seconds=100))
     task.quota_apply_async((3,), countdown=1)
     site.worker.run_all()
     assert [round(start) for start in sorted(site.starts)] == [12, 30, 100]
@@ -644,6 +645,25 @@ def test_a_rule_that_the_settings_lack_fails_the_task(site: Site) -> None:
     result = site.task(quota_rule="exprots").delay(1)
     site.worker.run_all()
     assert "There is no rule 'exprots'" in str(site.error(result))
+
+
+def test_e026_a_rule_that_the_settings_lack_is_found_before_the_task_runs(site: Site, settings: Any) -> None:
+    settings.QUOTA = {
+        "STORE": "memory",
+        "RULES": {"exports": "10/m", "by-tier": {"rate": {"anonymous": "1/m", "authenticated": "2/m"}}},
+    }
+    for name in ("exports", "exprots", "by-tier"):
+        site.task(name=name, quota_rule=name)
+    site.app.set_current()
+    found = {each.msg: each.hint for each in run_checks(tags=["django_quota"]) if each.id == "django_quota.E026"}
+    assert found == {
+        "Task 'exprots' has quota_rule='exprots'. There is no rule 'exprots' in QUOTA[\"RULES\"].": (
+            "Did you mean 'exports'?"
+        ),
+        "Task 'by-tier' has quota_rule='by-tier'. Rule 'by-tier' needs a request, so no task can use it.": (
+            "Use a rule with a rate."
+        ),
+    }
 
 
 def test_options_of_a_base_class_are_inherited(site: Site) -> None:

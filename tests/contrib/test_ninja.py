@@ -343,6 +343,21 @@ class TestTheSite:
         settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("api/", api.urls)]})
         assert {"above", "below"} <= set(known_rules())
 
+    @pytest.mark.parametrize("is_installed", [True, False])
+    @pytest.mark.parametrize("with_middleware", [True, False])
+    def test_w027_an_api_that_answers_no_refusal(
+        self, is_installed: bool, with_middleware: bool, settings: Any
+    ) -> None:
+        bare = NinjaAPI(urls_namespace=f"quota-tests-{is_installed}-{with_middleware}", title="Shop")
+        bare.get("/search")(limits("2/m", name="bare")(lambda request: "ok"))
+        if is_installed:
+            install(bare)
+        settings.MIDDLEWARE = ["django_quota.middleware.QuotaMiddleware"] * with_middleware
+        settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": [path("api/", bare.urls)]})
+        found = [each.msg for each in run_checks(tags=["django_quota"]) if each.id == "django_quota.W027"]
+        assert len(found) == (not is_installed and not with_middleware)
+        assert all(message.startswith("The API Shop (quota-tests-") for message in found)
+
     def test_e024_a_name_of_no_rule(self, settings: Any) -> None:
         misspelt = NinjaAPI(urls_namespace="quota-tests-misspelt")
         settings.QUOTA = {**settings.QUOTA, "RULES": {"search": {"rate": "2/m"}}}

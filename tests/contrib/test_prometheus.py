@@ -50,7 +50,7 @@ urlpatterns = [path("metrics/", metrics)]
 @pytest.fixture(autouse=True)
 def no_tables_without_a_database(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "database" not in request.fixturenames:
-        monkeypatch.setattr("django_quota.contrib.prometheus.collector.has_tables", lambda _: False)
+        monkeypatch.setattr("django_quota.services.override_sync.has_tables", lambda _: False)
 
 
 @pytest.fixture(autouse=True)

@@ -119,6 +119,17 @@ def test_only_an_integration_imports_its_package(name: str) -> None:
     assert {other.partition(".")[0] for other in imports(MODULES[name])} & packages <= own
 
 
+PUBLIC = {"adapters", "exceptions", "middleware", "models", "signals", "testing", "management.console"}
+"""What an integration of your own may import, too, beside `django_quota` itself."""
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if layer(name) == "contrib"])
+def test_an_integration_imports_only_public_modules(name: str) -> None:
+    found = {other.partition("django_quota.")[2] for other in imports(MODULES[name])} - {""}
+    is_drop_in = name.startswith("django_quota.contrib.django_ratelimit")  # it repeats the keys of another package
+    assert is_drop_in or {other for other in found if not other.startswith("contrib.")} <= PUBLIC
+
+
 def test_few_modules_lie_beside_the_folders() -> None:
     assert len(list(ROOT.glob("*.py"))) <= MAX_AT_THE_TOP
 

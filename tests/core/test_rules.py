@@ -66,12 +66,12 @@ def test_calendar_windows_of_one_length_in_two_time_zones_are_the_same_window() 
         ({"cost": True}, "cost=True of rule 'r' is not a whole number"),
         ({"cost": None}, "cost=None of rule 'r' is not a whole number"),
         ({"cost": MAX_COUNT + 1}, "is not a whole number from 0 to"),
-        ({"methods": []}, "are no HTTP methods"),
-        ({"methods": ""}, "are no HTTP methods"),
-        ({"methods": 5}, "methods=5 are no HTTP methods"),
-        ({"methods": ["GET", None]}, "are no HTTP methods"),
-        ({"methods": [["GET"]]}, "are no HTTP methods"),
-        ({"methods": ["GET, POST"]}, "are no HTTP methods"),
+        ({"methods": []}, "are not HTTP methods"),
+        ({"methods": ""}, "are not HTTP methods"),
+        ({"methods": 5}, "methods=5 are not HTTP methods"),
+        ({"methods": ["GET", None]}, "are not HTTP methods"),
+        ({"methods": [["GET"]]}, "are not HTTP methods"),
+        ({"methods": ["GET, POST"]}, "are not HTTP methods"),
     ],
 )
 def test_the_error_for_a_wrong_option_names_its_value(options: dict[str, Any], text: str) -> None:
@@ -197,7 +197,7 @@ class TestFromSettings:
             ({"rate": "5/m", 5: 5}, "'5' is not an option"),
             ({"rate": [["5/m"]]}, "it is a list, not a text"),
             (5, "it is an int, not a text"),
-            ({"rate": "5/m", "methods": 3}, "are no HTTP methods"),
+            ({"rate": "5/m", "methods": 3}, "are not HTTP methods"),
         ],
     )
     def test_the_error_for_a_wrong_rule_names_its_place(self, value: object, text: str) -> None:

@@ -174,6 +174,8 @@ def test_without_rich_each_task_has_a_line_on_a_terminal(monkeypatch: pytest.Mon
         for done in range(3):
             report("A year of history", done, 3)
         report("The server", 0, 0)
+    with terminal.Terminal(stderr=True).progress(only_bar=True) as report:
+        report("Its own lines say this", 0, 0)
     assert stream.getvalue() == "A year of history ...\nThe server ...\n"
 
 

@@ -80,7 +80,7 @@ def test_all_urls_of_a_location_are_checked(location: object) -> None:
 def test_a_wrong_port_is_named_with_its_place_and_an_example(port: str) -> None:
     problem = problem_of(f"redis://{HOST}:{port}/0")
     assert problem.message == (
-        f"The LOCATION of CACHES[\"default\"] is no Redis URL: 'redis://{HOST}:...' has no port from 0 to 65535."
+        f"The LOCATION of CACHES[\"default\"] is not a Redis URL: 'redis://{HOST}:...' has no port from 0 to 65535."
     )
     assert problem.hint.startswith('Use, for example, "redis://127.0.0.1:6379/0".')
 

@@ -5,7 +5,7 @@
 `<!-- from django_quota: check, acquire -->`   functions and classes, with their async forms
 `<!-- errors -->`, `<!-- signals -->`          those of `django_quota.exceptions` and `django_quota.signals`
 `<!-- command quota_sweep -->`                 the options of a command
-`<!-- keys -->`                                the kinds of keys in Redis
+`<!-- keys -->`, `<!-- models -->`             the kinds of keys in Redis, the fields of the models
 `<!-- wrong settings -->`, `<!-- wrong options -->`   what the values in the first column of the table say
 
 tests/e2e/test_reference.py compares the pages with the code, and finds what no page lists.
@@ -24,11 +24,11 @@ from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_origin
 
 DOCS = Path(__file__).parents[2] / "docs"
 PART = re.compile(
-    r"(<!-- (from [\w.]+: [^>]*|command \w+|errors|signals|keys|wrong \w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL
+    r"(<!-- (from [\w.]+: [^>]*|command \w+|errors|signals|keys|models|wrong \w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL
 )
 """A part that is made from the code: its comment, what that says, the text and the end."""
 
@@ -43,7 +43,7 @@ def _part(made_from: str, text: str) -> str:
     if word == "from":
         module, _, names = rest.partition(": ")
         return "\n\n".join(_described(module, name.strip()) for name in names.split(","))
-    makers: dict[str, Callable[[], str]] = {"errors": _errors, "signals": _signals, "keys": _keys}
+    makers: dict[str, Callable[[], str]] = {"errors": _errors, "signals": _signals, "keys": _keys, "models": _models}
     if word in makers:
         return makers[word]()
     return _command(rest) if word == "command" else _wrong(text, {"settings": _says, "options": _option_says}[rest])
@@ -72,7 +72,8 @@ def _described(module: str, path: str) -> str:
 
 def _of_function(name: str, function: Any, waits: str = "") -> str:
     under_async = f"\n\nUnder async: `{waits}`." if waits else ""
-    return f"```text\n{name}{signature(function)}\n```\n\n{_listed(function)}{under_async}"
+    whole = textwrap.fill(f"{name}{signature(function)}", 78, subsequent_indent=" " * 4, break_on_hyphens=False)
+    return f"```text\n{whole}\n```\n\n{_listed(function)}{under_async}"
 
 
 def _listed(function: Any) -> str:
@@ -81,9 +82,13 @@ def _listed(function: Any) -> str:
     paragraphs = []
     for paragraph in re.sub(r"(?<=\.)\s(?=Raises `)", "\n\n", _doc(function)).split("\n\n"):
         parts = re.split(rf"(?:^|(?<=[.)])\s)(?=`(?:{arguments})`(?: and `\w+`)?: )", paragraph)
-        items = "\n".join(f"* {textwrap.indent(part, '  ').strip()}" for part in parts[1:])
-        paragraphs += [each for each in (parts[0], items) if each]
+        items = "\n".join(_filled(f"* {part}", "  ") for part in parts[1:])
+        paragraphs += [each for each in (parts[0] if "\n* " in paragraph else _filled(parts[0]), items) if each]
     return "\n\n".join(paragraphs)
+
+
+def _filled(text: str, indent: str = "") -> str:
+    return textwrap.fill(" ".join(text.split()), 120, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _of_class(found: type) -> str:
@@ -130,7 +135,12 @@ def attributes(found: type) -> dict[str, tuple[str, str]]:
                 kind = ast.unparse(node.annotation) if isinstance(node, ast.AnnAssign) else given.get(name, "")
                 if text or (isinstance(node, ast.AnnAssign) and body is tree.body):
                     documented[name] = (kind, text)
-    return {name: kept for name, kept in documented.items() if not name.startswith("_")}
+    known = vars(import_module(found.__module__))
+    return {
+        name: ("str" if get_origin(known.get(kind)) is Literal else kind, text)
+        for name, (kind, text) in documented.items()
+        if not name.startswith("_")
+    }
 
 
 def _is_property(node: ast.FunctionDef) -> bool:
@@ -194,6 +204,21 @@ def texts_below(source: str) -> dict[str, str]:
 def _signals() -> str:
     rows = [f"| `{name}` | {_in_cell(text)} |" for name, text in signals().items()]
     return "\n".join(["| signal | what it says |", "|---|---|", *rows])
+
+
+def _models() -> str:
+    models = import_module("django_quota.models")
+    fields = [field for each in (models.QuotaOverride, models.DailyCounter) for field in each._meta.fields]
+    rows = [
+        f"| `{field.model.__name__}.{field.name}` | {field.get_internal_type()} | {field.help_text}{_choices(field)} |"
+        for field in fields
+        if field.editable and not field.primary_key
+    ]
+    return "\n".join(["| field | type | what it is |", "|---|---|---|", *rows])
+
+
+def _choices(field: Any) -> str:
+    return ", ".join(f"`{value!r}`: {meaning}" for value, meaning in field.choices or ()).replace("'", '"')
 
 
 def _keys() -> str:

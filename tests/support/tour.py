@@ -1,7 +1,8 @@
 """Runs the README's tour on an installed django_quota, as a newcomer would: `python tour.py README.md redis://...`.
 
-It starts from the settings that the README shows, and runs its Python and its sessions in their order. It imports
-nothing else of the checkout: tests/e2e/test_distributions.py runs it where only the wheel is installed.
+It starts from the settings that the README marks with `<!-- run: ... -->`, and runs its Python and its sessions in
+their order. It imports nothing else of the checkout: tests/e2e/test_distributions.py runs it where only the wheel is
+installed.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from django.conf import settings
 
 def run(page: str, redis_url: str) -> int:
     """Run the page; return how many blocks there were."""
-    blocks = re.findall(r"(<!-- run: settings -->\n)?```(python|pycon)\n(.*?)```", page, re.DOTALL)
-    shown: dict[str, Any] = {}
-    exec(next(text for is_settings, _, text in blocks if is_settings), shown)
+    blocks = re.findall(r"(<!-- run: \w+ -->\n)?```(python|pycon)\n(.*?)```", page, re.DOTALL)
+    shown: dict[str, Any] = {"QUOTA": {}}
+    for is_marked, _, text in blocks:
+        if is_marked:
+            exec(text, shown)
     shown["CACHES"]["default"]["LOCATION"] = redis_url
     settings.configure(
         SECRET_KEY="secret",
@@ -37,7 +40,7 @@ def run(page: str, redis_url: str) -> int:
     request = RequestFactory().get("/")
     request.user = AnonymousUser()
     names: dict[str, Any] = {"request": request}
-    tour = [(language, text) for is_settings, language, text in blocks if not is_settings]
+    tour = [(language, text) for is_marked, language, text in blocks if not is_marked]
     for language, text in tour:
         if language == "python":
             exec(text, names)

@@ -5,17 +5,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
 
 from django.db import DatabaseError
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from django_quota.core.errors import QuotaError
-from django_quota.models import OverrideOutbox
-from django_quota.services.activity import RuleActivity, RunningTotals, running_totals
-from django_quota.services.metrics import OTHER_LABEL, OUTCOMES
-from django_quota.services.override_sync import has_tables, write_database
+from django_quota import QuotaError
+from django_quota.adapters import RunningTotals, pending_overrides, running_totals
 
 logger = logging.getLogger("django_quota")
 
@@ -46,8 +42,9 @@ class QuotaCollector(Collector):
 def _of_store(totals: RunningTotals) -> Iterator[Metric]:
     counts = Counter[tuple[str, str]]()
     for rule in totals.rules:
-        for outcome, count in zip(OUTCOMES, (rule.allowed, rule.refused, rule.shadowed), strict=True):
-            counts[_label(rule), outcome] += count
+        counts[rule.label, "allowed"] += rule.allowed
+        counts[rule.label, "refused"] += rule.refused
+        counts[rule.label, "shadowed"] += rule.shadowed
     checks = CounterMetricFamily("quota_checks", "Checks by rule and outcome.", labels=("rule", "outcome"))
     for labels, count in counts.items():
         checks.add_metric(labels, count)
@@ -58,8 +55,8 @@ def _of_store(totals: RunningTotals) -> Iterator[Metric]:
     yield _gauge("quota_bans", "Bans that are in force.", totals.banned)
     held, limits = Counter[str](), Counter[str]()
     for slot in totals.slots:
-        held[slot.name or OTHER_LABEL] += slot.held
-        limits[slot.name or OTHER_LABEL] += slot.limit
+        held[slot.label] += slot.held
+        limits[slot.label] += slot.limit
     used = GaugeMetricFamily("quota_leases_in_use", "Slots that are held, of those used lately.", labels=("slot",))
     most = GaugeMetricFamily("quota_leases_limit", "Slots there are, of those used lately.", labels=("slot",))
     for name in held:
@@ -69,24 +66,19 @@ def _of_store(totals: RunningTotals) -> Iterator[Metric]:
     yield most
 
 
-def _label(rule: RuleActivity) -> str:
-    return OTHER_LABEL if rule.is_rest else rule.rule or rule.part
-
-
 def _of_database() -> Iterator[Metric]:
     """Yield how far Redis lags behind the saved overrides; nothing without a database."""
-    database = write_database()
     try:
-        if not has_tables(database):
-            return
-        pending = OverrideOutbox.objects.using(database).order_by("noted")
-        count, oldest = pending.count(), pending.values_list("noted", flat=True).first()
+        pending = pending_overrides()
     except DatabaseError as error:
         logger.warning("The metrics lack what lies in the database: %s", error)
         return
-    lag = 0.0 if oldest is None else max(0.0, (datetime.now(UTC) - oldest).total_seconds())
-    yield _gauge("quota_overrides_pending", "Changes of overrides that are saved and not yet in Redis.", count)
-    yield _gauge("quota_override_sync_lag_seconds", "How long the oldest of these has waited.", lag)
+    if pending is None:
+        return
+    yield _gauge(
+        "quota_overrides_pending", "Changes of overrides that are saved and not yet in Redis.", pending.changes
+    )
+    yield _gauge("quota_override_sync_lag_seconds", "How long the oldest of these has waited.", pending.lag)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

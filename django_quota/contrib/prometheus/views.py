@@ -9,7 +9,7 @@ from django.views.decorators.cache import never_cache
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from django_quota.conf import current
+from django_quota.adapters import current
 from django_quota.contrib.prometheus.collector import QuotaCollector
 
 PERMISSION = "django_quota.view_overview"

@@ -20,26 +20,25 @@ from django.core.exceptions import BadRequest
 from django.http import HttpResponseBase
 from rest_framework import exceptions, throttling
 
+from django_quota import Decision, QuotaExceeded, Rule, RuleError
 from django_quota.adapters import (
     apply_decision,
+    current,
     decide,
     decides_later,
     digest,
+    dotted_path,
     message,
     passes_middleware,
     refusal_status,
+    rule_named,
     set_body_parser,
     settle,
+    subject_of,
     take_waiting_rules,
     whole_wait,
     write_headers,
 )
-from django_quota.conf import current
-from django_quota.core.clock import freeze
-from django_quota.core.decisions import Decision, QuotaExceeded
-from django_quota.core.errors import RuleError, did_you_mean
-from django_quota.core.rules import Rule, dotted_path
-from django_quota.services.subjects import named_subject, user_subject
 
 F = TypeVar("F")
 
@@ -163,6 +162,8 @@ class _TogetherMixin:
         timer = getattr(type(self), "timer", time.time)
         if timer is time.time:
             return nullcontext()
+        from django_quota.testing import freeze  # noqa: PLC0415 — only tests need it
+
         return freeze(_START + timedelta(seconds=cast("Any", self).timer()))
 
     def wait(self) -> float | None:
@@ -330,13 +331,14 @@ def named_rule(rule: str | Rule, view: Any) -> Rule:
     """Return a rule by its name in the settings. Raises `RuleError` if there is none."""
     if isinstance(rule, Rule):
         return rule
-    rules = current().rules
-    if rule not in rules:
+    try:
+        return rule_named(rule)
+    except RuleError as error:
+        if rule in current().rules:
+            raise
         place = dotted_path(view if isinstance(view, type) else type(view))
-        near = did_you_mean(str(rule), map(str, rules)).strip()
-        hint = near or "Add it to QUOTA[\"RULES\"], or use Rule.make('search', '10/m', key='user')."
-        raise RuleError(f"quota_rules of {place} names no rule: {rule!r}.", hint)
-    return current().rule(rule)
+        hint = error.hint or "Add it to QUOTA[\"RULES\"], or use Rule.make('search', '10/m', key='user')."
+        raise RuleError(f"quota_rules of {place} names no rule: {rule!r}.", hint) from None
 
 
 # --- the throttles of the framework -----------------------------------------------------------------------------------
@@ -381,11 +383,11 @@ class SimpleRateThrottle(_TogetherMixin, throttling.SimpleRateThrottle):
         user = request.user
         pk = getattr(user, "pk", None)
         if pk is not None and user.is_authenticated and self.key == self._key_of(pk):
-            return user_subject(user)
+            return subject_of(user)
         ident = self.get_ident(request)
         if self.key == self._key_of(ident):
             with suppress(ValueError):
-                return named_subject(f"ip:{ip_address(str(ident))}")
+                return subject_of(f"ip:{ip_address(str(ident))}")
         return f"throttle:{digest(str(self.key))}"  # of a key that a class makes itself nobody knows what it contains
 
     def _key_of(self, ident: object) -> str | None:

@@ -12,8 +12,17 @@ from django.core.exceptions import ImproperlyConfigured
 from rest_framework import throttling
 from rest_framework.settings import api_settings
 
-from django_quota.adapters import checks_views, finds_rules
-from django_quota.conf import current
+from django_quota import ConfigurationError, RateError, Rule, RuleError
+from django_quota.adapters import (
+    Endpoint,
+    Rate,
+    checks_views,
+    current,
+    dotted_path,
+    endpoints,
+    finds_rules,
+    rule_of,
+)
 from django_quota.contrib.rest_framework.throttles import (
     QuotaThrottle,
     ScopedRateThrottle,
@@ -22,25 +31,20 @@ from django_quota.contrib.rest_framework.throttles import (
     named_rule,
     rules_of_handler,
 )
-from django_quota.core.errors import ConfigurationError, RateError, RuleError
-from django_quota.core.rates import Rate, parse_rate
-from django_quota.core.rules import Rule, dotted_path
-from django_quota.web.view_kinds import class_of, given_to
-from django_quota.web.view_lookup import endpoints
 
 
 @finds_rules
 def rules_of_views(patterns: Iterable[Any]) -> Iterator[Rule]:
     """Return the rules of all views with these throttles, without those that are wrong."""
     for endpoint in endpoints(patterns):
-        for throttle in _throttles_of(endpoint.callback):
+        for throttle in _throttles_of(endpoint):
             if issubclass(throttle, QuotaThrottle):
-                yield from (rule for rule in _rules_of(endpoint.callback) if isinstance(rule, Rule))
+                yield from (rule for rule in _rules_of(endpoint) if isinstance(rule, Rule))
             with suppress(ImproperlyConfigured, ValueError, KeyError):  # the framework reports a wrong rate
-                yield from (rule for _, rule in _rates_of_throttle(throttle, endpoint.callback))
+                yield from (rule for _, rule in _rates_of_throttle(throttle, endpoint))
 
 
-def _rates_of_throttle(throttle: type, view: Any) -> Iterator[tuple[str, Rule]]:
+def _rates_of_throttle(throttle: type, view: Endpoint) -> Iterator[tuple[str, Rule]]:
     """Return the rate of one of the framework's throttles as it is written, and its rule."""
     scope = _scope_of(view)
     if issubclass(throttle, QuotaThrottle):
@@ -58,14 +62,14 @@ def _rates_of_throttle(throttle: type, view: Any) -> Iterator[tuple[str, Rule]]:
             yield made.rate, made.rule
 
 
-def _throttles_of(view: Any) -> list[type]:
+def _throttles_of(view: Endpoint) -> list[type]:
     """Return the classes of a view's throttles."""
-    classes = given_to(view).get("throttle_classes", getattr(class_of(view), "throttle_classes", ()))
+    classes = view.given.get("throttle_classes", getattr(view.view_class, "throttle_classes", ()))
     return [each for each in classes if isinstance(each, type)]
 
 
-def _scope_of(view: Any) -> str | None:
-    scope: str | None = given_to(view).get("throttle_scope", getattr(class_of(view), "throttle_scope", None))
+def _scope_of(view: Endpoint) -> str | None:
+    scope: str | None = view.given.get("throttle_scope", getattr(view.view_class, "throttle_scope", None))
     return scope
 
 
@@ -79,11 +83,11 @@ def check_throttles(patterns: Sequence[Any]) -> list[CheckMessage]:
     found: dict[str, CheckMessage] = {}
     by_address = None
     for endpoint in endpoints(patterns):
-        view, classes = endpoint.callback, _throttles_of(endpoint.callback)
+        classes = _throttles_of(endpoint)
         if any(issubclass(each, QuotaThrottle) for each in classes):
-            for message in _check_names(view, known):
+            for message in _check_names(endpoint, known):
                 found.setdefault(message.msg, message)
-        for message in _check_rates(view, classes):
+        for message in _check_rates(endpoint, classes):
             found.setdefault(message.msg, message)
         by_address = by_address or next(filter(_trusts_the_header, classes), None)
     if by_address is not None and api_settings.NUM_PROXIES is None:
@@ -96,26 +100,26 @@ def check_throttles(patterns: Sequence[Any]) -> list[CheckMessage]:
     return list(found.values())
 
 
-def _check_rates(view: Any, classes: Sequence[type]) -> Iterator[CheckMessage]:
+def _check_rates(view: Endpoint, classes: Sequence[type]) -> Iterator[CheckMessage]:
     """Find rates of which the framework reads the first letter of the unit, and which say something else."""
     for throttle in classes:
         with suppress(ImproperlyConfigured, ValueError, KeyError):  # the framework reports a wrong rate
             for text, rule in _rates_of_throttle(throttle, view):
                 (rate,) = cast("tuple[Rate]", rule.rates)
                 with suppress(RateError):
-                    if parse_rate(text).period == rate.period:
+                    if [each.period for each in cast("tuple[Rate, ...]", rule_of(text).rates)] == [rate.period]:
                         continue
                 yield CheckWarning(
-                    f"{throttle.__name__} of {dotted_path(class_of(view))} reads {text!r} as {rate.in_words()}, as "
+                    f"{throttle.__name__} of {dotted_path(view.view_class)} reads {text!r} as {rate.in_words()}, as "
                     "Django REST framework does.",
                     hint=f"Write {str(rate)!r} if that is meant. Else use a rule of the settings, in quota_rules.",
                     id="django_quota.W024",
                 )
 
 
-def _check_names(view: Any, known: Any) -> Iterator[CheckMessage]:
+def _check_names(view: Endpoint, known: Any) -> Iterator[CheckMessage]:
     """Find rules of a view that there are not."""
-    view_class: Any = class_of(view)
+    view_class: Any = view.view_class
     scope = _scope_of(view)
     problems = []
     for rule in _rules_of(view):
@@ -130,11 +134,11 @@ def _check_names(view: Any, known: Any) -> Iterator[CheckMessage]:
         yield Error(problem, hint=hint or None, id="django_quota.E016")
 
 
-def _rules_of(view: Any) -> Iterator[Any]:
+def _rules_of(view: Endpoint) -> Iterator[Any]:
     """Return all `quota_rules` of a view, and of its methods."""
-    view_class: Any = class_of(view)
-    yield from as_rules(given_to(view).get("quota_rules", getattr(view_class, "quota_rules", ())))
-    actions = getattr(view, "actions", None)
+    view_class: Any = view.view_class
+    yield from as_rules(view.given.get("quota_rules", getattr(view_class, "quota_rules", ())))
+    actions = getattr(view.callback, "actions", None)
     for name in actions.values() if actions else view_class.http_method_names:
         yield from as_rules(rules_of_handler(getattr(view_class, name, None)) or ())
 

@@ -19,7 +19,6 @@ import threading
 from argparse import REMAINDER, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser, DjangoHelpFormatter
@@ -30,7 +29,7 @@ from django_quota.conf import current
 from django_quota.core.clock import SECOND, in_words
 from django_quota.core.errors import StorePermissionDenied, StoreUnavailable
 from django_quota.core.keys import BAN_EVENTS
-from django_quota.management.console import QuotaCommand, printable, redis_store, stopping
+from django_quota.management.console import QuotaCommand, printable, redis_store, second_of, stopping
 from django_quota.management.programs import PLACEHOLDERS, NoAddressError, Program, UnfitError
 from django_quota.services.event_stream import (
     BEGINNING,
@@ -136,6 +135,8 @@ class Command(QuotaCommand):
             last = stream.last_id()
             shown = stream.last(options["last"], wanted)
             self._print(shown, options)
+            if not shown and not options["follow"]:
+                self.note("There are no such events.")
             after = shown[-1].id if shown else last
             return True
 
@@ -263,7 +264,7 @@ class _Worker:
         if taken.found == "trimmed":
             self._note(f"Event {taken.id} is missing: the stream was trimmed before it was handled.")
         elif taken.found == "alien":
-            self._note(f"Entry {taken.id} of the stream is no event, and is ignored.")
+            self._note(f"Entry {taken.id} of the stream is not an event, and is ignored.")
 
     def _succeeds(self, event: Event) -> bool:
         """Run the program until it succeeds; False if the event is given up, or left for later."""
@@ -362,9 +363,8 @@ def _wanted(options: dict[str, Any]) -> Callable[[Event], bool]:
 
 
 def _line(event: Event) -> str:
-    when = f"{datetime.fromtimestamp(event.at // SECOND, UTC):%Y-%m-%d %H:%M:%S}Z"
     names = [name or "(very long name)" for name in (event.rule, event.subject)]
-    return f"{when}  {event.kind:<7}  {'  '.join(names)}  {_summary(event)}"
+    return f"{second_of(event.at)}  {event.kind:<7}  {'  '.join(names)}  {_summary(event)}"
 
 
 def _summary(event: Event) -> str:

@@ -138,7 +138,7 @@ def _expiry(options: dict[str, Any]) -> datetime | None:
         return None
     moment = _moment(options["until"])
     if moment is None:
-        raise CommandError(f"--until {options['until']!r} is no date and time. Use, for example, 2030-01-31T12:00.")
+        raise CommandError(f"--until {options['until']!r} is not a date and time. Use, for example, 2030-01-31T12:00.")
     if settings.USE_TZ and timezone.is_naive(moment):
         moment = timezone.make_aware(moment)
     elif not settings.USE_TZ and timezone.is_aware(moment):
@@ -163,9 +163,13 @@ def _problems(error: ValidationError) -> str:
 
 
 def _line(row: QuotaOverride) -> str:
-    ends = f"until {row.expires.isoformat()}" if row.expires else "without an end"
-    begins = f"from {row.starts.isoformat()} " if row.starts else ""
+    ends = f"until {_second_of(row.expires)}" if row.expires else "without an end"
+    begins = f"from {_second_of(row.starts)} " if row.starts else ""
     return f"{row}, {begins}{ends}{f' ({row.reason})' if row.reason else ''}"
+
+
+def _second_of(moment: datetime) -> str:
+    return moment.isoformat(" ", "seconds").replace("+00:00", "Z")
 
 
 def _as_json(row: QuotaOverride) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from django.core.management.base import CommandParser
 
 from django_quota.conf import current
 from django_quota.core.clock import SECOND, in_words
-from django_quota.management.console import SUBJECT_HELP, QuotaCommand, counted, printable, redis_store
+from django_quota.management.console import SUBJECT_HELP, QuotaCommand, counted, printable, redis_store, second_of
 from django_quota.management.pending_overrides import report_pending_overrides
 from django_quota.services.event_stream import Event, iso
 from django_quota.services.inspection import (
@@ -162,13 +162,15 @@ def _next_hit(limit: LimitStatus) -> str:
 
 def _override(rule: str, override: Override) -> str:
     what = f"rate {override.rates}" if override.mode == "rate" else override.mode
-    begins, ends = _moment(override.begins), _moment(override.ends)
-    return f"{rule}: {what}{f' from {begins}' if begins else ''}{f' until {ends}' if ends else ''}"
+    begins = f" from {second_of(override.begins)}" if override.begins else ""
+    ends = f" until {second_of(override.ends)}" if override.ends else ""
+    return f"{rule}: {what}{begins}{ends}"
 
 
 def _refused(event: Event) -> str:
-    until = f", until {iso(event.until)}" if event.until else ""
-    return f"by {event.rule or 'a rule with a very long name'}, limit {event.capacity}, at {iso(event.at)}{until}"
+    until = f", until {second_of(event.until)}" if event.until else ""
+    rule = event.rule or "a rule with a very long name"
+    return f"{second_of(event.at)}{until}, by {rule} (limit {event.capacity})"
 
 
 def _held(held: HeldStatus) -> str:

@@ -89,7 +89,7 @@ def _location_problem(place: str, location: object) -> AliasProblem | None:
         if not url.startswith(_SCHEMES):
             may_be_cut = "@" in str(location)  # then this may be a part of the password
             shown = "..." if may_be_cut and "@" not in url else without_password(url)
-            words = f"The LOCATION of {place} is {shown!r}, which is no Redis URL."
+            words = f"The LOCATION of {place} is {shown!r}, which is not a Redis URL."
             return AliasProblem("E004", words, QUOTE_HINT if may_be_cut else USE_DJANGO_REDIS)
         if problem := unquoted_password_problem(url):
             words = f"The LOCATION of {place} does not lead where it seems to: {problem}."
@@ -98,10 +98,12 @@ def _location_problem(place: str, location: object) -> AliasProblem | None:
             parse_location(url)
         except ValueError as error:
             hint = f'Use, for example, "redis://127.0.0.1:6379/0". {QUOTE_HINT}'
-            return AliasProblem("E004", f"The LOCATION of {place} is no Redis URL: {error}.", hint)
+            return AliasProblem("E004", f"The LOCATION of {place} is not a Redis URL: {error}.", hint)
         if name := _database_that_is_no_number(url):
             shown = "..." if "@" in str(location) and "@" not in url else name  # then it is part of the password
-            words = f"The LOCATION of {place} names the database {shown!r}, which is no number: redis-py would use 0."
+            words = (
+                f"The LOCATION of {place} names the database {shown!r}, which is not a number: redis-py would use 0."
+            )
             return AliasProblem("E004", words, f'Use, for example, "redis://127.0.0.1:6379/0". {QUOTE_HINT}')
     return None
 
@@ -119,7 +121,7 @@ def _client_problem(place: str, options: Mapping[str, Any], location: object) ->
     except (ImportError, AttributeError, ValueError) as error:
         return AliasProblem("E004", f"The CLIENT_CLASS of {place} cannot be imported: {error}.", USE_DJANGO_REDIS)
     if not isinstance(client, type):
-        return AliasProblem("E004", f"The CLIENT_CLASS of {place} is no class: {path}.", USE_DJANGO_REDIS)
+        return AliasProblem("E004", f"The CLIENT_CLASS of {place} is not a class: {path}.", USE_DJANGO_REDIS)
     if issubclass(client, ShardClient):
         return AliasProblem(
             "E005",
@@ -131,7 +133,11 @@ def _client_problem(place: str, options: Mapping[str, Any], location: object) ->
             "E004", f"{place} uses the SentinelClient, but sets no {' and no '.join(missing)}.", _SENTINEL_HINT
         )
     words = location_problem(location) if issubclass(client, ClusterClient) else None
-    return AliasProblem("E004", f"The LOCATION of {place} is no Cluster: {words}.", CLUSTER_HINT) if words else None
+    return (
+        AliasProblem("E004", f"The LOCATION of {place} does not lead to a Cluster: {words}.", CLUSTER_HINT)
+        if words
+        else None
+    )
 
 
 def _missing_for_sentinel(options: Mapping[str, Any]) -> list[str]:
@@ -162,11 +168,11 @@ def option_problem(alias: str) -> AliasProblem | None:
         connection_class(**with_timeouts(pool.connection_kwargs))
         for place, value in _timeouts(alias, pool):
             if not is_timeout(value):
-                words = f'{place} of CACHES["{alias}"] is {reprlib.repr(value)}, which is no time to wait.'
+                words = f'{place} of CACHES["{alias}"] is {reprlib.repr(value)}, which is not a timeout.'
                 return AliasProblem("E013", words, f"Use a number of seconds above 0, for example {ANSWER_TIMEOUT:g}.")
     except Exception as error:  # noqa: BLE001 — the first call would raise it too
         said = without_secrets(f"{type(error).__name__}: {str(error).rstrip('.')}")
-        words = f'The OPTIONS of CACHES["{alias}"] make no connection: {said}.'
+        words = f'The OPTIONS of CACHES["{alias}"] do not make a connection: {said}.'
         return AliasProblem("E014", words, _hint(said, connection_class))
     return None
 

@@ -1,0 +1,424 @@
+"""Small sites under each limiter, written as its documentation says, and what their visitors meet.
+
+All count in one Redis, with the defaults of each package. `visitors` and `outage` are called in processes of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.metadata import version
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from pydoc import locate
+from typing import Any
+from unittest import mock
+
+from tests.benchmarks.facts import MILLISECOND
+from tests.benchmarks.processes import configure, redis_over_tcp
+
+LIMIT, TRIES = 10, 20
+MINUTE, DAY = 60, 86_400
+PACKAGES = {
+    "django-quota": "django_quota",
+    "django-ratelimit": "django_ratelimit",
+    "django-smart-ratelimit": "django_smart_ratelimit",
+    "djangorestframework": "rest_framework",
+    "Flask-Limiter": "flask_limiter",
+    "django-axes": "axes",
+    "limits": "limits",
+    "pyrate-limiter": "pyrate_limiter",
+    "throttled-py": "throttled",
+}
+"""The packages, and the names that they are imported by."""
+
+FEATURES: dict[str, dict[str, str]] = {
+    "a sliding window that keeps each hit or slice": {
+        "django-quota": "django_quota.core.algorithms.sliding_window.SlidingWindow",
+        "django-smart-ratelimit": "django_smart_ratelimit.backends.redis_backend.RedisBackend.SLIDING_WINDOW_SCRIPT",
+        "djangorestframework": "rest_framework.throttling.SimpleRateThrottle",
+        "limits": "limits.strategies.MovingWindowRateLimiter",
+        "pyrate-limiter": "pyrate_limiter.RedisBucket",
+    },
+    "a token bucket": {
+        "django-quota": "django_quota.core.algorithms.token_bucket.TokenBucket",
+        "django-smart-ratelimit": "django_smart_ratelimit.algorithms.token_bucket.TokenBucketAlgorithm",
+        "throttled-py": "throttled.rate_limiter.token_bucket.TokenBucketRateLimiter",
+    },
+    "a leaky bucket": {
+        "django-quota": "django_quota.core.algorithms.leaky_bucket.LeakyBucket",
+        "django-smart-ratelimit": "django_smart_ratelimit.algorithms.leaky_bucket.LeakyBucketAlgorithm",
+        "throttled-py": "throttled.rate_limiter.leaking_bucket.LeakingBucketRateLimiter",
+    },
+    "months of the calendar": {
+        "django-quota": "django_quota.core.algorithms.calendar.Calendar",
+        "django-smart-ratelimit": "django_smart_ratelimit.quota",
+    },
+    "so many at once": {
+        "django-quota": "django_quota.concurrency",
+        "django-smart-ratelimit": "django_smart_ratelimit.concurrency",
+    },
+    "other limits for one user, in the admin": {
+        "django-quota": "django_quota.models.QuotaOverride",
+        "django-smart-ratelimit": "django_smart_ratelimit.models.UserRateLimitOverride",
+    },
+    "a store in memcached": {
+        "django-smart-ratelimit": "django_smart_ratelimit.backends.memcached",
+        "limits": "limits.storage.MemcachedStorage",
+    },
+    "a store in MongoDB": {
+        "django-smart-ratelimit": "django_smart_ratelimit.backends.mongodb",
+        "limits": "limits.storage.MongoDBStorage",
+    },
+    "a store in an SQL database": {
+        "django-smart-ratelimit": "django_smart_ratelimit.backends.database",
+        "django-axes": "axes.handlers.database.AxesDatabaseHandler",
+        "pyrate-limiter": "pyrate_limiter.buckets.postgres.PostgresBucket",
+    },
+    "Redis Cluster": {
+        "django-quota": "django_quota.stores.cluster.ClusterClient",
+        "django-smart-ratelimit": "django_smart_ratelimit.backends.redis_backend.RedisClusterBackend",
+        "limits": "limits.storage.RedisClusterStorage",
+        "throttled-py": "throttled.store.ClusterConnectionFactory",
+    },
+    "Redis Sentinel": {
+        "django-quota": "django_quota.stores.redis.sentinel",
+        "limits": "limits.storage.RedisSentinelStorage",
+        "throttled-py": "throttled.store.SentinelConnectionFactory",
+    },
+    "limits by the load of the machine": {"django-smart-ratelimit": "django_smart_ratelimit.adaptive"},
+    "limits by country": {"django-smart-ratelimit": "django_smart_ratelimit.geo"},
+    "fields of GraphQL": {"django-smart-ratelimit": "django_smart_ratelimit.graphql"},
+    "failed logins": {
+        "django-quota": "django_quota.contrib.auth.LoginQuotaBackend",
+        "django-axes": "axes.backends.AxesStandaloneBackend",
+    },
+    "a table of all attempts to log in": {"django-axes": "axes.models.AccessLog"},
+}
+"""What some packages have, and the name there. `without_server` imports each."""
+
+OF_DJANGO = ("django-quota", "django-ratelimit", "django-smart-ratelimit", "djangorestframework")
+"""Those with views of Django."""
+WITH_VIEWS = (*OF_DJANGO, "Flask-Limiter")
+
+Get = Callable[..., Any]
+"""Sends a GET from an address, with headers; returns the response."""
+
+
+def set_up(url: str) -> None:
+    """Set Django up as a project does: with sessions, users, and the middleware of django_quota."""
+    configure(url)
+    from django.conf import settings
+
+    settings.MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django_quota.middleware.QuotaMiddleware",
+    ]
+    settings.SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore", RuntimeWarning)  # a view that nobody awaits
+
+
+# --- the sites --------------------------------------------------------------------------------------------------------
+
+
+def site(name: str, url: str, *rates: str, is_async: bool = False, is_tolerant: bool = False) -> Get:
+    """Return a site with one view under limits by address, the outermost first; `is_tolerant`: see `outage`."""
+    if name == "Flask-Limiter":
+        return _flask(url, rates, swallow_errors=is_tolerant)
+    if name == "djangorestframework":
+        view = _view_of_rest_framework(rates)
+    else:
+        view = _view(name, rates, is_async=is_async, **({"on_unavailable": "deny"} if is_tolerant else {}))
+    from django.conf import settings
+    from django.test import AsyncClient, Client
+    from django.urls import path
+
+    urls = type("URLs", (), {"urlpatterns": [path("", view)]})
+
+    def get(address: str, **headers: str) -> Any:
+        settings.ROOT_URLCONF = urls
+        meta: dict[str, Any] = {f"HTTP_{key.upper()}": value for key, value in headers.items()}
+        if is_async:
+            client = AsyncClient(raise_request_exception=False)
+            return asyncio.run(client.get("/", **meta))
+        return Client(raise_request_exception=False).get("/", REMOTE_ADDR=address, **meta)
+
+    return get
+
+
+_numbers = count()
+
+
+def _view(name: str, rates: Sequence[str], *, is_async: bool, **ours: Any) -> Callable[..., Any]:
+    from django.http import HttpResponse
+
+    async def of_a_loop(request: Any) -> HttpResponse:
+        return HttpResponse("ok")
+
+    def of_a_thread(request: Any) -> HttpResponse:
+        return HttpResponse("ok")
+
+    view: Any = of_a_loop if is_async else of_a_thread
+    view.__qualname__ = f"view_{next(_numbers)}"  # some count by the name of the view
+    for rate in reversed(rates):
+        view = _limited(name, view, rate, ours)
+    return view  # type: ignore[no-any-return]
+
+
+def _limited(name: str, view: Callable[..., Any], rate: str, ours: Any) -> Any:
+    if name == "django-quota":
+        from django_quota import quota
+
+        return quota(rate, key="ip", name=f"{view.__qualname__} {rate}", **ours)(view)
+    if name == "django-ratelimit":
+        from django_ratelimit.decorators import ratelimit
+
+        return ratelimit(key="ip", rate=rate)(view)
+    from django_smart_ratelimit import rate_limit
+    from django_smart_ratelimit.key_functions import get_ip_key
+
+    def key(request: Any, *_: Any, **__: Any) -> str:
+        return f"{view.__qualname__}:{rate}:{get_ip_key(request)}"
+
+    return rate_limit(key=key, rate=rate)(view)
+
+
+def _view_of_rest_framework(rates: Sequence[str]) -> Callable[..., Any]:
+    from rest_framework.response import Response
+    from rest_framework.throttling import AnonRateThrottle
+    from rest_framework.views import APIView
+
+    number = next(_numbers)
+    throttles = [type("Throttle", (AnonRateThrottle,), {"rate": rate, "scope": f"{number} {rate}"}) for rate in rates]
+    members: dict[str, Any] = {
+        "authentication_classes": [],
+        "permission_classes": [],
+        "throttle_classes": throttles,
+        "get": lambda self, request: Response("ok"),
+    }
+    made: Any = type("View", (APIView,), members)
+    return made.as_view()  # type: ignore[no-any-return]
+
+
+def _flask(url: str, rates: Sequence[str], **options: Any) -> Get:
+    import flask
+    import flask_limiter
+    from flask_limiter.util import get_remote_address
+
+    app = flask.Flask(__name__)
+    limiter = flask_limiter.Limiter(get_remote_address, app=app, storage_uri=url, **options)
+    name = f"view_{next(_numbers)}"
+
+    def view() -> str:
+        return "ok"
+
+    limited: Any = limiter.limit("; ".join(rates).replace("/m", " per minute").replace("/d", " per day"))(view)
+    app.add_url_rule("/", name, limited)
+
+    def get(address: str, **headers: str) -> Any:
+        sent = {key.replace("_", "-"): value for key, value in headers.items()}
+        return app.test_client().get("/", environ_base={"REMOTE_ADDR": address}, headers=sent)
+
+    return get
+
+
+@contextmanager
+def clock(name: str, seconds: float) -> Iterator[None]:
+    """Set the clock of a limiter."""
+    from tests.benchmarks import limiters
+
+    at: dict[str, Callable[[float], AbstractContextManager[object]]] = {
+        "django-quota": limiters.our_clock,
+        "django-ratelimit": limiters.ratelimit_clock,
+        "django-smart-ratelimit": limiters.smart_clock,
+        "djangorestframework": limiters.drf_clock,
+    }
+    # django-smart-ratelimit reads the clock of the process for its headers.
+    headers = mock.patch("time.time", return_value=seconds) if "smart" in name else nullcontext()
+    with at[name](seconds), headers:
+        yield
+
+
+# --- what visitors meet -----------------------------------------------------------------------------------------------
+
+
+def visitors(url: str) -> dict[str, dict[str, Any]]:
+    """Return what the visitors of each site meet, by package."""
+    set_up(url)
+    found: dict[str, dict[str, Any]] = {}
+    for name in WITH_VIEWS:
+        get = site(name, url, "10/m")
+        refused = [get("192.0.2.1") for _ in range(LIMIT + 1)][-1]
+        names = {key.lower() for key in refused.headers.keys()}  # noqa: SIM118 — those of Flask iterate over pairs
+        found[name] = {
+            "status": refused.status_code,
+            "retry_after": "retry-after" in names,
+            "draft_headers": "ratelimit-policy" in names,
+            "legacy_headers": "x-ratelimit-limit" in names,
+            "of_one_network": admitted(site(name, url, "10/m"), [f"2001:db8::{n:x}" for n in range(1, TRIES + 1)]),
+            "forging": admitted(site(name, url, "10/m"), ["192.0.2.2"] * TRIES, is_forging=True),
+        }
+    for name in OF_DJANGO:
+        found[name]["left"] = left_of_the_day(name, url)
+        found[name]["wait"] = told_to_wait(name, url)
+    for name in OF_DJANGO[:3]:
+        get = site(name, url, "10/m", is_async=True)
+        found[name]["async"] = [get("").status_code for _ in range(LIMIT + 1)]
+    return found
+
+
+def admitted(get: Get, addresses: Sequence[str], *, is_forging: bool = False) -> int:
+    """Return how many requests are answered, one from each address. A forger sends other X-Forwarded-For each time."""
+    headers = [{"X_Forwarded_For": f"198.51.100.{n}"} if is_forging else {} for n in range(len(addresses))]
+    return sum(get(address, **each).status_code == 200 for address, each in zip(addresses, headers, strict=True))
+
+
+def left_of_the_day(name: str, url: str) -> int:
+    """Return what is left of 10 a day when a view under 3/m and 10/d refused five of eight requests within a minute.
+
+    It is 7 if the five took nothing.
+    """
+    get, address = site(name, url, "10/d", "3/m"), "192.0.2.3"
+    began = (time.time() // DAY) * DAY + DAY / 2
+    answered = left = 0
+    for number in range(8):
+        with clock(name, began + number * MILLISECOND):
+            answered += get(address).status_code == 200
+    if answered != 3:
+        raise RuntimeError(f"{answered} requests were answered under 3/m")
+    for minute in range(2, 14):
+        with clock(name, began + minute * MINUTE):
+            left += get(address).status_code == 200
+    return left
+
+
+def told_to_wait(name: str, url: str) -> dict[str, Any] | None:
+    """Return the Retry-After of a refusal 10 s after the first of ten hits, and whether the client comes in then.
+
+    It is refused until 60 s after the first, so 50 is right. The minute of the clock ends 20 s after the refusal.
+    """
+    get, address = site(name, url, "10/m"), "192.0.2.4"
+    began = (time.time() // DAY) * DAY + DAY / 2 + MINUTE / 2
+    for second in range(LIMIT):
+        with clock(name, began + second):
+            get(address)
+    with clock(name, began + LIMIT):
+        told = get(address).headers.get("Retry-After")
+    if told is None:
+        return None
+    with clock(name, began + LIMIT + int(told) + MILLISECOND):
+        return {"told": int(told), "then": get(address).status_code == 200}
+
+
+def outage(program: str, is_tolerant: bool) -> dict[str, int]:
+    """Return the status of a limited view once its Redis has died.
+
+    `is_tolerant`: with the option that each has for that: `on_unavailable="deny"` of django_quota,
+    `RATELIMIT_FAIL_OPEN` of django-ratelimit and django-smart-ratelimit, `swallow_errors` of Flask-Limiter.
+    """
+    with redis_over_tcp(Path(program)) as url:
+        set_up(url)
+        from django.conf import settings
+
+        settings.RATELIMIT_FAIL_OPEN = is_tolerant
+        gets = {name: site(name, url, "10/m", is_tolerant=is_tolerant) for name in WITH_VIEWS}
+        if not all(get("192.0.2.1").status_code == 200 for get in gets.values()):
+            raise RuntimeError("a site does not answer")
+    return {name: get("192.0.2.1").status_code for name, get in gets.items()}
+
+
+# --- limiters without views -------------------------------------------------------------------------------------------
+
+
+def limiters(url: str) -> dict[str, dict[str, Any]]:
+    """Return what each limiter admits in a race and in the worst window, by package; see `tests.benchmarks.facts`."""
+    set_up(url)
+    from tests.benchmarks.facts import admitted_in_a_race, worst_window
+    from tests.benchmarks.limiters import contenders
+
+    names = {"smart": "django-smart-ratelimit", "DRF": "djangorestframework", "django_quota": "django-quota"}
+    found: dict[str, dict[str, Any]] = {}
+    for each in contenders(url):
+        word = each.package.split()[0]
+        name = names.get(word.removesuffix("-ratelimit") if word.startswith("smart") else word, word)
+        began = time.monotonic()
+        race = admitted_in_a_race(each)
+        found[name] = {"race": race, "seconds": time.monotonic() - began, "worst": worst_window(each)}
+    return found
+
+
+# --- what needs no server ---------------------------------------------------------------------------------------------
+
+
+def without_server() -> dict[str, Any]:
+    """Return what needs no server."""
+    set_up("redis://127.0.0.1:1/0")
+    from django.apps import apps
+    from django.conf import settings
+
+    apps.set_installed_apps([*settings.INSTALLED_APPS, "axes"])
+    for names in FEATURES.values():
+        for name in names.values():
+            if locate(name) is None:
+                raise RuntimeError(f"there is no {name}")
+    return {
+        "versions": versions(),
+        "lines": {name: lines(module) for name, module in PACKAGES.items()},
+        "month": ten_a_month(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the version of each package."""
+    import django_quota
+
+    return {name: django_quota.__version__ if name == "django-quota" else version(name) for name in PACKAGES}
+
+
+def lines(module: str) -> int:
+    """Return how many lines of Python and Lua a package has, without tests."""
+    spec = find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    root = Path(spec.origin).parent
+    files = [path for path in root.rglob("*") if path.suffix in (".py", ".lua") and "tests" not in path.parts]
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files if path.name != "tests.py")
+
+
+def ten_a_month() -> dict[str, str]:
+    """Return what each parser makes of "10/month"."""
+    import limits
+    from django_ratelimit.core import _split_rate
+    from django_smart_ratelimit.utils import parse_rate
+    from rest_framework.throttling import SimpleRateThrottle
+
+    from django_quota import Rule, RuleError
+
+    def read(parse: Callable[[], Any]) -> str:
+        try:
+            number, seconds = parse()
+        except (RuleError, ValueError, Exception) as error:  # noqa: BLE001 — some raise errors of their own
+            return f"an error: {type(error).__name__}"
+        return f"{number} in {seconds:,} s"
+
+    text = "10/month"
+    throttle = type("Throttle", (SimpleRateThrottle,), {"rate": text})()
+
+    def of_limits() -> tuple[int, int]:
+        item = limits.parse(text)
+        return item.amount, item.get_expiry()
+
+    return {
+        "django-quota": read(lambda: Rule.make("x", text)),
+        "django-ratelimit": read(lambda: _split_rate(text)),
+        "django-smart-ratelimit": read(lambda: parse_rate(text)),
+        "djangorestframework": read(lambda: throttle.parse_rate(text)),
+        "limits": read(of_limits),
+    }
