@@ -17,7 +17,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     settings.configure(
         DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
-        INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "rest_framework"],
+        INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django_quota", "rest_framework"],
         SECRET_KEY="only-for-tests",
         ROOT_URLCONF=__name__,
         QUOTA={"STORE": "memory"},
