@@ -85,6 +85,9 @@ _MONTHS = {name: number for number, name in enumerate("Jan Feb Mar Apr May Jun J
 _COMMON_TIME = re.compile(r"\[?(\d\d)/([A-Z][a-z]{2})/(\d{4}):(\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)\]?")
 _NUMBER = re.compile(r"(\d{9,19})(?:[.,](\d+))?")
 
+MAX_TIME = 32_503_680_000 * SECOND
+"""The year 3000. A later time is no time of a request, and periods of a calendar end before the year 10000."""
+
 _SCALES = ((10**11, SECOND), (10**14, 1_000), (10**17, 1))
 """Up to which number a time counts seconds, milliseconds or microseconds; above them it counts nanoseconds."""
 
@@ -100,7 +103,7 @@ def _common_time(text: str) -> int:
         moment = datetime(int(year), _MONTHS[month], int(day), int(hour), int(minute), min(int(second), 59), tzinfo=UTC)
     except (KeyError, ValueError):
         raise UnreadableLineError(f"{text!r} is no time") from None
-    return (moment - offset - _EPOCH) // _MICROSECOND
+    return (moment - _EPOCH - offset) // _MICROSECOND
 
 
 def read_time(text: str) -> int:
@@ -119,11 +122,11 @@ def read_time(text: str) -> int:
         return _common_time(text)
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError:
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=_zone(time_zone()))
+        return (moment - _EPOCH) // _MICROSECOND
+    except (ValueError, OverflowError):
         raise UnreadableLineError(f"{text!r} is no time") from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=_zone(time_zone()))
-    return (moment - _EPOCH) // _MICROSECOND
 
 
 @lru_cache(maxsize=4)
@@ -152,7 +155,10 @@ def _split_request(line: str) -> tuple[str, str]:
 def _split_target(target: str) -> tuple[str, str]:
     """Return the decoded path and the query of a target."""
     if not target.startswith("/"):
-        parts = urlsplit(target)
+        try:
+            parts = urlsplit(target)
+        except ValueError:  # http://[
+            raise UnreadableLineError("it has no request") from None
         return decoded(parts.path or target), parts.query
     path, _, query = target.partition("?")
     return decoded(path), query
@@ -162,7 +168,11 @@ def decoded(path: str) -> str:
     """Return a path as Django has it in `path_info`."""
     if "%" not in path and path.isascii():
         return path
-    return repercent_broken_unicode(unquote_to_bytes(path.encode(errors="surrogateescape"))).decode()
+    try:
+        raw = path.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # JSON can say "\ud800"
+        raise UnreadableLineError(f"its path {path!r} is no text") from None
+    return repercent_broken_unicode(unquote_to_bytes(raw)).decode()
 
 
 def _unescaped(value: str) -> str:
@@ -181,7 +191,7 @@ def _address(value: str) -> str:
 
 def _status(value: str) -> int:
     code = value[:3]
-    return int(code) if code.isdigit() else 0
+    return int(code) if code.isdecimal() else 0
 
 
 Row = Mapping[str, str]
@@ -209,6 +219,8 @@ def _entry(row: Row, names: Sequence[str]) -> Entry:
     if not path or path == "-":
         raise UnreadableLineError("it has no path")
     moment = _common_time(time) if time[-5:-4] in "+-" and "/" in time else read_time(time)
+    if not 0 < moment < MAX_TIME:
+        raise UnreadableLineError(f"{time!r} is not between 1970 and 3000")
     values = tuple([row.get(name, "") for name in names])
     return Entry(moment, method, path, "" if query == "-" else query, _status(row.get("status", "")), values)
 
@@ -259,6 +271,12 @@ _VARIABLE = re.compile(
 """A part of a format that stands for a value."""
 
 _WITHOUT_BLANKS = ("ip", "method", "target", "status", "host")
+_APACHE_WITHOUT_BLANKS = ("B", "D", "I", "O", "T", "b", "k", "l")
+_NGINX_WITHOUT_BLANKS = ("body_bytes_sent", "bytes_sent", "request_length", "request_time")
+"""A value that may have blanks costs the square of a line's length where the line is not in the format."""
+
+MAX_LINE = 100_000
+"""Characters of a line. No server takes a request that makes a longer one."""
 
 
 def _field_of(match: re.Match[str]) -> str:
@@ -313,16 +331,22 @@ class PatternFormat(LogFormat):
         if before == behind == '"':
             expression = r'[^"\\]*(?:\\.[^"\\]*)*'
         elif before == "[" and behind == "]":
-            expression = r"[^\]]*"
+            expression = r"[^\]]{0,40}" if field == "time" else r"[^\]]*"
         elif field == "time" and match["nginx"] is None and match["braced"] is None and match["apache"] == "t":
-            expression = r"\[[^\]]*\]|\d+"
+            expression = r"\[[^\]]{0,40}\]|\d{1,20}"
         elif match["python"] == "t":  # of gunicorn
-            expression = r"\[[^\]]*\]"
+            expression = r"\[[^\]]{0,40}\]"
         elif match["python"] == "status_code":  # of uvicorn: "404 Not Found"
             expression = r"\d+(?: [A-Za-z' -]+)?"
         elif match["apache"] == "q":
             expression = r"\?\S*|"
-        elif field in _WITHOUT_BLANKS:
+        elif match["apache"] == "p":
+            expression = r"\d*"
+        elif (
+            field in _WITHOUT_BLANKS
+            or match["apache"] in _APACHE_WITHOUT_BLANKS
+            or (match["nginx"] or match["braced"]) in _NGINX_WITHOUT_BLANKS
+        ):
             expression = r"\S*"
         else:
             expression = r".*?"
@@ -333,7 +357,7 @@ class PatternFormat(LogFormat):
 
     def read(self, line: str) -> Entry:
         """Read a line. Raises `UnreadableLineError`."""
-        match = self._match(line)
+        match = self._match(line) if len(line) <= MAX_LINE else None
         if match is None:
             raise UnreadableLineError("it is not in this format")
         row = dict(zip(self._fields, match.groups(), strict=True))
@@ -427,14 +451,14 @@ def _flat(line: str) -> dict[str, Any] | None:
     """Return the values of a JSON object, with dotted names for nested ones; None if it is none."""
     try:
         value = json.loads(line)
+        if not isinstance(value, dict):
+            return None
+        if not any(isinstance(each, (dict, list)) for each in value.values()):
+            return value
+        flat: dict[str, Any] = {}
+        _flatten(value, "", flat)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict):
-        return None
-    if not any(isinstance(each, (dict, list)) for each in value.values()):
-        return value
-    flat: dict[str, Any] = {}
-    _flatten(value, "", flat)
     return flat
 
 
