@@ -136,6 +136,14 @@ class TestAllOrNothing:
             assert by_rule == {outcome.rule: outcome.remaining for found in before for outcome in found}
 
     @pytest.mark.usefixtures("either_store")
+    @pytest.mark.parametrize("kind", ["sync", "async"])
+    def test_a_rule_that_counts_refused_requests_keeps_those_that_the_form_refused(self, kind: str) -> None:
+        by_ip = Rule.make("by-ip", "9/m", key="ip", count_refused=True)
+        with freeze(START):
+            assert [decided(kind, [by_ip, BY_PHONE], posted()).allowed for _ in range(3)] == [True, False, False]
+            assert peek(by_ip, posted()).remaining == 6
+
+    @pytest.mark.usefixtures("either_store")
     def test_known_values_stay_known_and_new_ones_new(self) -> None:
         rules = [BY_PHONE, Rule.make("devices", "2/h", key="ip", distinct="header:X-Device")]
 

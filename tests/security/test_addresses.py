@@ -129,6 +129,11 @@ class TestHeaders:
         with override_settings(QUOTA={"TRUSTED_PROXIES": PROXIES, "IPV6_PREFIX": 128}):
             assert client_ip(get(REMOTE_ADDR="10.0.0.1", HTTP_X_FORWARDED_FOR=forged)) == str(client)
 
+    @pytest.mark.parametrize("prefix", [64, 128])
+    def test_the_zone_of_an_address_makes_no_other_client(self, prefix: int) -> None:
+        with override_settings(QUOTA={"IPV6_PREFIX": prefix}):
+            assert len({client_ip(get(REMOTE_ADDR=f"fe80::1{zone}")) for zone in ("", "%eth0", "%1")}) == 1
+
     @MANY
     @given(st.ip_addresses(v=4), st.integers(1, 128))
     def test_an_ipv4_address_in_an_ipv6_one_is_the_same_client(self, client: Any, prefix: int) -> None:
