@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota.conf import current
+from django_quota.core.algorithms.distinct import Distinct
 from django_quota.core.errors import ConfigurationError
 from django_quota.core.rules import Rule
 from django_quota.management import replaying
@@ -251,6 +252,31 @@ def test_a_search_in_parts_counts_the_same(steps: Requests, count: int) -> None:
     whole = search.refused(count, 1_000)
     assert sum(search.refused(count, 1_000, part, 3) for part in range(3)) == whole
     assert search.refused(count, 0) == min(whole, 1)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 8) | st.integers(0, 8 * SECOND), st.sampled_from("abcde")), min_size=1, max_size=40
+    ),
+    st.integers(1, 4),
+)
+@inputs(50)
+def test_a_search_of_different_values_refuses_what_the_rule_does(steps: list[tuple[int, str]], count: int) -> None:
+    sent = timed([(wait, "GET", "203.0.113.9", "/", agent) for wait, agent in steps])
+    rules = {"agents": {"rate": f"{count}/10s", "distinct": "header:User-Agent", "match": "/"}}
+    traffic = read(as_lines(sent), rules)
+    demand = demands(traffic, 0)["agents"]
+    refused = decide(traffic, 0, range(len(sent))).refused
+    assert Search(demand, demand.limits[0]).refused(count, 1_000) == len(refused)
+
+
+def test_a_client_with_very_many_values_is_searched_in_one_pass_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = [(START + at, "GET", "203.0.113.9", "/", f"agent {at}") for at in range(3_000)]
+    rules = {"agents": {"rate": "3/m", "distinct": "header:User-Agent", "match": "/"}}
+    demand = demands(read(as_lines(sent), rules), 0)["agents"]
+    monkeypatch.setattr(Distinct, "consume", lambda *_: pytest.fail("the specification copies all values"))
+    search = Search(demand, demand.limits[0])
+    assert [each.least for each in search.find(search.refused)] == [3_000, 2_997, 2_970]
 
 
 def test_a_burst_and_different_values_are_searched_too() -> None:
