@@ -34,7 +34,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
 test: $(VENV)/.installed-dev ## Run the tests, in less than three minutes; its last lines say what it leaves out
 	@$(PYTEST) --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
-test-all: $(VENV)/.installed-dev ## Run every test: each Redis version, PostgreSQL, failures, browser, scale
+test-all: $(VENV)/.installed-release ## Run every test: each Redis version, PostgreSQL, failures, browser, scale
 	@$(PYTEST) --numprocesses $(WORKERS) --dist loadfile --all $(ARGS)
 
 fuzz: $(VENV)/.installed-dev ## Try every property on many more inputs, new ones each time: FUZZ=10 times as many
@@ -49,7 +49,7 @@ docs: $(VENV)/.installed-docs ## Build the documentation into docs/_build, check
 	@rm -rf docs/_build
 	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs $(ARGS) . docs/_build
 
-dist: $(VENV)/.installed-dev ## Build the wheel and the sdist into dist/, check them, and try the wheel in an empty environment
+dist: $(VENV)/.installed-release ## Build the wheel and the sdist into dist/, check them, and try the wheel in an empty environment
 	@rm -rf dist
 	@$(BIN)/python -m build --quiet
 	@DIST=dist $(PYTEST) --all tests/e2e/test_distributions.py

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from time import time_ns
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.translation import get_language
@@ -29,7 +29,6 @@ from django_quota.services.known_rules import finds_rules
 from django_quota.services.logins import login_hits, login_ttl, unlock
 from django_quota.services.metrics import Counted, RuleLabels, counted
 from django_quota.services.observers import observe, unobserve
-from django_quota.services.override_sync import PendingOverrides, pending_overrides
 from django_quota.services.request_decisions import adecide_request, decide_request, new_plan, note_decided
 from django_quota.services.subjects import BODY_PARSER, check_keys, digest, is_user, named_subject
 from django_quota.web import request_rules, responses, wording
@@ -40,10 +39,12 @@ from django_quota.web.settlements import asettle_response, settle_response, take
 from django_quota.web.view_lookup import Endpoint, checks_views, endpoints
 from django_quota.web.wording import refusal_status, whole_wait
 
+if TYPE_CHECKING:
+    from django_quota.services.override_sync import PendingOverrides
+
 __all__ = [
     "Counted",
     "Endpoint",
-    "PendingOverrides",
     "Rate",
     "RequestSlot",
     "RuleLabels",
@@ -251,6 +252,17 @@ async def asettle(request: Any, response: HttpResponseBase | BaseException) -> N
     plans = take_unsettled(found)
     if plans:
         await asettle_response(found, response, plans)
+
+
+def pending_overrides() -> PendingOverrides | None:
+    """Return how far Redis lags behind the saved overrides; None without a database. Raises `DatabaseError`.
+
+    `changes`: how many changes are saved and not yet in Redis. `lag`: for how many seconds the oldest has waited.
+    """
+    # Its models cannot be imported before the apps are loaded, and integrations may be.
+    from django_quota.services import override_sync  # noqa: PLC0415
+
+    return override_sync.pending_overrides()
 
 
 def client_ip(request: Any) -> str:

@@ -85,7 +85,10 @@ _MONTHS = {name: number for number, name in enumerate("Jan Feb Mar Apr May Jun J
 _COMMON_TIME = re.compile(r"\[?(\d\d)/([A-Z][a-z]{2})/(\d{4}):(\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)\]?")
 _NUMBER = re.compile(r"(\d{9,19})(?:[.,](\d+))?")
 
-_SCALES = ((10**11, SECOND), (10**14, 1_000), (10**17, 1))
+MAX_TIME = 10**17
+"""The latest time that a line may have, in the year 5138. Later ones have no next day or month to count in."""
+
+_SCALES = ((10**11, SECOND), (10**14, 1_000), (MAX_TIME, 1))
 """Up to which number a time counts seconds, milliseconds or microseconds; above them it counts nanoseconds."""
 
 
@@ -100,7 +103,7 @@ def _common_time(text: str) -> int:
         moment = datetime(int(year), _MONTHS[month], int(day), int(hour), int(minute), min(int(second), 59), tzinfo=UTC)
     except (KeyError, ValueError):
         raise UnreadableLineError(f"{text!r} is no time") from None
-    return (moment - offset - _EPOCH) // _MICROSECOND
+    return (moment - _EPOCH - offset) // _MICROSECOND
 
 
 def read_time(text: str) -> int:
@@ -152,7 +155,10 @@ def _split_request(line: str) -> tuple[str, str]:
 def _split_target(target: str) -> tuple[str, str]:
     """Return the decoded path and the query of a target."""
     if not target.startswith("/"):
-        parts = urlsplit(target)
+        try:
+            parts = urlsplit(target)
+        except ValueError:  # http://[
+            raise UnreadableLineError("it has no path") from None
         return decoded(parts.path or target), parts.query
     path, _, query = target.partition("?")
     return decoded(path), query
@@ -162,7 +168,11 @@ def decoded(path: str) -> str:
     """Return a path as Django has it in `path_info`."""
     if "%" not in path and path.isascii():
         return path
-    return repercent_broken_unicode(unquote_to_bytes(path.encode(errors="surrogateescape"))).decode()
+    try:
+        raw = path.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # half a character, as JSON can write it
+        raise UnreadableLineError("its path is no text") from None
+    return repercent_broken_unicode(unquote_to_bytes(raw)).decode()
 
 
 def _unescaped(value: str) -> str:
@@ -181,7 +191,7 @@ def _address(value: str) -> str:
 
 def _status(value: str) -> int:
     code = value[:3]
-    return int(code) if code.isdigit() else 0
+    return int(code) if code.isdecimal() else 0
 
 
 Row = Mapping[str, str]
@@ -209,6 +219,8 @@ def _entry(row: Row, names: Sequence[str]) -> Entry:
     if not path or path == "-":
         raise UnreadableLineError("it has no path")
     moment = _common_time(time) if time[-5:-4] in "+-" and "/" in time else read_time(time)
+    if not 0 < moment < MAX_TIME:
+        raise UnreadableLineError(f"its time is before 1970 or too late: {time!r}")
     values = tuple([row.get(name, "") for name in names])
     return Entry(moment, method, path, "" if query == "-" else query, _status(row.get("status", "")), values)
 
@@ -258,7 +270,9 @@ _VARIABLE = re.compile(
 )
 """A part of a format that stands for a value."""
 
-_WITHOUT_BLANKS = ("ip", "method", "target", "status", "host")
+_WITHOUT_BLANKS = frozenset({"ip", "method", "target", "status", "host", *"BDILOPTXbklp"})
+"""Fields, and directives of Apache, whose values have no blanks. Each value that may have some multiplies the ways to
+try for a line that is not in the format: three of them take minutes for a User-Agent of many words."""
 
 
 def _field_of(match: re.Match[str]) -> str:
@@ -322,7 +336,7 @@ class PatternFormat(LogFormat):
             expression = r"\d+(?: [A-Za-z' -]+)?"
         elif match["apache"] == "q":
             expression = r"\?\S*|"
-        elif field in _WITHOUT_BLANKS:
+        elif (field or match["apache"] or match["python"]) in _WITHOUT_BLANKS:
             expression = r"\S*"
         else:
             expression = r".*?"
@@ -425,16 +439,16 @@ class JsonFormat(LogFormat):
 
 def _flat(line: str) -> dict[str, Any] | None:
     """Return the values of a JSON object, with dotted names for nested ones; None if it is none."""
+    flat: dict[str, Any] = {}
     try:
         value = json.loads(line)
+        if not isinstance(value, dict):
+            return None
+        if not any(isinstance(each, (dict, list)) for each in value.values()):
+            return value
+        _flatten(value, "", flat)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict):
-        return None
-    if not any(isinstance(each, (dict, list)) for each in value.values()):
-        return value
-    flat: dict[str, Any] = {}
-    _flatten(value, "", flat)
     return flat
 
 

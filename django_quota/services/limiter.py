@@ -152,6 +152,8 @@ class Limiter:
             began += perf_counter_ns() - reads
         decided = yield from self.decision_flow(second, "check", is_step=True)
         if decided.enforced:
+            if self.metrics is not None and first.decided_at is not None and decision.would_refuse:
+                self.metrics.count_only_refusals(first.decided_at, decision)
             decision = yield from self._compensation_flow(first, decision)
         else:
             yield from self._confirmation_flow(first, decision)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from collections.abc import Iterable
 from datetime import UTC, date, datetime
 from typing import Literal, NamedTuple
 
@@ -184,7 +185,7 @@ class DecisionMetrics:
             if not self._begins <= now < self._ends:
                 self._open(now)
             if not decision.allowed or (plan.has_groups and decision.would_refuse):
-                self._count_refused(decision)
+                self._add(counted(decision))
             else:
                 bucket = self._buckets[-1]
                 for hit in plan.hits:
@@ -195,10 +196,17 @@ class DecisionMetrics:
                         row[ALLOWED] += 1
         flusher.wake()
 
-    def _count_refused(self, decision: Decision) -> None:
-        """Count a decision with refusals."""
+    def count_only_refusals(self, now: int, decision: Decision) -> None:
+        """Count the rules that refuse, also as shadows; what the others took is given back."""
+        with self._lock:
+            if not self._begins <= now < self._ends:
+                self._open(now)
+            self._add(each for each in counted(decision) if each.outcome != "allowed")
+        flusher.wake()
+
+    def _add(self, counts: Iterable[Counted]) -> None:
         bucket = self._buckets[-1]
-        for rule, subject, outcome in counted(decision):
+        for rule, subject, outcome in counts:
             bucket.row(field(rule))[OUTCOMES.index(outcome)] += 1
             if outcome == "refused":
                 bucket.add_refused(escape(subject), 1)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
+from django.core.exceptions import SuspiciousOperation
 from django.http import HttpRequest, QueryDict
 from django.http.cookie import parse_cookie
 from django.urls import Resolver404, ResolverMatch, get_resolver
@@ -38,7 +39,8 @@ ViewRules = Callable[[HttpRequest, Callable[..., Any]], list[Rule]]
 """Returns the rules of the `@quota` on the outside of a view."""
 
 MAX_SHOWN = 3
-"""How many unreadable lines a block keeps to show them."""
+MAX_TEXT = 500
+"""How many unreadable lines a block keeps to show them, and how many characters of each."""
 
 MAX_KNOWN = 20_000
 """How many places (method, path, host) and plans a process remembers."""
@@ -71,6 +73,10 @@ class LoggedRequest(HttpRequest):
         """The cookies, if the log has them."""
         known = {name.removeprefix("cookie:"): value for name, value in self.META.items() if name.startswith("cookie:")}
         return {**parse_cookie(self.META.get("HTTP_COOKIE", "")), **known}
+
+
+_SERVER = {"SERVER_NAME": "", "SERVER_PORT": "80"}
+"""What Django asks for if a request names no host."""
 
 
 def _meta_name(name: str) -> str:
@@ -313,7 +319,7 @@ class LineReader:
 
     def _meta_of(self, entry: Entry) -> dict[str, str]:
         values = entry.values
-        meta = {name: values[at] for name, at in self._meta if values[at]}
+        meta = {**_SERVER, **{name: values[at] for name, at in self._meta if values[at]}}
         if self._adds_peer:  # as the proxy that wrote the log does
             hops = (meta.get("HTTP_X_FORWARDED_FOR", ""), meta.get("REMOTE_ADDR", ""))
             meta["HTTP_X_FORWARDED_FOR"] = ", ".join(filter(None, hops))
@@ -336,11 +342,11 @@ class LineReader:
                 entry = self._format.read(line.rstrip("\r"))
                 meta = self._meta_of(entry)
                 keys = [rules.plan_of(entry, meta) for rules in self._sets]
-            except (UnreadableLineError, ConfigurationError) as error:
+            except (UnreadableLineError, ConfigurationError, SuspiciousOperation) as error:  # Django answers 400
                 unreadable += 1
                 if len(shown) < MAX_SHOWN:
                     problem = error.problem if isinstance(error, ConfigurationError) else str(error)
-                    shown.append(Unreadable(number, problem, line))
+                    shown.append(Unreadable(number, problem, line[:MAX_TEXT]))
                 continue
             requests += 1
             turned_away += entry.status == TOO_MANY

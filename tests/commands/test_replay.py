@@ -27,7 +27,7 @@ from django_quota.core.rules import Rule
 from django_quota.management import replaying
 from django_quota.management.commands.quota_replay import rules_of_views
 from django_quota.services.access_log import UnreadableLineError, find_format, read_time
-from django_quota.services.replay import LineReader, RuleSet, Traffic, decide, read_rules, why_left_out
+from django_quota.services.replay import MAX_TEXT, LineReader, RuleSet, Traffic, decide, read_rules, why_left_out
 from django_quota.services.tightest import SHARES, Search, demands
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import clear, freeze
@@ -635,6 +635,49 @@ def test_no_line_stops_the_reader(text: str, given: str) -> None:
     sets = [RuleSet("rules", {}, log_format.fields)]
     block = LineReader(log_format, sets).read(text.encode(errors="surrogatepass"))
     assert block.requests + block.unreadable <= block.lines
+
+
+LOGGED = '$remote_addr [$msec] $http_host "$request" "$http_x_key"'
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('203.0.113.9 [1763700000.1] a.example "GET http://[x HTTP/1.1" "k"', "it has no path"),
+        (f'203.0.113.9 [1763700000.1] a.example "GET /?{"&" * 2000}q=1 HTTP/1.1" "k"', "DATA_UPLOAD_MAX_NUMBER_FIELDS"),
+        ('203.0.113.9 [9999-12-31T23:59:59Z] a.example "GET / HTTP/1.1" "k"', "its time is before 1970 or too late"),
+        ('203.0.113.9 [01/Jan/0001:00:00:00 +0100] a.example "GET / HTTP/1.1" "k"', "its time is before 1970"),
+        ('203.0.113.9 [1763700000.1] - "GET / HTTP/1.0" "k"', None),
+        ('203.0.113.9 [1763700000.1] a.example "GET / HTTP/1.1" "\\xff\\xed\\xa0\\x80"', None),
+    ],
+)
+def test_what_strangers_send_does_not_stop_a_replay(text: str, reason: str | None) -> None:
+    log_format = find_format([], LOGGED)
+    rules = {
+        "query": {"rate": "5/m", "key": "get:q", "match": "/"},
+        "header": {"rate": "5/m", "key": "header:X-Key", "match": "/"},
+        "host": {"rate": "5/day", "algorithm": "calendar", "match": "host:*.example"},
+    }
+    sets = [RuleSet("rules", read_rules(rules, "rules"), log_format.fields)]
+    traffic = Traffic(sets)
+    traffic.add(LineReader(log_format, sets).read(text.encode()))
+    traffic.finish()
+    decide(traffic, 0, range(len(traffic.times)))
+    assert [(reason or "no reason") in each.reason for each in traffic.shown] == ([] if reason is None else [True])
+    assert traffic.requests == (reason is None)
+
+
+@pytest.mark.parametrize("path", [r"/\ud800", "/" + "x" * 5_000, ""])
+def test_an_unreadable_line_is_kept_in_short(path: str) -> None:
+    log_format = find_format(['{"time": 1763700000, "method": "GET", "path": "/"}'])
+    block = LineReader(log_format, []).read(f'{{"time": 1, "method": "GET", "path": "{path}"}}'.encode())
+    assert (block.requests, block.unreadable, len(block.shown)) == (0, 1, 1)
+    assert len(block.shown[0].text) <= MAX_TEXT
+
+
+def test_a_long_line_in_another_format_is_soon_left() -> None:
+    text = LINE.format(ip="2001:db8::1", minute=40, second=0, method="GET", path="/", status=200, agent="a " * 4_000)
+    assert find_format([text]) is find_format([line(0)])
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

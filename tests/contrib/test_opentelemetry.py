@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from io import StringIO
 from typing import Any
 
@@ -186,6 +187,38 @@ def test_it_counts_what_prometheus_counts(plans: list[list[tuple[int, int, int]]
     try:
         for plan in plans:
             check_all([(RULES[rule], f"user:{user}", cost) for rule, user, cost in plan])
+    finally:
+        uninstrument()
+    assert totals() - before == Counter(meters.checks)
+
+
+RULES_OF_BODY = [
+    Rule.make("sms", "2/m", key="json:phone"),
+    Rule.make("sms in shadow", "1/m", key="json:phone", shadow=True),
+    Rule.make("sms open", "1/m", key="json:phone", block=False),
+]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(
+            st.sets(st.sampled_from(range(len(RULES))), max_size=4),
+            st.sets(st.sampled_from(range(len(RULES_OF_BODY))), max_size=3),
+            st.sampled_from("12"),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_it_counts_what_prometheus_counts_if_the_body_is_read_late(asked: list[tuple[set[int], set[int], str]]) -> None:
+    before, meters = totals(), Meters()
+    instrument(meters.provider)
+    try:
+        for rules, of_body, phone in asked:
+            request = RequestFactory().post("/", "{}", content_type="application/json")
+            set_body_parser(request, partial(dict, phone=phone))
+            decide(request, [*(RULES[at] for at in sorted(rules)), *(RULES_OF_BODY[at] for at in sorted(of_body))])
     finally:
         uninstrument()
     assert totals() - before == Counter(meters.checks)

@@ -130,6 +130,17 @@ def test_an_integration_imports_only_public_modules(name: str) -> None:
     assert is_drop_in or {other for other in found if not other.startswith("contrib.")} <= PUBLIC
 
 
+@pytest.mark.parametrize("name", ["django_quota", "django_quota.adapters", "django_quota.middleware"])
+def test_what_sites_import_needs_no_loaded_apps(name: str) -> None:
+    """Django loads models with the apps. Settings, URLs and tasks may be imported before, or without the app."""
+    left, reached = [name], set[str]()
+    while left:
+        if (module := left.pop()) in MODULES and module not in reached:
+            reached.add(module)
+            left += imports(MODULES[module], lazy=False)
+    assert "django_quota.models" not in reached
+
+
 def test_few_modules_lie_beside_the_folders() -> None:
     assert len(list(ROOT.glob("*.py"))) <= MAX_AT_THE_TOP
 
