@@ -73,11 +73,7 @@ class Get(CounterOperation):
     script: ClassVar[Script] = _script("counter_get")
 
     def __init__(self, key: str) -> None:
-        self.keys = [key]
-
-    def arguments(self) -> list[str | int]:
-        """Return nothing."""
-        return []
+        super().__init__([key])
 
     def apply(self, states: States, now: int) -> list[Any]:
         """Read it."""
@@ -99,14 +95,10 @@ class Pop(Get):
 class _Changing(CounterOperation):
     """An operation by an amount; what it writes lives for `ttl` from then on (microseconds, whole milliseconds)."""
 
-    def __init__(self, keys: Sequence[str], amount: int, ttl: int) -> None:
-        self.keys = keys
+    def __init__(self, keys: Sequence[str], amount: int, ttl: int, *more: str | int) -> None:
+        super().__init__(keys, amount, ttl // MILLISECOND, *more)
         self.amount = amount
         self.ttl = ttl
-
-    def arguments(self) -> list[str | int]:
-        """Return the amount, and the lifetime in milliseconds."""
-        return [self.amount, self.ttl // MILLISECOND]
 
     def has_written(self, reply: Any) -> bool:
         """Say whether it was done."""
@@ -195,14 +187,10 @@ class Incr(_Changing, _DayOperation):
     script: ClassVar[Script] = _script("counter_incr")
 
     def __init__(self, keys: Sequence[str], amount: int, ttl: int, field: str, begins: int, ends: int) -> None:
-        super().__init__(keys, amount, ttl)
+        super().__init__(keys, amount, ttl, field, begins, ends)
         self.field = field
         self.begins = begins
         self.ends = ends
-
-    def arguments(self) -> list[str | int]:
-        """Return the arguments that `lua/counter_incr.lua` lists."""
-        return [*super().arguments(), self.field, self.begins, self.ends]
 
     def apply(self, states: States, now: int) -> list[Any]:
         """Add to both or to none."""
@@ -223,12 +211,8 @@ class Days(CounterOperation):
     script: ClassVar[Script] = _script("counter_days")
 
     def __init__(self, keys: Sequence[str], ranges: Sequence[tuple[int, int]]) -> None:
-        self.keys = keys
+        super().__init__(keys, *(f"{first} {last}" for first, last in ranges))
         self.ranges = ranges
-
-    def arguments(self) -> list[str | int]:
-        """Return the arguments that `lua/counter_days.lua` lists."""
-        return [f"{first} {last}" for first, last in self.ranges]
 
     def apply(self, states: States, now: int) -> list[Any]:
         """Read them."""
@@ -248,15 +232,11 @@ class Unique(_DayOperation):
     script: ClassVar[Script] = _script("counter_unique")
 
     def __init__(self, keys: Sequence[str], value: str, ttl: int, begins: int, ends: int) -> None:
-        self.keys = keys
+        super().__init__(keys, value, ttl // MILLISECOND, begins, ends)
         self.value = value
         self.ttl = ttl
         self.begins = begins
         self.ends = ends
-
-    def arguments(self) -> list[str | int]:
-        """Return the arguments that `lua/counter_unique.lua` lists."""
-        return [self.value, self.ttl // MILLISECOND, self.begins, self.ends]
 
     def has_written(self, reply: Any) -> bool:
         """Say whether it was counted; a known value counts as written too."""

@@ -148,13 +148,8 @@ class AppendEvents(Operation):
     script: ClassVar[Script] = script("clock", "event_log_keys", "event_log", "append_events")
 
     def __init__(self, log: EventLog, events: Sequence[EventRecord]) -> None:
-        self.keys = log.keys
-        self.length = log.length
+        super().__init__(log.keys, log.length, *(word for event in events for word in event))
         self.events = events
-
-    def arguments(self) -> list[str | int]:
-        """Return the arguments that `lua/append_events.lua` lists."""
-        return [self.length, *(word for event in self.events for word in event)]
 
     def run(self, states: States, now: int) -> int:  # noqa: ARG002 — Redis alone keeps the log
         """Return how many events there are."""
@@ -170,11 +165,4 @@ class NextEvent(RedisOperation):
     script: ClassVar[Script] = script("next_event")
 
     def __init__(self, stream: str, bans: str, group: str, consumer: str, saved: str) -> None:
-        self.keys = [stream, bans]
-        self.group = group
-        self.consumer = consumer
-        self.saved = saved
-
-    def arguments(self) -> list[str | int]:
-        """Return the arguments that `lua/next_event.lua` lists."""
-        return [self.group, self.consumer, self.saved]
+        super().__init__([stream, bans], group, consumer, saved)

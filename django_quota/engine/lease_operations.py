@@ -104,14 +104,10 @@ class SlotQueue:
 class _SlotOperation(Operation):
     """An operation of one token on a slot; some need only the first of the slot's keys."""
 
-    def __init__(self, keys: SlotKeys, token: str) -> None:
+    def __init__(self, keys: SlotKeys, token: str, *more: str | int) -> None:
+        super().__init__(keys, token, *more)
         self.slot = keys
-        self.keys = keys
         self.token = token
-
-    def arguments(self) -> list[str | int]:
-        """Return the token."""
-        return [self.token]
 
     def held(self, states: States) -> Mapping[str, int]:
         """Return all leases, each with its end."""
@@ -147,12 +143,8 @@ class Acquire(_SlotOperation):
     script: ClassVar[Script] = _script("lease_acquire")
 
     def __init__(self, keys: SlotKeys, token: str, ttl: int) -> None:
-        super().__init__(keys, token)
+        super().__init__(keys, token, ttl)
         self.ttl = ttl
-
-    def arguments(self) -> list[str | int]:
-        """Return the arguments that `lua/lease_acquire.lua` lists."""
-        return [self.token, self.ttl]
 
     def has_written(self, reply: Any) -> bool:
         """Say whether it was taken."""
@@ -196,13 +188,9 @@ class Renew(_SlotOperation):
     script: ClassVar[Script] = _script("lease_renew")
 
     def __init__(self, keys: SlotKeys, token: str, span: int) -> None:
-        super().__init__(keys, token)
+        super().__init__(keys, token, span)
         self.keys = keys[:1]
         self.span = span
-
-    def arguments(self) -> list[str | int]:
-        """Return the token, and how long its lease lasts."""
-        return [self.token, self.span]
 
     def run(self, states: States, now: int) -> int:
         """Renew it if it has not ended."""

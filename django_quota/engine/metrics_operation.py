@@ -55,16 +55,14 @@ class AddMetrics(Operation):
         refused: Mapping[str, int],
         slots: Mapping[str, int],
     ) -> None:
-        self.keys = keys
+        parts = (counts, refused, slots)
+        super().__init__(
+            keys, number, *map(len, parts), *(word for part in parts for pair in part.items() for word in pair)
+        )
         self.number = number
         self.counts = counts
         self.refused = refused
         self.slots = slots
-
-    def arguments(self) -> list[str | int]:
-        """Return the arguments that `lua/metrics.lua` lists."""
-        parts = (self.counts, self.refused, self.slots)
-        return [self.number, *map(len, parts), *(word for part in parts for pair in part.items() for word in pair)]
 
     def run(self, states: States, now: int) -> int:
         """Add them."""

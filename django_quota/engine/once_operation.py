@@ -13,12 +13,8 @@ class Once(Operation):
     script: ClassVar[Script] = script("clock", "once")
 
     def __init__(self, key: str, span: int) -> None:
-        self.keys = (key,)
+        super().__init__([key], span)
         self.span = span
-
-    def arguments(self) -> list[str | int]:
-        """Return how long it is remembered."""
-        return [self.span]
 
     def has_written(self, reply: Any) -> bool:
         """Say whether it was remembered."""

@@ -111,9 +111,13 @@ class Operation(ABC):
     keys: Sequence[str]
     """All keys that it uses."""
 
-    @abstractmethod
+    def __init__(self, keys: Sequence[str], *arguments: str | int) -> None:
+        self.keys = keys
+        self._arguments = arguments
+
     def arguments(self) -> Sequence[str | int]:
-        """Return the arguments of the script, after the time."""
+        """Return the arguments that the head of its script lists, after the time."""
+        return self._arguments
 
     def command(self, now: int | None) -> list[str | int]:
         """Return the command that runs its script. `now`: microseconds; None: Redis' own clock."""

@@ -33,15 +33,8 @@ class PublishOverrides(Operation):
     script: ClassVar[Script] = script("clock", "publish_overrides")
 
     def __init__(self, key: str, overrides: Mapping[str, str]) -> None:
-        self.keys = [key]
+        super().__init__([key], OVERRIDE_TTL, *(word for pair in overrides.items() for word in pair))
         self.overrides = overrides
-
-    def arguments(self) -> list[str | int]:
-        """Return the arguments that `lua/publish_overrides.lua` lists."""
-        arguments: list[str | int] = [OVERRIDE_TTL]
-        for field, value in self.overrides.items():
-            arguments += (field, value)
-        return arguments
 
     def run(self, states: States, now: int) -> int:
         """Replace them."""
@@ -67,13 +60,9 @@ class RaiseGeneration(Operation):
     script: ClassVar[Script] = script("clock", "raise_generation")
 
     def __init__(self, marker: str, least: int, wanted: int = 0) -> None:
-        self.keys = [marker]
+        super().__init__([marker], least, wanted)
         self.least = least
         self.wanted = wanted
-
-    def arguments(self) -> list[str | int]:
-        """Return the arguments that `lua/raise_generation.lua` lists."""
-        return [self.least, self.wanted]
 
     def run(self, states: States, now: int) -> int:
         """Raise the marker."""
@@ -96,14 +85,10 @@ class CompletePublication(Operation):
     script: ClassVar[Script] = script("clock", "complete_publication")
 
     def __init__(self, marker: str, count: str, expected: int, generation: int, ttl: int) -> None:
-        self.keys = [marker, count]
+        super().__init__([marker, count], expected, generation, ttl)
         self.expected = expected
         self.generation = generation
         self.ttl = ttl
-
-    def arguments(self) -> list[str | int]:
-        """Return the arguments that `lua/complete_publication.lua` lists."""
-        return [self.expected, self.generation, self.ttl]
 
     def run(self, states: States, now: int) -> int:
         """Set the marker, and drop the count."""

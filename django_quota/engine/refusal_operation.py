@@ -19,14 +19,10 @@ class RecordRefusals(Operation):
     script: ClassVar[Script] = script("clock", "record_refusals")
 
     def __init__(self, status_key: str, day_key: str, field: str, number: int, span: int) -> None:
-        self.keys = [status_key, day_key] if day_key else [status_key]
+        super().__init__([status_key, day_key] if day_key else [status_key], field, number, span, DAY_TTL)
         self.field = field
         self.number = number
         self.span = span
-
-    def arguments(self) -> list[str | int]:
-        """Return the arguments that `lua/record_refusals.lua` lists."""
-        return [self.field, self.number, self.span, DAY_TTL]
 
     def run(self, states: States, now: int) -> int:
         """Count them."""

@@ -23,11 +23,7 @@ class InspectSubject(Operation):
     script: ClassVar[Script] = script("clock", "inspect_subject")
 
     def __init__(self, status_key: str, sets: Sequence[str]) -> None:
-        self.keys = [status_key, *sets]
-
-    def arguments(self) -> list[str | int]:
-        """Return how many members of each set are read."""
-        return [MAX_READ]
+        super().__init__([status_key, *sets], MAX_READ)
 
     def run(self, states: States, now: int) -> list[Any]:
         """Read the subject; nothing is written."""
@@ -51,14 +47,10 @@ class BanSubject(Operation):
     script: ClassVar[Script] = script("clock", "ban")
 
     def __init__(self, status_key: str, rule: str, span: int, remembered: int) -> None:
-        self.keys = [status_key]
+        super().__init__([status_key], rule, span, remembered)
         self.rule = rule
         self.span = span
         self.remembered = remembered
-
-    def arguments(self) -> list[str | int]:
-        """Return the arguments that `lua/ban.lua` lists."""
-        return [self.rule, self.span, self.remembered]
 
     def run(self, states: States, now: int) -> list[int]:
         """Ban the subject, unless it is banned for longer already."""
@@ -83,14 +75,10 @@ class LiftBans(Operation):
     script: ClassVar[Script] = script("clock", "lift_bans")
 
     def __init__(self, status_key: str, rules: Sequence[str], log: EventLog = NO_LOG) -> None:
+        super().__init__([status_key] if log is NO_LOG else [status_key, log.bans], *rules)
         self.status_key = status_key
         self.rules = rules
         self.log = log
-        self.keys = [status_key] if log is NO_LOG else [status_key, log.bans]
-
-    def arguments(self) -> list[str | int]:
-        """Return the rules."""
-        return list(self.rules)
 
     def run(self, states: States, now: int) -> int:
         """End the bans."""
@@ -125,18 +113,11 @@ class Reset(Operation):
     script: ClassVar[Script] = script("reset")
 
     def __init__(self, rule_states: Sequence[RuleState], log: EventLog = NO_LOG) -> None:
+        keys = [key for found in rule_states for key in (found.status_key, *found.states)]
+        arguments = [word for found in rule_states for word in (found.field, len(found.states))]
+        super().__init__(keys if log is NO_LOG else [*keys, log.bans], *arguments)
         self.rule_states = rule_states
         self.log = log
-        self.keys: list[str] = [key for found in rule_states for key in (found.status_key, *found.states)]
-        if log is not NO_LOG:
-            self.keys.append(log.bans)
-
-    def arguments(self) -> list[str | int]:
-        """Return the arguments that `lua/reset.lua` lists."""
-        arguments: list[str | int] = []
-        for found in self.rule_states:
-            arguments += (found.field, len(found.states))
-        return arguments
 
     def run(self, states: States, now: int) -> int:  # noqa: ARG002 — expired states are dropped like the rest
         """Drop everything."""

@@ -41,16 +41,12 @@ class Sweep(RedisOperation):
         *,
         repairs: bool,
     ) -> None:
-        self.keys = keys
+        treated = zip(sweepable, lifetimes, strict=True)
+        super().__init__(keys, most, int(repairs), *(f"{swept:d} {lifetime}" for swept, lifetime in treated))
         self.sweepable = sweepable
         self.lifetimes = lifetimes
         self.most = most
         self.repairs = repairs
-
-    def arguments(self) -> list[str | int]:
-        """Return the arguments that `lua/sweep.lua` lists."""
-        treated = zip(self.sweepable, self.lifetimes, strict=True)
-        return [self.most, int(self.repairs), *(f"{swept:d} {lifetime}" for swept, lifetime in treated)]
 
     @staticmethod
     def read(reply: Sequence[int]) -> list[Swept]:

@@ -119,13 +119,9 @@ class Send(RedisOperation):
     script: ClassVar[Script] = _script("transfer_send")
 
     def __init__(self, source: Source, transfer: PendingTransfer) -> None:
-        self.keys = source
+        ttl = transfer.ttl // MILLISECOND
+        super().__init__(source, transfer.amount, ttl, transfer.encoded, PENDING_TTL, OVERDUE, MAX_RESUMED)
         self.transfer = transfer
-
-    def arguments(self) -> list[str | int]:
-        """Return the arguments that `lua/transfer_send.lua` lists."""
-        transfer = self.transfer
-        return [transfer.amount, transfer.ttl // MILLISECOND, transfer.encoded, PENDING_TTL, OVERDUE, MAX_RESUMED]
 
 
 class Receive(RedisOperation):
@@ -137,15 +133,11 @@ class Receive(RedisOperation):
     script: ClassVar[Script] = _script("transfer_receive")
 
     def __init__(self, transfer: PendingTransfer, forget_at: int, late_at: int) -> None:
-        self.keys = [transfer.total, transfer.inbox]
+        ttl = transfer.ttl // MILLISECOND
+        super().__init__([transfer.total, transfer.inbox], transfer.amount, ttl, transfer.id, forget_at, late_at)
         self.transfer = transfer
         self.forget_at = forget_at
         self.late_at = late_at
-
-    def arguments(self) -> list[str | int]:
-        """Return the arguments that `lua/transfer_receive.lua` lists."""
-        transfer = self.transfer
-        return [transfer.amount, transfer.ttl // MILLISECOND, transfer.id, self.forget_at, self.late_at]
 
 
 class Settle(RedisOperation):
@@ -158,14 +150,10 @@ class Settle(RedisOperation):
     script: ClassVar[Script] = _script("transfer_settle")
 
     def __init__(self, source: Source, transfer: PendingTransfer, encoded: str, *, gives_back: bool) -> None:
-        self.keys = source
+        super().__init__(source, transfer.amount if gives_back else "", transfer.ttl // MILLISECOND, encoded)
         self.transfer = transfer
         self.encoded = encoded
         self.gives_back = gives_back
-
-    def arguments(self) -> list[str | int]:
-        """Return the arguments that `lua/transfer_settle.lua` lists."""
-        return [self.transfer.amount if self.gives_back else "", self.transfer.ttl // MILLISECOND, self.encoded]
 
 
 class Close(RedisOperation):
@@ -174,13 +162,9 @@ class Close(RedisOperation):
     script: ClassVar[Script] = _script("transfer_close")
 
     def __init__(self, transfer: PendingTransfer, forget_at: int) -> None:
-        self.keys = [transfer.inbox]
+        super().__init__([transfer.inbox], transfer.id, forget_at)
         self.id = transfer.id
         self.forget_at = forget_at
-
-    def arguments(self) -> list[str | int]:
-        """Return the arguments that `lua/transfer_close.lua` lists."""
-        return [self.id, self.forget_at]
 
 
 class FindOverdueTransfers(RedisOperation):
@@ -189,13 +173,9 @@ class FindOverdueTransfers(RedisOperation):
     script: ClassVar[Script] = _script("transfer_overdue")
 
     def __init__(self, outbox: str, skipped: int, most: int) -> None:
-        self.keys = [outbox]
+        super().__init__([outbox], PENDING_TTL, OVERDUE, skipped, most)
         self.skipped = skipped
         self.most = most
-
-    def arguments(self) -> list[str | int]:
-        """Return the arguments that `lua/transfer_overdue.lua` lists."""
-        return [PENDING_TTL, OVERDUE, self.skipped, self.most]
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------

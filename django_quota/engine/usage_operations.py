@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 from django_quota.engine.operations import Operation, Script, States, script
@@ -12,13 +12,6 @@ class ReadDays(Operation):
     """Read what was counted under these keys, all of one subject; the reply is that of `lua/read_days.lua`."""
 
     script: ClassVar[Script] = script("read_days")
-
-    def __init__(self, keys: Sequence[str]) -> None:
-        self.keys = keys
-
-    def arguments(self) -> list[str | int]:
-        """Return nothing: the keys are enough."""
-        return []
 
     def run(self, states: States, now: int) -> list[list[str]]:  # noqa: ARG002 — a day is kept until it is copied
         """Read them."""
@@ -32,12 +25,8 @@ class DropDay(Operation):
     script: ClassVar[Script] = script("drop_day")
 
     def __init__(self, key: str, fields: Mapping[str, str]) -> None:
-        self.keys = [key]
+        super().__init__([key], *(word for pair in fields.items() for word in pair))
         self.fields = fields
-
-    def arguments(self) -> list[str | int]:
-        """Return the arguments that `lua/drop_day.lua` lists."""
-        return [part for pair in self.fields.items() for part in pair]
 
     def run(self, states: States, now: int) -> int:  # noqa: ARG002 — a day is kept until it is copied
         """Drop them."""

@@ -13,13 +13,9 @@ class RegisterWorker(Operation):
     script: ClassVar[Script] = script("clock", "register_worker")
 
     def __init__(self, key: str, token: str, ttl: int) -> None:
-        self.keys = [key]
+        super().__init__([key], token, ttl)
         self.token = token
         self.ttl = ttl
-
-    def arguments(self) -> list[str | int]:
-        """Return the arguments that `lua/register_worker.lua` lists."""
-        return [self.token, self.ttl]
 
     def run(self, states: States, now: int) -> int:
         """Register it."""
