@@ -613,7 +613,7 @@ class TestLost:
         raw.flushall()
         check_overrides()
         assert held() == {"search": BLOCKED}
-        assert "those of 1 subjects are published again" in caplog.text
+        assert "those of 1 subject are published again" in caplog.text
         assert {key.decode() for key in raw.scan_iter("*overrides*")} == {
             marker_key(PREFIX),
             overrides.lock_key(PREFIX),
