@@ -163,10 +163,18 @@ def without_secrets(text: str) -> str:
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the known word that is most like this one: by its spelling, or by its last dotted part; else ""."""
+    words = sorted(known)
+    # The headers call the rule "shop.views.search" "search".
+    near = difflib.get_close_matches(word, words, n=1) or [each for each in words if each.endswith(f".{word}")]
+    return near[0] if near else ""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return " Did you mean 'x'?" with the nearest known word, or the list of known words if none is near."""
     words = sorted(known)
-    near = difflib.get_close_matches(word, words, n=1)
+    near = nearest(word, words)
     if near:
-        return f" Did you mean {near[0]!r}?"
+        return f" Did you mean {near!r}?"
     return f" Known: {', '.join(words)}." if words else ""

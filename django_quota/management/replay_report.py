@@ -269,17 +269,20 @@ def _log_lines(report: Report) -> Iterator[str]:
     if traffic.unreadable:
         yield f"  {counted(traffic.unreadable, 'line')} could not be used, for example:"
         for each in traffic.shown:
-            yield from _unreadable(each)
+            yield f"    {unreadable(each)}"
     yield ""
 
 
-def _unreadable(line: Unreadable) -> list[str]:
-    text = f"line {line.number:,}, {line.reason}: {line.text}"
-    return [textwrap.shorten(text, WIDTH - 4, placeholder="…").join(("    ", ""))]
+def unreadable(line: Unreadable) -> str:
+    """Return which line could not be used, why, and how it begins."""
+    return textwrap.shorten(f"line {line.number:,}, {line.reason}: {line.text}", WIDTH - 4, placeholder="…")
 
 
 def _set_lines(report: Report) -> Iterator[str]:
     for each in report.sets:
+        if not each.rules:
+            yield f"{each.title}: no rule could be replayed."
+            continue
         share = percent(each.refused, report.traffic.requests)
         yield f"{each.title} would have refused {counted(each.refused, 'request')} ({share})."
     if len(report.sets) > 1:

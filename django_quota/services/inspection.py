@@ -21,7 +21,7 @@ from django_quota.core import keys
 from django_quota.core.algorithms import ALGORITHMS
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.decisions import Outcome, Why
-from django_quota.core.errors import RuleError, StoreUnavailable
+from django_quota.core.errors import RateError, RuleError, StoreUnavailable, did_you_mean
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule
 from django_quota.engine.codec import RETRY_WITH, Reply, outcomes_of
 from django_quota.engine.decide import Decide
@@ -231,8 +231,17 @@ def load_snapshot(subject: str, names: Collection[str] | None = None, *, scan: b
 
 def _chosen(names: Collection[str], known: Mapping[str, NamedRule]) -> dict[str, NamedRule]:
     """Return the rules of these names. A rate has the same name however it is spelt: `10 per minute` is `10/m`."""
-    chosen = {name: known.get(name) or rule_of(name, {}) for name in names}
+    chosen = {name: known.get(name) or _rate_named(name, known) for name in names}
     return {given.name if isinstance(given, Rule) else name: given for name, given in chosen.items()}
+
+
+def _rate_named(name: str, known: Iterable[str]) -> Rule:
+    try:
+        return rule_of(name, {})
+    except RateError as error:
+        if error.position is not None:  # it looks like a rate
+            raise
+        raise RuleError(f"{name!r} is not the name of a rule.{did_you_mean(name, known)}") from None
 
 
 def recent_refusals(subject: str) -> list[Event]:

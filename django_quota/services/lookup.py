@@ -24,7 +24,7 @@ from django.urls import ResolverMatch
 from django.utils.translation import gettext as _
 
 from django_quota.conf import rule_of
-from django_quota.core.errors import RuleError
+from django_quota.core.errors import RuleError, nearest
 from django_quota.core.flow import run_sync
 from django_quota.core.rules import dotted_path, is_valid_name
 from django_quota.models import DailyCounter
@@ -308,7 +308,7 @@ def rule_hint(rule: str) -> str:
     known = known_rules()
     if rule == ALL_RULES or rule in known:
         return ""
-    words = {"rule": rule, "near": "".join(difflib.get_close_matches(rule, known, n=1))}
+    words = {"rule": rule, "near": nearest(rule, known)}
     if words["near"]:
         return _("“%(rule)s” is no rule of the settings or the views. Did you mean “%(near)s”?") % words
     return _("“%(rule)s” is no rule of the settings or the views.") % words

@@ -287,7 +287,8 @@ def catch_up(using: str, report: Report = lambda _: None) -> CaughtUp:
         return CaughtUp(changes)
     subjects = _publish_all(store, prefix, using, report).subjects
     if subjects:  # with a new database, a new Redis has lost nothing
-        logger.warning("Redis did not hold the overrides; those of %d subjects are published again.", subjects)
+        what = "subject" if subjects == 1 else "subjects"
+        logger.warning("Redis did not hold the overrides; those of %d %s are published again.", subjects, what)
     return CaughtUp(changes, subjects)
 
 

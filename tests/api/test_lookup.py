@@ -154,7 +154,8 @@ def test_hints_without_users_reveal_no_users() -> None:
 
 
 def test_an_unknown_rule_gets_a_hint_with_a_similar_one(settings: Any) -> None:
-    settings.QUOTA = {"RULES": {"search": "10/m"}}
+    settings.QUOTA = {"RULES": {"search": "10/m", "shop.views.basket": "5/m"}}
     assert rule_hint("serch").endswith("Did you mean “search”?")
+    assert rule_hint("basket").endswith("Did you mean “shop.views.basket”?")
     assert rule_hint("zzz") == "“zzz” is no rule of the settings or the views."
     assert (rule_hint("search"), rule_hint("*")) == ("", "")

@@ -26,6 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota.conf import current
+from django_quota.core.algorithms.distinct import Distinct
 from django_quota.core.errors import ConfigurationError
 from django_quota.core.rules import Rule
 from django_quota.management import replaying
@@ -258,6 +259,31 @@ def test_a_search_in_parts_counts_the_same(steps: Requests, count: int) -> None:
     assert search.refused(count, 0) == min(whole, 1)
 
 
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 8) | st.integers(0, 8 * SECOND), st.sampled_from("abcde")), min_size=1, max_size=40
+    ),
+    st.integers(1, 4),
+)
+@inputs(50)
+def test_a_search_of_different_values_refuses_what_the_rule_does(steps: list[tuple[int, str]], count: int) -> None:
+    sent = timed([(wait, "GET", "203.0.113.9", "/", agent) for wait, agent in steps])
+    rules = {"agents": {"rate": f"{count}/10s", "distinct": "header:User-Agent", "match": "/"}}
+    traffic = read(as_lines(sent), rules)
+    demand = demands(traffic, 0)["agents"]
+    refused = decide(traffic, 0, range(len(sent))).refused
+    assert Search(demand, demand.limits[0]).refused(count, 1_000) == len(refused)
+
+
+def test_a_client_with_very_many_values_is_searched_in_one_pass_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = [(START + at, "GET", "203.0.113.9", "/", f"agent {at}") for at in range(3_000)]
+    rules = {"agents": {"rate": "3/m", "distinct": "header:User-Agent", "match": "/"}}
+    demand = demands(read(as_lines(sent), rules), 0)["agents"]
+    monkeypatch.setattr(Distinct, "consume", lambda *_: pytest.fail("the specification copies all values"))
+    search = Search(demand, demand.limits[0])
+    assert [each.least for each in search.find(search.refused)] == [3_000, 2_997, 2_970]
+
+
 def test_a_burst_and_different_values_are_searched_too() -> None:
     sent = [(START + at * SECOND, "GET", "203.0.113.9", "/", f"agent {at}") for at in range(10)]
     rules = {
@@ -377,7 +403,10 @@ def test_lines_that_cannot_be_used_are_counted_and_shown(folder: Path) -> None:
     assert (found["requests"], found["unreadable"], found["answered_429"]) == (1, 4, 1)
     reasons = [(each["number"], each["reason"]) for each in found["first_unreadable"]]
     assert reasons == [(2, "it is not in this format"), (3, "it has no request"), (4, "it has no request")]
-    assert "No line of the log could be used" in error_of(log([line(0, ip="-")]), "--format", "combined")
+    error = error_of(log(["nonsense"]), "--format", "combined")
+    assert "No line of the log could be used" in error
+    assert error.endswith("The first: line 1, it is not in this format: nonsense")
+    assert error_of(log([]), "--format", "combined") == "The log is empty."
 
 
 def test_rules_that_a_log_cannot_show_are_named(folder: Path, settings: Any) -> None:
@@ -387,6 +416,7 @@ def test_rules_that_a_log_cannot_show_are_named(folder: Path, settings: Any) -> 
     assert left_out["by_user"] == "key='user' needs the user"
     assert "has no match=" in left_out["unplaced"]
     assert left_out["by-method-decorator"] == "your view or your code decides it"
+    assert "10/m by user: no rule could be replayed.\n" in run("access.log", "--rate", "10/m", "--key", "user")
 
 
 @pytest.mark.parametrize(
@@ -473,6 +503,8 @@ def test_the_picture_shows_demand_above_the_limit(folder: Path) -> None:
         (["access.log", "--rules", "nowhere.toml"], "--rules nowhere.toml: No such file"),
         (["access.log", "--rules", "broken.toml"], "is not TOML"),
         (["access.log", "--rules", "empty.toml"], "has no rule"),
+        (["access.log", "--rules", "nameless.toml"], "Write a line such as [search] above them."),
+        (["access.log", "--rules", "nested.toml"], "has a table RULES. Leave it out"),
         (["access.log", "--rules", "wrong.toml"], "wrong.toml['api']: '10/month' is not a rate"),
         (["access.log", "--rules", "unkeyed.toml"], "unkeyed.toml['api']: key='usr' is not a key. Did you mean"),
         (["access.log", "--compare", "curent"], "--compare curent: No such file"),
@@ -499,7 +531,8 @@ def test_a_wrong_option_is_named(words: list[str], error: str, folder: Path) -> 
     packed = gzip.compress(b"".join(f"{line(n % 60)}\n".encode() for n in range(99)))
     Path("cut.gz").write_bytes(packed[:-20])
     for name, text in {
-        "broken": "[api", "empty": "", "wrong": 'api = "10/month"', "unkeyed": '[api]\nrate = "1/m"\nkey = "usr"'
+        "broken": "[api", "empty": "", "wrong": 'api = "10/month"', "unkeyed": '[api]\nrate = "1/m"\nkey = "usr"',
+        "nameless": 'rate = "1/m"\nmatch = "/"', "nested": '[RULES.api]\nrate = "1/m"',
     }.items():  # fmt: skip
         Path(f"{name}.toml").write_text(text)
     assert error in error_of(*words)

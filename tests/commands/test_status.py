@@ -212,9 +212,8 @@ def test_a_rate_whose_call_may_give_a_burst_says_so() -> None:
 def test_unused_limits_are_shown_with_all() -> None:
     with freeze(START):
         check("search", SUBJECT, 10)
-    assert run("quota_status", SUBJECT).splitlines()[-1] == (
-        "  --all shows 5 more: unused limits, and rules that cannot be read"
-    )
+    last = run("quota_status", SUBJECT).splitlines()[-1]
+    assert last == "  --all also shows 2 unused limits and 3 rules that cannot be read"
     assert "viewed: 7/m" in run("quota_status", SUBJECT, "--all")
     assert "Nothing is used" in run("quota_status", "ip:192.0.2.77")
 
@@ -226,7 +225,7 @@ def test_an_override_of_all_rules_is_printed_once() -> None:
     assert run("quota_status", SUBJECT).splitlines() == [
         SUBJECT,
         "  Nothing is used.",
-        "  --all shows 7 more: unused limits, and rules that cannot be read",
+        "  --all also shows 4 unused limits and 3 rules that cannot be read",
         "  override  *: blocked",
     ]
     assert "0 of 7 used, 7 left; no hit is admitted (blocked)" in run("quota_status", SUBJECT, "--all")
@@ -300,7 +299,8 @@ def test_the_command_prints_json() -> None:
     [
         (["ip:nowhere"], "is not an IP address"),
         ([""], "An empty text is not a subject"),
-        (["user:1", "--rule", "serach"], "Did you mean 'search'"),
+        (["user:1", "--rule", "serach"], "'serach' is not the name of a rule. Did you mean 'search'"),
+        (["user:1", "--rule", "10/x"], "'10/x' is not a rate: 'x' is not a unit"),
     ],
 )
 def test_wrong_input_is_a_clear_error(words: list[str], says: str) -> None:

@@ -647,14 +647,16 @@ def test_a_rule_that_the_settings_lack_fails_the_task(site: Site) -> None:
     assert "There is no rule 'exprots'" in str(site.error(result))
 
 
-def test_e026_a_rule_that_the_settings_lack_is_found_before_the_task_runs(site: Site, settings: Any) -> None:
+def test_e026_a_rule_that_the_settings_lack_is_found_before_the_task_runs(
+    site: Site, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings.QUOTA = {
         "STORE": "memory",
         "RULES": {"exports": "10/m", "by-tier": {"rate": {"anonymous": "1/m", "authenticated": "2/m"}}},
     }
     for name in ("exports", "exprots", "by-tier"):
         site.task(name=name, quota_rule=name)
-    site.app.set_current()
+    monkeypatch.setattr(integration, "current_app", site.app)
     found = {each.msg: each.hint for each in run_checks(tags=["django_quota"]) if each.id == "django_quota.E026"}
     assert found == {
         "Task 'exprots' has quota_rule='exprots'. There is no rule 'exprots' in QUOTA[\"RULES\"].": (

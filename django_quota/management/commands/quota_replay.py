@@ -21,7 +21,7 @@ from django_quota.core.errors import ConfigurationError, did_you_mean
 from django_quota.core.rules import Rule
 from django_quota.management.console import QuotaCommand, printable, progress
 from django_quota.management.replay_picture import picture
-from django_quota.management.replay_report import Report, as_json, lines, make_report
+from django_quota.management.replay_report import Report, as_json, lines, make_report, unreadable
 from django_quota.management.replaying import Source, can_fork, read_traffic, replay
 from django_quota.services.access_log import find_format
 from django_quota.services.known_rules import known_login_rules, known_rules, known_slots
@@ -94,8 +94,10 @@ class Command(QuotaCommand):
         reader = LineReader(log_format, sets, is_of_server=options["server_log"])
         traffic = read_traffic(source, reader, sets, processes, show)
         if not traffic.requests:
-            example = f" The first: line {traffic.shown[0].number}, {traffic.shown[0].reason}." if traffic.shown else ""
-            raise CommandError(f"No line of the log could be used as a request ({log_format.description}).{example}")
+            if not traffic.shown:
+                raise CommandError("The log is empty.")
+            example = "The first: " + unreadable(traffic.shown[0])
+            raise CommandError(f"No line of the log could be used as a request ({log_format.description}). {example}")
         results = replay(traffic, processes, show)
         report = make_report(
             options["logs"],
@@ -199,6 +201,10 @@ def _named_rules(name: str, option: str) -> tuple[str, dict[str, Rule]]:
         raise CommandError(f"{option} {name} is not TOML: {error}.") from error
     if not given:
         raise CommandError(f'{option} {name} has no rule. Write, for example: search = {{rate = "10/m", match = "/"}}')
+    if not any(isinstance(value, dict) for value in given.values()) and "rate" in given:
+        raise CommandError(f"{option} {name} has options of no rule. Write a line such as [search] above them.")
+    if list(given) == ["RULES"]:
+        raise CommandError(f"{option} {name} has a table RULES. Leave it out: write, for example, [search].")
     return name, read_rules(given, name)
 
 

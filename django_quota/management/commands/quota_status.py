@@ -125,10 +125,14 @@ def _limit_lines(snapshot: SubjectSnapshot, *, with_unused: bool) -> Iterator[st
     if not shown and not snapshot.states:
         has_reason = ALL_RULES in snapshot.overrides
         yield f"  Nothing is used{'' if has_reason else ', and no override or ban is in force'}."
-    unread = snapshot.unread.keys() - snapshot.states.keys()
-    hidden = len(snapshot.limits) - len(shown) + (0 if with_unused else len(unread))
+    if with_unused:
+        return
+    unused = len(snapshot.limits) - len(shown)
+    unread = len(snapshot.unread.keys() - snapshot.states.keys())
+    hidden = [counted(unused, "unused limit")] * bool(unused)
+    hidden += [f"{counted(unread, 'rule')} that cannot be read"] * bool(unread)
     if hidden:
-        yield f"  --all shows {hidden} more: unused limits, and rules that cannot be read"
+        yield f"  --all also shows {' and '.join(hidden)}"
 
 
 def _is_affected(limit: LimitStatus, snapshot: SubjectSnapshot) -> bool:
