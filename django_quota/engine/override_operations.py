@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from django_quota.core.clock import SECOND
-from django_quota.engine.operations import Operation, Script, States, script
+from django_quota.engine.operations import Operation, RedisOperation, Script, States, script
 
 DAY = 86_400 * SECOND
 
@@ -51,7 +51,7 @@ class PublishOverrides(Operation):
         return len(live)
 
 
-class RaiseGeneration(Operation):
+class RaiseGeneration(RedisOperation):
     """Raise a marker. The reply is its new generation, or 0 if it shows none or one below `least`.
 
     `wanted`: the generation to raise it to; 0: the next one.
@@ -61,21 +61,9 @@ class RaiseGeneration(Operation):
 
     def __init__(self, marker: str, least: int, wanted: int = 0) -> None:
         super().__init__([marker], least, wanted)
-        self.least = least
-        self.wanted = wanted
-
-    def run(self, states: States, now: int) -> int:
-        """Raise the marker."""
-        (marker,) = self.keys
-        shown = states.get(marker, now) or 0
-        if shown < max(1, self.least):
-            return 0
-        raised = max(shown, self.wanted or shown + 1)
-        states.put(marker, raised, states.expiry(marker))
-        return int(raised)
 
 
-class CompletePublication(Operation):
+class CompletePublication(RedisOperation):
     """Let a marker show that all overrides are published. The reply is its generation, or 0 if some were lost.
 
     `count`: the key that counts what this server received; `expected`: what that count must be; `ttl`: how long the
@@ -86,16 +74,3 @@ class CompletePublication(Operation):
 
     def __init__(self, marker: str, count: str, expected: int, generation: int, ttl: int) -> None:
         super().__init__([marker, count], expected, generation, ttl)
-        self.expected = expected
-        self.generation = generation
-        self.ttl = ttl
-
-    def run(self, states: States, now: int) -> int:
-        """Set the marker, and drop the count."""
-        marker, count = self.keys
-        if states.get(count, now) != self.expected:
-            return 0
-        shown = max(states.get(marker, now) or 0, self.generation)
-        states.put(marker, shown, now + self.ttl)
-        states.drop(count)
-        return int(shown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from django_quota.engine.operations import Operation, Script, States, script
+from django_quota.engine.operations import Operation, RedisOperation, Script, States, script
 
 
 class ReadDays(Operation):
@@ -19,17 +19,10 @@ class ReadDays(Operation):
         return [[str(part) for pair in day.items() for part in pair] for day in days]
 
 
-class DropDay(Operation):
+class DropDay(RedisOperation):
     """Drop a day's counts if nothing was counted since; the reply is 1 if they were dropped, else 0."""
 
     script: ClassVar[Script] = script("drop_day")
 
     def __init__(self, key: str, fields: Mapping[str, str]) -> None:
         super().__init__([key], *(word for pair in fields.items() for word in pair))
-        self.fields = fields
-
-    def run(self, states: States, now: int) -> int:  # noqa: ARG002 — a day is kept until it is copied
-        """Drop them."""
-        key = self.keys[0]
-        found = {field: str(value) for field, value in (states.get(key) or {}).items()}
-        return int(found == dict(self.fields) and states.drop(key))

@@ -7,12 +7,15 @@ import sys
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from io import BufferedReader
 from multiprocessing import get_all_start_methods, get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from signal import SIG_IGN, SIGINT, signal
+from signal import SIG_DFL, SIG_IGN, SIGINT, SIGTERM, default_int_handler, signal
+from threading import current_thread, main_thread
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from django.core.management.base import CommandError
@@ -48,28 +51,109 @@ def can_fork() -> bool:
 
 # --- processes --------------------------------------------------------------------------------------------------------
 
-_shared: Any = None
-"""What the processes of a pool inherit. It is set before they are forked, so nothing has to be pickled."""
 
-
-def _start(shared: object) -> None:
-    global _shared  # noqa: PLW0603 — of this process
-    _shared = shared
-    signal(SIGINT, SIG_IGN)  # the parent ends them
-
-
-def _run(work: Callable[[Any, I], T], item: I) -> T:
-    return work(_shared, item)
+class _Worker(NamedTuple):
+    process: BaseProcess
+    pipe: Connection
+    """Takes one piece of work at a time, and answers it."""
 
 
 @contextmanager
 def workers(number: int, shared: object) -> Iterator[Callable[[Callable[[Any, Any], T], Iterable[Any]], Iterator[T]]]:
-    """Yield a function that does `work(shared, item)` for items, in their order, in this number of processes."""
+    """Yield a function that does `work(shared, item)` for items, in their order, in this number of processes.
+
+    A `multiprocessing.Pool` would wait for ever for what a killed process had taken, and a `ProcessPoolExecutor` would
+    leave its processes behind when this one is killed. Here each process has a pipe of its own, so that both ends see
+    the other one go.
+    """
     if number == 1:
         yield lambda work, items: (work(shared, item) for item in items)
         return
-    with get_context("fork").Pool(number, _start, (shared,)) as pool:
-        yield lambda work, items: pool.imap(partial(_run, work), items)
+    context = get_context("fork")
+    started: list[_Worker] = []
+    is_main = current_thread() is main_thread()  # only the main thread may handle signals
+    before = signal(SIGTERM, default_int_handler) if is_main else None
+    try:
+        for _ in range(number):
+            here, there = context.Pipe()
+            ours = [each.pipe for each in started]
+            process = context.Process(target=_serve, args=(there, shared, [here, *ours]), daemon=True)
+            process.start()
+            there.close()
+            started.append(_Worker(process, here))
+        yield partial(_do_in, {worker.pipe: worker for worker in started}, set())
+    finally:
+        for worker in started:
+            worker.process.terminate()
+        for worker in started:
+            worker.process.join()
+            worker.pipe.close()
+        if is_main:
+            signal(SIGTERM, before)
+
+
+def _serve(pipe: Connection, shared: object, of_parent: Sequence[Connection]) -> None:
+    """Do the work of one process, until its parent is gone."""
+    signal(SIGINT, SIG_IGN)  # the parent ends it
+    signal(SIGTERM, SIG_DFL)
+    for each in of_parent:
+        each.close()
+    with suppress(EOFError, OSError):
+        while True:
+            work, item = pipe.recv()
+            try:
+                answer, problem = work(shared, item), None
+            except Exception as error:  # noqa: BLE001 — raised by the parent
+                answer, problem = None, error
+            pipe.send((answer, problem))
+
+
+def _do_in(
+    started: Mapping[Connection, _Worker], busy: set[Connection], work: Callable[[Any, I], T], items: Iterable[I]
+) -> Iterator[T]:
+    """Yield `work` of items in their order. `busy`: the processes that do something."""
+    while busy:  # what an earlier caller gave up
+        for pipe in _answering(busy):
+            _talk(started[pipe], pipe.recv)
+            busy.remove(pipe)
+    todo = enumerate(items)
+    taken: dict[Connection, int] = {}
+    done: dict[int, T] = {}
+    at = 0
+    while True:
+        for pipe in started.keys() - busy if len(done) <= len(started) else ():
+            number, item = next(todo, (-1, None))
+            if number >= 0:
+                taken[pipe] = number
+                busy.add(pipe)
+                _talk(started[pipe], partial(pipe.send, (work, item)))
+        if not busy:
+            return
+        for pipe in _answering(busy):
+            answer, error = _talk(started[pipe], pipe.recv)
+            busy.remove(pipe)
+            if error is not None:
+                raise error
+            done[taken[pipe]] = answer
+        while at in done:
+            yield done.pop(at)
+            at += 1
+
+
+def _answering(busy: set[Connection]) -> list[Connection]:
+    return cast("list[Connection]", wait(busy))
+
+
+def _talk(worker: _Worker, talk: Callable[[], T]) -> T:
+    """Send to a process or receive from it. Raises `CommandError` if it is gone."""
+    try:
+        return talk()
+    except (EOFError, OSError) as error:
+        worker.process.join()
+        raise CommandError(
+            f"A process was killed (exit code {worker.process.exitcode}), perhaps because memory ran out. "
+            "Use --processes 1."
+        ) from error
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -105,12 +189,17 @@ class Source:
     def _read(self) -> Iterator[Piece]:
         for name in self.names:
             with ExitStack() as stack:
-                stdin = cast("BufferedReader", sys.stdin.buffer)
-                raw = stdin if name == "-" else stack.enter_context(Path(name).open("rb"))
+                raw = _stdin() if name == "-" else stack.enter_context(Path(name).open("rb"))
                 try:
                     yield from _pieces(raw, name)
                 except (EOFError, OSError, zlib.error) as error:
                     raise CommandError(f"{name!r} cannot be read to its end: {error}") from error
+
+
+def _stdin() -> BufferedReader:
+    if sys.stdin is None:
+        raise CommandError("stdin is closed. Give it the log: manage.py quota_replay - < access.log")
+    return cast("BufferedReader", sys.stdin.buffer)
 
 
 class Piece(NamedTuple):

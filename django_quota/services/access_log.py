@@ -122,11 +122,11 @@ def read_time(text: str) -> int:
         return _common_time(text)
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError:
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=_zone(time_zone()))
+        return (moment - _EPOCH) // _MICROSECOND
+    except (ValueError, OverflowError):
         raise UnreadableLineError(f"{text!r} is no time") from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=_zone(time_zone()))
-    return (moment - _EPOCH) // _MICROSECOND
 
 
 @lru_cache(maxsize=4)
@@ -270,9 +270,13 @@ _VARIABLE = re.compile(
 )
 """A part of a format that stands for a value."""
 
-_WITHOUT_BLANKS = frozenset({"ip", "method", "target", "status", "host", *"BDILOPTXbklp"})
+_WITHOUT_BLANKS = frozenset({"ip", "method", "target", "status", "host", *"BDILOPTXbkl"})
 """Fields, and directives of Apache, whose values have no blanks. Each value that may have some multiplies the ways to
 try for a line that is not in the format: three of them take minutes for a User-Agent of many words."""
+
+
+MAX_LINE = 100_000
+"""Characters of a line. No server takes a request that makes a longer one."""
 
 
 def _field_of(match: re.Match[str]) -> str:
@@ -327,15 +331,17 @@ class PatternFormat(LogFormat):
         if before == behind == '"':
             expression = r'[^"\\]*(?:\\.[^"\\]*)*'
         elif before == "[" and behind == "]":
-            expression = r"[^\]]*"
+            expression = r"[^\]]{0,40}" if field == "time" else r"[^\]]*"
         elif field == "time" and match["nginx"] is None and match["braced"] is None and match["apache"] == "t":
-            expression = r"\[[^\]]*\]|\d+"
+            expression = r"\[[^\]]{0,40}\]|\d{1,20}"
         elif match["python"] == "t":  # of gunicorn
-            expression = r"\[[^\]]*\]"
+            expression = r"\[[^\]]{0,40}\]"
         elif match["python"] == "status_code":  # of uvicorn: "404 Not Found"
             expression = r"\d+(?: [A-Za-z' -]+)?"
         elif match["apache"] == "q":
             expression = r"\?\S*|"
+        elif match["apache"] == "p":
+            expression = r"\d*"
         elif (field or match["apache"] or match["python"]) in _WITHOUT_BLANKS:
             expression = r"\S*"
         else:
@@ -347,7 +353,7 @@ class PatternFormat(LogFormat):
 
     def read(self, line: str) -> Entry:
         """Read a line. Raises `UnreadableLineError`."""
-        match = self._match(line)
+        match = self._match(line) if len(line) <= MAX_LINE else None
         if match is None:
             raise UnreadableLineError("it is not in this format")
         row = dict(zip(self._fields, match.groups(), strict=True))

@@ -4,7 +4,7 @@ Each request of the log goes through the same code as a live one. `RuleIndex` an
 their subjects, and the specification of the decision (`engine/decide`) decides them, in the log's own time: all limits
 of a request in one plan, all or nothing. Nothing is read from or written to Redis or the database.
 
-It goes in three steps. `read_blocks` turns lines into a `Traffic`: a time and the number of a plan for each request.
+It goes in three steps. `LineReader` turns lines into a `Traffic`: a time and the number of a plan for each request.
 `decide` decides a share of it. Plans that share a subject, even by way of others, are in one share, so the shares are
 independent: any number of processes comes to the same result. `services/tightest` then searches for rates.
 """

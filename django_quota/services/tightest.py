@@ -7,9 +7,10 @@ be refused by a count, whatever the order of its requests, is left out at once.
 
 from __future__ import annotations
 
+import heapq
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -151,7 +152,8 @@ class Search:
         refused = 0
         for bound, hits in self._subjects[part::parts]:
             if bound > count:
-                refused += _refused(limit, hits, self.demand.cost, most - refused)
+                run = _refused_values if self.demand.is_distinct else _refused
+                refused += run(limit, hits, self.demand.cost, most - refused)
                 if refused > most:
                     break
         return refused
@@ -207,11 +209,9 @@ def _refused(limit: Limit, hits: Hits, cost: int, most: int) -> int:
     algorithm, parameters = limit.algorithm, limit.timeless_parameters
     counts_refused = limit.options.count_refused
     state, refused = None, 0
-    for time, value in _with_values(hits):
+    for time in hits.times:
         if parameters is None or (not algorithm.timeless and is_outside(parameters, time)):
             parameters = algorithm.parameters(limit.rate, limit.options, time)
-        if value:
-            parameters = parameters._replace(value=value)
         is_allowed = algorithm.peek(state, parameters, cost, time).allowed
         if is_allowed or counts_refused:
             state, _ = algorithm.consume(state, parameters, cost, time)
@@ -222,5 +222,25 @@ def _refused(limit: Limit, hits: Hits, cost: int, most: int) -> int:
     return refused
 
 
-def _with_values(hits: Hits) -> Iterable[tuple[int, str]]:
-    return zip(hits.times, hits.values, strict=True) if hits.values else ((time, "") for time in hits.times)
+def _refused_values(limit: Limit, hits: Hits, cost: int, most: int) -> int:
+    """Do the same as `_refused` for a limit of different values.
+
+    The specification copies all values for each hit. Here they stay where they are: a client may send any number.
+    """
+    window, capacity = limit.rate.period, limit.rate.count
+    known: dict[str, int] = {}
+    endings: list[tuple[int, str]] = []
+    refused = 0
+    for time, value in zip(hits.times, hits.values, strict=True):
+        while endings and endings[0][0] <= time:
+            ends, old = heapq.heappop(endings)
+            if known[old] == ends:  # not used again since
+                del known[old]
+        if not cost or value in known or len(known) < capacity:
+            known[value] = ends = max(time + window, known.get(value, 0) + 1)
+            heapq.heappush(endings, (ends, value))
+        else:
+            refused += 1
+            if refused > most:
+                break
+    return refused

@@ -39,6 +39,7 @@ from tests.support.commands import wait_until
 from tests.support.databases import default_database, sqlite_database
 from tests.support.inputs import inputs
 from tests.support.published import published
+from tests.support.specifications import specify
 from tests.support.steps import SECOND, START
 from tests.support.stores import current_store
 
@@ -160,7 +161,7 @@ def test_the_scripts_of_the_generation_and_their_specification_never_differ(
             raw.set("quota:count", step, ex=60)
             states.put("quota:count", step, START + 60 * SECOND)
             continue
-        assert store.run(step, START) == step.run(states, START)
+        assert store.run(step, START) == specify(step, states, START)
         for key in ("quota:mark", "quota:count"):
             value = raw.get(key)
             assert (None if value is None else int(value)) == states.get(key)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import multiprocessing
+import operator
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -22,10 +26,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota.conf import current
+from django_quota.core.algorithms.distinct import Distinct
 from django_quota.core.errors import ConfigurationError
 from django_quota.core.rules import Rule
 from django_quota.management import replaying
 from django_quota.management.commands.quota_replay import rules_of_views
+from django_quota.management.replaying import workers
 from django_quota.services.access_log import UnreadableLineError, find_format, read_time
 from django_quota.services.replay import MAX_TEXT, LineReader, RuleSet, Traffic, decide, read_rules, why_left_out
 from django_quota.services.tightest import SHARES, Search, demands
@@ -251,6 +257,31 @@ def test_a_search_in_parts_counts_the_same(steps: Requests, count: int) -> None:
     whole = search.refused(count, 1_000)
     assert sum(search.refused(count, 1_000, part, 3) for part in range(3)) == whole
     assert search.refused(count, 0) == min(whole, 1)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 8) | st.integers(0, 8 * SECOND), st.sampled_from("abcde")), min_size=1, max_size=40
+    ),
+    st.integers(1, 4),
+)
+@inputs(50)
+def test_a_search_of_different_values_refuses_what_the_rule_does(steps: list[tuple[int, str]], count: int) -> None:
+    sent = timed([(wait, "GET", "203.0.113.9", "/", agent) for wait, agent in steps])
+    rules = {"agents": {"rate": f"{count}/10s", "distinct": "header:User-Agent", "match": "/"}}
+    traffic = read(as_lines(sent), rules)
+    demand = demands(traffic, 0)["agents"]
+    refused = decide(traffic, 0, range(len(sent))).refused
+    assert Search(demand, demand.limits[0]).refused(count, 1_000) == len(refused)
+
+
+def test_a_client_with_very_many_values_is_searched_in_one_pass_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = [(START + at, "GET", "203.0.113.9", "/", f"agent {at}") for at in range(3_000)]
+    rules = {"agents": {"rate": "3/m", "distinct": "header:User-Agent", "match": "/"}}
+    demand = demands(read(as_lines(sent), rules), 0)["agents"]
+    monkeypatch.setattr(Distinct, "consume", lambda *_: pytest.fail("the specification copies all values"))
+    search = Search(demand, demand.limits[0])
+    assert [each.least for each in search.find(search.refused)] == [3_000, 2_997, 2_970]
 
 
 def test_a_burst_and_different_values_are_searched_too() -> None:
@@ -678,6 +709,108 @@ def test_an_unreadable_line_is_kept_in_short(path: str) -> None:
 def test_a_long_line_in_another_format_is_soon_left() -> None:
     text = LINE.format(ip="2001:db8::1", minute=40, second=0, method="GET", path="/", status=200, agent="a " * 4_000)
     assert find_format([text]) is find_format([line(0)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        COMMON.replace("21/Nov/2025", "31/Dec/9999"),
+        "203.0.113.9 - " + " [" * 40_000,
+        "203.0.113.9 - - " + " " * 90_000,
+        '203.0.113.9 - - [21/Nov/2025:04:40:00 +0000] "' + '" 1 ' * 20_000,
+        "a:" * 45_000,
+        f'{COMMON} "-" "{"x" * 100_000}"',
+        json.dumps({"time": 1763700000, "method": "GET", "path": "/\ud800?"}),
+        json.dumps({"time": "9999-12-31T23:59:59-05:00", "method": "GET", "path": "/"}),
+        json.dumps({"time": "0001-01-01T00:00:00+05:00", "method": "GET", "path": "/"}),
+        '{"a":' * 990 + "1" + "}" * 990,
+    ],
+    ids=lambda text: text[:20].strip(),
+)
+def test_a_hostile_line_is_unreadable(text: str) -> None:
+    """Also one that is long: to read it takes no more than a look at each sign."""
+    if text.startswith("{"):
+        formats = [find_format(['{"time": 1763700000, "method": "GET", "path": "/"}'])]
+    else:
+        formats = [find_format([], name) for name in ("combined", "common", "vhost_combined")]
+    for log_format in formats:
+        block = LineReader(log_format, [RuleSet("rules", {}, log_format.fields)]).read(text.encode())
+        assert (block.requests, block.unreadable) == (0, 1)
+
+
+def test_a_line_without_a_host_meets_rules_of_hosts_like_a_host_that_is_not_allowed(
+    folder: Path, settings: Any
+) -> None:
+    settings.QUOTA = {"RULES": {"api": {"rate": "1/m", "match": "host:api.example"}}}
+    settings.ALLOWED_HOSTS = ["*"]
+    found = run_json(log([f"{host} {line(0, path='/x/')}" for host in ("api.example:80", "-:80", "api.example:80")]))
+    assert (found["log"]["format"], found["sets"][0]["rules"]["api"]["requests"]) == ("combined with a host", 3)
+
+
+def test_a_status_that_is_no_number_is_none() -> None:
+    assert find_format([], "common").read(COMMON.replace(" 200 ", " ²00 ")).status == 0
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+@forks
+def test_a_process_that_is_killed_is_an_error() -> None:
+    with workers(2, signal.SIGKILL) as work:
+        assert list(work(_end_if_odd, [0, 2, 4])) == [0, 2, 4]
+        with pytest.raises(CommandError, match="exit code -9"):
+            list(work(_end_if_odd, range(10)))
+    assert not multiprocessing.active_children()
+
+
+def _end_if_odd(number: int, item: int) -> int:
+    if item % 2:
+        os.kill(os.getpid(), number)
+    return item
+
+
+@forks
+def test_an_error_in_a_process_is_raised_and_what_it_left_is_not_mixed_up() -> None:
+    with workers(2, 5) as work:
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                list(work(operator.floordiv, [0, 1, 2, 3]))
+            given_up = work(operator.floordiv, [1, 2])
+            assert next(given_up) == 5
+            assert list(work(operator.floordiv, [1, 2, 3, 4, 5])) == [5, 2, 1, 1, 1]
+
+
+@forks
+def test_processes_end_with_the_one_that_started_them() -> None:
+    """SIGKILL: the parent cannot end them. SIGTERM: it ends them at once."""
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        code = (
+            "import os, time; from django_quota.management.replaying import workers\n"
+            "def pids(shared, item): return os.getpid()\n"
+            "with workers(2, None) as work:\n"
+            "    print(*work(pids, range(2)), flush=True)\n"
+            "    time.sleep(60)\n"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as parent:
+            assert parent.stdout
+            assert parent.stdout.readline().strip()
+            parent.send_signal(number)
+            # The processes have this pipe, too: it ends when the last of them does.
+            assert parent.stdout.read() == b""
+
+
+def test_a_closed_stdin_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert error_of("-").startswith("stdin is closed.")
+
+
+def test_the_report_is_printed_before_the_picture_fails(folder: Path) -> None:
+    out = io.StringIO()
+    with pytest.raises(CommandError, match="No such file"):
+        call_command("quota_replay", log([line(0)]), "--picture", "nowhere/x.svg", stdout=out)
+    assert "would have refused" in out.getvalue()
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

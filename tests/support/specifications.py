@@ -1,4 +1,4 @@
-"""The specifications of operations that run in Redis only: transfers between slots, and the sweep."""
+"""The specifications of operations that run in Redis only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from django_quota.engine.counter_operations import DONE, NO_COUNTER, OVERFLOW, REFUSED, FaultError, added
 from django_quota.engine.operations import Operation, States
+from django_quota.engine.override_operations import CompletePublication, RaiseGeneration
 from django_quota.engine.sweep_operation import Sweep
 from django_quota.engine.transfer_operations import (
     LATE,
@@ -20,6 +21,7 @@ from django_quota.engine.transfer_operations import (
     Send,
     Settle,
 )
+from django_quota.engine.usage_operations import DropDay
 
 MAX_DROPPED = 100
 """How many expired entries of an inbox one call drops; see `lua/transfer_receive.lua`."""
@@ -111,6 +113,35 @@ def _close(operation: Close, states: States, now: int) -> list[Any]:
 def _find_overdue(operation: FindOverdueTransfers, states: States, now: int) -> list[Any]:
     outbox = states.get(operation.keys[0]) or {}
     return [DONE, now, *_overdue(outbox, now, operation.skipped, operation.most)]
+
+
+@specify.register
+def _raise_generation(operation: RaiseGeneration, states: States, now: int) -> int:
+    (marker,), (least, wanted) = operation.keys, map(int, operation.arguments())
+    shown = states.get(marker, now) or 0
+    if shown < max(1, least):
+        return 0
+    raised = max(shown, wanted or shown + 1)
+    states.put(marker, raised, states.expiry(marker))
+    return int(raised)
+
+
+@specify.register
+def _complete_publication(operation: CompletePublication, states: States, now: int) -> int:
+    (marker, count), (expected, generation, ttl) = operation.keys, map(int, operation.arguments())
+    if states.get(count, now) != expected:
+        return 0
+    shown = max(states.get(marker, now) or 0, generation)
+    states.put(marker, shown, now + ttl)
+    states.drop(count)
+    return int(shown)
+
+
+@specify.register
+def _drop_day(operation: DropDay, states: States, now: int) -> int:
+    (key,), seen = operation.keys, operation.arguments()
+    found = {field: str(value) for field, value in (states.get(key) or {}).items()}
+    return int(found == dict(zip(seen[::2], seen[1::2], strict=True)) and states.drop(key))
 
 
 @specify.register

@@ -108,9 +108,9 @@ class Command(QuotaCommand):
             worst=options["worst"],
             shows_subjects=options["show_subjects"],
         )
+        self._print(report, as_object=options["json"])
         if options["picture"]:
             _write(Path(options["picture"]), picture(traffic, results))
-        self._print(report, as_object=options["json"])
 
     def _print(self, report: Report, *, as_object: bool) -> None:
         if as_object:
