@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_quota import RateError, Rule
+from django_quota.core.algorithms.concurrency import AtOnce
 from django_quota.core.rates import MAX_COUNT, MAX_PERIOD, UNITS, Rate, parse_rate, parse_rates
 
 rates = st.sampled_from(sorted(UNITS)).flatmap(
@@ -216,3 +217,7 @@ def test_the_window_is_abbreviated_and_the_words_are_not() -> None:
     rate = Rate(5, "second", 30)
     assert (str(rate), rate.window, rate.in_words(), rate.period) == ("5/30s", "30s", "5 per 30 seconds", 30_000_000)
     assert Rate(10, "month").in_words() == "10 per month"
+
+
+def test_the_rate_of_a_slot_reads_as_people_say_it() -> None:
+    assert str(AtOnce(10)) == AtOnce(10).in_words() == "10 at once"
