@@ -15,10 +15,19 @@ from django.test import override_settings
 from django_quota.conf import current
 from django_quota.core.clock import freeze_for_all, frozen_now
 from django_quota.core.decisions import Decision
-from django_quota.core.rules import CallOptions
+from django_quota.core.rules import CallOptions, Rule
 from django_quota.services.api import RuleOrRate, Subject, check, peek, reset
 from django_quota.services.flusher import flusher
+from django_quota.services.known_rules import known_rules
 from django_quota.services.registry import clear_memory
+
+
+def _find_rule(rule: RuleOrRate) -> RuleOrRate:
+    """Return the rule of the view that a text names; else what was given."""
+    if not isinstance(rule, str) or rule in current().rules or rule[:1].isdigit():  # no rate begins with a letter
+        return rule
+    found = known_rules().get(rule)
+    return found if isinstance(found, Rule) else rule
 
 
 class QuotaKit:
@@ -27,8 +36,8 @@ class QuotaKit:
     Each count starts at zero and lies in the memory of this process. The clock stands still, for all threads and tasks,
     until the test moves it. So a limit of 10 a minute refuses the eleventh request of a test, however slow it is.
 
-    A rule is the name of a rule in the settings, a rate with its options, or a `Rule`; a subject is a text, a user or a
-    request, as for `check`. They raise `RuleError` if one is wrong.
+    A rule is the name of a rule in the settings or of a view (`shop.views.search`), a rate with its options, or a
+    `Rule`; a subject is a text, a user or a request, as for `check`. They raise `RuleError` if one is wrong.
     """
 
     @property
@@ -49,6 +58,7 @@ class QuotaKit:
 
         Raises `AssertionError` if nothing limits the subject, as with an override that makes it exempt.
         """
+        rule = _find_rule(rule)
         while (decision := peek(rule, subject, **options)).allowed:
             if not decision.remaining:
                 raise AssertionError(f"{decision.explain()} So it cannot be used up.")
@@ -57,16 +67,16 @@ class QuotaKit:
 
     def used(self, rule: RuleOrRate, subject: Subject, **options: Unpack[CallOptions]) -> int:
         """Return how much of a limit is used; of several limits, that of the one with the fewest hits left."""
-        decision = peek(rule, subject, **options)
+        decision = peek(_find_rule(rule), subject, **options)
         return (decision.limit or 0) - (decision.remaining or 0)
 
     def left(self, rule: RuleOrRate, subject: Subject, **options: Unpack[CallOptions]) -> int | None:
         """Return how much of a limit is left; None if nothing limits the subject."""
-        return peek(rule, subject, **options).remaining
+        return peek(_find_rule(rule), subject, **options).remaining
 
     def reset(self, rule: RuleOrRate, subject: Subject, **options: Unpack[CallOptions]) -> None:
         """Forget what a rule has counted for a subject."""
-        reset(rule, subject, **options)
+        reset(_find_rule(rule), subject, **options)
 
     @contextmanager
     def off(self) -> Iterator[None]:

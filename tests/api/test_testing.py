@@ -97,6 +97,15 @@ class TestClear:
         assert clicks.incr("user:1") == 1
 
 
+def test_the_kit_knows_the_rule_of_a_view_by_name(settings: Any) -> None:
+    settings.ROOT_URLCONF, settings.QUOTA = "tests.support.urls_of_rules", {"STORE": "memory"}
+    with quota_kit() as kit:
+        assert not kit.exhaust("two", "ip:192.0.2.1")
+        assert (kit.used("two", "ip:192.0.2.1"), kit.left("two", "ip:192.0.2.1")) == (20, 0)
+        kit.reset("two", "ip:192.0.2.1")
+        assert kit.used("two", "ip:192.0.2.1") == 0
+
+
 def test_clear_deletes_local_counts_and_never_calls_redis(
     settings: Any, redis_server: RedisServer, raw: redis.Redis, tmp_path: Path
 ) -> None:

@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from django_quota.services.access_log import find_format
 from django_quota.services.replay import LineReader, RuleSet, Traffic, decide, read_rules
 from django_quota.web.request_rules import claim_view_rules
 from tests.support.commands import PATIENCE, wait_until
-from tests.support.ports import free_port
+from tests.support.ports import free_port, listens
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,11 +72,6 @@ def server(folder: Path, name: str, site: str) -> Iterator[int]:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(PATIENCE)
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 LOGGING = {

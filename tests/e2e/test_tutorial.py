@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from django_quota.testing import server_programs
-from tests.support.commands import PATIENCE
+from tests.support.commands import PATIENCE, wait_until
 from tests.support.pages import ROOT, read
-from tests.support.ports import free_ports
+from tests.support.ports import free_ports, listens
 
 pytestmark = pytest.mark.thorough("example")
 BLOCK = re.compile(r"(?:^(Create|At the end of) `([^`\n]+)`[^\n]*:\n\n)?^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -64,13 +62,7 @@ class Reader:
         self.running[command] = subprocess.Popen(
             words, cwd=self.folder, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    return
-            time.sleep(0.05)
-        raise AssertionError(f"{command} does not listen")
+        wait_until(lambda: listens(port))
 
     def stop(self, command: str) -> None:
         process = self.running.pop(command)

@@ -38,3 +38,9 @@ def free_ports(count: int) -> list[int]:
 def free_port() -> int:
     """Return one of them."""
     return free_ports(1)[0]
+
+
+def listens(port: int) -> bool:
+    """Say whether a server takes connections at a port of this machine."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
