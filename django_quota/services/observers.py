@@ -18,11 +18,12 @@ logger = logging.getLogger("django_quota")
 
 Receiver = TypeVar("Receiver", bound=Callable[..., Any])
 
-receivers: list[Callable[..., Any]] = []
-"""The observers. Callers look whether there are any before they call `notify`, so that none cost nothing."""
+receivers: list[tuple[Callable[..., Any], bool]] = []
+"""The observers, each with whether it is told how long a decision took. Callers look whether there are any before they
+call `notify`, so that none cost nothing."""
 
 timed: list[Callable[..., Any]] = []
-"""Those that are told how long a decision took. Only if there are any, callers look at the clock."""
+"""Those of them that are told. Only if there are any, callers look at the clock."""
 
 
 def observe(receiver: Receiver, *, duration: bool = False) -> Receiver:
@@ -44,7 +45,7 @@ def observe(receiver: Receiver, *, duration: bool = False) -> Receiver:
             "Use a function of the decision: def count(decision): ...",
         )
     unobserve(receiver)
-    receivers.append(receiver)
+    receivers.append((receiver, duration))
     if duration:
         timed.append(receiver)
     return receiver
@@ -52,19 +53,20 @@ def observe(receiver: Receiver, *, duration: bool = False) -> Receiver:
 
 def unobserve(receiver: Callable[..., Any]) -> bool:
     """Stop calling a function; return whether it was an observer."""
-    is_known = receiver in receivers
-    for known in (receivers, timed):
-        if receiver in known:
-            known.remove(receiver)
-    return is_known
+    if receiver in timed:
+        timed.remove(receiver)
+    known = [each for each in receivers if each[0] == receiver]
+    for each in known:
+        receivers.remove(each)
+    return bool(known)
 
 
 def notify(decision: Decision, began: int = 0) -> None:
     """Call all observers. `began`: the `perf_counter_ns()` at which the decision began; 0 if nobody looked."""
     seconds = (perf_counter_ns() - began) / 1e9 if began else None
-    for receiver in tuple(receivers):
+    for receiver, is_told in tuple(receivers):
         try:
-            if receiver in timed:
+            if is_told:
                 receiver(decision, seconds)
             else:
                 receiver(decision)

@@ -328,6 +328,25 @@ class TestDuration:
         assert with_time[1] is None
         assert len(without) == 2
 
+    def test_an_observer_that_is_taken_out_meanwhile_is_called_as_it_asked(self) -> None:
+        """As by `uninstrument()` in one thread while another one decides."""
+        heard: list[Any] = []
+
+        def later(decision: Any, seconds: float | None) -> None:
+            heard.append(seconds)
+
+        def first(_: Any) -> None:
+            unobserve(later)
+
+        observe(first)
+        observe(later, duration=True)
+        try:
+            check("1/m", "user:1")
+            check("1/m", "user:2")
+        finally:
+            assert unobserve(first)
+        assert len(heard) == 1
+
     def test_nobody_looks_at_the_clock_for_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for module in ("limiter", "observers"):
             monkeypatch.setattr(f"django_quota.services.{module}.perf_counter_ns", fail)

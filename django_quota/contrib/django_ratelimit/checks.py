@@ -100,7 +100,15 @@ WITHOUT_EFFECT = {
 """Settings of django-ratelimit that the drop-in does not read, and what to do."""
 
 
+MASKS = {"RATELIMIT_IPV4_MASK": 32, "RATELIMIT_IPV6_MASK": 128}
+"""Settings of django-ratelimit that are a number of bits, and the highest."""
+
+
 def _check_settings() -> Iterator[CheckMessage]:
+    for name, highest in MASKS.items():
+        bits = getattr(settings, name, highest)
+        if not isinstance(bits, int) or not 0 <= bits <= highest:
+            yield Error(f"{name} is {bits!r}, not a number of bits from 0 to {highest}.", id="django_quota.E025")
     for name, hint in WITHOUT_EFFECT.items():
         if hasattr(settings, name):
             yield CheckWarning(f"{name} has no effect: django_quota counts.", hint=hint, id="django_quota.W025")
