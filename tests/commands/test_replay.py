@@ -209,6 +209,18 @@ def test_shares_come_to_what_all_requests_together_do(rules: dict[str, Any], ste
     assert len({position for share in shares for position in share}) == sum(map(len, shares))
 
 
+def test_requests_of_one_time_stay_in_their_order(folder: Path) -> None:
+    """Also in a log that is sorted: a request that one rule refuses does not count for another."""
+    Path("two.toml").write_text(
+        '[one]\nrate = "1/m"\nmatch = "/one/"\n[all]\nrate = "2/m"\nkey = "global"\nmatch = "/"\n'
+    )
+    log(
+        [line(9, path="/"), line(3, "192.0.2.1", "/one/"), line(3, "192.0.2.1", "/one/"), line(3), line(3, "192.0.2.9")]
+    )
+    found = run_json("access.log", "--rules", "two.toml", "--show-subjects")["sets"][0]["rules"]
+    assert (found["one"]["refused"], found["all"]["refused"]) == (1, 2)
+
+
 def test_subjects_that_share_no_plan_are_in_different_shares() -> None:
     rules = {"api": {"rate": "2/m", "match": "/"}, "agent": {"rate": "9/m", "key": "header:User-Agent", "match": "/"}}
     sent = [(START, "GET", f"203.0.113.{n}", "/", agent) for n, agent in enumerate(["a", "a", "b", "c", "b"])]
@@ -626,6 +638,7 @@ def test_fields_of_nested_json_are_found_and_named() -> None:
         ("2025-11-21T05:40:00.123+01:00", MOMENT),
         ("2025-11-21 04:40:00,123", MOMENT),
         ("21/Nov/2025:05:40:00 +0100", START),
+        ("20/Nov/2025:23:10:00 -0530", START),
     ],
 )
 def test_a_time_is_read_to_the_microsecond(text: str, moment: int) -> None:

@@ -230,6 +230,12 @@ class TestDecisions:
         assert [usage["should_limit"] for usage in found] == [False, False, True, True]
         assert all(0 < usage["time_left"] <= 60 for usage in found)
 
+    def test_a_look_after_two_counts_of_a_request_says_what_the_last_found(self) -> None:
+        limit: dict[str, Any] = {"group": "soft", "key": "ip", "rate": "5/m"}
+        request = get()
+        counts = [get_usage(request, **limit, increment=True) for _ in range(2)]
+        assert [usage["count"] for usage in (*counts, get_usage(request, **limit)) if usage] == [1, 2, 2]
+
     def test_a_ban_applies(self) -> None:
         ban("ip:192.0.2.1", Rule.make("soft 1/m", "1/m", algorithm="fixed_window"), 60)
         assert limited_of(soft(), 1) == [True]
