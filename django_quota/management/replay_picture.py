@@ -11,6 +11,7 @@ from django.template import Context, Engine
 
 from django_quota.core.algorithms import Limit
 from django_quota.core.clock import in_words
+from django_quota.management.console import printable
 from django_quota.management.replaying import Results
 from django_quota.services.replay import Traffic
 from django_quota.services.tightest import Demand
@@ -75,7 +76,7 @@ def picture(traffic: Traffic, results: Sequence[Results]) -> str:
         "plot": {"x": LEFT, "width": POINTS * STEP, "height": HEIGHT},
         "begins": f"{begins:%Y-%m-%d %H:%M}",
         "ends": f"{ends:%Y-%m-%d %H:%M} UTC",
-        "titles": [each.title for each in traffic.sets],
+        "titles": [printable(each.title) for each in traffic.sets],
     }
     return Engine().from_string(text).render(Context(context, use_l10n=False))
 
@@ -100,7 +101,8 @@ def _panel(number: int, demand: Demand, limit: Limit, highest: Sequence[int], ot
         Line(y(count), y(count) + (13 if y(count) < ROOM else -3), str(each.rate), bool(at))
         for at, (count, each) in enumerate(zip(counts, [limit, *others], strict=True))
     ]
-    title = f"{demand.name}: the most that one subject asked for in {in_words(limit.rate.period)}: {max(highest):,}"
+    window = in_words(limit.rate.period)
+    title = f"{printable(demand.name)}: the most that one subject asked for in {window}: {max(highest):,}"
     return Panel(TOP + number * PANEL, title, below, above, lines, f"{top:,}")
 
 

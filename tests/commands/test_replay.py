@@ -754,13 +754,24 @@ def test_a_status_that_is_no_number_is_none() -> None:
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
+def test_the_picture_shows_odd_names_and_counts_no_request_that_is_a_window_old(folder: Path) -> None:
+    Path("odd.toml").write_text('["<b>\\u0001\\u001b[31m"]\nrate = "1/m"\nmatch = "/"\n')
+    run(log([line(0), line(60)]), "--rules", "odd.toml", "--picture", "demand.svg")
+    texts = [element.text or "" for element in ET.parse("demand.svg").iter()]
+    title = next(text for text in texts if "subject asked for" in text and "limit" not in text)
+    assert title.startswith("<b>\\x01\\x1b[31m: the most that one subject")
+    assert title.endswith(": 1")
+
+
 @forks
 def test_a_process_that_is_killed_is_an_error() -> None:
+    before = signal.getsignal(signal.SIGTERM)
     with workers(2, signal.SIGKILL) as work:
         assert list(work(_end_if_odd, [0, 2, 4])) == [0, 2, 4]
         with pytest.raises(CommandError, match="exit code -9"):
             list(work(_end_if_odd, range(10)))
     assert not multiprocessing.active_children()
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def _end_if_odd(number: int, item: int) -> int:
