@@ -14,7 +14,7 @@ def test_no_name_of_a_test_is_longer_than_80_characters() -> None:
     names = [
         (file, name)
         for file, text in TEXTS.items()
-        for name in re.findall(r"^\s*(?:async )?def (test_\w+)", text, re.M)
+        for name in re.findall(r"^\s*(?:async )?def (test_\w+)", text, re.MULTILINE)
     ]
     assert len(names) > len(TEXTS)
     assert [each for each in names if len(each[1]) > LONGEST] == []
@@ -22,6 +22,6 @@ def test_no_name_of_a_test_is_longer_than_80_characters() -> None:
 
 def test_no_file_of_tests_imports_from_another() -> None:
     """What several of them need lies in tests/support, or beside them under a name without `test_`."""
-    imported = re.compile(r"^\s*from (tests\.(?:\w+\.)*test_\w+) import", re.M)
+    imported = re.compile(r"^\s*from (tests\.(?:\w+\.)*test_\w+) import", re.MULTILINE)
     assert imported.findall("from tests.api.test_checks import ids") == ["tests.api.test_checks"]
     assert {file: found for file, text in TEXTS.items() if (found := imported.findall(text))} == {}
