@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.test import RequestFactory
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_quota import Rule, peek, quota
-from django_quota.web.request_rules import decides_later, needs_view, take_waiting_rules
+from django_quota.web.request_rules import WAITING, decides_later, needs_view, rules_left, take_waiting_rules
 from django_quota.web.responses import alimit_request, limit_request
 from tests.support.calls import both, fetch, run
 
@@ -203,3 +204,12 @@ def test_rules_wait_for_the_user_the_body_and_functions(options: dict[str, Any],
 def test_rates_by_tier_and_of_a_function_wait() -> None:
     assert needs_view(Rule.make("tiers", {"anonymous": "1/m", "authenticated": "2/m"}))
     assert needs_view(Rule.make("function", by_tenant))
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_rule_by_the_body_is_left_if_the_body_can_still_be_read(*, keeps: bool) -> None:
+    request = RequestFactory().post("/", {"phone": "1"})
+    by_phone, by_address = Rule.make("phone", "5/m", key="post:phone"), Rule.make("address", "5/m")
+    setattr(request, WAITING, [by_phone, by_address])
+    assert request.body if keeps else request.read()
+    assert rules_left(request) == ([by_phone, by_address] if keeps else [by_address])
