@@ -430,11 +430,11 @@ class TestChecks:
         assert [message.split()[0] for message in found["W026"]] == ["MIDDLEWARE", "Something", "INSTALLED_APPS"]
 
     @pytest.mark.parametrize(("name", "bits"), [("RATELIMIT_IPV4_MASK", 33), ("RATELIMIT_IPV6_MASK", "64")])
-    def test_e025_a_mask_is_a_number_of_bits(self, name: str, bits: Any, settings: Any) -> None:
+    def test_e027_a_mask_is_a_number_of_bits(self, name: str, bits: Any, settings: Any) -> None:
         settings.ROOT_URLCONF = type("URLs", (), {"urlpatterns": GOOD})
-        assert "E025" not in self.found()
+        assert "E027" not in self.found()
         setattr(settings, name, bits)
-        [message] = self.found()["E025"]
+        [message] = self.found()["E027"]
         assert message.startswith(f"{name} is {bits!r}, not a number of bits from 0 to ")
 
     def test_a_site_without_the_drop_in_gets_none_of_it(self, settings: Any) -> None:

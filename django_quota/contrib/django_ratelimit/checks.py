@@ -108,7 +108,7 @@ def _check_settings() -> Iterator[CheckMessage]:
     for name, highest in MASKS.items():
         bits = getattr(settings, name, highest)
         if not isinstance(bits, int) or not 0 <= bits <= highest:
-            yield Error(f"{name} is {bits!r}, not a number of bits from 0 to {highest}.", id="django_quota.E025")
+            yield Error(f"{name} is {bits!r}, not a number of bits from 0 to {highest}.", id="django_quota.E027")
     for name, hint in WITHOUT_EFFECT.items():
         if hasattr(settings, name):
             yield CheckWarning(f"{name} has no effect: django_quota counts.", hint=hint, id="django_quota.W025")
