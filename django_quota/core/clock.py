@@ -48,6 +48,17 @@ def freeze(now: int | datetime) -> Iterator[None]:
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
+
+def microseconds_of(moment: datetime) -> int:
+    """Return a datetime with a time zone as microseconds since 1970."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def moment_of(microseconds: int) -> datetime:
+    """Return microseconds since 1970 as a datetime in UTC."""
+    return _EPOCH + timedelta(microseconds=microseconds)
+
+
 _PLAUSIBLE = range(946_684_800 * SECOND, 4_102_444_800 * SECOND)
 """The years 2000 to 2099: a number of seconds or milliseconds in them is a mistake, not a time in January 1970."""
 
@@ -56,7 +67,7 @@ def _microseconds(now: object) -> int:
     if isinstance(now, datetime):
         if now.utcoffset() is None:
             raise ValueError(f"freeze({now!r}) has no time zone. Use, for example, datetime(2026, 1, 31, tzinfo=UTC).")
-        return (now - _EPOCH) // timedelta(microseconds=1)
+        return microseconds_of(now)
     if isinstance(now, int) and not isinstance(now, bool):
         for unit, factor in (("seconds", SECOND), ("milliseconds", 1000)):
             if _PLAUSIBLE.start <= now * factor < _PLAUSIBLE.stop:

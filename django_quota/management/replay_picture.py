@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 from django.template import Context, Engine
 
 from django_quota.core.algorithms import Limit
-from django_quota.core.clock import in_words
+from django_quota.core.clock import in_words, moment_of
 from django_quota.management.console import printable
 from django_quota.management.replaying import Results
 from django_quota.services.replay import Traffic
@@ -68,7 +67,7 @@ def picture(traffic: Traffic, results: Sequence[Results]) -> str:
                     others = [_same(other.demands.get(demand.name), limit) for other in results[at + 1 :]]
                     panels.append(_panel(len(panels), demand, limit, highest, [each for each in others if each]))
     text = (Path(__file__).parents[1] / "templates/django_quota/replay.svg").read_text(encoding="utf-8")
-    begins, ends = (_moment(time) for time in (traffic.begins, traffic.ends))
+    begins, ends = (moment_of(time) for time in (traffic.begins, traffic.ends))
     context = {
         "panels": panels,
         "width": LEFT + POINTS * STEP + 20,
@@ -108,7 +107,3 @@ def _panel(number: int, demand: Demand, limit: Limit, highest: Sequence[int], ot
 
 def _bar(at: int, top: float, bottom: float) -> str:
     return f"M{at * STEP} {bottom}V{top}h{STEP}V{bottom}z"
-
-
-def _moment(microseconds: int) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)

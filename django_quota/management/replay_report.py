@@ -5,10 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from django_quota.core.clock import SECOND
+from django_quota.core.clock import SECOND, moment_of
 from django_quota.core.rules import Rule
 from django_quota.management.console import counted, printable
 from django_quota.management.replaying import Results
@@ -183,8 +182,8 @@ def as_json(report: Report) -> dict[str, Any]:
             "format": report.format,
             "lines": traffic.lines,
             "requests": traffic.requests,
-            "begins": _moment(traffic.begins).isoformat(),
-            "ends": _moment(traffic.ends).isoformat(),
+            "begins": moment_of(traffic.begins).isoformat(),
+            "ends": moment_of(traffic.ends).isoformat(),
             "answered_429": traffic.turned_away,
             "unreadable": traffic.unreadable,
             "first_unreadable": [each._asdict() for each in traffic.shown],
@@ -216,10 +215,6 @@ def _rule_as_json(figures: RuleFigures) -> dict[str, Any]:
 
 def _share(part: int, whole: int) -> float:
     return round(part / whole, 6) if whole else 0.0
-
-
-def _moment(microseconds: int) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -261,7 +256,7 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 def _log_lines(report: Report) -> Iterator[str]:
     traffic = report.traffic
     files = report.files[0] if len(report.files) == 1 else f"{len(report.files)} files"
-    begins, ends = (f"{_moment(time):%Y-%m-%d %H:%M:%S}" for time in (traffic.begins, traffic.ends))
+    begins, ends = (f"{moment_of(time):%Y-%m-%d %H:%M:%S}" for time in (traffic.begins, traffic.ends))
     yield f"{files}: {counted(traffic.requests, 'request')} in the format {report.format}"
     yield f"  from {begins} to {ends} UTC"
     if traffic.turned_away:

@@ -10,7 +10,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 from django.utils.encoding import repercent_broken_unicode
 
 from django_quota.conf import time_zone
-from django_quota.core.clock import SECOND
+from django_quota.core.clock import SECOND, microseconds_of
 from django_quota.core.errors import ConfigurationError, did_you_mean
 
 
@@ -79,8 +79,6 @@ def _known(field: str) -> tuple[str, ...]:
 
 # --- times ------------------------------------------------------------------------------------------------------------
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 _MONTHS = {name: number for number, name in enumerate("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}  # noqa: SIM905
 _COMMON_TIME = re.compile(r"\[?(\d\d)/([A-Z][a-z]{2})/(\d{4}):(\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)\]?")
 _NUMBER = re.compile(r"(\d{9,19})(?:[.,](\d+))?")
@@ -98,12 +96,12 @@ def _common_time(text: str) -> int:
     if match is None:
         raise UnreadableLineError(f"{text!r} is no time such as 21/Nov/2026:04:40:00 +0000")
     day, month, year, hour, minute, second, sign, hours, minutes = match.groups()
-    offset = timedelta(hours=int(hours), minutes=int(minutes)) * (-1 if sign == "-" else 1)
+    offset = (int(hours) * 60 + int(minutes)) * 60 * SECOND * (-1 if sign == "-" else 1)
     try:
         moment = datetime(int(year), _MONTHS[month], int(day), int(hour), int(minute), min(int(second), 59), tzinfo=UTC)
     except (KeyError, ValueError):
         raise UnreadableLineError(f"{text!r} is no time") from None
-    return (moment - _EPOCH - offset) // _MICROSECOND
+    return microseconds_of(moment) - offset
 
 
 def read_time(text: str) -> int:
@@ -123,15 +121,10 @@ def read_time(text: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=_zone(time_zone()))
-        return (moment - _EPOCH) // _MICROSECOND
+            moment = moment.replace(tzinfo=ZoneInfo(time_zone()))
+        return microseconds_of(moment)
     except (ValueError, OverflowError):
         raise UnreadableLineError(f"{text!r} is no time") from None
-
-
-@lru_cache(maxsize=4)
-def _zone(name: str) -> ZoneInfo:
-    return ZoneInfo(name)
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -312,7 +305,6 @@ class PatternFormat(LogFormat):
     def __init__(self, text: str, description: str = "", *, is_open: bool = False) -> None:
         """Read a format. `is_open`: lines may have more behind it. Raises `ConfigurationError`."""
         self._fields: list[str] = []
-        self.has_brackets = False
         expression, at = "", 0
         for match in _VARIABLE.finditer(text):
             before, at = text[at : match.start()], match.end()

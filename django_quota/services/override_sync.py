@@ -30,7 +30,7 @@ from django.db.models.signals import post_delete, post_save, pre_save
 from django.utils import timezone
 
 from django_quota.conf import current
-from django_quota.core.clock import frozen_now
+from django_quota.core.clock import frozen_now, microseconds_of
 from django_quota.core.errors import (
     ConfigurationError,
     QuotaError,
@@ -451,12 +451,9 @@ def as_published(row: QuotaOverride) -> Override | None:
     return Override(cast("overrides.Mode", row.mode), begins, ends, rates)
 
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
 def _microseconds(moment: datetime) -> int:
     aware = timezone.make_aware(moment) if timezone.is_naive(moment) else moment
-    return (aware - _EPOCH) // timedelta(microseconds=1)
+    return microseconds_of(aware)
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from django.conf import settings
 from django.test import override_settings
 
 from django_quota.conf import current
-from django_quota.core.clock import freeze_for_all, frozen_now
+from django_quota.core.clock import freeze_for_all, frozen_now, moment_of
 from django_quota.core.decisions import Decision
 from django_quota.core.rules import CallOptions, Rule
 from django_quota.services.api import RuleOrRate, Subject, check, peek, reset
@@ -43,7 +43,7 @@ class QuotaKit:
     @property
     def now(self) -> datetime:
         """The time that limits see, in UTC; set it to any datetime that has a time zone."""
-        return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=frozen_now() or 0)
+        return moment_of(frozen_now() or 0)
 
     @now.setter
     def now(self, moment: datetime) -> None:
