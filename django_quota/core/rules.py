@@ -6,7 +6,7 @@ limits that follow from it are worked out then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
@@ -479,6 +479,14 @@ def is_lambda(function: Any) -> bool:
     while isinstance(function, partial):
         function = function.func
     return str(getattr(function, "__qualname__", "")).endswith("<lambda>")
+
+
+def functions_of(rule: Rule) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield the functions of a rule, each with the option that it is of; those in its keys are left out."""
+    options: list[tuple[str, Any]] = [("rate", rate) for rate in rule.rates]
+    options += [("exempt", function) for function in getattr(rule.exempt, "functions", ())]
+    options += [(option, getattr(rule, option)) for option in ("cost", "skip", "tier", *sorted(AFTER_RESPONSE))]
+    return ((option, value) for option, value in options if callable(value))
 
 
 def _body_kind(key: object) -> Literal["", "post", "json"]:

@@ -27,7 +27,7 @@ from django.urls import Resolver404, ResolverMatch, get_resolver
 from django_quota.conf import current, import_option, time_zone
 from django_quota.core.errors import ConfigurationError, RuleError
 from django_quota.core.flow import run_sync
-from django_quota.core.rules import AFTER_RESPONSE, Rule, dotted_path
+from django_quota.core.rules import AFTER_RESPONSE, Rule, dotted_path, functions_of
 from django_quota.engine.codec import REFUSED, Flag, Reply, allows_without_flags
 from django_quota.engine.operations import DictStates
 from django_quota.engine.plans import Asked, Plan
@@ -95,7 +95,7 @@ def why_left_out(rule: Rule, fields: frozenset[str]) -> str:
 
 
 def _lacks(rule: Rule, fields: frozenset[str]) -> Iterator[str]:
-    for option, value in _functions(rule):
+    for option, value in functions_of(rule):
         what = "the response" if option in AFTER_RESPONSE else "the request"
         yield f"{option}= is a function of {what} ({dotted_path(value)})"
     if rule.tiers:
@@ -114,13 +114,6 @@ def _lacks(rule: Rule, fields: frozenset[str]) -> Iterator[str]:
     patterns = [pattern for place in (rule.match, rule.exclude) if place is not None for pattern in place.patterns]
     if "host" not in fields and any(pattern.kind == "host" for pattern in patterns):
         yield "match= needs the host"
-
-
-def _functions(rule: Rule) -> Iterator[tuple[str, Any]]:
-    options: list[tuple[str, Any]] = [("rate", rate) for rate in rule.rates]
-    options += [("exempt", function) for function in getattr(rule.exempt, "functions", ())]
-    options += [(option, getattr(rule, option)) for option in ("cost", "skip", "tier", *sorted(AFTER_RESPONSE))]
-    return ((option, value) for option, value in options if callable(value))
 
 
 def _parts(key: object) -> Iterator[object]:

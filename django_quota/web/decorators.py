@@ -18,7 +18,7 @@ from django.http import HttpRequest, HttpResponseBase
 from django_quota.conf import current
 from django_quota.core.decisions import QuotaExceeded
 from django_quota.core.errors import ConfigurationError, RateError, RuleError, SubjectKeyError
-from django_quota.core.rules import Rule, RuleOptions, dotted_path, name_conflict
+from django_quota.core.rules import Rule, RuleOptions, dotted_path, functions_of, name_conflict
 from django_quota.engine.plans import Plan
 from django_quota.services.subjects import check_keys, compile_key, is_async_callable
 from django_quota.web.request_rules import (
@@ -199,10 +199,7 @@ class _Decorator:
         if isinstance(rule, str):
             return
         keys = [key for given in (rule.key, rule.distinct) for key in (given if isinstance(given, tuple) else (given,))]
-        functions = [(option, getattr(rule, option)) for option in ("cost", "skip", "tier", "settle", "counts")]
-        functions += [("exempt", function) for function in getattr(rule.exempt, "functions", ())]
-        functions += [("key", key) for key in keys] + [("rate", rate) for rate in rule.rates]
-        for option, value in functions:
+        for option, value in (*functions_of(rule), *(("key", key) for key in keys)):
             if is_async_callable(value):
                 raise RuleError(f"{option}={dotted_path(value)} is async, but the view is not. Use a sync function.")
 

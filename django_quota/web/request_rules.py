@@ -12,7 +12,7 @@ example because a wrong token was answered with 401.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 
 from django_quota.conf import current
-from django_quota.core.rules import Rule
+from django_quota.core.rules import AFTER_RESPONSE, Rule, functions_of
 from django_quota.services.site_rules import site_rules
 from django_quota.web.responses import decision_of
 from django_quota.web.view_kinds import called_view
@@ -252,10 +252,9 @@ def rules_for_now(request: HttpRequest, rules: list[Rule], view: Any, args: tupl
 
 def needs_view(rule: Rule) -> bool:
     """Say whether a rule needs the user, the body, or a function of the request, which may look at the user."""
-    functions: Sequence[object] = (rule.cost, rule.skip, rule.tier, *rule.rates)
-    if rule.tiers or rule.reads_body or any(map(callable, functions)):
+    if rule.tiers or rule.reads_body or (rule.exempt is not None and rule.exempt.staff):
         return True
-    if rule.exempt is not None and (rule.exempt.staff or rule.exempt.functions):
+    if any(option not in AFTER_RESPONSE for option, _ in functions_of(rule)):
         return True
     return any(_is_about_the_user(part) for key in (rule.key, rule.distinct) for part in _parts(key))
 
