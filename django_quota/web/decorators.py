@@ -20,10 +20,10 @@ from django_quota.core.decisions import QuotaExceeded
 from django_quota.core.errors import ConfigurationError, RateError, RuleError, SubjectKeyError
 from django_quota.core.rules import Rule, RuleOptions, dotted_path, functions_of, name_conflict
 from django_quota.engine.plans import Plan
+from django_quota.services.request_state import state_of
 from django_quota.services.subjects import check_keys, compile_key, is_async_callable
 from django_quota.web.request_rules import (
     MARK,
-    WAITING,
     Limited,
     RuleSource,
     is_claimed,
@@ -35,7 +35,6 @@ from django_quota.web.request_rules import (
     settings_rule,
 )
 from django_quota.web.responses import (
-    DEFERRED,
     alimit_request,
     arefuse_in_view,
     limit_request,
@@ -245,17 +244,17 @@ def _wrapper(spec: Limited) -> Callable[..., Any]:
             refused = limit_request(request, rules_for_now(request, spec.rules(owner), view, args))
             if refused is not None:
                 return refused
-        plans = take_unsettled(request) if spec.may_settle else None
+        plans = take_unsettled(request) if spec.may_settle else ()
         try:
             response = view(*args, **kwargs)
             if not isinstance(response, HttpResponseBase) and isawaitable(response):
                 return _finish(request, lambda: response, plans)  # an async view behind a sync wrapper
-            if plans or hasattr(request, WAITING):
+            if plans or state_of(request).waiting:
                 response = _decide_waiting(request, response)
         except QuotaExceeded as exceeded:
             response = refuse_in_view(request, exceeded.decision)
         except Exception as error:
-            settle_response(request, error, plans or ())
+            settle_response(request, error, plans)
             raise
         if plans:
             settle_response(request, response, plans)
@@ -280,22 +279,22 @@ async def _acall(
         refused = await alimit_request(request, rules_for_now(request, spec.rules(owner), spec.view, args))
         if refused is not None:
             return refused
-    plans = take_unsettled(request) if spec.may_settle else None
+    plans = take_unsettled(request) if spec.may_settle else ()
     return await _finish(request, partial(spec.view, *args, **kwargs), plans)
 
 
-async def _finish(request: HttpRequest, view: Callable[[], Any], plans: Sequence[Plan] | None) -> HttpResponseBase:
+async def _finish(request: HttpRequest, view: Callable[[], Any], plans: Sequence[Plan]) -> HttpResponseBase:
     """Call a view, and settle what its request took by the response, or by the error that left the view."""
     try:
         response = view()
         if isawaitable(response):
             response = await response
-        if plans or hasattr(request, WAITING):
+        if plans or state_of(request).waiting:
             response = await _adecide_waiting(request, response)
     except QuotaExceeded as exceeded:
         response = await arefuse_in_view(request, exceeded.decision)
     except (Exception, CancelledError) as error:
-        await asettle_response(request, error, plans or ())
+        await asettle_response(request, error, plans)
         raise
     if plans:
         await asettle_response(request, response, plans)
@@ -304,16 +303,16 @@ async def _finish(request: HttpRequest, view: Callable[[], Any], plans: Sequence
 
 def _decide_waiting(request: HttpRequest, response: Any) -> Any:
     """Decide and settle the rules that the view has left, unless the middleware does; return the response to send."""
-    if hasattr(request, DEFERRED):
+    if state_of(request).is_in_middleware:
         return response
     response = limit_request(request, rules_left(request)) or response
-    settle_response(request, response, take_unsettled(request) or ())
+    settle_response(request, response, take_unsettled(request))
     return response
 
 
 async def _adecide_waiting(request: HttpRequest, response: Any) -> Any:
-    if hasattr(request, DEFERRED):
+    if state_of(request).is_in_middleware:
         return response
     response = await alimit_request(request, rules_left(request)) or response
-    await asettle_response(request, response, take_unsettled(request) or ())
+    await asettle_response(request, response, take_unsettled(request))
     return response

@@ -12,7 +12,7 @@ example because a wrong token was answered with 401.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from django_quota.conf import current
 from django_quota.core.rules import AFTER_RESPONSE, Rule, functions_of
+from django_quota.services.request_state import state_of
 from django_quota.services.site_rules import site_rules
 from django_quota.web.responses import decision_of
 from django_quota.web.view_kinds import called_view
@@ -34,23 +35,22 @@ RuleSource = Callable[[type | None], Rule]
 MARK = "_django_quota"
 """The attribute of a view with what `@quota` keeps of it."""
 
-_ASKED = "_django_quota_asked"
-"""The attribute of a request whose rules of the settings have been decided."""
-
 
 def rules_before(request: HttpRequest, view: Callable[..., Any]) -> list[Rule]:
     """Return the rules to decide before the view: those of the settings, and those of the view."""
-    if hasattr(request, _ASKED):
+    state = state_of(request)
+    if state.is_asked:
         return []
-    setattr(request, _ASKED, True)
+    state.is_asked = True
     return rules_for_now(request, site_rules(request) + claim_view_rules(request, view), view)
 
 
-def rules_after(request: HttpRequest) -> list[Rule]:
+def rules_after(request: HttpRequest) -> Sequence[Rule]:
     """Return the rules to decide on the way back: those that the view has left, or all if there was no view."""
-    if hasattr(request, _ASKED):
+    state = state_of(request)
+    if state.is_asked:
         return rules_left(request)
-    setattr(request, _ASKED, True)
+    state.is_asked = True
     return site_rules(request)
 
 
@@ -121,15 +121,12 @@ def limited(view: object) -> Limited | None:
     return found if found is not None and found.wrapper is view else None
 
 
-_CLAIMED = "_django_quota_claimed"
-"""The attribute of a request with the `@quota` whose rules the middleware decides before it calls the view."""
-
-
 def is_claimed(request: HttpRequest, spec: Limited) -> bool:
     """Return whether the middleware has decided a decorator's rules for this call of the view, but not for the next."""
-    if getattr(request, _CLAIMED, None) is not spec:
+    state = state_of(request)
+    if state.claimed is not spec:
         return False
-    delattr(request, _CLAIMED)
+    state.claimed = None
     return True
 
 
@@ -140,7 +137,7 @@ def claim_view_rules(request: HttpRequest, view: Callable[..., Any]) -> list[Rul
         spec = limited(_handler(owner, request.method))
     if spec is None:
         return []
-    setattr(request, _CLAIMED, spec)
+    state_of(request).claimed = spec
     return spec.rules(owner)
 
 
@@ -195,9 +192,6 @@ _CHANGE_NOTHING = {getattr(csrf_exempt(view), "__code__", None) for view in (_no
 
 # --- rules that wait for the view -------------------------------------------------------------------------------------
 
-WAITING = "_django_quota_waiting"
-"""The attribute of a request with the rules that wait."""
-
 _finders: list[Callable[[Any], bool]] = []
 
 
@@ -205,7 +199,7 @@ def decides_later(finder: F) -> F:
     """Register a function that says whether a view decides its rules by itself; it can be used as a decorator.
 
     The function gets the view as Django calls it: a function, for example from `as_view()`, a class or its instance.
-    Such a view must call `take_waiting_rules`, and decide what that returns.
+    Such a view must call `take_waiting_rules` (in `adapters`), and decide what that returns.
     """
     _finders.append(finder)
     return finder
@@ -216,23 +210,17 @@ def is_decided_later(view: Any) -> bool:
     return any(finder(view) for finder in _finders)
 
 
-def take_waiting_rules(request: HttpRequest) -> list[Rule]:
-    """Return the rules of the settings and of `@quota` that the view must decide; they wait no longer."""
-    rules: list[Rule] = request.__dict__.pop(WAITING, [])
-    return rules
-
-
-def rules_left(request: HttpRequest) -> list[Rule]:
+def rules_left(request: HttpRequest) -> Sequence[Rule]:
     """Return the rules that still wait when the view has answered; none if the request is refused already.
 
     Rules that need the body are left out if the view has read it, so that it cannot be read again.
     """
-    rules = take_waiting_rules(request)
+    rules = state_of(request).take_waiting()
     if not rules:
-        return rules
+        return ()
     decision = decision_of(request)
     if decision is not None and decision.enforced:
-        return []
+        return ()
     is_readable = not getattr(request, "_read_started", False) or hasattr(request, "_body")
     return [rule for rule in rules if is_readable or not rule.reads_body]
 
@@ -246,7 +234,8 @@ def rules_for_now(request: HttpRequest, rules: list[Rule], view: Any, args: tupl
         return rules
     waiting = [rule for rule in rules if needs_view(rule)]
     if waiting:
-        setattr(request, WAITING, [*getattr(request, WAITING, ()), *waiting])
+        state = state_of(request)
+        state.waiting = (*state.waiting, *waiting)
     return [rule for rule in rules if rule not in waiting]
 
 
