@@ -30,8 +30,9 @@ from django_quota.services.logins import login_hits, login_ttl, unlock
 from django_quota.services.metrics import Counted, RuleLabels, counted
 from django_quota.services.observers import observe, unobserve
 from django_quota.services.request_decisions import adecide_request, decide_request, new_plan, note_decided
-from django_quota.services.subjects import BODY_PARSER, check_keys, digest, is_user, named_subject
-from django_quota.web import request_rules, responses, wording
+from django_quota.services.request_state import state_of
+from django_quota.services.subjects import check_keys, digest, is_user, named_subject
+from django_quota.web import responses, wording
 from django_quota.web.concurrency import RequestSlot
 from django_quota.web.request_rules import decides_later
 from django_quota.web.rule_checks import position_of
@@ -132,7 +133,7 @@ def take_waiting_rules(request: Any) -> list[Rule]:
 
     They wait no longer: pass them to `decide`, with the rules of your own.
     """
-    return request_rules.take_waiting_rules(_read_request(request))
+    return list(state_of(_read_request(request)).take_waiting())
 
 
 def set_body_parser(request: Any, parse: Callable[[], Any]) -> None:
@@ -141,7 +142,7 @@ def set_body_parser(request: Any, parse: Callable[[], Any]) -> None:
     The keys `post:` and `json:` take their fields from what it returns, if that is a dict. It is called once, and only
     if a rule needs the body. If it raises, so does `decide`.
     """
-    setattr(_read_request(request), BODY_PARSER, parse)
+    state_of(_read_request(request)).parse_body = parse
 
 
 def apply_decision(request: Any, decision: Decision) -> Decision:
@@ -165,7 +166,7 @@ async def arefusal(request: Any, decision: Decision) -> HttpResponse:
 
 def passes_middleware(request: Any) -> bool:
     """Return whether the request passes a `QuotaMiddleware`, which answers a `QuotaExceeded` with 429."""
-    return hasattr(_read_request(request), responses.DEFERRED)
+    return state_of(_read_request(request)).is_in_middleware
 
 
 def has_middleware() -> bool:
