@@ -13,7 +13,7 @@ example because a wrong token was answered with 401.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from django.http import HttpRequest
@@ -21,7 +21,7 @@ from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 
 from django_quota.conf import current
-from django_quota.core.rules import AFTER_RESPONSE, Rule, functions_of
+from django_quota.core.rules import AFTER_RESPONSE, Rule, functions_of, key_parts
 from django_quota.services.request_state import state_of
 from django_quota.services.site_rules import site_rules
 from django_quota.web.responses import decision_of
@@ -29,8 +29,8 @@ from django_quota.web.view_kinds import called_view
 
 F = TypeVar("F", bound=Callable[[Any], bool])
 
-RuleSource = Callable[[type | None], Rule]
-"""Returns the rule of a decorator at each request, from the class of the view (None for a function)."""
+NameFor = Callable[[type | None], str]
+"""Returns the name of the limits of a view, from its class (None for a function)."""
 
 MARK = "_django_quota"
 """The attribute of a view with what `@quota` keeps of it."""
@@ -57,17 +57,45 @@ def rules_after(request: HttpRequest) -> Sequence[Rule]:
 # --- the `@quota` of a view -------------------------------------------------------------------------------------------
 
 
+class RuleSource:
+    """The rule of one `@quota`: the decorator's own, or one of the settings."""
+
+    __slots__ = ("_made", "name_for", "rule")
+
+    def __init__(self, rule: str | Rule, name_for: NameFor | None, made: dict[str, Rule]) -> None:
+        self.rule: str | Rule = rule
+        """The decorator's own rule, or the name of one of the settings."""
+        self.name_for: NameFor | None = name_for
+        """Returns the name of a rule that has none of its own: the path of the view."""
+        self._made: dict[str, Rule] = made
+        """The rules that have such names. The `@quota` keeps them, since `method_decorator` uses it once a request."""
+
+    def rule_for(self, owner: type | None) -> Rule:
+        """Return the rule, for a view of this class (None for a function)."""
+        rule = self.rule
+        if isinstance(rule, str):
+            return current().rule(rule)
+        if self.name_for is None:
+            return rule
+        name = self.name_for(owner)
+        made = self._made.get(name)
+        if made is None:
+            made = self._made[name] = rule.renamed(name)
+        return made
+
+
 class Limited:
-    """What `@quota` keeps of a view: the view, and the sources of the rules of all `@quota` directly on it."""
+    """What `@quota` keeps of a view: the view, and the rules of all `@quota` directly on it."""
 
-    __slots__ = ("_of_function", "depth", "may_settle", "sources", "view", "wrapper")
+    __slots__ = ("_of_function", "depth", "may_settle", "names", "sources", "view", "wrapper")
 
-    def __init__(
-        self, view: Callable[..., Any], sources: tuple[RuleSource, ...], depth: int, *, may_settle: bool
-    ) -> None:
+    def __init__(self, view: Callable[..., Any], sources: tuple[RuleSource, ...], depth: int) -> None:
         self.view: Callable[..., Any] = view
         self.sources: tuple[RuleSource, ...] = sources
-        self.may_settle: bool = may_settle
+        rules = [source.rule for source in sources]
+        self.names: list[str] = [rule for rule in rules if isinstance(rule, str)]
+        """The names of its rules from the settings."""
+        self.may_settle: bool = any(isinstance(rule, str) or rule.settles for rule in rules)
         """Whether a rule may look at the response: one of the settings may."""
         self.depth: int = depth
         """How many `@quota` there are from here on, with those below other decorators."""
@@ -75,35 +103,18 @@ class Limited:
         self._of_function: list[Rule] | None = None
         """The rules of a function, if none is from the settings: then they never change."""
 
-    @property
-    def names(self) -> list[str]:
-        """The names of its rules from the settings."""
-        sources = [source for source in self.sources if isinstance(source, partial)]
-        return [source.args[0] for source in sources if source.func is settings_rule]
-
     def names_by_view(self, owner: type | None) -> list[str]:
         """Return the names of its rules without `name=`, for a view of this class (None for a function)."""
-        sources = [source for source in self.sources if isinstance(source, partial)]
-        return [source.args[0](owner) for source in sources if source.func not in (settings_rule, own_rule)]
+        return [source.name_for(owner) for source in self.sources if source.name_for is not None]
 
     def rules(self, owner: type | None) -> list[Rule]:
         """Return its rules, for a view of this class (None for a function)."""
         if owner is None and self._of_function is not None:
             return self._of_function
-        rules = [source(owner) for source in self.sources]
+        rules = [source.rule_for(owner) for source in self.sources]
         if owner is None and not self.names:
             self._of_function = rules
         return rules
-
-
-def own_rule(rule: Rule, owner: type | None) -> Rule:  # noqa: ARG001 — a RuleSource
-    """Return the rule that the decorator was given."""
-    return rule
-
-
-def settings_rule(name: str, owner: type | None) -> Rule:  # noqa: ARG001 — a RuleSource
-    """Return the rule of the settings that the decorator names."""
-    return current().rule(name)
 
 
 def marked(view: object) -> Limited | None:
@@ -245,17 +256,11 @@ def needs_view(rule: Rule) -> bool:
         return True
     if any(option not in AFTER_RESPONSE for option, _ in functions_of(rule)):
         return True
-    return any(_is_about_the_user(part) for key in (rule.key, rule.distinct) for part in _parts(key))
-
-
-def _parts(key: object) -> tuple[object, ...]:
-    return key if isinstance(key, tuple) else (key,)
+    return any(_is_about_the_user(part) for _, part in key_parts(rule))
 
 
 def _is_about_the_user(part: object) -> bool:
     """Say whether a part of a key is the user, or a function, by itself or by its dotted path."""
-    if isinstance(part, tuple):
-        return any(map(_is_about_the_user, part))
     if isinstance(part, str):
         return part in ("user", "user_or_ip") or ("." in part and ":" not in part)
     return callable(part)

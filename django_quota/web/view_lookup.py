@@ -105,7 +105,7 @@ class LimitedView(NamedTuple):
         """Return the rules, without those that are wrong."""
         for source in self.spec.sources:
             try:
-                yield source(self.owner)
+                yield source.rule_for(self.owner)
             except ConfigurationError:  # a system check reports it
                 continue
 
