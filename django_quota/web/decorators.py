@@ -18,7 +18,7 @@ from django.http import HttpRequest, HttpResponseBase
 from django_quota.conf import current
 from django_quota.core.decisions import QuotaExceeded
 from django_quota.core.errors import ConfigurationError, RateError, RuleError, SubjectKeyError
-from django_quota.core.rules import Rule, RuleOptions, dotted_path, functions_of, name_conflict
+from django_quota.core.rules import Rule, RuleOptions, dotted_path, functions_of, key_parts, name_conflict
 from django_quota.engine.plans import Plan
 from django_quota.services.request_state import state_of
 from django_quota.services.subjects import check_keys, compile_key, is_async_callable
@@ -179,8 +179,7 @@ class _Decorator:
         rule = self._rule
         if isinstance(rule, str):
             return
-        keys = [key for given in (rule.key, rule.distinct) for key in (given if isinstance(given, tuple) else (given,))]
-        for option, value in (*functions_of(rule), *(("key", key) for key in keys)):
+        for option, value in (*functions_of(rule), *key_parts(rule)):
             if is_async_callable(value):
                 raise RuleError(f"{option}={dotted_path(value)} is async, but the view is not. Use a sync function.")
 

@@ -21,7 +21,7 @@ from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 
 from django_quota.conf import current
-from django_quota.core.rules import AFTER_RESPONSE, Rule, functions_of
+from django_quota.core.rules import AFTER_RESPONSE, Rule, functions_of, key_parts
 from django_quota.services.request_state import state_of
 from django_quota.services.site_rules import site_rules
 from django_quota.web.responses import decision_of
@@ -256,17 +256,11 @@ def needs_view(rule: Rule) -> bool:
         return True
     if any(option not in AFTER_RESPONSE for option, _ in functions_of(rule)):
         return True
-    return any(_is_about_the_user(part) for key in (rule.key, rule.distinct) for part in _parts(key))
-
-
-def _parts(key: object) -> tuple[object, ...]:
-    return key if isinstance(key, tuple) else (key,)
+    return any(_is_about_the_user(part) for _, part in key_parts(rule))
 
 
 def _is_about_the_user(part: object) -> bool:
     """Say whether a part of a key is the user, or a function, by itself or by its dotted path."""
-    if isinstance(part, tuple):
-        return any(map(_is_about_the_user, part))
     if isinstance(part, str):
         return part in ("user", "user_or_ip") or ("." in part and ":" not in part)
     return callable(part)

@@ -254,8 +254,7 @@ class TestWhoIsLimited:
 
 def check_store_is_empty() -> None:
     store: Any = current_store()
-    for shard in store._shards:
-        shard.kept.clear()
+    store._keys.kept.clear()
 
 
 # --- streaming --------------------------------------------------------------------------------------------------------
