@@ -7,7 +7,6 @@ calls them agrees with all others. For work without a request, use `check_all` a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from time import time_ns
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
@@ -15,7 +14,7 @@ from django.utils.translation import get_language
 
 from django_quota import conf
 from django_quota.conf import current
-from django_quota.core.clock import frozen_now, in_words
+from django_quota.core.clock import in_words, microseconds_of, moment_of, now
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow, run_sync
@@ -71,6 +70,8 @@ __all__ = [
     "login_hits",
     "login_ttl",
     "message",
+    "microseconds_of",
+    "moment_of",
     "now",
     "observe",
     "passes_middleware",
@@ -209,12 +210,6 @@ def subject_of(given: Any) -> str:
     Raises `RuleError` for anything else.
     """
     return subjects.subject_of(given, "a limit")
-
-
-def now() -> int:
-    """Return the time in microseconds since 1970; in tests the time that they have set."""
-    frozen = frozen_now()
-    return time_ns() // 1_000 if frozen is None else frozen
 
 
 def message(decision: Decision) -> str:

@@ -12,6 +12,7 @@ from datetime import date
 from typing import Any, NamedTuple
 
 from django_quota.conf import current
+from django_quota.core import clock
 from django_quota.core.clock import frozen_now
 from django_quota.core.days import day_of
 from django_quota.core.errors import StoreRefusesWrites
@@ -23,7 +24,6 @@ from django_quota.services.metrics import MINUTE, OTHER_LABEL
 from django_quota.services.registry import get_limiter
 from django_quota.stores.base import Store
 from django_quota.stores.cluster.walking import Walk
-from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis.store import RedisStore, time_of
 
 MINUTES = 60
@@ -224,7 +224,7 @@ def _read(store: Store, what: str | None) -> tuple[Activity, dict[str, int]]:
 
 
 def _read_memory(store: Store, what: str | None) -> tuple[Activity, dict[str, int]]:
-    found, *keys = _at(frozen_now() or MemoryStore.now(), what)
+    found, *keys = _at(clock.now(), what)
     found.bans = None
     counts, refused, slots = _hashes(store, [*keys, _key("slots")])
     most = sorted(refused.items(), key=lambda pair: -pair[1])[:SUBJECTS]

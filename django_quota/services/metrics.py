@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from django_quota.conf import current
+from django_quota.core import clock
 from django_quota.core.algorithms.concurrency import Concurrency
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.days import day_of
@@ -23,7 +24,6 @@ from django_quota.engine.metrics_operation import FIELDS, OTHER, OUTAGES, AddMet
 from django_quota.engine.plans import Plan
 from django_quota.services.flusher import flusher
 from django_quota.stores.base import Store
-from django_quota.stores.memory import MemoryStore
 
 MINUTE = 60 * SECOND
 
@@ -170,7 +170,7 @@ class DecisionMetrics:
         """Note that somebody asked for a slot; `span`: how long its leases last, in microseconds."""
         place = f"{escape(subject)} {field(name)} {limit}"
         with self._lock:
-            self._now = frozen_now() or MemoryStore.now()
+            self._now = clock.now()
             if place in self._slots or len(self._slots) < MAX_SLOTS:
                 self._slots[place] = max(span, SLOT_TTL)
         flusher.wake()

@@ -142,7 +142,7 @@ class TestShares:
         with freeze(START):
             for number in range(3 * CAP):
                 check("9/h", f"header.x:{number}", name=f"api-{number % floods}")
-            held = Counter(key.rpartition("}:r:")[2].partition(":")[0] for key in full.names())
+            held = Counter(key.rpartition("}:r:")[2].partition(":")[0] for shard in full._shards for key in shard.kept)
             assert max(held.values()) - min(held.values()) <= 1
             assert all(check("1/m", f"ip:192.0.2.{number}", name="login").allowed for number in range(30))
 
@@ -167,7 +167,7 @@ class TestShares:
         with freeze(START + 61 * SECOND):
             assert sum(check("9/m", f"b:{number}", name="api").allowed for number in range(CAP)) == SHARE
             full.sweep(START + 200 * SECOND)
-        assert len(full._keys.owners) == len(full._keys.held) == 0
+        assert [len(shard.owners) + len(shard.held) for shard in full._shards] == [0] * len(full._shards)
 
 
 def fill() -> None:
@@ -233,11 +233,11 @@ class TestLaws:
         self, hits: list[tuple[int, int, int]], algorithm: str
     ) -> None:
         rule, now = Rule.make("r", "4/m", algorithm=algorithm, ban={"after": "2/m", "for": ["1m"]}), START
-        drafted, plain = memory._Keys(), DictStates()
+        drafted, plain = memory._Shard(), DictStates()
         for who, cost, later in hits:
             now += later * SECOND
             step = Decide(hits_of(rule, subject=f"a:{who}", cost=cost, now=now), "check")
-            draft = memory._Draft(drafted, step.keys)
+            draft = memory._Draft(dict.fromkeys(step.keys, drafted))
             before = len(drafted.kept)
             assert step.run(draft, now) == step.run(plain, now)
             grows = draft.growth()
