@@ -144,7 +144,7 @@ def test_chinese_has_no_space_between_sentences(settings: Any, language: str, ex
     settings.QUOTA = {"STORE": "memory"}
     with translation.override(language), freeze(START):
         check("1/m", "global")
-        assert wording.message(check("1/m", "global"), language) == expected
+        assert wording.message(check("1/m", "global")) == expected
 
 
 def test_messages_of_code_are_found_by_what_the_functions_are_called() -> None:
