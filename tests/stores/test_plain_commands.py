@@ -41,12 +41,10 @@ def test_plain_commands_have_timeouts_where_the_alias_sets_none(redis_server: Re
 def test_timeouts_of_the_alias_win(redis_server: RedisServer, settings: Any) -> None:
     settings.CACHES = caches(redis_server)
     with redis_store().commands() as client:
-        assert client is get_redis_connection("default")
+        assert client.connection_pool is get_redis_connection("default").connection_pool
     pool = redis.ConnectionPool.from_url(redis_server.url, socket_timeout=9)
-    with redis.Redis(connection_pool=pool) as given:
-        made = plain_client(given)
+    with plain_client(pool) as made:
         assert timeouts_of(made) == (9, PLAIN_TIMEOUT)
-        made.close()
 
 
 def test_plain_commands_behind_sentinel_go_to_the_primary(sentinel_port: int, settings: Any) -> None:

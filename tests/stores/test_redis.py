@@ -421,7 +421,7 @@ def test_the_store_opens_only_max_connections(redis_server: RedisServer, raw: re
 
 
 def test_a_thread_may_start_a_loop_while_another_one_looks_for_closed_loops() -> None:
-    found, loops = ConnectionsByLoop("default"), [Mock(is_closed=bool) for _ in range(500)]
+    found, loops = ConnectionsByLoop(Mock()), [Mock(is_closed=bool) for _ in range(500)]
     is_over, interval = threading.Event(), sys.getswitchinterval()
 
     def start_loops() -> None:
