@@ -140,7 +140,7 @@ class ClusterStore(RedisStore):
             return run_sync(self._router.server_of(slot_of(key)))
 
     def node_keys(self, key: str) -> list[str]:
-        """Return the names of all copies of a system key; see `node_keys.node_keys`."""
+        """Return the names of all copies of a system key; see `slots.node_keys`."""
         return node_keys(key)
 
     def node_key(self, key: str, server: Server) -> str:
