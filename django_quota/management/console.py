@@ -22,8 +22,9 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 from django.utils.connection import ConnectionDoesNotExist
 
+from django_quota.conf import current
 from django_quota.core.clock import SECOND
-from django_quota.core.errors import QuotaError
+from django_quota.core.errors import QuotaError, StoreUnavailable
 from django_quota.services.lookup import is_address, rule_hint, subject_hint
 from django_quota.services.registry import get_limiter
 from django_quota.stores.redis.store import RedisStore
@@ -109,8 +110,10 @@ def redis_store() -> RedisStore:
 
 
 def explain(error: Exception) -> str:
-    """Return what went wrong, and what to do if our tables are missing."""
+    """Return what went wrong; of Redis, in which cache alias, and what to do if our tables are missing."""
     words = str(error).strip()
+    if isinstance(error, StoreUnavailable):
+        return f'{words.rstrip(".")}. It is the Redis of CACHES["{current().cache}"].'
     if isinstance(error, ConnectionDoesNotExist):
         return f"{words} Use an alias of DATABASES."
     is_missing = isinstance(error, DatabaseError) and "django_quota_" in words and "column" not in words
