@@ -11,8 +11,9 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
 
 from django.http import HttpRequest
 
-from django_quota.conf import UNIX, Network, QuotaSettings, current
+from django_quota.conf import UNIX, QuotaSettings, current
 from django_quota.core.errors import ConfigurationError, RuleError
+from django_quota.core.rules import Network
 
 logger = logging.getLogger("django_quota")
 

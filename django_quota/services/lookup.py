@@ -52,13 +52,6 @@ MAX_USER_TEXT = 320
 MAX_NAMES = 100
 """Names that `distinct_names` returns unless you ask for another number."""
 
-MAX_SUBJECTS = 20
-"""Subjects of daily counters that one text may match."""
-
-MAX_RULES = 10
-"""Rules of daily counters that one text may match."""
-
-
 # --- from text to a subject -------------------------------------------------------------------------------------------
 
 _BETWEEN_PARTS = re.compile(
@@ -401,31 +394,6 @@ _BYTE_ORDER = frozenset({"sqlite", "postgresql"})
 """Databases that compare subjects and rules byte by byte, so that one range of an index holds a common prefix."""
 
 _LAST_CHARACTER = "\U0010ffff"
-
-
-@dataclass(frozen=True, slots=True)
-class CounterSearch:
-    """What a search in the daily counters found."""
-
-    condition: Q
-    """Selects the rows."""
-    subjects: tuple[str, ...] = ()
-    """The subjects that the text means, where it means subjects."""
-
-
-def search_counters(text: str, *, with_users: bool) -> CounterSearch:
-    """Find the rows that a text means: a rule's full name, else users and subjects, else rules by their beginning.
-
-    Only a bounded number of names is looked up, so the condition stays cheap on a million rows.
-    """
-    if not text or "\0" in text:  # Django's search form refuses a null character, as PostgreSQL does
-        return CounterSearch(Q())
-    rules = distinct_names("rule", text, MAX_RULES)
-    if rules[:1] == [text]:
-        return CounterSearch(Q(rule=text))
-    users = find_users(text, prefix=True) if with_users else []
-    subjects = (*distinct_names("subject", text, MAX_SUBJECTS), *map(user_subject, users))
-    return CounterSearch(Q(subject__in=subjects), subjects) if subjects else CounterSearch(Q(rule__in=rules))
 
 
 def starts_with(field: str, text: str, using: str | None = None) -> Q:
