@@ -25,7 +25,8 @@ from django.utils.connection import ConnectionDoesNotExist
 from django_quota.conf import current
 from django_quota.core.clock import SECOND
 from django_quota.core.errors import QuotaError, StoreUnavailable
-from django_quota.services.lookup import is_address, rule_hint, subject_hint
+from django_quota.services.addresses import is_address
+from django_quota.services.lookup import rule_hint, subject_hint
 from django_quota.services.registry import get_limiter
 from django_quota.stores.redis.store import RedisStore
 
