@@ -26,7 +26,8 @@ from django.utils.timezone import is_naive, make_aware
 
 from django_quota.core.clock import SECOND
 from django_quota.core.errors import QuotaError
-from django_quota.services.lookup import is_address, rule_hint, subject_hint
+from django_quota.services.addresses import is_address
+from django_quota.services.lookup import rule_hint, subject_hint
 from django_quota.services.registry import get_limiter
 from django_quota.stores.redis.store import RedisStore
 
