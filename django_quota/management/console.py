@@ -21,6 +21,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 from django.utils.connection import ConnectionDoesNotExist
+from django.utils.dateparse import parse_datetime
+from django.utils.timezone import is_naive, make_aware
 
 from django_quota.conf import current
 from django_quota.core.clock import SECOND
@@ -129,6 +131,15 @@ def printable(text: str) -> str:
 def second_of(moment: int) -> str:
     """Return a moment (microseconds since 1970) to the second in UTC: `2026-11-22 19:12:28Z`."""
     return f"{datetime.fromtimestamp(moment // SECOND, UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+def parse_moment(text: str) -> datetime | None:
+    """Return an ISO 8601 date and time, in the time zone of the settings if it names none; None for another text."""
+    try:
+        moment = parse_datetime(text)
+    except ValueError:  # the form is right, but there is no such day or hour
+        return None
+    return make_aware(moment) if moment is not None and is_naive(moment) else moment
 
 
 def counted(number: int, one: str, many: str = "") -> str:
