@@ -108,11 +108,14 @@ def hints_of(row: QuotaOverride, *, with_users: bool) -> list[str]:
 def preview_of(form: OverrideForm) -> dict[str, Any]:
     """Return what the override in a form would do, or why that is not known: the context of the preview."""
     row = form.instance
-    preview = {"row": row, "is_ended": row.expires is not None and row.expires <= timezone.now()}
-    if form.errors or not (form.is_bound or row.pk):
-        return preview
-    # Hints on users cost queries, so a row that is only opened goes without them.
-    preview["hints"] = hints_of(row, with_users=form.sees_users and form.is_bound)
+    if form.errors or not (form.is_bound or row.pk):  # to look for errors fills the row
+        return {"row": row}
+    preview = {
+        "row": row,
+        "is_ended": row.expires is not None and row.expires <= timezone.now(),
+        # Hints on users cost queries, so a row that is only opened goes without them.
+        "hints": hints_of(row, with_users=form.sees_users and form.is_bound),
+    }
     override = as_published(row)
     if override is None:
         return preview | {"trouble": _("The rate cannot be read.")}
