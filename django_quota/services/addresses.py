@@ -237,5 +237,10 @@ def is_network(text: str) -> bool:
     return bool(slash) and canonical(address, FULL) is not None
 
 
+def is_address(text: str) -> bool:
+    """Return whether a text is an IP address or a network, without the `ip:` of a subject."""
+    return is_network(text) or canonical(text, FULL) is not None
+
+
 def _no_address(part: str) -> RuleError:
     return RuleError(f"{reprlib.repr(part)} is not an IP address. Use, for example, 'ip:203.0.113.9'.")

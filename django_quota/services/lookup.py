@@ -29,7 +29,7 @@ from django_quota.core.errors import RuleError, nearest
 from django_quota.core.flow import run_sync
 from django_quota.core.rules import dotted_path, is_valid_name
 from django_quota.models import DailyCounter
-from django_quota.services.addresses import FULL, canonical, is_network, own_prefixes
+from django_quota.services.addresses import is_address, is_network, own_prefixes
 from django_quota.services.known_rules import known_rules
 from django_quota.services.overrides import ALL_RULES
 from django_quota.services.request_state import state_of
@@ -64,11 +64,6 @@ _FIELDS = ("header", "cookie", "kwarg", "get", "post", "json", "login")
 """The kinds that take a value after an equals sign. Their subjects begin with `header.`, `cookie.` and so on."""
 
 _VALUE = re.compile(r"(header|cookie|kwarg|get|post|json|login):([^=]+)=(.*)|session=(.*)", re.DOTALL)
-
-
-def is_address(text: str) -> bool:
-    """Return whether a text is an IP address or a network, without the `ip:` of a subject."""
-    return is_network(text) or canonical(text, FULL) is not None
 
 
 def parse_subject_input(text: str) -> str:
