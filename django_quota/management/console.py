@@ -24,8 +24,9 @@ from django.utils.connection import ConnectionDoesNotExist
 from django.utils.dateparse import parse_datetime
 from django.utils.timezone import is_naive, make_aware
 
+from django_quota.conf import current
 from django_quota.core.clock import SECOND
-from django_quota.core.errors import QuotaError
+from django_quota.core.errors import QuotaError, StoreUnavailable
 from django_quota.services.addresses import is_address
 from django_quota.services.lookup import rule_hint, subject_hint
 from django_quota.services.registry import get_limiter
@@ -112,8 +113,10 @@ def redis_store() -> RedisStore:
 
 
 def explain(error: Exception) -> str:
-    """Return what went wrong, and what to do if our tables are missing."""
+    """Return what went wrong; of Redis, in which cache alias, and what to do if our tables are missing."""
     words = str(error).strip()
+    if isinstance(error, StoreUnavailable):
+        return f'{words.rstrip(".")}. It is the Redis of CACHES["{current().cache}"].'
     if isinstance(error, ConnectionDoesNotExist):
         return f"{words} Use an alias of DATABASES."
     is_missing = isinstance(error, DatabaseError) and "django_quota_" in words and "column" not in words
