@@ -54,8 +54,7 @@ from django_quota.services.overrides import (
     with_overrides,
 )
 from django_quota.services.registry import get_limiter
-from django_quota.services.scanning import find_hashes
-from django_quota.stores.cluster.walking import Walk
+from django_quota.services.scanning import Walk, find_hashes
 from django_quota.stores.redis.store import RedisStore
 
 logger = logging.getLogger("django_quota")

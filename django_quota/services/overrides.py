@@ -15,8 +15,8 @@ from django_quota.core.clock import SECOND
 from django_quota.core.keys import field, key_of, subject_base, system_key
 from django_quota.engine.operations import Operation, text
 from django_quota.engine.override_operations import FIELD, CompletePublication, PublishOverrides, RaiseGeneration
+from django_quota.services.scanning import Walk
 from django_quota.stores.base import Store
-from django_quota.stores.cluster.walking import Walk
 from django_quota.stores.redis.store import RedisStore, Server
 
 ALL_RULES = "*"

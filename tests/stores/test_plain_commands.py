@@ -42,7 +42,7 @@ def test_plain_commands_have_timeouts_where_the_alias_sets_none(redis_server: Re
 def test_timeouts_of_the_alias_win(redis_server: RedisServer, settings: Any) -> None:
     settings.CACHES = caches(redis_server)
     with redis_store().commands() as client:
-        assert client is get_redis_connection("default")
+        assert client.connection_pool is get_redis_connection("default").connection_pool
     alias = settings.CACHES["default"]
     settings.CACHES = {"default": {**alias, "OPTIONS": {"SOCKET_TIMEOUT": 9}}}
     forget_connections()
