@@ -26,7 +26,6 @@ from django_quota.web.request_rules import (
     MARK,
     Limited,
     RuleSource,
-    is_claimed,
     limited,
     marked,
     rules_for_now,
@@ -215,7 +214,8 @@ def _wrap(spec: Limited) -> Callable[..., Any]:
 def _call(
     spec: Limited, request: HttpRequest, owner: type | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    if not is_claimed(request, spec):
+    state = state_of(request)
+    if not state.take_claim(spec):
         refused = limit_request(request, rules_for_now(request, spec.rules(owner), spec.view, args))
         if refused is not None:
             return refused
@@ -224,7 +224,7 @@ def _call(
         response = spec.view(*args, **kwargs)
         if not isinstance(response, HttpResponseBase) and isawaitable(response):
             return _finish(request, lambda: response, plans)  # an async view behind a sync wrapper
-        if plans or state_of(request).waiting:
+        if plans or state.waiting:
             response = _decide_waiting(request, response)
     except QuotaExceeded as exceeded:
         response = refuse_in_view(request, exceeded.decision)
@@ -239,7 +239,7 @@ def _call(
 async def _acall(
     spec: Limited, request: HttpRequest, owner: type | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> HttpResponseBase:
-    if not is_claimed(request, spec):
+    if not state_of(request).take_claim(spec):
         refused = await alimit_request(request, rules_for_now(request, spec.rules(owner), spec.view, args))
         if refused is not None:
             return refused
