@@ -134,9 +134,13 @@ def a_connection_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def no_tables_where_there_is_no_database(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that look for what waits in the database do without it, as on a site that has none."""
+    """Commands that look for what waits in the database do without it, as on a site that has none.
+
+    The end of a response leaves the connections alone that earlier tests of this process have opened.
+    """
     if "database" not in request.fixturenames and request.node.get_closest_marker("django_db") is None:
         monkeypatch.setattr("django_quota.management.pending_overrides.has_tables", lambda _: False)
+        monkeypatch.setattr(BaseDatabaseWrapper, "close_if_unusable_or_obsolete", lambda _: None)
 
 
 @pytest.fixture(autouse=True)

@@ -301,7 +301,6 @@ urlpatterns = [
 
 
 @both_stores
-@pytest.mark.django_db  # the end of a response looks after connections, which other tests may have opened
 @pytest.mark.urls("tests.api.test_concurrency")
 class TestStreaming:
     @pytest.mark.parametrize("url", ["/stream/", "/twice/"])

@@ -11,8 +11,6 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from django.core.signals import request_finished
-from django.db import close_old_connections
 from django.http import FileResponse, HttpResponse, StreamingHttpResponse
 
 from django_quota import Hold, areserve, peek, reserve, reserve_all
@@ -30,14 +28,6 @@ pytestmark = pytest.mark.usefixtures("either_store")
 def frozen(either_store: None) -> Iterator[None]:
     with freeze(START):
         yield
-
-
-@pytest.fixture(autouse=True)
-def no_database() -> Iterator[None]:
-    """A response that is closed also closes the connections that other tests have left."""
-    request_finished.disconnect(close_old_connections)
-    yield
-    request_finished.connect(close_old_connections)
 
 
 class Model:
