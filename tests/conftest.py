@@ -19,10 +19,11 @@ from django.db.backends.signals import connection_created
 from django.db.backends.sqlite3.base import DatabaseWrapper as SqliteWrapper
 
 from django_quota import Lease
+from django_quota.core.clock import freeze_for_all, moment_of
 from django_quota.services.flusher import Flusher, flusher
 from django_quota.services.leases import LeaseRefresher
 from django_quota.stores.cluster.client import ClusterConnectionFactory
-from django_quota.testing import RedisServer, running_redis
+from django_quota.testing import QuotaKit, RedisServer, running_redis
 from tests.support import inputs, selection
 from tests.support.clusters import Cluster, running_cluster
 from tests.support.commands import PATIENCE
@@ -37,6 +38,7 @@ from tests.support.databases import (
 )
 from tests.support.outages import clock, mute
 from tests.support.sentinels import sentinel_port
+from tests.support.steps import START
 from tests.support.stores import PATIENT, caches, cluster_caches, cluster_program, forget_forms, named, programs
 
 __all__ = ["clock", "mute", "sentinel_port"]  # fixtures of tests/support
@@ -254,6 +256,15 @@ def either_store(request: pytest.FixtureRequest, started: Callable[[Path], Redis
     with redis.Redis.from_url(server.url) as client:
         client.flushall()
     settings.CACHES = caches(server)
+
+
+@pytest.fixture
+def the_clock_stands() -> Iterator[QuotaKit]:
+    """Have all threads and tasks see one time, which the test moves."""
+    kit = QuotaKit()
+    kit.now = moment_of(START)
+    yield kit
+    freeze_for_all(None)
 
 
 @pytest.fixture

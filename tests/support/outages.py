@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from django_quota import acheck, check
+from django_quota import StoreUnavailable, acheck, check
 from django_quota.services.outages import Outages
 from django_quota.services.registry import get_limiter
 from django_quota.signals import store_back, store_lost
@@ -20,7 +20,7 @@ from django_quota.stores.redis.config import ANSWER_TIMEOUT
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer
 from tests.support.steps import Clock
-from tests.support.stores import caches
+from tests.support.stores import caches, current_store
 
 
 def ask(kind: str, times: int = 1, subject: str = "user:1") -> list[Any]:
@@ -51,6 +51,28 @@ def heard() -> Iterator[list[tuple[str, dict[str, Any]]]]:
     finally:
         store_lost.disconnect(lost)
         store_back.disconnect(back)
+
+
+@contextmanager
+def no_answer(error: StoreUnavailable | None = None, *, done: bool = False) -> Iterator[None]:
+    """Have no call of the store answered in the block; `done`: each one is done, and its reply is lost."""
+    store, lost = current_store(), error or StoreUnavailable("it is gone")
+    run, arun = store.run, store.arun
+
+    def lose(*asked: Any) -> Any:
+        if done:
+            run(*asked)
+        raise lost
+
+    async def alose(*asked: Any) -> Any:
+        if done:
+            await arun(*asked)
+        raise lost
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(store, "run", lose)
+        patched.setattr(store, "arun", alose)
+        yield
 
 
 class Mute:
