@@ -7,8 +7,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from django_quota.services import refusals
+from django_quota.services import refusals, registry
+from django_quota.services.limiter import Limiter
 from django_quota.services.registry import get_limiter
+from django_quota.services.workers import Workers
+from tests.support.stores import current_store
 
 
 def remembered_refusals() -> int:
@@ -19,6 +22,14 @@ def remembered_refusals() -> int:
 def uncounted_refusals() -> int:
     """Return how many refusals wait until their repetitions are counted in the store."""
     return len(get_limiter().refusals._uncounted)
+
+
+def metrics_that_wait() -> tuple[int, int, int]:
+    """Return how many minutes wait to be sent, and how many rules and refused subjects the largest of them has."""
+    metrics = get_limiter().metrics
+    assert metrics is not None
+    waiting = metrics._buckets
+    return len(waiting), max(len(each.counts) for each in waiting), max(len(each.refused) for each in waiting)
 
 
 def with_room_for_refusals(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,3 +47,29 @@ def as_another_process() -> Iterator[None]:
     mine._size = size
     for refusal, end in ends:
         refusal.ends = end
+
+
+def another_process_is_alive() -> None:
+    """Have one more process say in the store that it serves requests, at the time that is set."""
+    Workers(current_store()).flush()
+
+
+def know_of_processes(number: int) -> None:
+    """Have this process know how many share the limits."""
+    workers = get_limiter().workers
+    assert workers is not None
+    workers.number = number
+
+
+def make_the_limiter_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let another thread make the limiter of the settings while this one is about to."""
+    make = registry._make_limiter
+
+    def slow() -> Limiter:
+        made = make()
+        monkeypatch.setattr(registry, "_make_limiter", make)
+        get_limiter()
+        return made
+
+    monkeypatch.setattr(registry, "_make_limiter", slow)
+    get_limiter()

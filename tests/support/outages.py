@@ -14,6 +14,7 @@ import pytest
 from django_quota import StoreUnavailable, acheck, check
 from django_quota.services.outages import Outages
 from django_quota.services.registry import get_limiter
+from django_quota.services.workers import Workers
 from django_quota.signals import store_back, store_lost
 from django_quota.stores.redis.breaker import Breaker
 from django_quota.stores.redis.config import ANSWER_TIMEOUT
@@ -116,12 +117,13 @@ def clock() -> Clock:
 
 
 def with_clock(clock: Clock) -> RedisStore:
-    """Return the store of the settings, its breaker and its outages on this clock."""
+    """Return the store of the settings, with its breaker, its outages and the signs of life on this clock."""
     limiter = get_limiter()
     store = limiter.store
     assert isinstance(store, RedisStore)
     store.server.breaker = Breaker(clock=clock)
     limiter.outages = Outages(clock)
+    limiter.workers = Workers(store, clock)
     return store
 
 
