@@ -7,7 +7,6 @@ calls them agrees with all others. For work without a request, use `check_all` a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from time import time_ns
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
@@ -15,7 +14,7 @@ from django.utils.translation import get_language
 
 from django_quota import conf
 from django_quota.conf import current
-from django_quota.core.clock import frozen_now, in_words
+from django_quota.core.clock import in_words, microseconds_of, moment_of, now
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow, run_sync
@@ -30,8 +29,9 @@ from django_quota.services.logins import login_hits, login_ttl, unlock
 from django_quota.services.metrics import Counted, RuleLabels, counted
 from django_quota.services.observers import observe, unobserve
 from django_quota.services.request_decisions import adecide_request, decide_request, new_plan, note_decided
-from django_quota.services.subjects import BODY_PARSER, check_keys, digest, is_user, named_subject
-from django_quota.web import request_rules, responses, wording
+from django_quota.services.request_state import state_of
+from django_quota.services.subjects import check_keys, digest, is_user, named_subject
+from django_quota.web import responses, wording
 from django_quota.web.concurrency import RequestSlot
 from django_quota.web.request_rules import decides_later
 from django_quota.web.rule_checks import position_of
@@ -70,6 +70,8 @@ __all__ = [
     "login_hits",
     "login_ttl",
     "message",
+    "microseconds_of",
+    "moment_of",
     "now",
     "observe",
     "passes_middleware",
@@ -132,7 +134,7 @@ def take_waiting_rules(request: Any) -> list[Rule]:
 
     They wait no longer: pass them to `decide`, with the rules of your own.
     """
-    return request_rules.take_waiting_rules(_read_request(request))
+    return list(state_of(_read_request(request)).take_waiting())
 
 
 def set_body_parser(request: Any, parse: Callable[[], Any]) -> None:
@@ -141,7 +143,7 @@ def set_body_parser(request: Any, parse: Callable[[], Any]) -> None:
     The keys `post:` and `json:` take their fields from what it returns, if that is a dict. It is called once, and only
     if a rule needs the body. If it raises, so does `decide`.
     """
-    setattr(_read_request(request), BODY_PARSER, parse)
+    state_of(_read_request(request)).parse_body = parse
 
 
 def apply_decision(request: Any, decision: Decision) -> Decision:
@@ -165,7 +167,7 @@ async def arefusal(request: Any, decision: Decision) -> HttpResponse:
 
 def passes_middleware(request: Any) -> bool:
     """Return whether the request passes a `QuotaMiddleware`, which answers a `QuotaExceeded` with 429."""
-    return hasattr(_read_request(request), responses.DEFERRED)
+    return state_of(_read_request(request)).is_in_middleware
 
 
 def has_middleware() -> bool:
@@ -208,12 +210,6 @@ def subject_of(given: Any) -> str:
     Raises `RuleError` for anything else.
     """
     return subjects.subject_of(given, "a limit")
-
-
-def now() -> int:
-    """Return the time in microseconds since 1970; in tests the time that they have set."""
-    frozen = frozen_now()
-    return time_ns() // 1_000 if frozen is None else frozen
 
 
 def message(decision: Decision) -> str:

@@ -15,10 +15,9 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django_quota.core.decisions import QuotaExceeded
 from django_quota.core.errors import StoreUnavailable
 from django_quota.services.registry import get_limiter
-from django_quota.services.request_decisions import UNSETTLED
+from django_quota.services.request_state import RequestState, state_of
 from django_quota.web.request_rules import rules_after, rules_before
 from django_quota.web.responses import (
-    DEFERRED,
     alimit_request,
     limit_request,
     refuse,
@@ -55,26 +54,29 @@ class QuotaMiddleware:
 
     def __call__(self, request: HttpRequest) -> Any:
         """Answer a request. Returns a coroutine if the next middleware does."""
-        if hasattr(request, DEFERRED):
+        state = state_of(request)
+        if state.is_in_middleware:
             return self.get_response(request)
-        setattr(request, DEFERRED, True)
+        state.is_in_middleware = True
         if self.is_async:
-            return self._acall(request)
+            return self._acall(request, state)
         response = self.get_response(request)
         refused = limit_request(request, rules_after(request), is_noted=True)
-        if UNSETTLED in request.__dict__:
-            settle_response(request, refused or response, request.__dict__.pop(UNSETTLED))
+        if state.unsettled:
+            settle_response(request, refused or response, state.take_unsettled())
+        state.is_in_middleware = False
         return _finished(request, response, refused)
 
-    async def _acall(self, request: HttpRequest) -> HttpResponseBase:
+    async def _acall(self, request: HttpRequest, state: RequestState) -> HttpResponseBase:
         try:
             response = await self.get_response(request)
         except CancelledError as error:
-            await asettle_response(request, error, request.__dict__.pop(UNSETTLED, ()))
+            await asettle_response(request, error, state.take_unsettled())
             raise
         refused = await alimit_request(request, rules_after(request), is_noted=True)
-        if UNSETTLED in request.__dict__:
-            await asettle_response(request, refused or response, request.__dict__.pop(UNSETTLED))
+        if state.unsettled:
+            await asettle_response(request, refused or response, state.take_unsettled())
+        state.is_in_middleware = False
         return _finished(request, response, refused)
 
     def process_view(
@@ -98,7 +100,6 @@ class QuotaMiddleware:
 
 def _finished(request: HttpRequest, response: Any, refused: HttpResponse | None) -> HttpResponseBase:
     """Return the response to send, with its headers. A refusal also closes the one that it replaces, such as a file."""
-    delattr(request, DEFERRED)
     if refused is None:
         return write_headers(request, cast("HttpResponseBase", response))
     refused._resource_closers += getattr(response, "_resource_closers", ())  # type: ignore[attr-defined]  # noqa: SLF001 — close() itself says that the request is over

@@ -18,8 +18,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.backends.sqlite3.base import DatabaseWrapper as SqliteWrapper
 
-from django_quota import Lease
 from django_quota.core.clock import freeze_for_all, moment_of
+from django_quota.core.flow import Flow
 from django_quota.services.flusher import Flusher, flusher
 from django_quota.services.leases import LeaseRefresher
 from django_quota.stores.cluster.client import ClusterConnectionFactory
@@ -165,9 +165,9 @@ def renewed_often(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Renew leases all the time; yields after how many seconds each would have been renewed."""
     after: list[float] = []
 
-    def often(lease: Lease, interval: float) -> LeaseRefresher:
+    def often(renew: Callable[[], Flow[Any]], interval: float) -> LeaseRefresher:
         after.append(interval)
-        return LeaseRefresher(lease, 0.01)
+        return LeaseRefresher(renew, 0.01)
 
     monkeypatch.setattr("django_quota.services.leases.LeaseRefresher", often)
     return after

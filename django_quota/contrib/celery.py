@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from random import uniform
 from time import sleep
 from typing import Any, NamedTuple, NoReturn, cast
@@ -28,7 +28,16 @@ from django.core.checks import CheckMessage, Error
 from kombu.exceptions import OperationalError
 
 from django_quota import ConfigurationError, Decision, QuotaError, Rule, RuleError, check
-from django_quota.adapters import Rate, checks_views, in_words, now, rule_named, take_place
+from django_quota.adapters import (
+    Rate,
+    checks_views,
+    in_words,
+    microseconds_of,
+    moment_of,
+    now,
+    rule_named,
+    take_place,
+)
 
 __all__ = ["QuotaTask", "TaskRefused", "TaskWouldExpire"]
 
@@ -304,7 +313,7 @@ class QuotaTask(Task):
         """Return when a worker should look at the task: at its moment, but before the broker delivers it again."""
         transport = self.app.conf.broker_transport_options or {}
         longest = int(0.75 * SECOND * transport.get("visibility_timeout", DEFAULT_VISIBILITY_TIMEOUT))
-        return _EPOCH + timedelta(microseconds=min(at, now() + longest))
+        return moment_of(min(at, now() + longest))
 
     def _check_expiry(self, at: int, expires: Any) -> None:
         if expires is None:
@@ -317,10 +326,7 @@ class QuotaTask(Task):
     def _microseconds(self, moment: datetime | str) -> int:
         """Return a moment as microseconds since 1970; without a time zone it is in that of the app, as in Celery."""
         aware: datetime = maybe_make_aware(maybe_iso8601(moment), self.app.timezone)
-        return (aware - _EPOCH) // timedelta(microseconds=1)
-
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+        return microseconds_of(aware)
 
 
 @checks_views

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from django_quota import ConfigurationError, Decision, Rule, RuleError, acheck, check
-from django_quota.adapters import Rate, now, rule_of
+from django_quota.adapters import Rate, moment_of, now, rule_of
 
 __all__ = ["TaskQuota"]
 
@@ -80,9 +80,6 @@ def _bucket(rule: Rule) -> Rule:
     )
 
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
 def _later(task: Any, decision: Decision) -> Any:
     """Return the task with the moment of its place, or with its own if that is later."""
     if decision.enforced:
@@ -90,5 +87,5 @@ def _later(task: Any, decision: Decision) -> Any:
     wait = max((outcome.delay for outcome in decision.outcomes if outcome.enforced), default=0.0)
     if not wait:
         return task
-    at = _EPOCH + timedelta(microseconds=now(), seconds=wait)
+    at = moment_of(now()) + timedelta(seconds=wait)
     return task.using(run_after=at if task.run_after is None else max(at, task.run_after))

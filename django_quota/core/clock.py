@@ -5,6 +5,7 @@ This module lets a test replace that clock, and turns microseconds into words.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,6 +25,17 @@ def frozen_now() -> int | None:
     """Return the time that a test has set, in microseconds; None if the store's clock decides."""
     now = _frozen.get()
     return _frozen_for_all if now is None else now
+
+
+def machine_now() -> int:
+    """Return the time of this machine in microseconds."""
+    return time.time_ns() // 1_000
+
+
+def now() -> int:
+    """Return the time in microseconds since 1970; in tests the time that they have set."""
+    frozen = frozen_now()
+    return machine_now() if frozen is None else frozen
 
 
 def freeze_for_all(now: int | datetime | None) -> None:

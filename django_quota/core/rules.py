@@ -330,7 +330,7 @@ class Rule:
         of_request = (self.methods, self.skip, self.exempt, self.distinct, self.settle, self.counts)
         is_plain = not dynamic and not callable(self.cost) and all(option is None for option in of_request)
         object.__setattr__(self, "is_plain", is_plain)
-        object.__setattr__(self, "reads_body", _body_kind((self.key, self.distinct)))
+        object.__setattr__(self, "reads_body", _body_kind(self))
         object.__setattr__(self, "warn_share", "0" if self.shadow else str(int((self.warn_at or 0) * 1000)))
         object.__setattr__(self, "encoded", _encoded(self))
 
@@ -482,19 +482,26 @@ def is_lambda(function: Any) -> bool:
 
 
 def functions_of(rule: Rule) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield the functions of a rule, each with the option that it is of; those in its keys are left out."""
+    """Yield the functions of a rule, each with the option that it is of; `key_parts` has those in its keys."""
     options: list[tuple[str, Any]] = [("rate", rate) for rate in rule.rates]
     options += [("exempt", function) for function in getattr(rule.exempt, "functions", ())]
     options += [(option, getattr(rule, option)) for option in ("cost", "skip", "tier", *sorted(AFTER_RESPONSE))]
     return ((option, value) for option, value in options if callable(value))
 
 
-def _body_kind(key: object) -> Literal["", "post", "json"]:
-    if isinstance(key, tuple):
-        return next(filter(None, map(_body_kind, key)), "")
-    if not isinstance(key, str):
-        return ""
-    return "post" if key.startswith("post:") else "json" if key.startswith("json:") else ""
+def key_parts(rule: Rule) -> Iterator[tuple[str, Any]]:
+    """Yield each part of `key` and `distinct`, with the option that it is of. A tuple in a tuple has parts itself."""
+    parts = [("key", part) for part in _flat(rule.key)] + [("distinct", part) for part in _flat(rule.distinct)]
+    return ((option, part) for option, part in parts if part is not None and part is not True)
+
+
+def _flat(key: object) -> list[object]:
+    return [inner for part in key for inner in _flat(part)] if isinstance(key, tuple) else [key]
+
+
+def _body_kind(rule: Rule) -> Literal["", "post", "json"]:
+    kinds = (part.partition(":")[0] for _, part in key_parts(rule) if isinstance(part, str) and ":" in part)
+    return cast('Literal["", "post", "json"]', next((kind for kind in kinds if kind in ("post", "json")), ""))
 
 
 def _normalize(rule: Rule) -> None:

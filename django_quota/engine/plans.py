@@ -62,7 +62,7 @@ class Plan:
     timeless: bool = True
     """Whether the plan is the same at any time: it has no calendar limit, and counts no day. True of no rules."""
     counts_if_allowed = True
-    """Whether metrics and observers hear of it if it is allowed. They hear of each refusal."""
+    """Whether metrics and observers hear of it if it is allowed."""
     _groups = 0
     _reservation: Reservation | None = None
     """How hits note what they consume as holds. Then the plan is used again."""
@@ -260,6 +260,10 @@ class Plan:
         if self._decoded is None and self._raw is not None:
             self._decoded = Reply.decode(self._raw, self.hits)
         return self._decoded
+
+    def is_heard(self, decision: Decision) -> bool:
+        """Say whether metrics and observers hear of its decision: of each refusal, and mostly of the others."""
+        return self.counts_if_allowed or not decision.allowed
 
     @property
     def has_consumed(self) -> bool:

@@ -13,6 +13,7 @@ from datetime import date
 from typing import Any, NamedTuple
 
 from django_quota.conf import current
+from django_quota.core import clock
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.days import day_of
 from django_quota.core.errors import StoreRefusesWrites
@@ -25,7 +26,6 @@ from django_quota.services.metrics import MINUTE, OTHER_LABEL
 from django_quota.services.registry import get_limiter
 from django_quota.stores.base import Store
 from django_quota.stores.cluster.walking import Walk
-from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis.store import RedisStore
 
 MINUTES = 60
@@ -165,7 +165,7 @@ def activity() -> Activity:
     Raises `StoreUnavailable` if the store does not answer.
     """
     limiter = _limiter_with_metrics_sent()
-    now = frozen_now() or MemoryStore.now()
+    now = clock.now()
     if not isinstance(limiter.store, RedisStore):
         return _of_memory(limiter.store, now)
     found = _of_redis(limiter.store, now)
@@ -221,8 +221,8 @@ def _of_redis(store: RedisStore, guess: int) -> Activity:
         pipeline.zcount(system_key(prefix, "bans"), after, "+inf")
         pipeline.zrangebyscore(system_key(prefix, "bans"), after, "+inf", start=0, num=BANS, withscores=True)
         pipeline.zrevrangebyscore(system_key(prefix, "slots"), "+inf", after, start=0, num=MAX_SLOTS_READ)
-        clock, counts, refused, banned, bans, slots = pipeline.execute()
-    found = Activity(_time_of(clock), day, banned=int(banned))
+        time, counts, refused, banned, bans, slots = pipeline.execute()
+    found = Activity(_time_of(time), day, banned=int(banned))
     found.rules = _rules({text(name): int(count) for name, count in counts.items()})
     found.refused = [RefusedSubject(named(text(subject)), int(count)) for subject, count in refused]
     found.bans = [_ban(text(member), int(stop)) for member, stop in bans]
@@ -232,7 +232,7 @@ def _of_redis(store: RedisStore, guess: int) -> Activity:
 
 def _bans_and_slots(store: Store) -> tuple[int, list[SlotUse]]:
     """Return the number of bans, and the slots that were asked for last."""
-    prefix, guess = current().prefix, frozen_now() or MemoryStore.now()
+    prefix, guess = current().prefix, clock.now()
     if not isinstance(store, RedisStore):
         return 0, _of_memory(store, guess).slots
     after = f"({guess}"
@@ -241,15 +241,15 @@ def _bans_and_slots(store: Store) -> tuple[int, list[SlotUse]]:
         pipeline.time()
         pipeline.zcount(system_key(prefix, "bans"), after, "+inf")
         pipeline.zrevrangebyscore(system_key(prefix, "slots"), "+inf", after, start=0, num=MAX_SLOTS_READ)
-        clock, banned, slots = pipeline.execute()
-    found = Activity(_time_of(clock), date.min)
+        time, banned, slots = pipeline.execute()
+    found = Activity(_time_of(time), date.min)
     _read_more(store, found, [text(slot) for slot in slots])
     return int(banned), found.slots
 
 
-def _time_of(clock: Sequence[Any]) -> int:
+def _time_of(time: Sequence[Any]) -> int:
     """Return the time that Redis tells, in microseconds."""
-    return frozen_now() or int(clock[0]) * SECOND + int(clock[1])
+    return frozen_now() or int(time[0]) * SECOND + int(time[1])
 
 
 def _read_more(store: RedisStore, found: Activity, slots: Sequence[str]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Unpack, cast
@@ -14,7 +12,7 @@ from django_quota.conf import current, rule_of
 from django_quota.core.clock import SECOND
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError
-from django_quota.core.flow import Flow, IOCall, run_async, run_sync
+from django_quota.core.flow import Flow, IOCall, run_async, run_sync, sleep
 from django_quota.core.rates import parse_seconds, validate_cost
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, CallOptions, Rule
 from django_quota.engine.codec import Mode
@@ -239,27 +237,23 @@ def _verb_flow(
 
 
 def _acquire_flow(timeout: float, check_flow: Callable[[], Flow[Decision]]) -> Flow[Decision]:
-    left = 0.0 if timeout == 0 else parse_seconds("timeout", timeout, 5, "from 0") / SECOND
+    left = parse_seconds("timeout", timeout, 5, may_be_zero=True) / SECOND
     while True:
         decision = yield from check_flow()
         if decision.allowed:
             if decision.delay:
-                yield _sleep(decision.delay)
+                yield sleep(decision.delay)
             return decision
         wait = decision.retry_after
         if wait is None or wait > left:
             return decision
         wait += MIN_SLEEP
-        yield _sleep(wait)
+        yield sleep(wait)
         left -= wait
 
 
 MIN_SLEEP = 0.001
 """Seconds that `acquire` sleeps at least: clocks differ a little."""
-
-
-def _sleep(seconds: float) -> IOCall:
-    return IOCall(time.sleep, asyncio.sleep, seconds)
 
 
 def _reset_flow(rule_or_rate: RuleOrRate, subject: Subject, options: Mapping[str, object]) -> Flow[bool]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-import time
 from calendar import monthrange
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, timedelta
@@ -17,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from django_quota.conf import current
-from django_quota.core.clock import MAX_GUESSES, frozen_now
+from django_quota.core.clock import MAX_GUESSES, frozen_now, machine_now
 from django_quota.core.days import Day, day_of
 from django_quota.core.errors import ConfigurationError, CounterError, StoreUnavailable
 from django_quota.core.flow import Flow, IOCall, run_async, run_sync
@@ -293,13 +292,13 @@ class Counter:
         """Do the operation of the current day by the store's clock; the flow's result is the reply."""
         global _skew  # noqa: PLW0603 — if it is wrong for another store, one more call corrects it
         now = frozen_now()
-        guess = time.time_ns() // 1_000 + _skew if now is None else now
+        guess = machine_now() + _skew if now is None else now
         for _ in range(MAX_GUESSES):
             reply = yield from self._call(on(day_of(guess, current().time_zone)), name)
             if reply[0] != operations.WRONG_DAY:
                 return reply
             guess = reply[1]
-            _skew = guess - time.time_ns() // 1_000
+            _skew = guess - machine_now()
         raise StoreUnavailable("its clock is in another day with each call")
 
     def _key(self, kind: str, name: str, *parts: str) -> str:

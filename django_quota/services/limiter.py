@@ -6,13 +6,13 @@ While the store does not answer, each rule decides by its `on_unavailable`.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from time import perf_counter_ns
 
 from django_quota.conf import current
-from django_quota.core.clock import MAX_GUESSES, frozen_now
+from django_quota.core import clock
+from django_quota.core.clock import MAX_GUESSES, frozen_now, machine_now
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import StoreCommandDenied, StoreDataError, StoreFull, StoreOutOfMemory, StoreUnavailable
 from django_quota.core.flow import Flow, IOCall, run_sync
@@ -194,10 +194,10 @@ class Limiter:
         """Guess the time of the store, which calendar limits need. A wrong guess costs another call."""
         if now is not None or plan.timeless:
             return now or 0
-        return time.time_ns() // 1_000 + self._skew
+        return machine_now() + self._skew
 
     def _learn_clock(self, store_now: int) -> int:
-        self._skew = store_now - time.time_ns() // 1_000
+        self._skew = store_now - machine_now()
         return store_now
 
     def _note_answer(self, plan: Plan, reply: list[int], decision: Decision, mode: Mode) -> list[Announcement]:
@@ -207,7 +207,7 @@ class Limiter:
             announcements = self.outages.answered(wrote=consumes(mode) and plan.has_consumed)
         # A tentative plan that is allowed counts once it stands.
         counts = mode == "check" or (mode == "tentative" and decision.enforced)
-        if self.metrics is not None and counts and (plan.counts_if_allowed or not decision.allowed):
+        if self.metrics is not None and counts and plan.is_heard(decision):
             self.metrics.count(reply[0], plan, decision)
         if plan.has_groups and mode in ("check", "tentative"):
             for outcome in decision.outcomes:
@@ -236,8 +236,7 @@ class Limiter:
 
     def _decide_locally(self, plan: Plan, mode: Mode) -> Decision:
         """Decide in the memory of this process."""
-        now = frozen_now()
-        moment = MemoryStore.now() if now is None else now
+        moment = clock.now()
         # The memory of this process keeps no reservations: an estimate counts like any other hit, and stays.
         if isinstance(mode, (Renew, Settle)):
             mode = "peek"
@@ -254,6 +253,6 @@ def _allowed_during_outage(rule: str) -> Decision:
 
 def _observed(plan: Plan, decision: Decision, mode: Mode, began: int) -> Decision:
     """Let the observers hear a decision that counts something; for `began` see `notify`."""
-    if mode == "check" and (plan.counts_if_allowed or not decision.allowed):
+    if mode == "check" and plan.is_heard(decision):
         notify(decision, began)
     return decision

@@ -31,9 +31,9 @@ from django_quota.models import DailyCounter
 from django_quota.services.addresses import FULL, canonical, is_network, own_prefixes
 from django_quota.services.known_rules import known_rules
 from django_quota.services.overrides import ALL_RULES
+from django_quota.services.request_state import state_of
 from django_quota.services.subjects import (
     GLOBAL,
-    JSON_BODY,
     login_subject,
     named_subject,
     path_subject,
@@ -133,7 +133,7 @@ def _subject_of_value(kind: str, name: str, value: str) -> str:
         body: Any = value
         for part in reversed(name.split(".")):
             body = {part: body}
-        setattr(request, JSON_BODY, body)
+        state_of(request).json_body = body
     elif kind == "session":
         return session_subject(value)
     else:

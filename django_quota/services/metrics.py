@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections.abc import Iterable
 from datetime import UTC, date, datetime
 from typing import Literal, NamedTuple
 
 from django_quota.conf import current
+from django_quota.core import clock
 from django_quota.core.algorithms.concurrency import Concurrency
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.days import day_of
@@ -227,7 +227,7 @@ class DecisionMetrics:
 
     def count_slot(self, subject: str, name: str, limit: int, span: int) -> None:
         """Note that somebody asked for a slot; `span`: how long its leases last, in microseconds."""
-        now = frozen_now() or time.time_ns() // 1_000
+        now = clock.now()
         with self._lock:
             if not self._begins <= now < self._ends:
                 self._open(now)

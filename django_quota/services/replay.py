@@ -27,7 +27,7 @@ from django.urls import Resolver404, ResolverMatch, get_resolver
 from django_quota.conf import current, import_option, time_zone
 from django_quota.core.errors import ConfigurationError, RuleError
 from django_quota.core.flow import run_sync
-from django_quota.core.rules import AFTER_RESPONSE, Rule, dotted_path, functions_of
+from django_quota.core.rules import AFTER_RESPONSE, Rule, dotted_path, functions_of, key_parts
 from django_quota.engine.codec import REFUSED, Flag, Reply, allows_without_flags
 from django_quota.engine.operations import DictStates
 from django_quota.engine.plans import Asked, Plan
@@ -106,22 +106,13 @@ def _lacks(rule: Rule, fields: frozenset[str]) -> Iterator[str]:
         yield "exempt= needs the client's address"
     if rule.distinct is True:
         yield "distinct=True: only your code knows the value"
-    for option, key in (("key", rule.key), ("distinct", rule.distinct)):
-        for part in _parts(key):
-            missing = _missing(part, fields)
-            if missing:
-                yield f"{option}={part!r} needs {missing}" if isinstance(part, str) else f"{option}= is {missing}"
+    for option, part in key_parts(rule):
+        missing = _missing(part, fields)
+        if missing:
+            yield f"{option}={part!r} needs {missing}" if isinstance(part, str) else f"{option}= is {missing}"
     patterns = [pattern for place in (rule.match, rule.exclude) if place is not None for pattern in place.patterns]
     if "host" not in fields and any(pattern.kind == "host" for pattern in patterns):
         yield "match= needs the host"
-
-
-def _parts(key: object) -> Iterator[object]:
-    if isinstance(key, tuple):
-        for part in key:
-            yield from _parts(part)
-    elif key is not None:
-        yield key
 
 
 def _missing(part: object, fields: frozenset[str]) -> str:

@@ -23,21 +23,16 @@ from django_quota.engine.codec import Reservation
 from django_quota.engine.plans import Asked, Plan
 from django_quota.services.outages import ongoing
 from django_quota.services.registry import get_limiter
+from django_quota.services.request_state import state_of
 from django_quota.services.subjects import asked_flow, split_by_body
 
 Pairs = Sequence[tuple[Rule, str]]
 """Rules, each with a subject that the caller names."""
 
-UNSETTLED = "_django_quota_unsettled"
-"""The attribute of a request with the plans whose rules look at the response; see `web/settlements`."""
-
 _NOT_LIMITED = Decision(allowed=True, rule="", subject="")
 
 VIEW_TTL = 600 * SECOND
 """Microseconds after which what a request took comes back if its process ended before the view answered."""
-
-_DECIDED = "_django_quota_decided"
-"""The attribute of a request with the rules of the settings that have been decided; see `subjects.Decided`."""
 
 
 def decide_request(rules: Sequence[Rule], request: HttpRequest, pairs: Pairs = ()) -> Decision:
@@ -76,14 +71,15 @@ def request_flow(rules: Sequence[Rule], request: HttpRequest, pairs: Pairs = ())
 
 def request_plan(rules: Iterable[Rule], request: HttpRequest, pairs: Pairs = ()) -> Flow[Plan]:
     """Return the plan of a request: the rules that apply to it, and the pairs."""
-    asked = yield from asked_flow(rules, request, request.__dict__.get(_DECIDED, ()))
+    state = state_of(request)
+    asked = yield from asked_flow(rules, request, state.decided)
     if pairs:
         asked += [(rule, subject, cast("int", rule.cost), "") for rule, subject in pairs]
     plan = new_plan(asked)
     for rule, _, _, _ in asked:
         if rule.settles:
             plan.reserve(Reservation(secrets.token_hex(8), VIEW_TTL), attrgetter("settles"))
-            request.__dict__.setdefault(UNSETTLED, []).append(plan)
+            state.unsettled = (*state.unsettled, plan)
             break
     return plan
 
@@ -98,4 +94,5 @@ def note_decided(request: HttpRequest, rules: Sequence[Rule], decision: Decision
     """Note the rules of the settings that a Decision is about, so that a decorator does not count them again."""
     of_settings = [rule for rule in rules if rule.match is not None]
     if of_settings:
-        request.__dict__.setdefault(_DECIDED, []).append((of_settings, decision))
+        state = state_of(request)
+        state.decided = (*state.decided, (of_settings, decision))

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from django_quota.core.clock import SECOND
 from django_quota.core.decisions import Decision
-from django_quota.core.errors import RuleError
+from django_quota.core.errors import RuleError, did_you_mean
 from django_quota.core.flow import Flow, run_async, run_sync
 from django_quota.core.rates import parse_seconds, validate_cost
 from django_quota.core.rules import CallOptions
@@ -154,9 +154,10 @@ class Hold:
         names = [rule.name for rule in self._plan.rules]
         if isinstance(actual, Mapping):
             for name in actual:
-                if names.count(name) != 1:
-                    problem = "has several entries" if name in names else "is not in the reservation"
-                    raise RuleError(f"Rule {name!r} {problem}.", f"Use a list of {len(names)} numbers.")
+                if name not in names:
+                    raise RuleError(f"Rule {name!r} is not in the reservation.", did_you_mean(str(name), names).strip())
+                if names.count(name) > 1:
+                    raise RuleError(f"Rule {name!r} has several entries.", f"Use a list of {len(names)} numbers.")
             given: Sequence[object] = [actual.get(name, cost) for name, cost in zip(names, self.costs, strict=True)]
         elif isinstance(actual, (list, tuple)):
             if len(actual) != len(names):

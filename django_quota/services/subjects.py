@@ -25,7 +25,6 @@ from django.utils.encoding import force_bytes
 from django.utils.functional import LazyObject
 
 from django_quota.conf import current, import_function
-from django_quota.core.decisions import Decision
 from django_quota.core.errors import (
     ConfigurationError,
     QuotaError,
@@ -39,6 +38,7 @@ from django_quota.core.rates import validate_cost
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Exemption, Rule, dotted_path, is_lambda
 from django_quota.engine.plans import Asked
 from django_quota.services.addresses import Prefixes, canonical_part, client_ip, is_from, own_prefixes
+from django_quota.services.request_state import Decided, state_of
 
 logger = logging.getLogger("django_quota")
 
@@ -208,7 +208,7 @@ def _from_get(name: str, exact: bool, request: HttpRequest) -> str | None:
 
 
 def _from_post(name: str, exact: bool, request: HttpRequest) -> Flow[Any]:
-    if hasattr(request, BODY_PARSER):
+    if state_of(request).parse_body is not None:
         return (yield from _from_body("post", name, (name,), exact, request))
     if has_unread_body(request, "post"):
         # Parsing takes long, so async code does it in a thread.
@@ -220,11 +220,12 @@ def _from_post(name: str, exact: bool, request: HttpRequest) -> Flow[Any]:
 
 def has_unread_body(request: HttpRequest, kind: str) -> bool:
     """Return whether a key of this kind (`"post"` or `"json"`) has to read the body: a long one takes long."""
-    if hasattr(request, BODY_PARSER):
-        return not hasattr(request, JSON_BODY)
-    if kind == "post":
+    state = state_of(request)
+    if kind == "post" and state.parse_body is None:
         return request.method == "POST" and request.content_type in _FORMS and not hasattr(request, "_post")
-    return not hasattr(request, JSON_BODY) and not hasattr(request, "_body") and _may_have_body(request)
+    if state.json_body is not None:
+        return False
+    return state.parse_body is not None or (not hasattr(request, "_body") and _may_have_body(request))
 
 
 _FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
@@ -240,7 +241,7 @@ def _from_json(path: str, exact: bool, request: HttpRequest) -> Flow[Any]:
 
 
 def _from_body(kind: str, path: str, names: Sequence[str], exact: bool, request: HttpRequest) -> Flow[Any]:
-    value = getattr(request, JSON_BODY, None)
+    value: Any = state_of(request).json_body
     if value is None:
         value = yield IOCall(partial(_json_of, request), partial(sync_to_async(_json_of), request))
     for name in names:
@@ -252,13 +253,6 @@ def _from_body(kind: str, path: str, names: Sequence[str], exact: bool, request:
     return _from_field(kind, path, None if value is None else str(value), exact=exact)
 
 
-JSON_BODY = "_django_quota_json"
-"""The attribute of a request with the object in its JSON body; an empty dict if it has none."""
-
-BODY_PARSER = "_django_quota_body_parser"
-"""The attribute of a request with a function that returns the fields of its body: a framework that parses it by itself
-sets it. Then the keys `post:` and `json:` take their fields from there."""
-
 MAX_JSON = 2_621_440
 """Bytes: the longest body that is parsed as JSON, if `DATA_UPLOAD_MAX_MEMORY_SIZE` sets no other limit."""
 
@@ -269,12 +263,12 @@ def _json_of(request: HttpRequest) -> dict[str, Any]:
     A view may parse the body whatever its Content-Type says, so that is tried here too. Raises `BadRequest` for a body
     that says that it is JSON and is not, and `RequestDataTooBig`.
     """
-    parse = getattr(request, BODY_PARSER, None)
-    if parse is not None:
-        parsed = parse()
-        setattr(request, JSON_BODY, parsed if isinstance(parsed, dict) else {})
-        return cast("dict[str, Any]", getattr(request, JSON_BODY))
+    state = state_of(request)
     found: Any = {}
+    if state.parse_body is not None:
+        found = state.parse_body()
+        state.json_body = found if isinstance(found, dict) else {}
+        return state.json_body
     content_type = request.content_type or ""
     says_json = content_type == "application/json" or content_type.endswith("+json")
     try:
@@ -292,9 +286,8 @@ def _json_of(request: HttpRequest) -> dict[str, Any]:
                 "A key of the kind 'json:' cannot read the body: other code has read it as a stream before.",
                 "Let that code use request.body, or run after the limit.",
             ) from error
-    fields: dict[str, Any] = found if isinstance(found, dict) else {}
-    setattr(request, JSON_BODY, fields)
-    return fields
+    state.json_body = found if isinstance(found, dict) else {}
+    return state.json_body
 
 
 def _body_of(request: HttpRequest) -> bytes:
@@ -430,10 +423,6 @@ _EXAMPLES = {
 
 
 # --- what a rule asks of a request ------------------------------------------------------------------------------------
-
-
-Decided = Sequence[tuple[Sequence[Rule], Decision]]
-"""Rules of the settings that have been decided for a request, each group with its Decision."""
 
 
 def split_by_body(rules: Sequence[Rule], request: HttpRequest) -> tuple[Sequence[Rule], Sequence[Rule]]:

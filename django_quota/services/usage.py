@@ -14,6 +14,7 @@ from datetime import date, timedelta
 from typing import Any, NamedTuple
 
 from django_quota.conf import current
+from django_quota.core import clock
 from django_quota.core.clock import frozen_now
 from django_quota.core.days import day_of
 from django_quota.core.errors import RuleError
@@ -25,7 +26,6 @@ from django_quota.services.registry import get_limiter
 from django_quota.services.scanning import find_hashes
 from django_quota.services.subjects import is_user, named_subject, user_subject
 from django_quota.stores.cluster.walking import Walk
-from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis.store import RedisStore, time_of
 
 DAYS_KEPT = DAY_TTL // DAY
@@ -133,7 +133,7 @@ def counted_days(subject: Any) -> list[DayUsage]:
 
 def today() -> date:
     """Return the current day by the clock of this process."""
-    return day_of(frozen_now() or MemoryStore.now(), current().time_zone).date
+    return day_of(clock.now(), current().time_zone).date
 
 
 def _days_of(subject: Any) -> dict[str, DayUsage]:

@@ -18,24 +18,21 @@ from django.http import HttpRequest, HttpResponseBase
 from django_quota.conf import current
 from django_quota.core.decisions import QuotaExceeded
 from django_quota.core.errors import ConfigurationError, RateError, RuleError, SubjectKeyError
-from django_quota.core.rules import Rule, RuleOptions, dotted_path, functions_of, name_conflict
+from django_quota.core.rules import Rule, RuleOptions, dotted_path, functions_of, key_parts, name_conflict
 from django_quota.engine.plans import Plan
+from django_quota.services.request_state import state_of
 from django_quota.services.subjects import check_keys, compile_key, is_async_callable
 from django_quota.web.request_rules import (
     MARK,
-    WAITING,
     Limited,
     RuleSource,
     is_claimed,
     limited,
     marked,
-    own_rule,
     rules_for_now,
     rules_left,
-    settings_rule,
 )
 from django_quota.web.responses import (
-    DEFERRED,
     alimit_request,
     arefuse_in_view,
     limit_request,
@@ -145,7 +142,7 @@ class _Decorator:
     def __init__(self, rule: str | Rule, *, named: bool = True) -> None:
         self._rule = rule
         self._named = named
-        self._made: dict[str, Rule] = {}  # by name: method_decorator calls this once a request
+        self._made: dict[str, Rule] = {}  # see RuleSource
 
     def __call__(self, view: Any) -> Any:
         if isinstance(view, type):
@@ -173,33 +170,16 @@ class _Decorator:
             self._refuse_async_functions()
         if inner and isinstance(self._rule, Rule) and self._named:
             _refuse_shared_names(self._rule, inner)
-        sources = (self._source(bare, depth), *(inner.sources if inner else ()))
-        may_settle = isinstance(self._rule, str) or self._rule.settles or (inner is not None and inner.may_settle)
-        return _wrap(Limited(bare, sources, depth, may_settle=may_settle))
-
-    def _source(self, view: Callable[..., Any], depth: int) -> RuleSource:
-        if isinstance(self._rule, str):
-            return partial(settings_rule, self._rule)
-        if self._named:
-            return partial(own_rule, self._rule)
-        suffix = "" if depth == 1 else f"#{depth}"
-        return partial(self._named_by_view, naming(view, suffix))
-
-    def _named_by_view(self, name_for: Callable[[type | None], str], owner: type | None) -> Rule:
-        """Return the rule, named by the path of the view."""
-        name = name_for(owner)
-        rule = self._made.get(name)
-        if rule is None:
-            rule = self._made[name] = cast("Rule", self._rule).renamed(name)
-        return rule
+        name_for = None if self._named else naming(bare, "" if depth == 1 else f"#{depth}")
+        sources = (RuleSource(self._rule, name_for, self._made), *(inner.sources if inner else ()))
+        return _wrap(Limited(bare, sources, depth))
 
     def _refuse_async_functions(self) -> None:
         """Fail at import if a sync view gets an async function."""
         rule = self._rule
         if isinstance(rule, str):
             return
-        keys = [key for given in (rule.key, rule.distinct) for key in (given if isinstance(given, tuple) else (given,))]
-        for option, value in (*functions_of(rule), *(("key", key) for key in keys)):
+        for option, value in (*functions_of(rule), *key_parts(rule)):
             if is_async_callable(value):
                 raise RuleError(f"{option}={dotted_path(value)} is async, but the view is not. Use a sync function.")
 
@@ -207,8 +187,8 @@ class _Decorator:
 def _refuse_shared_names(rule: Rule, inner: Limited) -> None:
     """Fail at import if two stacked rules have the same name and key, but are different."""
     for source in inner.sources:
-        other = source.args[0] if isinstance(source, partial) and source.func is own_rule else None
-        if not isinstance(other, Rule) or other.name != rule.name or other.key != rule.key:
+        other = source.rule
+        if not isinstance(other, Rule) or source.name_for or other.name != rule.name or other.key != rule.key:
             continue
         by_state = {limit.state_id: limit for limit in other.limits}
         same = all(by_state.get(limit.state_id, limit) == limit for limit in rule.limits)
@@ -245,17 +225,17 @@ def _wrapper(spec: Limited) -> Callable[..., Any]:
             refused = limit_request(request, rules_for_now(request, spec.rules(owner), view, args))
             if refused is not None:
                 return refused
-        plans = take_unsettled(request) if spec.may_settle else None
+        plans = take_unsettled(request) if spec.may_settle else ()
         try:
             response = view(*args, **kwargs)
             if not isinstance(response, HttpResponseBase) and isawaitable(response):
                 return _finish(request, lambda: response, plans)  # an async view behind a sync wrapper
-            if plans or hasattr(request, WAITING):
+            if plans or state_of(request).waiting:
                 response = _decide_waiting(request, response)
         except QuotaExceeded as exceeded:
             response = refuse_in_view(request, exceeded.decision)
         except Exception as error:
-            settle_response(request, error, plans or ())
+            settle_response(request, error, plans)
             raise
         if plans:
             settle_response(request, response, plans)
@@ -280,22 +260,22 @@ async def _acall(
         refused = await alimit_request(request, rules_for_now(request, spec.rules(owner), spec.view, args))
         if refused is not None:
             return refused
-    plans = take_unsettled(request) if spec.may_settle else None
+    plans = take_unsettled(request) if spec.may_settle else ()
     return await _finish(request, partial(spec.view, *args, **kwargs), plans)
 
 
-async def _finish(request: HttpRequest, view: Callable[[], Any], plans: Sequence[Plan] | None) -> HttpResponseBase:
+async def _finish(request: HttpRequest, view: Callable[[], Any], plans: Sequence[Plan]) -> HttpResponseBase:
     """Call a view, and settle what its request took by the response, or by the error that left the view."""
     try:
         response = view()
         if isawaitable(response):
             response = await response
-        if plans or hasattr(request, WAITING):
+        if plans or state_of(request).waiting:
             response = await _adecide_waiting(request, response)
     except QuotaExceeded as exceeded:
         response = await arefuse_in_view(request, exceeded.decision)
     except (Exception, CancelledError) as error:
-        await asettle_response(request, error, plans or ())
+        await asettle_response(request, error, plans)
         raise
     if plans:
         await asettle_response(request, response, plans)
@@ -304,16 +284,16 @@ async def _finish(request: HttpRequest, view: Callable[[], Any], plans: Sequence
 
 def _decide_waiting(request: HttpRequest, response: Any) -> Any:
     """Decide and settle the rules that the view has left, unless the middleware does; return the response to send."""
-    if hasattr(request, DEFERRED):
+    if state_of(request).is_in_middleware:
         return response
     response = limit_request(request, rules_left(request)) or response
-    settle_response(request, response, take_unsettled(request) or ())
+    settle_response(request, response, take_unsettled(request))
     return response
 
 
 async def _adecide_waiting(request: HttpRequest, response: Any) -> Any:
-    if hasattr(request, DEFERRED):
+    if state_of(request).is_in_middleware:
         return response
     response = await alimit_request(request, rules_left(request)) or response
-    await asettle_response(request, response, take_unsettled(request) or ())
+    await asettle_response(request, response, take_unsettled(request))
     return response

@@ -12,8 +12,8 @@ example because a wrong token was answered with 401.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache, partial
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from django.http import HttpRequest
@@ -21,53 +21,81 @@ from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 
 from django_quota.conf import current
-from django_quota.core.rules import AFTER_RESPONSE, Rule, functions_of
+from django_quota.core.rules import AFTER_RESPONSE, Rule, functions_of, key_parts
+from django_quota.services.request_state import state_of
 from django_quota.services.site_rules import site_rules
 from django_quota.web.responses import decision_of
 from django_quota.web.view_kinds import called_view
 
 F = TypeVar("F", bound=Callable[[Any], bool])
 
-RuleSource = Callable[[type | None], Rule]
-"""Returns the rule of a decorator at each request, from the class of the view (None for a function)."""
+NameFor = Callable[[type | None], str]
+"""Returns the name of the limits of a view, from its class (None for a function)."""
 
 MARK = "_django_quota"
 """The attribute of a view with what `@quota` keeps of it."""
 
-_ASKED = "_django_quota_asked"
-"""The attribute of a request whose rules of the settings have been decided."""
-
 
 def rules_before(request: HttpRequest, view: Callable[..., Any]) -> list[Rule]:
     """Return the rules to decide before the view: those of the settings, and those of the view."""
-    if hasattr(request, _ASKED):
+    state = state_of(request)
+    if state.is_asked:
         return []
-    setattr(request, _ASKED, True)
+    state.is_asked = True
     return rules_for_now(request, site_rules(request) + claim_view_rules(request, view), view)
 
 
-def rules_after(request: HttpRequest) -> list[Rule]:
+def rules_after(request: HttpRequest) -> Sequence[Rule]:
     """Return the rules to decide on the way back: those that the view has left, or all if there was no view."""
-    if hasattr(request, _ASKED):
+    state = state_of(request)
+    if state.is_asked:
         return rules_left(request)
-    setattr(request, _ASKED, True)
+    state.is_asked = True
     return site_rules(request)
 
 
 # --- the `@quota` of a view -------------------------------------------------------------------------------------------
 
 
+class RuleSource:
+    """The rule of one `@quota`: the decorator's own, or one of the settings."""
+
+    __slots__ = ("_made", "name_for", "rule")
+
+    def __init__(self, rule: str | Rule, name_for: NameFor | None, made: dict[str, Rule]) -> None:
+        self.rule: str | Rule = rule
+        """The decorator's own rule, or the name of one of the settings."""
+        self.name_for: NameFor | None = name_for
+        """Returns the name of a rule that has none of its own: the path of the view."""
+        self._made: dict[str, Rule] = made
+        """The rules that have such names. The `@quota` keeps them, since `method_decorator` uses it once a request."""
+
+    def rule_for(self, owner: type | None) -> Rule:
+        """Return the rule, for a view of this class (None for a function)."""
+        rule = self.rule
+        if isinstance(rule, str):
+            return current().rule(rule)
+        if self.name_for is None:
+            return rule
+        name = self.name_for(owner)
+        made = self._made.get(name)
+        if made is None:
+            made = self._made[name] = rule.renamed(name)
+        return made
+
+
 class Limited:
-    """What `@quota` keeps of a view: the view, and the sources of the rules of all `@quota` directly on it."""
+    """What `@quota` keeps of a view: the view, and the rules of all `@quota` directly on it."""
 
-    __slots__ = ("_of_function", "depth", "may_settle", "sources", "view", "wrapper")
+    __slots__ = ("_of_function", "depth", "may_settle", "names", "sources", "view", "wrapper")
 
-    def __init__(
-        self, view: Callable[..., Any], sources: tuple[RuleSource, ...], depth: int, *, may_settle: bool
-    ) -> None:
+    def __init__(self, view: Callable[..., Any], sources: tuple[RuleSource, ...], depth: int) -> None:
         self.view: Callable[..., Any] = view
         self.sources: tuple[RuleSource, ...] = sources
-        self.may_settle: bool = may_settle
+        rules = [source.rule for source in sources]
+        self.names: list[str] = [rule for rule in rules if isinstance(rule, str)]
+        """The names of its rules from the settings."""
+        self.may_settle: bool = any(isinstance(rule, str) or rule.settles for rule in rules)
         """Whether a rule may look at the response: one of the settings may."""
         self.depth: int = depth
         """How many `@quota` there are from here on, with those below other decorators."""
@@ -75,35 +103,18 @@ class Limited:
         self._of_function: list[Rule] | None = None
         """The rules of a function, if none is from the settings: then they never change."""
 
-    @property
-    def names(self) -> list[str]:
-        """The names of its rules from the settings."""
-        sources = [source for source in self.sources if isinstance(source, partial)]
-        return [source.args[0] for source in sources if source.func is settings_rule]
-
     def names_by_view(self, owner: type | None) -> list[str]:
         """Return the names of its rules without `name=`, for a view of this class (None for a function)."""
-        sources = [source for source in self.sources if isinstance(source, partial)]
-        return [source.args[0](owner) for source in sources if source.func not in (settings_rule, own_rule)]
+        return [source.name_for(owner) for source in self.sources if source.name_for is not None]
 
     def rules(self, owner: type | None) -> list[Rule]:
         """Return its rules, for a view of this class (None for a function)."""
         if owner is None and self._of_function is not None:
             return self._of_function
-        rules = [source(owner) for source in self.sources]
+        rules = [source.rule_for(owner) for source in self.sources]
         if owner is None and not self.names:
             self._of_function = rules
         return rules
-
-
-def own_rule(rule: Rule, owner: type | None) -> Rule:  # noqa: ARG001 — a RuleSource
-    """Return the rule that the decorator was given."""
-    return rule
-
-
-def settings_rule(name: str, owner: type | None) -> Rule:  # noqa: ARG001 — a RuleSource
-    """Return the rule of the settings that the decorator names."""
-    return current().rule(name)
 
 
 def marked(view: object) -> Limited | None:
@@ -121,15 +132,12 @@ def limited(view: object) -> Limited | None:
     return found if found is not None and found.wrapper is view else None
 
 
-_CLAIMED = "_django_quota_claimed"
-"""The attribute of a request with the `@quota` whose rules the middleware decides before it calls the view."""
-
-
 def is_claimed(request: HttpRequest, spec: Limited) -> bool:
     """Return whether the middleware has decided a decorator's rules for this call of the view, but not for the next."""
-    if getattr(request, _CLAIMED, None) is not spec:
+    state = state_of(request)
+    if state.claimed is not spec:
         return False
-    delattr(request, _CLAIMED)
+    state.claimed = None
     return True
 
 
@@ -140,7 +148,7 @@ def claim_view_rules(request: HttpRequest, view: Callable[..., Any]) -> list[Rul
         spec = limited(_handler(owner, request.method))
     if spec is None:
         return []
-    setattr(request, _CLAIMED, spec)
+    state_of(request).claimed = spec
     return spec.rules(owner)
 
 
@@ -195,9 +203,6 @@ _CHANGE_NOTHING = {getattr(csrf_exempt(view), "__code__", None) for view in (_no
 
 # --- rules that wait for the view -------------------------------------------------------------------------------------
 
-WAITING = "_django_quota_waiting"
-"""The attribute of a request with the rules that wait."""
-
 _finders: list[Callable[[Any], bool]] = []
 
 
@@ -205,7 +210,7 @@ def decides_later(finder: F) -> F:
     """Register a function that says whether a view decides its rules by itself; it can be used as a decorator.
 
     The function gets the view as Django calls it: a function, for example from `as_view()`, a class or its instance.
-    Such a view must call `take_waiting_rules`, and decide what that returns.
+    Such a view must call `take_waiting_rules` (in `adapters`), and decide what that returns.
     """
     _finders.append(finder)
     return finder
@@ -216,23 +221,17 @@ def is_decided_later(view: Any) -> bool:
     return any(finder(view) for finder in _finders)
 
 
-def take_waiting_rules(request: HttpRequest) -> list[Rule]:
-    """Return the rules of the settings and of `@quota` that the view must decide; they wait no longer."""
-    rules: list[Rule] = request.__dict__.pop(WAITING, [])
-    return rules
-
-
-def rules_left(request: HttpRequest) -> list[Rule]:
+def rules_left(request: HttpRequest) -> Sequence[Rule]:
     """Return the rules that still wait when the view has answered; none if the request is refused already.
 
     Rules that need the body are left out if the view has read it, so that it cannot be read again.
     """
-    rules = take_waiting_rules(request)
+    rules = state_of(request).take_waiting()
     if not rules:
-        return rules
+        return ()
     decision = decision_of(request)
     if decision is not None and decision.enforced:
-        return []
+        return ()
     is_readable = not getattr(request, "_read_started", False) or hasattr(request, "_body")
     return [rule for rule in rules if is_readable or not rule.reads_body]
 
@@ -246,7 +245,8 @@ def rules_for_now(request: HttpRequest, rules: list[Rule], view: Any, args: tupl
         return rules
     waiting = [rule for rule in rules if needs_view(rule)]
     if waiting:
-        setattr(request, WAITING, [*getattr(request, WAITING, ()), *waiting])
+        state = state_of(request)
+        state.waiting = (*state.waiting, *waiting)
     return [rule for rule in rules if rule not in waiting]
 
 
@@ -256,17 +256,11 @@ def needs_view(rule: Rule) -> bool:
         return True
     if any(option not in AFTER_RESPONSE for option, _ in functions_of(rule)):
         return True
-    return any(_is_about_the_user(part) for key in (rule.key, rule.distinct) for part in _parts(key))
-
-
-def _parts(key: object) -> tuple[object, ...]:
-    return key if isinstance(key, tuple) else (key,)
+    return any(_is_about_the_user(part) for _, part in key_parts(rule))
 
 
 def _is_about_the_user(part: object) -> bool:
     """Say whether a part of a key is the user, or a function, by itself or by its dotted path."""
-    if isinstance(part, tuple):
-        return any(map(_is_about_the_user, part))
     if isinstance(part, str):
         return part in ("user", "user_or_ip") or ("." in part and ":" not in part)
     return callable(part)

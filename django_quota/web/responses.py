@@ -42,6 +42,7 @@ from django_quota.core.errors import ConfigurationError
 from django_quota.core.rates import Rate
 from django_quota.core.rules import Rule
 from django_quota.services.request_decisions import adecide_request, decide_request, note_decided
+from django_quota.services.request_state import state_of
 from django_quota.web.wording import message, rate_in_words, refusal_status, title, wait_in_words, whole_wait
 
 R = TypeVar("R", bound=HttpResponseBase)
@@ -52,10 +53,6 @@ class QuotaRequest(HttpRequest):
 
     quota: Decision
     """The decision on the request."""
-
-
-DEFERRED = "_django_quota_deferred"
-"""The attribute of a request whose response passes the middleware, which then writes the headers."""
 
 
 def limit_request(request: HttpRequest, rules: Sequence[Rule], *, is_noted: bool = False) -> HttpResponse | None:
@@ -86,7 +83,7 @@ async def alimit_request(request: HttpRequest, rules: Sequence[Rule], *, is_note
 def write_headers(request: HttpRequest, response: R) -> R:
     """Write the headers of the decision on a request to its response, unless the middleware does it later."""
     decision = decision_of(request)
-    if decision is None or hasattr(request, DEFERRED):
+    if decision is None or state_of(request).is_in_middleware:
         return response
     if isinstance(cast("object", response), HttpResponseBase):  # Django complains about anything else
         set_headers(response, decision)

@@ -25,7 +25,7 @@ from django_quota.core.errors import (
     did_you_mean,
 )
 from django_quota.core.matching import Match, Pattern
-from django_quota.core.rules import Rule, dotted_path
+from django_quota.core.rules import Rule, dotted_path, key_parts
 from django_quota.engine.plans import Plan
 from django_quota.middleware import QuotaMiddleware
 from django_quota.services.site_rules import applies_to
@@ -196,8 +196,7 @@ def _all_rules(applied: Sequence[Rule], patterns: Sequence[Any]) -> Iterator[Rul
 
 def _texts_of_key(rule: Rule) -> list[str]:
     """Return the parts of a rule's key, and of the values that it counts, that are texts."""
-    keys = [key for given in (rule.key, rule.distinct) for key in (given if isinstance(given, tuple) else (given,))]
-    return [key for key in keys if isinstance(key, str)]
+    return [part for _, part in key_parts(rule) if isinstance(part, str)]
 
 
 def _check_tokens(applied: Sequence[Rule], patterns: Sequence[Any]) -> Iterator[CheckMessage]:
@@ -331,8 +330,9 @@ def _warn_of_chosen_key(place: str, key: str) -> CheckMessage:
 
 def _client_chosen_key(rule: Rule) -> str:
     """Return the part of a rule's key that a client chooses; empty if there is none, or if the rule is unlimited."""
-    keys = rule.key if isinstance(rule.key, tuple) else (rule.key,)
-    texts = [key for key in keys if isinstance(key, str)] if rule.rates else []
+    texts = (
+        [part for option, part in key_parts(rule) if option == "key" and isinstance(part, str)] if rule.rates else []
+    )
     return next((key for key in texts if key in ("path", "session") or key.startswith(_CLIENT_CHOSEN_KINDS)), "")
 
 
@@ -418,6 +418,6 @@ def position_of(middleware: type) -> int | None:
 
 
 def _needs_user(rule: Rule) -> bool:
-    keys = rule.key if isinstance(rule.key, tuple) else (rule.key,)
     by_tier = bool(rule.tiers) and rule.tier is None
-    return by_tier or getattr(rule.exempt, "staff", False) or any(key in ("user", "user_or_ip") for key in keys)
+    by_user = any(part in ("user", "user_or_ip") for _, part in key_parts(rule))
+    return by_tier or by_user or getattr(rule.exempt, "staff", False)

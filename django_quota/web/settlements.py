@@ -23,18 +23,20 @@ from django_quota.core.flow import Flow, run_async, run_sync
 from django_quota.core.rates import MAX_COUNT
 from django_quota.core.rules import Rule
 from django_quota.engine.plans import Plan
-from django_quota.services.request_decisions import UNSETTLED, VIEW_TTL
+from django_quota.services.request_decisions import VIEW_TTL
+from django_quota.services.request_state import state_of
 from django_quota.services.reservations import Hold
 from django_quota.services.streams import settled_stream
 from django_quota.services.subjects import call_flow
-from django_quota.web.responses import DEFERRED, decision_of
+from django_quota.web.responses import decision_of
 
 logger = logging.getLogger("django_quota")
 
 
-def take_unsettled(request: HttpRequest) -> list[Plan] | None:
-    """Return the plans of a request that look at its response; None if the middleware settles them."""
-    return None if DEFERRED in request.__dict__ else request.__dict__.pop(UNSETTLED, None)
+def take_unsettled(request: HttpRequest) -> Sequence[Plan]:
+    """Return the plans of a request that look at its response, unless the middleware settles them."""
+    state = state_of(request)
+    return () if state.is_in_middleware else state.take_unsettled()
 
 
 def settle_response(request: HttpRequest, response: Any, plans: Sequence[Plan]) -> None:

@@ -308,13 +308,14 @@ class TestArguments:
         with pytest.raises(RuleError, match=rf"@quota takes no {name}=.* write @quota\('5/m'\)"):
             quota(**{name: "5/m"})  # type: ignore[arg-type]
 
-    @pytest.mark.parametrize("option", ["cost", "skip", "key", "tuple", "rate"])
+    @pytest.mark.parametrize("option", ["cost", "skip", "key", "distinct", "tuple", "tuple in a tuple", "rate"])
     @pytest.mark.parametrize("on", ["function", "class"])
     def test_an_async_function_on_a_sync_view_is_refused_at_import(self, option: str, on: str) -> None:
         async def value(request: HttpRequest) -> Any:
             return 1
 
         rates: tuple[Any, ...] = (value,) if option == "rate" else ("1/m",)
-        options: Any = {"tuple": {"key": ("ip", value)}, "rate": {}}.get(option, {option: value})
+        tuples = {"tuple": {"key": ("ip", value)}, "tuple in a tuple": {"key": ("ip", ("path", value))}}
+        options: Any = {**tuples, "rate": {}}.get(option, {option: value})
         with pytest.raises(RuleError, match="is async, but the view is not"):
             quota(*rates, **options)(plain if on == "function" else copied(Sync))

@@ -169,7 +169,7 @@ def test_a_peek_and_a_refusal_write_nothing_without_events(raw: redis.Redis, set
 @REDIS
 def test_a_calendar_limit_is_asked_again_where_our_clock_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     yesterday = START - 3 * 86_400 * SECOND
-    monkeypatch.setattr("django_quota.services.limiter.time.time_ns", lambda: yesterday * 1_000)
+    monkeypatch.setattr("django_quota.core.clock.time.time_ns", lambda: yesterday * 1_000)
     limiter = get_limiter()
     asked = []
     run = limiter.store.run

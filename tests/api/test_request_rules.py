@@ -13,8 +13,8 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_quota import Rule, peek, quota
-from django_quota.web.request_rules import WAITING, decides_later, needs_view, rules_left, take_waiting_rules
-from django_quota.web.responses import alimit_request, limit_request
+from django_quota.adapters import adecide, apply_decision, arefusal, decide, decides_later, refusal, take_waiting_rules
+from django_quota.web.request_rules import needs_view
 from tests.support.calls import both, fetch, run
 
 pytestmark = pytest.mark.usefixtures("memory_store")
@@ -37,7 +37,9 @@ class TokenView(View):
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         refused = authenticate(request)
         if refused is None and self.decides:
-            refused = limit_request(request, take_waiting_rules(request))
+            decision = decide(request, take_waiting_rules(request))
+            combined = apply_decision(request, decision)
+            refused = refusal(request, combined) if decision.enforced else None
         return refused or HttpResponse("ok")
 
 
@@ -56,7 +58,9 @@ class AsyncTokenView(TokenView):
     async def answer(self, request: HttpRequest) -> HttpResponseBase:
         refused = authenticate(request)
         if refused is None:
-            refused = await alimit_request(request, take_waiting_rules(request))
+            decision = await adecide(request, take_waiting_rules(request))
+            combined = apply_decision(request, decision)
+            refused = await arefusal(request, combined) if decision.enforced else None
         return refused or HttpResponse("ok")
 
 
@@ -207,9 +211,14 @@ def test_rates_by_tier_and_of_a_function_wait() -> None:
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_a_rule_by_the_body_is_left_if_the_body_can_still_be_read(*, keeps: bool) -> None:
+def test_a_rule_by_the_body_is_decided_after_the_view_if_the_body_can_still_be_read(*, keeps: bool) -> None:
+    class Reader(TokenView):
+        def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+            assert request.body if keeps else request.read()
+            return HttpResponse("ok")
+
+    limited = quota("5/m", key="post:phone", name="phone")(quota("5/m", key="ip", name="address")(Reader))
     request = RequestFactory().post("/", {"phone": "1"})
-    by_phone, by_address = Rule.make("phone", "5/m", key="post:phone"), Rule.make("address", "5/m")
-    setattr(request, WAITING, [by_phone, by_address])
-    assert request.body if keeps else request.read()
-    assert rules_left(request) == ([by_phone, by_address] if keeps else [by_address])
+    limited.as_view()(request)
+    rules = [outcome.rule for outcome in request.quota.outcomes]  # type: ignore[attr-defined]
+    assert rules == (["address", "phone"] if keeps else ["address"])

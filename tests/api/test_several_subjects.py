@@ -147,7 +147,8 @@ class TestReserveAll:
         ("actual", "message"),
         [
             ([1, 2], r"\[1, 2\] has 2 numbers, but the reservation has 3 entries"),
-            ({"tmp": 3}, "Rule 'tmp' is not in the reservation"),
+            ({"tmp": 3}, "Rule 'tmp' is not in the reservation. Did you mean 'tpm'"),
+            ({"words": 3}, r"Rule 'words' is not in the reservation\. Known: org-tpm, rpm, tpm"),
             ({"tpm": -3}, "-3"),
             (1.5, "1.5"),
             ([1, "2", 3], "'2'"),

@@ -203,7 +203,7 @@ class TestDays:
         assert self.counts(raw, day="2025-11-22") == {"2/m:a": 1}
 
     def test_the_stores_clock_decides_the_day(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("django_quota.services.limiter.time.time_ns", lambda: START * 1_000)
+        monkeypatch.setattr("django_quota.core.clock.time.time_ns", lambda: START * 1_000)
         check("2/m", "user:42")
         today = datetime.fromtimestamp(int(raw.time()[0]), UTC).date()
         assert self.counts(raw, day=str(today)) == {"2/m:a": 1}
