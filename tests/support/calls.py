@@ -66,6 +66,20 @@ def calls_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
+def limits_of_each_call(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Note how many limits each sync call of the store decides from now on."""
+    counted: list[int] = []
+    store = current_store()
+    run = store.run
+
+    def spy(operation: Any, now: int | None = None) -> Any:
+        counted.append(sum(len(hit.limits) for hit in operation.hits))
+        return run(operation, now)
+
+    monkeypatch.setattr(store, "run", spy)
+    return counted
+
+
 def before_the_next_answer_is_read(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Let something happen once, when the store has done the next call and its caller has not heard of it."""
     store = current_store()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from django_quota.services import refusals, registry
+from django_quota.services import counters, refusals, registry
 from django_quota.services.limiter import Limiter
 from django_quota.services.registry import get_limiter
 from django_quota.services.workers import Workers
+from tests.support.steps import START
 from tests.support.stores import current_store
 
 
@@ -73,3 +75,21 @@ def make_the_limiter_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(registry, "_make_limiter", slow)
     get_limiter()
+
+
+def with_our_clock_off(by: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this process believe that the clock of the store is off its own by so many microseconds."""
+    monkeypatch.setattr(counters, "_skew", by)
+
+
+def with_a_store_whose_clock_runs(by: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Set the store's clock on by so many microseconds at each call; return what notes the calls."""
+    store, calls = current_store(), list[int]()
+    run = store.run
+
+    def later(operation: Any, now: int | None = None) -> Any:
+        calls.append(1)
+        return run(operation, START + len(calls) * by)
+
+    monkeypatch.setattr(store, "run", later)
+    return calls

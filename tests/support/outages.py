@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from django_quota import StoreUnavailable, acheck, check
-from django_quota.services.outages import Outages
+from django_quota.services import addresses
+from django_quota.services.outages import Outages, _log_denied_command, _log_foreign_data
 from django_quota.services.registry import get_limiter
 from django_quota.services.workers import Workers
 from django_quota.signals import store_back, store_lost
@@ -134,10 +135,19 @@ def fail(breaker: Breaker, times: int = FAILURES) -> None:
         breaker.failed()
 
 
-def new_outages(clock: Clock) -> Outages:
+def new_outages(clock: Clock, all_nodes_healthy: Callable[[], bool] = lambda: True) -> Outages:
     """Let this process know of no outage; return what will, on this clock."""
-    get_limiter().outages = Outages(clock)
+    get_limiter().outages = Outages(clock, all_nodes_healthy)
     return get_limiter().outages
+
+
+def log_everything_again() -> None:
+    """Forget what the log says once in a process."""
+    _log_foreign_data.cache_clear()
+    _log_denied_command.cache_clear()
+    addresses._warned_proxies.clear()
+    addresses._server_trusts_everybody.cache_clear()
+    addresses._warn_of_server.cache_clear()
 
 
 def with_clock(clock: Clock) -> RedisStore:
