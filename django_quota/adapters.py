@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
-from django.utils.translation import get_language
 
 from django_quota import conf
 from django_quota.conf import current
@@ -23,21 +22,21 @@ from django_quota.core.rules import Rule, RuleOptions, dotted_path
 from django_quota.middleware import QuotaMiddleware
 from django_quota.services import addresses, subjects
 from django_quota.services.activity import RunningTotals, running_totals
-from django_quota.services.api import RuleOrRate, asked_flow, decision_flow, django_request, rule_without_request
+from django_quota.services.api import RuleOrRate, decision_flow, django_request, plan_flow, rule_without_request
 from django_quota.services.known_rules import finds_rules
 from django_quota.services.logins import login_hits, login_ttl, unlock
 from django_quota.services.metrics import Counted, RuleLabels, counted
 from django_quota.services.observers import observe, unobserve
-from django_quota.services.request_decisions import adecide_request, decide_request, new_plan, note_decided
+from django_quota.services.request_decisions import adecide_request, decide_request, note_decided
 from django_quota.services.request_state import state_of
 from django_quota.services.subjects import check_keys, digest, is_user, named_subject
-from django_quota.web import responses, wording
+from django_quota.web import responses
 from django_quota.web.concurrency import RequestSlot
 from django_quota.web.request_rules import decides_later
 from django_quota.web.rule_checks import position_of
 from django_quota.web.settlements import asettle_response, settle_response, take_unsettled
 from django_quota.web.view_lookup import Endpoint, checks_views, endpoints
-from django_quota.web.wording import refusal_status, whole_wait
+from django_quota.web.wording import message, refusal_status, whole_wait
 
 if TYPE_CHECKING:
     from django_quota.services.override_sync import PendingOverrides
@@ -199,7 +198,7 @@ def take_place(queue: Rule, subject: Any, cost: int | None = None) -> Decision:
 
 
 def _place_flow(queue: Rule, subject: Any, cost: int | None) -> Flow[Decision]:
-    plan = new_plan([(yield from asked_flow(queue, subject, cost, None, {}))])
+    plan = yield from plan_flow(queue, subject, cost, None, {})
     plan.counts_if_allowed = False
     return (yield from decision_flow(plan, "check"))
 
@@ -210,11 +209,6 @@ def subject_of(given: Any) -> str:
     Raises `RuleError` for anything else.
     """
     return subjects.subject_of(given, "a limit")
-
-
-def message(decision: Decision) -> str:
-    """Return what a refused visitor reads, in the active language: the limit, and when to try again."""
-    return wording.message(decision, get_language())
 
 
 def write_headers(response: R, decision: Decision) -> R:

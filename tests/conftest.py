@@ -22,7 +22,6 @@ from django_quota.core.clock import freeze_for_all, moment_of
 from django_quota.core.flow import Flow
 from django_quota.services.flusher import Flusher, flusher
 from django_quota.services.leases import LeaseRefresher
-from django_quota.stores.cluster.client import ClusterConnectionFactory
 from django_quota.testing import QuotaKit, RedisServer, running_redis
 from tests.support import inputs, selection
 from tests.support.clusters import Cluster, running_cluster
@@ -39,7 +38,16 @@ from tests.support.databases import (
 from tests.support.outages import clock, mute
 from tests.support.sentinels import sentinel_port
 from tests.support.steps import START
-from tests.support.stores import PATIENT, caches, cluster_caches, cluster_program, forget_forms, named, programs
+from tests.support.stores import (
+    PATIENT,
+    caches,
+    cluster_caches,
+    cluster_program,
+    forget_connections,
+    forget_forms,
+    named,
+    programs,
+)
 
 __all__ = ["clock", "mute", "sentinel_port"]  # fixtures of tests/support
 
@@ -93,16 +101,8 @@ def redis_server(request: pytest.FixtureRequest, started: Callable[[Path], Redis
 
 @pytest.fixture(autouse=True)
 def no_connection_is_left_to_the_next_test() -> Iterator[None]:
-    """django-redis keeps its pools for as long as the process lives, one a URL, whatever the options."""
     yield
-    from django_redis.pool import ConnectionFactory
-
-    for pool in list(ConnectionFactory._pools.values()):  # a thread of a test may still add one
-        pool.disconnect()
-        for sentinel in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):
-            sentinel.close()
-    ConnectionFactory._pools.clear()
-    ClusterConnectionFactory.forget()
+    forget_connections()
 
 
 @pytest.fixture(autouse=True)

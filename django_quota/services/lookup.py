@@ -18,6 +18,7 @@ from django.contrib.auth import get_user_model
 from django.core.exceptions import FieldDoesNotExist, ValidationError
 from django.db import connections, router
 from django.db.models import Q
+from django.db.models.expressions import RawSQL
 from django.http import HttpRequest, QueryDict
 from django.http.request import HttpHeaders
 from django.urls import ResolverMatch
@@ -28,7 +29,7 @@ from django_quota.core.errors import RuleError, nearest
 from django_quota.core.flow import run_sync
 from django_quota.core.rules import dotted_path, is_valid_name
 from django_quota.models import DailyCounter
-from django_quota.services.addresses import FULL, canonical, is_network, own_prefixes
+from django_quota.services.addresses import is_address, is_network, own_prefixes
 from django_quota.services.known_rules import known_rules
 from django_quota.services.overrides import ALL_RULES
 from django_quota.services.request_state import state_of
@@ -51,13 +52,6 @@ MAX_USER_TEXT = 320
 MAX_NAMES = 100
 """Names that `distinct_names` returns unless you ask for another number."""
 
-MAX_SUBJECTS = 20
-"""Subjects of daily counters that one text may match."""
-
-MAX_RULES = 10
-"""Rules of daily counters that one text may match."""
-
-
 # --- from text to a subject -------------------------------------------------------------------------------------------
 
 _BETWEEN_PARTS = re.compile(
@@ -70,11 +64,6 @@ _FIELDS = ("header", "cookie", "kwarg", "get", "post", "json", "login")
 """The kinds that take a value after an equals sign. Their subjects begin with `header.`, `cookie.` and so on."""
 
 _VALUE = re.compile(r"(header|cookie|kwarg|get|post|json|login):([^=]+)=(.*)|session=(.*)", re.DOTALL)
-
-
-def is_address(text: str) -> bool:
-    """Return whether a text is an IP address or a network, without the `ip:` of a subject."""
-    return is_network(text) or canonical(text, FULL) is not None
 
 
 def parse_subject_input(text: str) -> str:
@@ -399,51 +388,14 @@ def _meta(model: Any) -> Any:
 _BYTE_ORDER = frozenset({"sqlite", "postgresql"})
 """Databases that compare subjects and rules byte by byte, so that one range of an index holds a common prefix."""
 
-
-@dataclass(frozen=True, slots=True)
-class CounterSearch:
-    """What a search in the daily counters found."""
-
-    condition: Q
-    """Selects the rows."""
-    subjects: tuple[str, ...] = ()
-    """The subjects that the text means, where it means subjects."""
-
-
-def search_counters(text: str, *, with_users: bool) -> CounterSearch:
-    """Find the rows that a text means: a rule's full name, else users and subjects, else rules by their beginning.
-
-    Only a bounded number of names is looked up, so the condition stays cheap on a million rows.
-    """
-    if not text or "\0" in text:  # Django's search form refuses a null character, as PostgreSQL does
-        return CounterSearch(Q())
-    rules = distinct_names("rule", text, MAX_RULES)
-    if rules[:1] == [text]:
-        return CounterSearch(Q(rule=text))
-    users = find_users(text, prefix=True) if with_users else []
-    subjects = (*distinct_names("subject", text, MAX_SUBJECTS), *map(user_subject, users))
-    return CounterSearch(Q(subject__in=subjects), subjects) if subjects else CounterSearch(Q(rule__in=rules))
+_LAST_CHARACTER = "\U0010ffff"
 
 
 def starts_with(field: str, text: str, using: str | None = None) -> Q:
     """Return the condition that a field begins with a text, as a range of an index where the database has one."""
-    if not text:
-        return Q()
     if connections[using or router.db_for_read(DailyCounter)].vendor not in _BYTE_ORDER:
         return Q(**{f"{field}__startswith": text})
-    end = _end_of_prefix(text)
-    return Q(**{f"{field}__gte": text}, **({f"{field}__lt": end} if end else {}))
-
-
-def _end_of_prefix(text: str) -> str:
-    """Return the first text, by code points, behind all texts that begin with this one."""
-    for end in range(len(text), 0, -1):
-        following = ord(text[end - 1]) + 1
-        if following == 0xD800:  # noqa: PLR2004 — no database stores surrogates
-            following = 0xE000
-        if following < 0x110000:  # noqa: PLR2004 — the end of Unicode
-            return text[: end - 1] + chr(following)
-    return ""
+    return Q(**{f"{field}__gte": text, f"{field}__lte": f"{text}{_LAST_CHARACTER}"})
 
 
 def distinct_names(field: str, prefix: str = "", limit: int = MAX_NAMES, model: Any = DailyCounter) -> list[str]:
@@ -453,19 +405,17 @@ def distinct_names(field: str, prefix: str = "", limit: int = MAX_NAMES, model: 
     index from one value to the next.
     """
     alias = router.db_for_read(model)
-    connection = connections[alias]
-    query = model.objects.using(alias).filter(starts_with(field, prefix, alias)).order_by(field).values(field).query
-    compiler = query.get_compiler(alias)
-    first, parameters = compiler.as_sql()
-    condition, more = compiler.compile(query.where) if query.where else ("1 = 1", ())
-    table = connection.ops.quote_name(_meta(model).db_table)
-    column = connection.ops.quote_name(field)
-    sql = (
-        f"WITH RECURSIVE names (name, place) AS (SELECT ({first} LIMIT 1), 1 UNION ALL "  # noqa: S608 — values are apart
-        f"SELECT (SELECT {column} FROM {table} WHERE {column} > names.name AND {condition} ORDER BY {column} LIMIT 1), "
-        "place + 1 FROM names WHERE name IS NOT NULL AND place < %s) "
-        "SELECT name FROM names WHERE name IS NOT NULL"
+    rows, begins = model.objects.using(alias).order_by(field).values(field), starts_with(field, prefix, alias)
+    # In this order: SQLite starts at the first condition.
+    after = rows.filter(**{f"{field}__gt": RawSQL("names.name", ())}).filter(begins)
+    (first, of_first), (following, of_following) = (
+        some[:1].query.get_compiler(alias).as_sql() for some in (rows.filter(begins), after)
     )
-    with connection.cursor() as cursor:
-        cursor.execute(sql, [*parameters, *more, limit])
+    sql = (
+        f"WITH RECURSIVE names (name) AS (SELECT ({first}) UNION ALL "  # noqa: S608 — the values are apart
+        f"SELECT ({following}) FROM names WHERE name IS NOT NULL) "
+        "SELECT name FROM names WHERE name IS NOT NULL LIMIT %s"
+    )
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql, [*of_first, *of_following, limit])
         return [name for (name,) in cursor.fetchall()]

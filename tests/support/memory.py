@@ -26,29 +26,28 @@ def uncounted_refusals() -> int:
     return len(get_limiter().refusals._uncounted)
 
 
-def metrics_that_wait() -> tuple[int, int, int]:
-    """Return how many minutes wait to be sent, and how many rules and refused subjects the largest of them has."""
+def metrics_that_wait() -> tuple[int, int]:
+    """Return how many counts of rules wait to be sent, and of refused subjects."""
     metrics = get_limiter().metrics
     assert metrics is not None
-    waiting = metrics._buckets
-    return len(waiting), max(len(each.counts) for each in waiting), max(len(each.refused) for each in waiting)
+    return len(metrics._counts), len(metrics._refused)
 
 
 def with_room_for_refusals(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "MAX_REFUSALS", number)
+    monkeypatch.setattr(refusals, "MAX_SUBJECTS", number)
+
+
+def with_room_for_uncounted(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "MAX_UNCOUNTED", number)
 
 
 @contextmanager
 def as_another_process() -> Iterator[None]:
     """Do what is in the block elsewhere: afterwards this process still remembers the refusals that it knew."""
     mine = get_limiter().refusals
-    known, size = {subject: dict(rules) for subject, rules in mine.table.items()}, mine._size
-    ends = [(refusal, refusal.ends) for rules in known.values() for refusal in rules.values()]
+    known = {subject: dict(rules) for subject, rules in mine.table.items()}
     yield
     mine.table.update(known)
-    mine._size = size
-    for refusal, end in ends:
-        refusal.ends = end
 
 
 def another_process_is_alive() -> None:

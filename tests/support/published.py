@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection
-from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest.mock import patch
 
@@ -113,7 +111,7 @@ def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def another_process_looks() -> None:
     """Let another process have the lock."""
-    assert overrides.SyncLock(RedisStore("default"), "quota").acquire()
+    assert overrides.take_lock(RedisStore("default"), "quota")
 
 
 def let_others_look(raw: redis.Redis) -> None:
@@ -121,18 +119,12 @@ def let_others_look(raw: redis.Redis) -> None:
     raw.delete(lock_key())
 
 
-def republish() -> None:
-    """Publish all overrides again."""
-    override_sync.republish()
-
-
 def publish_in_batches_of(subjects: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(override_sync, "BATCH_SIZE", subjects)
 
 
-def let_each_batch_take_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def keep_the_lock_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overrides, "LOCK_TTL", 60.0)
-    monkeypatch.setattr(overrides, "time", SimpleNamespace(monotonic=itertools.count(0, 60).__next__))
 
 
 def publishing_fails(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
