@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -174,3 +175,13 @@ def when_a_sync_has_published(monkeypatch: pytest.MonkeyPatch, act: Callable[[],
 def not_published_by_the_next_command() -> Any:
     """Let a command of the block not look for what waits in the database."""
     return patch.object(override_sync, "publish_pending")
+
+
+def hang_at(step: str) -> None:
+    """Let this process say that it is there and hang, when it comes to "publish" or "publish_pending"."""
+
+    def hang(*_: Any) -> None:
+        print("It is there.", flush=True)
+        threading.Event().wait()
+
+    setattr(override_sync, step, hang)

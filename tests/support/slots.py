@@ -8,6 +8,7 @@ import pytest
 
 from django_quota.engine.lease_operations import Acquire, Release, Renew, SlotKeys, make_token
 from django_quota.engine.operations import text
+from django_quota.services.leases import LeaseRefresher
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.wait_queue import Waiter, WaitQueue
 from tests.support.steps import SECOND
@@ -79,3 +80,9 @@ def is_asked_for_by(operation: Any) -> str | None:
 
 def is_release(operation: Any) -> bool:
     return isinstance(operation, Release)
+
+
+def renew_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renew leases and reservations without a pause, whatever their ttl."""
+    made = LeaseRefresher.__init__
+    monkeypatch.setattr(LeaseRefresher, "__init__", lambda self, renew, interval: made(self, renew, 0.001))
