@@ -215,8 +215,6 @@ class HitContext:
     """When that ends; 0 for never."""
     due: int | None = None
     """When the first open hold is due."""
-    hold_flags: list[Any] = field(default_factory=list)
-    """What the reply says of its hold, which is settled or renewed."""
     states: list[Any] | None = None
     """For a peek: how the limits would be without the holds that are due."""
     level: int = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from django_quota.core.days import day_of
 from django_quota.core.decisions import Decision
@@ -22,6 +22,7 @@ from django_quota.engine.codec import (
     HOLDS_DUE,
     RETRY_WITH,
     AllowedReply,
+    Compensate,
     EventKind,
     Flag,
     HoldId,
@@ -226,24 +227,15 @@ class Plan:
         return self._reply.now if self._reply else None
 
     def compensation(self) -> Decide | None:
-        """Return the operation that takes back what the last, tentative decision consumed; None if it consumed nothing.
+        """Return the operation that takes back what a tentative decision consumed; None if it consumed nothing."""
+        mode = self._reply and compensation(self.hits, self._reply, keep_near=True)
+        return Decide(self.hits, mode) if mode else None
 
-        Raises `StoreUnavailable` if the reply lacks what that takes.
-        """
-        if self._reply is None:
-            return None
-        mode, chosen = compensation(self.hits, self._reply, keep_near=True)
-        return None if mode is None else Decide([self.hits[index] for index in chosen], mode)
-
-    def compensated(self, raw: Sequence[Any]) -> Decision:
-        """Return the decision after its costs were taken back; `raw`: the reply to `compensation`."""
-        before = self._reply
-        if before is None:
-            raise RuntimeError("a plan that no store has decided has nothing to take back")
-        _, chosen = compensation(self.hits, before, keep_near=True)
-        after = Reply.decode(raw, [self.hits[index] for index in chosen])
-        self._decoded = compensated(before, chosen, after)
-        return Decision.of(outcomes_of(self._decoded, self.hits))
+    def compensated(self, operation: Decide, raw: Sequence[Any]) -> Decision:
+        """Return the decision after its costs were taken back; `raw`: the reply to the `operation` that did so."""
+        before, mode = cast("Reply", self._reply), cast("Compensate", operation.mode)
+        reply = compensated(before, mode, Reply.decode(raw, self.hits))
+        return Decision.of(outcomes_of(reply, self.hits))
 
     def day_record(self) -> Decide | None:
         """Return the operation that counts its hits for the day; None if there is nothing to count."""

@@ -15,10 +15,10 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import singledispatch
 from typing import Any
 
-from django_quota.core.algorithms import NEVER, Verdict
+from django_quota.core.algorithms import DISTINCT, NEVER, Verdict
 from django_quota.core.errors import QuotaError, StoreUnavailable
-from django_quota.engine.codec import ALLOWED, REFUSED, RETRY_WITH, Compensate, Flag, Mode, Renew, Reply, Settle
-from django_quota.engine.compensate import compensated, compensation, counts_values
+from django_quota.engine.codec import ALLOWED, REFUSED, RETRY_WITH, Flag, Mode, ModeOfHits, Reply
+from django_quota.engine.compensate import compensated, compensation
 from django_quota.engine.counter_operations import Transfer
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import (
@@ -64,7 +64,7 @@ class _Part:
 
     def operation(self, mode: Mode, log: EventLog) -> Decide:
         """Return the operation that decides them."""
-        if isinstance(mode, (Compensate, Renew, Settle)):
+        if isinstance(mode, ModeOfHits):
             mode = mode.only(self.numbers)
         return Decide(self.hits, mode, log if log is NO_LOG else REMOTE_LOG)
 
@@ -111,7 +111,7 @@ def _compensation_order(part: _Part) -> tuple[bool, bool, bool]:
     return (
         any(limit.algorithm.name == "leaky_bucket" for limit in limits),
         any(hit.day is not None for hit in part.hits),
-        any(counts_values(limit) for limit in limits),
+        any(limit.algorithm == DISTINCT for limit in limits),
     )
 
 
@@ -168,15 +168,14 @@ def day_record(hits: Sequence[Hit], reply: Reply) -> Decide | None:
 def _compensate(part: _Part, reply: Reply) -> Scatter:
     """Take back what a part consumed, and return its reply after that. A failure stops no other part."""
     try:
-        mode, chosen = compensation(part.hits, reply)
+        mode = compensation(part.hits, reply)
         if mode is None:
             return reply
-        hits = [part.hits[index] for index in chosen]
-        (raw,) = yield [Decide(hits, mode)]
+        (raw,) = yield [Decide(part.hits, mode)]
     except StoreUnavailable as error:
         logger.warning("A refused plan keeps what it consumed of a part of its limits: %s", error)
         return reply
-    return compensated(reply, chosen, Reply.decode(raw, hits))
+    return compensated(reply, mode, Reply.decode(raw, part.hits))
 
 
 def _record_refusal(part: _Part, log: EventLog, now: int) -> Scatter:

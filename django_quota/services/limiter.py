@@ -178,7 +178,7 @@ class Limiter:
             if operation is None:
                 return decision
             reply = yield IOCall(self.store.run, self.store.arun, operation, frozen_now())
-            return plan.compensated(reply)
+            return plan.compensated(operation, reply)
         except StoreUnavailable as error:
             logger.warning("A refused request stays counted under some of its limits: %s", error)
             return decision

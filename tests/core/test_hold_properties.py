@@ -87,7 +87,7 @@ class Bench:
             return None
         hit = self.open.pop(number % len(self.open))
         assert hit.name is not None
-        self.ask(Settle([hit.name], [hit.actual]), hit.cost)
+        self.ask(Settle.of([hit.name], [hit.actual]), hit.cost)
         return hit
 
     def refund(self, cost: int) -> None:

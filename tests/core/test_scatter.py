@@ -94,7 +94,8 @@ def test_any_plans_are_answered_as_in_one_place(phase: int, steps: list[Any]) ->
             if not held:
                 continue
             asked, found = held.pop() if kind == "settle" else held[-1]  # noqa: PLW2901
-            mode = Settle(found, range(len(found))) if kind == "settle" else Renew(found, ttl or 1)
+            amounts = range(len(found)) if kind == "settle" else [ttl or 1] * len(found)
+            mode = (Settle if kind == "settle" else Renew).of(found, amounts)
         plans, replies = list[Plan](), list[Any]()
         for run in (lambda operation, at: operation.run(together, at), apart.run):
             plans.append(plan_of(asked, with_events=with_events, holds=holds))

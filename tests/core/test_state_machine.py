@@ -162,7 +162,7 @@ class Stores(RuleBasedStateMachine):
         if not self.held:
             return
         asked, held = self.held[which % len(self.held)]
-        plan, reply = self.everywhere(lambda: self.holding(asked), Renew(held, ttl))
+        plan, reply = self.everywhere(lambda: self.holding(asked), Renew.of(held, [ttl] * len(held)))
         dues = {index: value for index, flag, value in Reply.decode(reply, plan.hits).flags if flag == Flag.HELD}
         for index, (hit, hold) in enumerate(zip(plan.hits, held, strict=True)):
             if hold is None:
@@ -181,10 +181,10 @@ class Stores(RuleBasedStateMachine):
         if not self.held:
             return
         asked, held = self.held.pop(which % len(self.held))
-        self.everywhere(lambda: self.holding(asked), Settle(held, actual[: len(held)]))
+        self.everywhere(lambda: self.holding(asked), Settle.of(held, actual[: len(held)]))
         if all(hold is None or self.now < hold.due for hold in held):
             before = self.dump()
-            self.everywhere(lambda: self.holding(asked), Settle(held, actual[: len(held)][::-1]))
+            self.everywhere(lambda: self.holding(asked), Settle.of(held, actual[: len(held)][::-1]))
             assert self.dump() == before  # settling twice in time changes nothing
 
     def holding(self, asked: list[Asked]) -> Plan:
@@ -332,11 +332,11 @@ class Pair:
 
     def settle(self, actual: int, which: int) -> None:
         if self.held:
-            self.ask(Settle([self.held.pop(which % len(self.held))], [actual]), 1)
+            self.ask(Settle.of([self.held.pop(which % len(self.held))], [actual]), 1)
 
     def renew(self, ttl: int, which: int) -> None:
         if self.held:
-            self.ask(Renew([self.held[which % len(self.held)]], ttl), 1)  # found later, as if its reply were lost
+            self.ask(Renew.of([self.held[which % len(self.held)]], [ttl]), 1)  # found later, as if its reply were lost
 
     def take(self, cost: int, reservation: Reservation | None = None) -> None:
         plan = self.plan("tentative", cost, reservation)

@@ -93,7 +93,7 @@ def test_a_full_redis_decides_correctly_or_changes_nothing(its_own: RedisServer,
                     if not held:
                         continue
                     settled = chance.choice(held)
-                    asked, cost, mode = [settled[0]], 1, Settle([settled[1]], [chance.choice([0, 1, 5])])
+                    asked, cost, mode = [settled[0]], 1, Settle.of([settled[1]], [chance.choice([0, 1, 5])])
                 is_full = chance.random() < 0.5
                 client.config_set("maxmemory", int(is_full))
                 try:

@@ -6,10 +6,11 @@
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock
 --        [2] the mode: "check"; "peek" (changes nothing); "refund" (restores each cost, then peeks);
 --            "settle <actual>:<due>:<token> ..." (for each hit a word: replaces what its hold consumed by what was really used,
---            whatever the limit; "-": the hit has no hold; then peeks); "renew <ttl> <due>:<token> ..." (for each hit a word: its
---            hold lasts for <ttl> microseconds from now on; then peeks). For a plan in parts (several slots of a Cluster, or a body to be read in between): "tentative" (a check
---            that can be compensated); "record_refusal" (a check whose plan is refused already); and for hits that passed a
---            tentative check "record_day" (counts them for the day), "compensate <n|-><receipt>,<receipt> ..." (see compensate)
+--            whatever the limit; "-": the hit has no hold; then peeks); "renew <ttl>:<due>:<token> ..." (for each hit a word: its
+--            hold lasts for <ttl> microseconds from now on; then peeks). For a plan in parts (several slots of a Cluster, or a body
+--            to be read in between): "tentative" (a check that can be compensated); "record_refusal" (a check whose plan is
+--            refused already); and for hits that passed a tentative check "record_day" (counts them for the day), "compensate
+--            <n|-><receipt>,<receipt> ..." (see compensate)
 --        [3] how many events the stream keeps; 0: no events; -1: the log is in another slot, and the caller writes events
 --        then for each hit: the rule's name in the fields of hashes; the cost, a whole number from 0 up; the share of the limit,
 --            in thousandths, that emits "near" (0: never); how many limits
@@ -166,10 +167,8 @@ if mode == 'refund' then
       if hit.status ~= EXEMPT then need('restore')[limit.name].refund(limit) end
     end
   end
-elseif mode == 'settle' then
-  need('holds').settle_all(hits)
-elseif mode == 'renew' then
-  need('holds').renew_all(hits)
+elseif mode == 'settle' or mode == 'renew' then
+  need('holds').change_all(hits)
 elseif mode == 'compensate' then
   need('compensate').compensate_all(hits)
 elseif mode == 'record_day' then
