@@ -15,7 +15,7 @@ from typing import Any, cast
 from django_quota.core.days import day_of
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError
-from django_quota.core.keys import BAN_EVENTS, key_of, state_key, subject_base, system_key
+from django_quota.core.keys import BAN_EVENTS, subject_base, system_key
 from django_quota.core.rules import Rule, name_conflict
 from django_quota.engine.codec import (
     ALLOWED,
@@ -47,7 +47,7 @@ MAX_KNOWN = 10_000
 """How many rate overrides a process remembers."""
 
 _known: dict[tuple[str, str], str] = {}
-"""The last rate override of a subject (its status key) and a rule, as it was published."""
+"""The last rate override of a subject (`Hit.base`) and a rule, as it was published."""
 
 
 Asked = tuple[Rule, str, int, str]
@@ -69,9 +69,7 @@ class Plan:
     """How hits note what they consume as holds. Then the plan is used again."""
     _reserves: Callable[[Rule], bool]
     """Whether the hit of a rule does so."""
-    _remembers = True
-    """Whether rate overrides that the process remembers replace rates."""
-    _compiled: list[Hit] | None = None
+    _hits: list[Hit] | None = None
     _raw: Sequence[Any] | None = None
     """A reply that is not decoded yet, to a plan that all limits allowed."""
     _decoded: Reply | None = None
@@ -108,74 +106,57 @@ class Plan:
 
         Raises `RuleError` if rules of one name differ in more than their rates.
         """
-        hits = self._compiled
-        if hits is None:
-            hits = self._compile()
-            if self._reservation is not None:
-                for hit in filter(lambda hit: self._reserves(hit.rule), hits):
-                    hit.reservation, hit.holds = self._reservation, _subject_key(hit, f"h:{hit.field}")
-        return hits
+        if self._hits is None:
+            self._hits = self._compile()
+        return self._hits
 
     def _compile(self) -> list[Hit]:
         hits: dict[tuple[str, str], Hit] = {}
         self.timeless, self._groups = True, 0
-        known = base = status_key = ""
-        is_user = False
         for rule, subject, cost, value in self.asked:
             if rule.distinct is not None and cost > 1:
                 raise RuleError(f"Rule {rule.name!r} counts different values: a hit costs 1, not {cost}.")
-            if subject != known:  # mostly, all rules of a request have the same subject
-                known, base = subject, subject_base(self._prefix, subject)
-                status_key = f"{base}}}:s"
-                is_user = subject.startswith("user:") and "+" not in subject
-            compiled = CompiledRule.of(rule)
-            place = (status_key, compiled.field)
-            hit = hits.get(place)
+            hit = hits.get((rule.name, subject))
             if hit is not None:
-                self._extend(hit, rule, base, cost, value)
-                continue
-            hit = Hit(rule, compiled.field, status_key, subject, cost)
-            published = _known.get(place) if _known and self._remembers else None
-            limited_by = _overridden(hit, published) if published else rule
-            hit.limits = self._limits_of(limited_by, base, value)
-            if not hit.limits:
-                continue
-            hits[place] = hit
-            if compiled.timeless and not published:
-                hit.compiled = compiled
-            if compiled.decides_alone:
-                self._groups += 1
-                hit.group = self._groups
-            if rule.ban is not None and not rule.shadow:
-                hit.refusals_key = key_of(base, "b", rule.name)
-            if rule.daily or (is_user and rule.daily is None):
-                hit.day = _NO_DAY
+                if (hit.cost, hit.value) != (cost, value) or not all(map(rule.is_compatible_with, hit.rules)):
+                    raise name_conflict(rule, hit.rule)
+                hit.rules.append(rule)
+                self._set_limits(hit, hit.override)
+            elif rule.limits:
+                hits[rule.name, subject] = self._hit(rule, subject, cost, value)
+        return list(hits.values())
+
+    def _hit(self, rule: Rule, subject: str, cost: int, value: str) -> Hit:
+        hit = Hit(rule, subject_base(self._prefix, subject) + "}:", subject, cost, value)
+        self._set_limits(hit, _known.get((hit.base, hit.field), "") if _known else "")
+        if rule.shadow or not rule.block:
+            self._groups += 1
+            hit.group = self._groups
+        if rule.ban is not None and not rule.shadow:
+            hit.refusals_key = f"{hit.base}b:{hit.field}"
+        if rule.daily or (rule.daily is None and subject.startswith("user:") and "+" not in subject):
+            hit.day = _NO_DAY
+            self.timeless = False
+        if self._reservation is not None and self._reserves(rule):
+            hit.reservation, hit.holds = self._reservation, hit.holds_key
+        return hit
+
+    def _set_limits(self, hit: Hit, published: str) -> None:
+        """Give a hit the limits of a rate override, if it fits; empty: those of its own rules."""
+        hit.override, hit.compiled = published, None
+        overridden = _overridden(hit.rule, published) if published else None
+        rules, base = [overridden] if overridden else hit.rules, hit.base
+        limits: list[CompiledLimit] = []
+        for rule in rules:
+            compiled = CompiledRule.of(rule)
+            limits += [CompiledLimit(base + key, limit, parameters) for key, limit, parameters in compiled.limits]
+            if not compiled.timeless:
                 self.timeless = False
-        self._compiled = found = list(hits.values())
-        return found
-
-    def _extend(self, hit: Hit, rule: Rule, base: str, cost: int, value: str) -> None:
-        """Add the limits of a rule to the hit of another rule of that name."""
-        if (hit.cost, hit.value) != (cost, value) or not rule.is_compatible_with(hit.rule):
-            raise name_conflict(rule, hit.rule)
-        if hit.has_override_limits:  # they replace those of all rules of the name
-            return
-        for limit in self._limits_of(rule, base, value):
-            same = next((other for other in hit.limits if other.key == limit.key), None)
-            if same is None:
-                hit.limits, hit.compiled = [*hit.limits, limit], None
-            elif same.limit != limit.limit:
-                raise name_conflict(rule, hit.rule)
-
-    def _limits_of(self, rule: Rule, base: str, value: str) -> list[CompiledLimit]:
-        compiled = CompiledRule.of(rule)
-        if compiled.timeless and not value:
-            return [
-                CompiledLimit(base + suffix, limit, parameters, limit.encoded)
-                for suffix, limit, parameters in compiled.timeless_limits
-            ]
-        self.timeless = self.timeless and compiled.timeless
-        return [CompiledLimit.of(state_key(base, limit), limit, 0, value) for limit in rule.limits]
+            elif len(rules) == 1 and not published:
+                hit.compiled = compiled
+        if hit.value:
+            limits = [limit._replace(parameters=limit.parameters._replace(value=hit.value)) for limit in limits]
+        hit.limits = limits if len(rules) == 1 else list({limit.key: limit for limit in limits}.values())
 
     def __len__(self) -> int:
         return len(self.hits)
@@ -198,12 +179,7 @@ class Plan:
         for hit in self.hits:
             hit.limits = [limit.at(now) for limit in hit.limits]
             if hit.day is not None:
-                hit.day = DayKey(_subject_key(hit, f"day:{day.date}"), day.begins, day.ends)
-
-    def include_holds(self) -> None:
-        """Send the keys of holds along, so that a reset drops them."""
-        for hit in self.hits:
-            hit.holds = _subject_key(hit, f"h:{hit.field}")
+                hit.day = DayKey(f"{hit.base}day:{day.date}", day.begins, day.ends)
 
     def reserve(self, reservation: Reservation, reserves: Callable[[Rule], bool] = lambda _: True) -> None:
         """Let the hits of these rules note what they consume as holds. Call it before the first look at `hits`.
@@ -273,15 +249,7 @@ class Plan:
 
     def reset_operation(self) -> Reset:
         """Return the operation that drops all that it counted, and lifts bans."""
-        self.include_holds()
-        return Reset([self._rule_state(hit) for hit in self.hits], self._log)
-
-    def _rule_state(self, hit: Hit) -> RuleState:
-        """Return where a hit counts: under its own limits, and under those of an override."""
-        base = subject_base(self._prefix, hit.subject)
-        own = [state_key(base, limit) for rule in self._rules_of(hit) for limit in rule.limits]
-        found = RuleState.of(hit)
-        return found._replace(states=list(dict.fromkeys([*found.states, *own])))
+        return Reset([RuleState.of(hit) for hit in self.hits], self._log)
 
     def revise(self, raw: Sequence[Any]) -> bool:
         """Bring the plan into the form that a reply asks for.
@@ -292,33 +260,13 @@ class Plan:
         for index, reason, value in reply.retries:
             hit = self.hits[index]
             if reason == HOLDS_DUE:
-                hit.holds = _subject_key(hit, f"h:{hit.field}")
+                hit.holds = hit.holds_key
                 missing = filter(None, value.split(","))
-                hit.extra_keys = [
-                    *hit.extra_keys,
-                    *(_subject_key(hit, f"r:{hit.field}:{window}") for window in missing),
-                ]
+                hit.extra_keys = [*hit.extra_keys, *(f"{hit.base}r:{hit.field}:{window}" for window in missing)]
             else:
-                self._override(hit, value)
+                _remember(hit, value)
+                self._set_limits(hit, value)
         return bool(reply.retries) and all(retry.reason == HOLDS_DUE for retry in reply.retries)
-
-    def _override(self, hit: Hit, published: str) -> None:
-        """Give a hit the limits of a rate override; empty: those of its own rules."""
-        _remember(hit, published)
-        base, value = subject_base(self._prefix, hit.subject), hit.value
-        hit.override, hit.has_override_limits, hit.compiled = published, False, None
-        overridden = _overridden(hit, published) if published else hit.rule
-        limits: dict[str, CompiledLimit] = {}
-        for rule in [overridden] if hit.has_override_limits else self._rules_of(hit):
-            for limit in self._limits_of(rule, base, value):
-                limits.setdefault(limit.key, limit)
-        hit.limits = list(limits.values())
-
-    def _rules_of(self, hit: Hit) -> Iterator[Rule]:
-        """Return the rules of a hit: those of its name and subject."""
-        for rule, subject, _, _ in self.asked:
-            if (rule.name, subject) == (hit.rule.name, hit.subject):
-                yield rule
 
     def read(self, raw: Sequence[Any], *, degraded: bool = False, is_last: bool = False) -> Decision | None:
         """Return the decision that a store's reply says; None if it asks for the plan in another form.
@@ -341,39 +289,27 @@ class Plan:
         rule, subject, _, _ = self.asked[0]
         return Decision(allowed=True, rule=rule.name, subject=subject, degraded=degraded)
 
-    def denied(self, rule: Rule) -> Decision:
-        """Return the refusal of a rule that denies everything while the store does not answer."""
-        subject = self.subjects[self.rules.index(rule)]
-        return Decision(allowed=False, rule=rule.name, subject=subject, degraded=True, enforced=rule.block)
+    def without_store(self, refusing: Sequence[Rule]) -> Decision:
+        """Return the refusal by one of these rules, if any of them binds: by one that blocks, if there is one."""
+        found = [
+            Decision(allowed=False, rule=rule.name, subject=subject, degraded=True, enforced=rule.block)
+            for rule, subject, _, _ in self.asked
+            if rule in refusing and rule.limits and not rule.shadow
+        ]
+        return max(found, key=lambda refusal: refusal.enforced, default=self.unlimited(degraded=True))
 
-    def uncounted(self, rules: Sequence[Rule]) -> Decision:
-        """Return the refusal by one of these rules if nothing more can be counted: the limit may be reached."""
-        binding = [rule for rule in rules if rule.limits and not rule.shadow]
-        if not binding:
-            return self.unlimited(degraded=True)
-        return self.denied(next((rule for rule in binding if rule.block), binding[0]))
-
-    def only(self, rules: Sequence[Rule], changed: Callable[[Rule], Rule] = lambda rule: rule) -> Plan:
-        """Return the plan with only these rules, each `changed`, and without overrides."""
-        plan = Plan(self._prefix, zone=self._zone)
-        plan._remembers = False
-        for rule, subject, cost, value in self.asked:
-            if rule in rules:
-                plan.add(changed(rule), subject, cost, value)
-        return plan
+    def only(self, rules: Sequence[Rule], changed: Callable[[Rule], Rule]) -> Plan:
+        """Return the plan with only these rules, each `changed`, and without overrides, for another store."""
+        asked = [(changed(rule), subject, cost, value) for rule, subject, cost, value in self.asked if rule in rules]
+        return Plan("local", zone=self._zone, asked=asked)  # under another prefix no override is remembered
 
 
 _NO_DAY = DayKey("", 0, 0)
 """A day that is not known yet."""
 
 
-def _subject_key(hit: Hit, what: str) -> str:
-    """Return another key of the hit's subject; the status key is the base and `s`."""
-    return hit.status_key.removesuffix("s") + what
-
-
 def _remember(hit: Hit, published: str) -> None:
-    place = (hit.status_key, hit.field)
+    place = (hit.base, hit.field)
     if not published:
         _known.pop(place, None)
         return
@@ -387,17 +323,15 @@ def clear_known_overrides() -> None:
     _known.clear()
 
 
-def _overridden(hit: Hit, published: str) -> Rule:
-    """Return the rule of a hit with the rates of an override, and note on the hit whose limits those are."""
-    hit.override = published
+def _overridden(rule: Rule, published: str) -> Rule | None:
+    """Return a rule with the rates of an override; None if they do not fit."""
     *_, rates = published.split(" ", 3)
     try:
-        rule = hit.rule.with_rates(rates)
+        overridden = rule.with_rates(rates)
     except RuleError as error:
-        _log_unfit_override(hit.rule.name, rates, str(error))
-        return hit.rule
-    hit.has_override_limits = bool(rule.limits)
-    return rule if hit.has_override_limits else hit.rule
+        _log_unfit_override(rule.name, rates, str(error))
+        return None
+    return overridden if overridden.limits else None
 
 
 @lru_cache(maxsize=256)

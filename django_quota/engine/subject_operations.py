@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from django_quota.engine.events import NO_LOG, EventLog
-from django_quota.engine.hits import Hit
+from django_quota.engine.hits import CompiledRule, Hit
 from django_quota.engine.operations import Operation, Script, States, script
 from django_quota.engine.subject_status import drop_field, fields_of, set_field
 
@@ -102,9 +102,10 @@ class RuleState(NamedTuple):
 
     @classmethod
     def of(cls, hit: Hit) -> RuleState:
-        """Return the keys of a hit, without those of days."""
-        states = [limit.key for limit in hit.limits]
-        return cls(hit.field, hit.status_key, [*states, *(key for key in (hit.refusals_key, hit.holds) if key)])
+        """Return the keys of a hit, without those of days: of its own limits, and of those of an override."""
+        own = [hit.base + limit.key for rule in hit.rules for limit in CompiledRule.of(rule).limits]
+        states = dict.fromkeys([*(limit.key for limit in hit.limits), *own, hit.refusals_key, hit.holds_key])
+        return cls(hit.field, hit.status_key, [key for key in states if key])
 
 
 class Reset(Operation):

@@ -14,7 +14,7 @@ from django_quota.engine.decide import Decide
 from django_quota.engine.hits import Hit
 from django_quota.engine.plans import Plan
 from django_quota.engine.resp import pack_command
-from tests.support.steps import START, hits_of
+from tests.support.steps import START, hits_of, include_holds
 
 
 def sent(hits: Sequence[Hit]) -> tuple[Sequence[str], list[str | int]]:
@@ -108,7 +108,7 @@ def test_what_rules_have_ready_is_the_command_as_any_other_is_sent(
         plan.add(rule, subject, 3)
     for holds in (False, True):
         if holds:
-            plan.include_holds()
+            include_holds(plan)
         decide = plan.operation(START, "check")
         assert decide.evalsha(now) == pack_command(decide.command(now))
 

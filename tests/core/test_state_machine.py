@@ -45,7 +45,7 @@ from django_quota.testing import RedisServer
 from tests.support.inputs import inputs
 from tests.support.published import publish
 from tests.support.random_plans import COSTS, GAPS, RULES, VALUES, Asked
-from tests.support.steps import ALGORITHMS, SECOND, START, answers, driven, hits_of
+from tests.support.steps import ALGORITHMS, SECOND, START, answers, driven, hits_of, include_holds
 from tests.support.stores import current_store, forget_forms
 
 TTLS = st.one_of(st.integers(1, 90 * SECOND), st.just(3_600 * SECOND))
@@ -189,7 +189,7 @@ class Stores(RuleBasedStateMachine):
 
     def holding(self, asked: list[Asked]) -> Plan:
         plan = self.plan(asked, with_events=False)
-        plan.include_holds()
+        include_holds(plan)
         return plan
 
     def due_of(self, hit: Hit, hold: HoldId) -> int | None:
@@ -321,7 +321,7 @@ class Pair:
         plan = Plan("quota")
         plan.add(self.rule, "ip:1.2.3.4", cost)
         if isinstance(mode, (Renew, Settle)):
-            plan.include_holds()
+            include_holds(plan)
         if reservation is not None:
             plan.reserve(reservation)
         return plan

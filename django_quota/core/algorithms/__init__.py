@@ -11,7 +11,6 @@ from django_quota.core.algorithms.base import (
     Options,
     Parameters,
     Verdict,
-    encode_limit,
 )
 from django_quota.core.algorithms.calendar import Calendar, is_outside
 from django_quota.core.algorithms.distinct import Distinct
@@ -32,7 +31,6 @@ __all__ = [
     "Options",
     "Parameters",
     "Verdict",
-    "encode_limit",
     "is_outside",
 ]
 

@@ -108,6 +108,10 @@ class Algorithm(ABC, Generic[State]):
     def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:
         """Return the limit as integers; `now` matters to the calendar alone."""
 
+    def encode(self, p: Parameters) -> tuple[str, ...]:
+        """Return a limit with these parameters as arguments of `lua/decide.lua`."""
+        return self.name, str(p.capacity), str(p.a), str(p.b)
+
     @abstractmethod
     def peek(self, state: State | None, p: Parameters, cost: int, now: int) -> Verdict:
         """Return what a hit of this cost would get; `remaining` and `reset` are those before it."""
@@ -206,12 +210,5 @@ def _limit(rule: str, rate: Rate, algorithm: Algorithm[Any], options: Options) -
     # Mostly one object for equal limits: then they compare by identity, which the hot path does many times.
     algorithm.validate(rate, options)
     timeless = algorithm.parameters(rate, options, 0) if algorithm.timeless else None
-    encoded = () if timeless is None else encode_limit(algorithm, timeless)
+    encoded = () if timeless is None else algorithm.encode(timeless)
     return Limit(rule, rate, algorithm, options, algorithm.state_id(rate, options), timeless, encoded)
-
-
-def encode_limit(algorithm: Algorithm[Any], parameters: Parameters) -> tuple[str, ...]:
-    """Return a limit as arguments of `lua/decide.lua`: only the calendar uses `c`."""
-    capacity, a, b, c, _ = parameters
-    encoded = (algorithm.name, str(capacity), str(a), str(b))
-    return encoded if algorithm.timeless else (*encoded, str(c))
