@@ -23,12 +23,12 @@ from django_quota.core.rules import Rule, RuleOptions, dotted_path
 from django_quota.middleware import QuotaMiddleware
 from django_quota.services import addresses, subjects
 from django_quota.services.activity import RunningTotals, running_totals
-from django_quota.services.api import RuleOrRate, asked_flow, decision_flow, django_request, rule_without_request
+from django_quota.services.api import RuleOrRate, decision_flow, django_request, plan_flow, rule_without_request
 from django_quota.services.known_rules import finds_rules
 from django_quota.services.logins import login_hits, login_ttl, unlock
 from django_quota.services.metrics import Counted, RuleLabels, counted
 from django_quota.services.observers import observe, unobserve
-from django_quota.services.request_decisions import adecide_request, decide_request, new_plan, note_decided
+from django_quota.services.request_decisions import adecide_request, decide_request, note_decided
 from django_quota.services.request_state import state_of
 from django_quota.services.subjects import check_keys, digest, is_user, named_subject
 from django_quota.web import responses, wording
@@ -199,7 +199,7 @@ def take_place(queue: Rule, subject: Any, cost: int | None = None) -> Decision:
 
 
 def _place_flow(queue: Rule, subject: Any, cost: int | None) -> Flow[Decision]:
-    plan = new_plan([(yield from asked_flow(queue, subject, cost, None, {}))])
+    plan = yield from plan_flow(queue, subject, cost, None, {})
     plan.counts_if_allowed = False
     return (yield from decision_flow(plan, "check"))
 

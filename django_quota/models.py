@@ -155,9 +155,7 @@ class QuotaOverride(models.Model):
         )
 
     def __str__(self) -> str:
-        rule = gettext("all rules") if self.rule == ALL_RULES else self.rule
-        what = self.rate if self.mode == self.Mode.RATE else self.get_mode_display()
-        return f"{self.subject}, {rule}: {what}"
+        return f"{self.subject}, {self.rule_in_words}: {self.effect}"
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Save it with its subject in the canonical form. Raises `RuleError` for a wrong subject or rate."""
@@ -168,6 +166,16 @@ class QuotaOverride(models.Model):
         with transaction.atomic(using=using):  # `override_sync` writes the outbox in it
             begin_writing(using)
             super().save(*args, **kwargs)
+
+    @property
+    def rule_in_words(self) -> str:
+        """The name of its rule, or that it holds for all rules."""
+        return gettext("all rules") if self.rule == ALL_RULES else self.rule
+
+    @property
+    def effect(self) -> str:
+        """What it sets: its rate, or its mode in words."""
+        return self.rate if self.mode == self.Mode.RATE else self.get_mode_display()
 
     def clean(self) -> None:
         """Check that the subject is valid, and that the rate fits its rule."""

@@ -18,10 +18,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.backends.sqlite3.base import DatabaseWrapper as SqliteWrapper
 
-from django_quota import Lease
+from django_quota.core.flow import Flow
 from django_quota.services.flusher import Flusher, flusher
 from django_quota.services.leases import LeaseRefresher
-from django_quota.stores.cluster.client import ClusterConnectionFactory
 from django_quota.testing import RedisServer, running_redis
 from tests.support import inputs, selection
 from tests.support.clusters import Cluster, running_cluster
@@ -37,7 +36,16 @@ from tests.support.databases import (
 )
 from tests.support.outages import clock, mute
 from tests.support.sentinels import sentinel_port
-from tests.support.stores import PATIENT, caches, cluster_caches, cluster_program, forget_forms, named, programs
+from tests.support.stores import (
+    PATIENT,
+    caches,
+    cluster_caches,
+    cluster_program,
+    forget_connections,
+    forget_forms,
+    named,
+    programs,
+)
 
 __all__ = ["clock", "mute", "sentinel_port"]  # fixtures of tests/support
 
@@ -91,16 +99,8 @@ def redis_server(request: pytest.FixtureRequest, started: Callable[[Path], Redis
 
 @pytest.fixture(autouse=True)
 def no_connection_is_left_to_the_next_test() -> Iterator[None]:
-    """django-redis keeps its pools for as long as the process lives, one a URL, whatever the options."""
     yield
-    from django_redis.pool import ConnectionFactory
-
-    for pool in list(ConnectionFactory._pools.values()):  # a thread of a test may still add one
-        pool.disconnect()
-        for sentinel in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):
-            sentinel.close()
-    ConnectionFactory._pools.clear()
-    ClusterConnectionFactory.forget()
+    forget_connections()
 
 
 @pytest.fixture(autouse=True)
@@ -159,9 +159,9 @@ def renewed_often(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Renew leases all the time; yields after how many seconds each would have been renewed."""
     after: list[float] = []
 
-    def often(lease: Lease, interval: float) -> LeaseRefresher:
+    def often(renew: Callable[[], Flow[Any]], interval: float) -> LeaseRefresher:
         after.append(interval)
-        return LeaseRefresher(lease, 0.01)
+        return LeaseRefresher(renew, 0.01)
 
     monkeypatch.setattr("django_quota.services.leases.LeaseRefresher", often)
     return after

@@ -70,11 +70,6 @@ def rule_in_words(rule: str) -> str:
     return _("all rules") if rule in ("", ALL_RULES) else _("rule “%s”") % rule
 
 
-def mode_in_words(row: QuotaOverride) -> str:
-    """Return what an override sets: its rate, or its mode."""
-    return row.rate if row.mode == QuotaOverride.Mode.RATE else row.get_mode_display()
-
-
 STATES: dict[str, str | Promise] = {
     "active": gettext_lazy("active"),
     "pending": gettext_lazy("not yet begun"),

@@ -35,10 +35,11 @@ from django_quota.admin.admin_base import (
     subject_url,
     warn_if_unpublished,
 )
-from django_quota.admin.admin_wording import STATES, mode_in_words, moment_in_words, state_of
+from django_quota.admin.admin_wording import STATES, moment_in_words, state_of
 from django_quota.admin.override_form import FormPreview, OverrideForm, hints_of
 from django_quota.admin.subject_page import log_actions
 from django_quota.models import QuotaOverride
+from django_quota.services.known_rules import known_rules
 from django_quota.services.lookup import is_address, network_hint, parse_subject_input
 from django_quota.services.override_sync import BATCH_SIZE, write_database
 from django_quota.services.overrides import ALL_RULES
@@ -109,11 +110,11 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
 
     @admin.display(description=gettext_lazy("rule"))
     def rule_name(self, row: QuotaOverride) -> str:
-        return _("all rules") if row.rule == ALL_RULES else row.rule
+        return row.rule_in_words
 
     @admin.display(description=gettext_lazy("instead"))
     def instead(self, row: QuotaOverride) -> str:
-        return mode_in_words(row)
+        return row.effect
 
     @admin.display(description=gettext_lazy("state"), ordering="expires")
     def state(self, row: QuotaOverride) -> SafeString:
@@ -186,6 +187,7 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
         if is_opened or "_preview" in request.POST:
             context["preview"] = FormPreview(context["adminform"].form)
         key = () if row is None else (row.pk,)
+        context["known_rules"] = [ALL_RULES, *known_rules()]
         context["preview_url"] = admin_url(self.admin_site.name, "quotaoverride_preview", *key)
         return super().render_change_form(request, context, *args, **kwargs)
 

@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, cast
 
 from django import forms
 from django.contrib.admin.widgets import AutocompleteSelect
 from django.contrib.auth import get_user_model
 from django.utils import timezone
-from django.utils.html import format_html, format_html_join
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_quota.admin.admin_wording import LimitRow
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.models import QuotaOverride
-from django_quota.services.inspection import LimitStatus, OverridePreview, RuleChange, preview_override
-from django_quota.services.known_rules import known_rules
+from django_quota.services.inspection import LimitStatus, OverridePreview, preview_override
 from django_quota.services.lookup import parse_rule_input, parse_subject_input, parse_user_key, rule_hint, subject_hint
 from django_quota.services.override_sync import as_published
-from django_quota.services.overrides import ALL_RULES
 from django_quota.services.subjects import user_subject
 
 MAX_CHANGES = 30
 """Rules in a preview."""
-
-
-class DatalistInput(forms.TextInput):
-    """A text field with suggestions. It takes any text."""
-
-    def __init__(self, suggestions: Iterable[str], attrs: dict[str, Any] | None = None) -> None:
-        self.suggestions = list(suggestions)
-        super().__init__(attrs)
-
-    def render(self, name: str, value: Any, attrs: dict[str, Any] | None = None, renderer: Any = None) -> SafeString:
-        list_id = f"{(attrs or {}).get('id', name)}_known"
-        field = super().render(name, value, {**(attrs or {}), "list": list_id}, renderer)
-        options = format_html_join("", '<option value="{}"></option>', ((text,) for text in self.suggestions))
-        return format_html('{}<datalist id="{}">{}</datalist>', field, list_id, options)
 
 
 class UserSelect(AutocompleteSelect):
@@ -81,7 +62,7 @@ class OverrideForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's class
         if "subject" in self.fields:
             self.fields["subject"].required = False  # `clean` asks for a subject or a user
         if "rule" in self.fields:
-            self.fields["rule"].widget = DatalistInput([ALL_RULES, *known_rules()], {"class": "vTextField"})
+            self.fields["rule"].widget.attrs["list"] = "quota-known-rules"  # in the page's template
 
     def is_valid(self) -> bool:
         """Return whether the form can be saved: never after the button "Preview"."""
@@ -124,15 +105,6 @@ def hints_of(row: QuotaOverride, *, with_users: bool) -> list[str]:
     return [hint for hint in (subject_hint(row.subject, with_users=with_users), rule_hint(row.rule)) if hint]
 
 
-class ChangeRow(NamedTuple):
-    """A rule in a preview: a line for each limit now, and for each limit under the override."""
-
-    rule: str
-    now: list[str]
-    then: list[str]
-    problem: str
-
-
 class FormPreview:
     """What the override in a form would do, or why that is not known."""
 
@@ -160,23 +132,19 @@ class FormPreview:
         return self.row.expires is not None and self.row.expires <= timezone.now()
 
     @property
-    def changes(self) -> list[ChangeRow]:
-        """The rules, first those that are used."""
+    def changes(self) -> list[tuple[str, list[str], list[str], str]]:
+        """The rules, first those that are used: the lines of the limits now and under the override, and the problem."""
         found = [] if self.result is None else self.result.changes
         found = sorted(found, key=lambda change: not any(limit.used for limit in change.now))
-        return [_change_row(change) for change in found[:MAX_CHANGES]]
+        return [
+            (change.rule, list(map(_line, change.now)), list(map(_line, change.then)), change.problem)
+            for change in found[:MAX_CHANGES]
+        ]
 
     @property
     def more(self) -> int:
         """How many rules are not shown."""
         return max(0, len(self.result.changes) - MAX_CHANGES) if self.result else 0
-
-
-def _change_row(change: RuleChange) -> ChangeRow:
-    problem = change.problem
-    if change.is_shadowed:
-        problem = _("Nothing changes, since this rule has an override of its own.")
-    return ChangeRow(change.rule, list(map(_line, change.now)), list(map(_line, change.then)), problem)
 
 
 def _line(limit: LimitStatus) -> str:

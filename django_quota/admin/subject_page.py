@@ -6,11 +6,10 @@ Overrides are read from the database first, so the page shows them even if the s
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import date, datetime
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from datetime import datetime
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
@@ -19,30 +18,13 @@ from django.utils import timezone
 from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 
-from django_quota.admin.admin_wording import (
-    KIND_NAMES,
-    STATES,
-    LimitRow,
-    mode_in_words,
-    moment_of,
-    ordinal,
-    span_in_words,
-    state_of,
-)
+from django_quota.admin.admin_wording import STATES, LimitRow, moment_of, ordinal, span_in_words, state_of
+from django_quota.admin.live import lines
 from django_quota.admin.subject_actions import ACTIONS, Action, ActionTarget, overrides_of
 from django_quota.core.errors import QuotaError, RateError
 from django_quota.core.rates import MAX_COUNT, Rate, parse_rates
 from django_quota.models import QuotaOverride, Subject
-from django_quota.services.event_stream import Event
-from django_quota.services.inspection import (
-    BanStatus,
-    HeldStatus,
-    LimitStatus,
-    SubjectSnapshot,
-    load_snapshot,
-    recent_refusals,
-)
-from django_quota.services.lookup import user_of
+from django_quota.services.inspection import HeldStatus, LimitStatus, SubjectSnapshot, load_snapshot, recent_refusals
 from django_quota.services.override_sync import are_pending
 from django_quota.services.overrides import ALL_RULES
 
@@ -53,215 +35,133 @@ MAX_ENTRIES = 10
 """Log entries on the page."""
 
 
-@dataclass(frozen=True, slots=True)
-class Button:
+class Button(NamedTuple):
     """An action that the user may run from here."""
 
     action: Action
-    rule: str
-    rate: str = ""
-    """The rate that the form suggests."""
-
-    @property
-    def value(self) -> str:
-        """The value that the form sends: the rule and the rate as JSON."""
-        return json.dumps([self.rule, self.rate]) if self.rate else json.dumps([self.rule])
+    value: str
+    """The value that the form sends: the rule and the rate that the form suggests, as JSON."""
 
 
-@dataclass(slots=True)
-class RuleRow:
+class OverrideRow(NamedTuple):
+    """An override and the actions on it."""
+
+    row: QuotaOverride
+    state: str | Promise
+    """Whether it holds now, in words."""
+    buttons: list[Button]
+
+
+class RuleRow(NamedTuple):
     """A rule and its limits."""
 
     name: str
     limits: list[LimitRow]
     buttons: list[Button]
-    reasons: list[OverrideRow]
+    override: QuotaOverride | None
     """The override of this rule, if one is in force."""
 
-    @property
-    def is_used(self) -> bool:
-        """Whether something is used, or a ban or an override is in force."""
-        return any(limit.status.used or limit.status.why for limit in self.limits)
 
-
-@dataclass(slots=True)
-class OverrideRow:
-    """An override and the actions on it."""
-
-    row: QuotaOverride
-    now: datetime
-    buttons: list[Button] = field(default_factory=list)
-
-    @property
-    def what(self) -> str:
-        """The rate or the mode, in words."""
-        return mode_in_words(self.row)
-
-    @property
-    def state(self) -> str | Promise:
-        """Whether it holds now, in words."""
-        return STATES[state_of(self.row, self.now)]
-
-    @property
-    def is_for_all(self) -> bool:
-        """Whether it holds for all rules."""
-        return self.row.rule == ALL_RULES
-
-
-@dataclass(frozen=True, slots=True)
-class EndingRow:
+class EndingRow(NamedTuple):
     """A ban, a lease or a reservation, and when it ends."""
 
     name: str
     ends: datetime
     words: str
     note: str = ""
-    buttons: tuple[Button, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedRow:
-    """A refusal or a ban from the event stream."""
-
-    rule: str | None
-    """None if the name is so long that only a digest is known."""
-    what: str | Promise
-    capacity: int
-    """The limit."""
-    at: datetime
-    until: datetime | None
-    """None if waiting does not help."""
-
-
-@dataclass(slots=True)
-class SubjectPage:
-    """What the page shows."""
-
-    subject: str
-    user: Any
-    overrides: list[OverrideRow]
-    is_pending: bool
-    """Whether a saved change is not yet published to Redis."""
-    buttons: list[Button]
-    entries: list[LogEntry]
-    trouble: str = ""
-    """Why the store did not answer; empty if it did."""
-    refusing: list[LimitRow] = field(default_factory=list)
-    """The limits that refuse the next hit."""
-    is_refused: bool = False
-    """Whether some rule refuses it in every tier that the subject may be in."""
-    used: list[RuleRow] = field(default_factory=list)
-    unused: list[RuleRow] = field(default_factory=list)
-    unread: dict[str, str] = field(default_factory=dict)
-    bans: list[EndingRow] = field(default_factory=list)
-    leases: list[EndingRow] = field(default_factory=list)
-    holds: list[EndingRow] = field(default_factory=list)
-    days: list[tuple[date, str, int, int]] = field(default_factory=list)
-    for_all: OverrideRow | None = None
-    """The override of all rules, if one is in force."""
-    refused: list[RefusedRow] = field(default_factory=list)
+    buttons: Iterable[Button] = ()
 
 
 _FOR_RULES = ("raise", "exempt", "block", "reset")
 """The actions on a rule, or on all rules."""
 
+Allowed = Callable[..., list[Button]]
+"""Returns the buttons that a user may press: of the actions with these names, on a rule."""
 
-def build_page(subject: str, who: Any) -> SubjectPage:
-    """Return the page of a subject with the buttons that a user may press."""
+
+def build_page(subject: str, who: Any) -> dict[str, Any]:
+    """Return the context of a subject's page, with the buttons that a user may press.
+
+    If the store does not answer, `trouble` says why, and what only it knows is missing.
+    """
     now = timezone.now()
-    rows = [OverrideRow(row, now) for row in overrides_of(subject).select_related("created_by")[:MAX_ROWS]]
-    ruled = {row.row.rule for row in rows}
-    allowed = _allowing(subject, who, ruled)
-    for row in rows:
-        row.buttons = allowed(["clear"], row.row.rule)
-    page = SubjectPage(
-        subject,
-        user_of(subject),
-        rows,
-        are_pending([subject], overrides_of(subject).db),
-        allowed(_FOR_RULES, ALL_RULES),
-        log_entries(subject, [row.row.pk for row in rows]),
-    )
+    rows = list(overrides_of(subject).select_related("created_by")[:MAX_ROWS])
+    ruled = {row.rule for row in rows}
+
+    def allowed(actions: Iterable[str], rule: str, rate: str = "") -> list[Button]:
+        target, value = ActionTarget(subject, rule), json.dumps([rule, rate] if rate else [rule])
+        chosen = [ACTIONS[name] for name in actions]
+        return [Button(action, value) for action in chosen if action.is_allowed(who, target, ruled)]
+
+    page: dict[str, Any] = {
+        "overrides": [OverrideRow(row, STATES[state_of(row, now)], allowed(["clear"], row.rule)) for row in rows],
+        "is_pending": are_pending([subject], overrides_of(subject).db),
+        "buttons": allowed(_FOR_RULES, ALL_RULES),
+        "entries": log_entries(subject, [row.pk for row in rows]),
+    }
     try:
-        _fill(page, load_snapshot(subject), allowed)
-        page.refused = [_refused(event) for event in recent_refusals(subject)]
+        snapshot = load_snapshot(subject)
+        page |= _rules(snapshot, {row.rule: row for row in rows}, allowed) | _others(snapshot, allowed)
+        page["buttons"] += allowed(["lift"], ALL_RULES) if snapshot.bans else []
+        page["refused"] = lines(recent_refusals(subject))
     except QuotaError as error:
-        page.trouble = str(error)
+        page["trouble"] = str(error)
     return page
 
 
-Allowing = Callable[[Iterable[str], str], list[Button]]
-
-
-def _allowing(subject: str, who: Any, ruled: set[str]) -> Allowing:
-    def allowed(actions: Iterable[str], rule: str, rate: str = "") -> list[Button]:
-        target = ActionTarget(subject, rule)
-        chosen = [ACTIONS[name] for name in actions]
-        return [Button(action, rule, rate) for action in chosen if action.is_allowed(who, target, ruled)]
-
-    return allowed
-
-
-def _fill(page: SubjectPage, snapshot: SubjectSnapshot, allowed: Any) -> None:
-    by_rule = {row.row.rule: row for row in page.overrides}
-    if snapshot.override_for(ALL_RULES) is not None:
-        page.for_all = by_rule.get(ALL_RULES)
+def _rules(snapshot: SubjectSnapshot, overrides: Mapping[str, QuotaOverride], allowed: Allowed) -> dict[str, Any]:
+    """Return the rules with their limits, and which limits refuse the next hit."""
+    refusing: list[LimitRow] = []
+    used: list[RuleRow] = []
+    unused: list[RuleRow] = []
+    is_refused = False
     for name, limits in groupby(snapshot.limits, key=lambda limit: limit.rule):
         shown = [LimitRow(limit, snapshot.now) for limit in limits]
-        refusing = [row for row in shown if row.status.refuses]
-        page.refusing += refusing
-        page.is_refused |= bool(refusing) and {row.status.tier for row in refusing} == {
-            row.status.tier for row in shown
-        }
-        force = snapshot.override_for(name)
-        is_own = force is not None and force[0] == name and name in by_rule
-        reasons = [by_rule[name]] if is_own else []
-        rate = double_rates([row.status for row in shown])
-        buttons = allowed(_FOR_RULES, name, rate)
-        rule = RuleRow(name, shown, buttons, reasons)
-        (page.used if rule.is_used else page.unused).append(rule)
-    page.unread = snapshot.unread
-    page.bans = [_ban(ban, snapshot.now, allowed) for ban in snapshot.bans]
-    page.leases = [row for held in snapshot.leases for row in _held(held, snapshot.now)]
-    page.holds = [row for held in snapshot.holds for row in _held(held, snapshot.now)]
-    page.days = [
-        (day, rule, count.allowed, count.refused)
+        refused = [row for row in shown if row.status.refuses]
+        refusing += refused
+        # A hit is refused for sure if it is in every tier that the subject may be in.
+        is_refused |= bool(refused) and {row.status.tier for row in refused} == {row.status.tier for row in shown}
+        buttons = allowed(_FOR_RULES, name, double_rates([row.status for row in shown]))
+        rule = RuleRow(name, shown, buttons, overrides.get(name) if snapshot.is_overridden(name) else None)
+        (used if any(limit.status.used or limit.status.why for limit in shown) else unused).append(rule)
+    for_all = overrides.get(ALL_RULES) if snapshot.is_overridden(ALL_RULES) else None
+    return {"refusing": refusing, "is_refused": is_refused, "used": used, "unused": unused, "for_all": for_all}
+
+
+def _others(snapshot: SubjectSnapshot, allowed: Allowed) -> dict[str, Any]:
+    """Return what the page shows besides the rules."""
+
+    def ending(name: str, seconds: float, note: str = "", buttons: Iterable[Button] = ()) -> EndingRow:
+        return EndingRow(name, moment_of(snapshot.now, seconds), span_in_words(seconds), note, buttons)
+
+    def held(slots: Iterable[HeldStatus]) -> Iterator[EndingRow]:
+        for slot in slots:
+            yield from (ending(slot.name, seconds) for seconds in slot.ends_in)
+            if rest := max(0, slot.number - len(slot.ends_in)):
+                yield ending(slot.name, slot.ends_in[-1], _("and %d more, later") % rest)
+
+    days = [
+        (day, rule, *count)
         for day, rules in sorted(snapshot.days.items(), reverse=True)
         for rule, count in sorted(rules.items())
-    ][:MAX_ROWS]
-    if snapshot.bans:
-        page.buttons += allowed(["lift"], ALL_RULES)
+    ]
+    return {
+        "unread": snapshot.unread,
+        "bans": [
+            ending(ban.rule, ban.ends_in, ordinal(ban.level), allowed(["lift"], ban.field)) for ban in snapshot.bans
+        ],
+        "leases": list(held(snapshot.leases)),
+        "holds": list(held(snapshot.holds)),
+        "days": days[:MAX_ROWS],
+    }
 
 
-def _ban(ban: BanStatus, now: int, allowed: Any) -> EndingRow:
-    ends = moment_of(now, ban.ends_in)
-    return EndingRow(
-        ban.rule, ends, span_in_words(ban.ends_in), ordinal(ban.level), tuple(allowed(["lift"], ban.field))
-    )
-
-
-def _refused(event: Event) -> RefusedRow:
-    until = moment_of(event.until) if event.until else None
-    what = KIND_NAMES[event.kind]
-    return RefusedRow(event.rule, what, event.capacity, moment_of(event.at), until)
-
-
-def _held(held: HeldStatus, now: int) -> Iterable[EndingRow]:
-    for ends_in in held.ends_in:
-        yield EndingRow(held.name, moment_of(now, ends_in), span_in_words(ends_in))
-    rest = held.number - len(held.ends_in)
-    if rest > 0:
-        last = held.ends_in[-1]
-        yield EndingRow(held.name, moment_of(now, last), span_in_words(last), _("and %d more, later") % rest)
-
-
-def double_rates(limits: Iterable[LimitStatus]) -> str:
+def double_rates(limits: Collection[LimitStatus]) -> str:
     """Return twice the rates of a rule; empty if the tiers have different rates."""
-    shown = list(limits)
-    if len({limit.tier for limit in shown}) > 1:
+    if len({limit.tier for limit in limits}) > 1:
         return ""
     try:
-        rates = [rate for limit in shown for rate in parse_rates(limit.rate)]
+        rates = [rate for limit in limits for rate in parse_rates(limit.rate)]
     except RateError:
         return ""
     twice = [Rate(min(MAX_COUNT, max(1, 2 * rate.count)), rate.unit, rate.multiple) for rate in rates]

@@ -30,7 +30,7 @@ from django_quota.admin.subject_page import build_page, log_actions
 from django_quota.conf import current, limits_logins
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.models import QuotaOverride, Subject
-from django_quota.services.lookup import SubjectMatch, composite_subjects, find_subjects, subject_hint
+from django_quota.services.lookup import SubjectMatch, composite_subjects, find_subjects, subject_hint, user_of
 from django_quota.services.overrides import ALL_RULES
 from django_quota.services.subjects import login_subject, named_subject
 
@@ -93,7 +93,7 @@ class SubjectAdmin(ReadOnlyAdmin):
             # The typed text may hold a plain value, so it is not shown again.
             return self._show(request, "find", {"title": _("Find a subject"), "trouble": str(error)})
         if len(found) > 1:
-            return self._show(request, "choice", {"title": _("Whom do you mean?"), "found": _shown(found)})
+            return self._show(request, "choice", {"title": _("Whom do you mean?"), "found": found})
         return self._redirect(request, found[0].subject)
 
     def _redirect(self, request: HttpRequest, subject: str) -> HttpResponse:
@@ -102,16 +102,20 @@ class SubjectAdmin(ReadOnlyAdmin):
         return HttpResponseRedirect(url) if len(url) <= MAX_URL else self._page(request, subject)
 
     def _page(self, request: HttpRequest, subject: str) -> HttpResponse:
-        page = build_page(subject, request.user)
-        name = str(page.user) if page.user is not None and may_see_users(request) else ""
-        context = {"title": _("Subject"), "subtitle": _short(subject), "page": page, "subject": subject, "name": name}
-        context["links"] = _links(request, subject, page.user)
-        is_met = page.used or page.refused or page.overrides
-        context["hint"] = "" if is_met else subject_hint(subject, with_users=may_see_users(request))
-        context["composite"] = composite_subjects(subject).items()
-        context["sees_overrides"] = may_see(request, QuotaOverride)
-        context["is_enabled"] = current().enabled
-        return self._show(request, "page", context)
+        user, sees_users, page = user_of(subject), may_see_users(request), build_page(subject, request.user)
+        is_met = page.get("used") or page.get("refused") or page["overrides"]
+        context = {
+            "title": _("Subject"),
+            "subtitle": _short(subject),
+            "subject": subject,
+            "name": str(user) if user is not None and sees_users else "",
+            "links": _links(request, subject, user),
+            "hint": "" if is_met else subject_hint(subject, with_users=sees_users),
+            "composite": composite_subjects(subject),
+            "sees_overrides": may_see(request, QuotaOverride),
+            "is_enabled": current().enabled,
+        }
+        return self._show(request, "page", context | page)
 
     def _show(self, request: HttpRequest, template: str, context: dict[str, Any]) -> TemplateResponse:
         given = {**self.admin_site.each_context(request), "opts": self.opts, "media": self.media, **context}
@@ -192,11 +196,6 @@ def _page_url(request: HttpRequest, subject: str) -> str:
 
 def _short(subject: str) -> str:
     return subject if len(subject) <= 80 else f"{subject[:79]}…"  # noqa: PLR2004
-
-
-def _shown(found: list[SubjectMatch]) -> list[tuple[str, str]]:
-    """Return each subject with the name of its user."""
-    return [(one.subject, str(one.user)) for one in found]
 
 
 def _links(request: HttpRequest, subject: str, user: Any) -> list[tuple[str, str]]:

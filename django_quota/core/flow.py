@@ -6,6 +6,8 @@ blocks for the call, the async driver awaits it. So the flow is written once.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -35,6 +37,11 @@ class IOCall:
     def run_async(self) -> Awaitable[Any]:
         """Return the call, to be awaited."""
         return self.async_(*self.args)
+
+
+def sleep(seconds: float) -> IOCall:
+    """Return the call that sleeps: it blocks the thread, or lets other tasks run."""
+    return IOCall(time.sleep, asyncio.sleep, seconds)
 
 
 def run_sync(flow: Flow[T], perform: Callable[[Any], Any] = IOCall.run_sync) -> T:

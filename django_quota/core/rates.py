@@ -219,15 +219,16 @@ def parse_duration(value: object) -> int:
     return int(match[1]) * UNITS[unit]
 
 
-def parse_seconds(option: str, seconds: object, example: int, least: str = "above 0") -> int:
+def parse_seconds(option: str, seconds: object, example: int, *, may_be_zero: bool = False) -> int:
     """Return an option in seconds, above 0 and up to 366 days, as microseconds.
 
-    `least`: how the error calls the smallest value, for a caller that takes 0 itself. Raises `RuleError` for any other
-    value, with the number `example` as one that fits.
+    Raises `RuleError` for any other value, with the number `example` as one that fits.
     """
+    if may_be_zero and seconds == 0:
+        return 0
     is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not is_number or not 0 < cast("float", seconds) * SECOND <= MAX_PERIOD:
-        most = MAX_PERIOD // SECOND
+        least, most = "from 0" if may_be_zero else "above 0", MAX_PERIOD // SECOND
         raise RuleError(
             f"{option}={seconds!r} is not a number of seconds, {least} and up to {most}. Use, for example, {example}."
         )

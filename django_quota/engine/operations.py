@@ -68,7 +68,7 @@ class States(Protocol):
 
 
 class DictStates:
-    """States in a dict: what the memory store and the tests use."""
+    """States in a dict: what the memory store's shards and the tests use."""
 
     __slots__ = ("kept", "woken")
 

@@ -1,12 +1,11 @@
 """Activity, for the overview: what all processes have allowed and refused, who is banned, and which slots are full.
 
-It only reads: the figures that `metrics` has sent, and the index of bans. It takes two round trips, and in a Cluster
-one more for the slots of each server.
+It reads the figures that `metrics` has sent, the index of bans, and who holds the slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
@@ -14,19 +13,18 @@ from typing import Any, NamedTuple
 
 from django_quota.conf import current
 from django_quota.core import clock
-from django_quota.core.clock import SECOND, frozen_now
+from django_quota.core.clock import frozen_now
 from django_quota.core.days import day_of
 from django_quota.core.errors import StoreRefusesWrites
 from django_quota.core.keys import named, part_base, system_key
 from django_quota.engine.metrics_operation import FIELDS, OTHER, OUTAGES
 from django_quota.engine.operations import text
 from django_quota.engine.usage_operations import ReadDays
-from django_quota.services.limiter import Limiter
 from django_quota.services.metrics import MINUTE, OTHER_LABEL
 from django_quota.services.registry import get_limiter
 from django_quota.stores.base import Store
 from django_quota.stores.cluster.walking import Walk
-from django_quota.stores.redis.store import RedisStore
+from django_quota.stores.redis.store import RedisStore, time_of
 
 MINUTES = 60
 """Minutes that it shows, up to now."""
@@ -159,20 +157,6 @@ class Activity:
         return self.slots[:SLOTS]
 
 
-def activity() -> Activity:
-    """Send this process's own metrics, then read all figures.
-
-    Raises `StoreUnavailable` if the store does not answer.
-    """
-    limiter = _limiter_with_metrics_sent()
-    now = clock.now()
-    if not isinstance(limiter.store, RedisStore):
-        return _of_memory(limiter.store, now)
-    found = _of_redis(limiter.store, now)
-    is_same_day = found.day == day_of(found.now, current().time_zone).date
-    return found if is_same_day else _of_redis(limiter.store, found.now)  # our clock differs, and it is midnight
-
-
 class RunningTotals(NamedTuple):
     """What all processes have decided since the site was set up. It starts anew only if Redis loses its memory."""
 
@@ -185,130 +169,125 @@ class RunningTotals(NamedTuple):
     slots: list[SlotUse]
 
 
+def activity() -> Activity:
+    """Send this process's own metrics, then read all figures.
+
+    Raises `StoreUnavailable` if the store does not answer.
+    """
+    store = _store_with_metrics_sent()
+    found, counts = _read(store, None)
+    found.rules = _rules(counts)
+    _add_minutes(store, found)
+    return found
+
+
 def running_totals() -> RunningTotals:
     """Send this process's own metrics, then read the totals, and the bans and slots of now.
 
     Raises `StoreUnavailable` if the store does not answer.
     """
-    store = _limiter_with_metrics_sent().store
-    flat = store.run(ReadDays([system_key(current().prefix, "totals")]), frozen_now())[0]
-    counts = {text(name): int(count) for name, count in zip(flat[::2], flat[1::2], strict=True)}
-    banned, slots = _bans_and_slots(store)
-    return RunningTotals(_rules(counts, FIELDS), counts.get(OUTAGES, 0), banned, slots)
+    found, counts = _read(_store_with_metrics_sent(), "totals")
+    return RunningTotals(_rules(counts, FIELDS), counts.get(OUTAGES, 0), found.banned, found.slots)
 
 
-def _limiter_with_metrics_sent() -> Limiter:
-    """Send what this process has counted; return its limiter."""
+def _store_with_metrics_sent() -> Store:
+    """Send what this process has counted; return its store."""
     limiter = get_limiter()
     if limiter.metrics is not None:
         with suppress(StoreRefusesWrites):  # it can be read, and `health` reports it
             limiter.metrics.flush()
-    return limiter
+    return limiter.store
 
 
 # --- of a store -------------------------------------------------------------------------------------------------------
 
 
-def _of_redis(store: RedisStore, guess: int) -> Activity:
-    """Read Redis in two round trips; `guess`: the time there."""
-    prefix, day = current().prefix, day_of(guess, current().time_zone).date
-    after = f"({guess}"
-    with store.commands() as client, client.pipeline(transaction=False) as lent:
-        pipeline: Any = lent  # redis-py leaves it untyped
-        pipeline.time()
-        pipeline.hgetall(system_key(prefix, f"metrics:{day.isoformat()}"))
-        pipeline.zrevrange(system_key(prefix, f"refused:{day.isoformat()}"), 0, SUBJECTS - 1, withscores=True)
-        pipeline.zcount(system_key(prefix, "bans"), after, "+inf")
-        pipeline.zrangebyscore(system_key(prefix, "bans"), after, "+inf", start=0, num=BANS, withscores=True)
-        pipeline.zrevrangebyscore(system_key(prefix, "slots"), "+inf", after, start=0, num=MAX_SLOTS_READ)
-        time, counts, refused, banned, bans, slots = pipeline.execute()
-    found = Activity(_time_of(time), day, banned=int(banned))
-    found.rules = _rules({text(name): int(count) for name, count in counts.items()})
-    found.refused = [RefusedSubject(named(text(subject)), int(count)) for subject, count in refused]
-    found.bans = [_ban(text(member), int(stop)) for member, stop in bans]
-    _read_more(store, found, [text(slot) for slot in slots])
-    return found
-
-
-def _bans_and_slots(store: Store) -> tuple[int, list[SlotUse]]:
-    """Return the number of bans, and the slots that were asked for last."""
-    prefix, guess = current().prefix, clock.now()
+def _read(store: Store, what: str | None) -> tuple[Activity, dict[str, int]]:
+    """Return the figures but for the rules, and the counts of the rules: of today, or those under `what`."""
     if not isinstance(store, RedisStore):
-        return 0, _of_memory(store, guess).slots
-    after = f"({guess}"
-    with store.commands() as client, client.pipeline(transaction=False) as lent:
-        pipeline: Any = lent
-        pipeline.time()
-        pipeline.zcount(system_key(prefix, "bans"), after, "+inf")
-        pipeline.zrevrangebyscore(system_key(prefix, "slots"), "+inf", after, start=0, num=MAX_SLOTS_READ)
-        time, banned, slots = pipeline.execute()
-    found = Activity(_time_of(time), date.min)
-    _read_more(store, found, [text(slot) for slot in slots])
-    return int(banned), found.slots
+        return _read_memory(store, what)
+    with store.commands() as client:
+        found, counts, refused = _at(frozen_now() or time_of(client), what)
+        after = f"({found.now}"
+        with client.pipeline(transaction=False) as lent:
+            pipeline: Any = lent  # redis-py leaves it untyped
+            pipeline.hgetall(counts)
+            pipeline.zrevrange(refused, 0, SUBJECTS - 1, withscores=True)
+            pipeline.zcount(_key("bans"), after, "+inf")
+            pipeline.zrangebyscore(_key("bans"), after, "+inf", start=0, num=BANS, withscores=True)
+            pipeline.zrevrangebyscore(_key("slots"), "+inf", after, start=0, num=MAX_SLOTS_READ)
+            counted, most_refused, found.banned, bans, slots = pipeline.execute()
+    found.refused = [RefusedSubject(named(text(subject)), int(count)) for subject, count in most_refused]
+    found.bans = [_ban(text(member), int(stop)) for member, stop in bans]
+    found.slots = _slots(store, [text(slot) for slot in slots], after)
+    return found, {text(name): int(count) for name, count in counted.items()}
 
 
-def _time_of(time: Sequence[Any]) -> int:
-    """Return the time that Redis tells, in microseconds."""
-    return frozen_now() or int(time[0]) * SECOND + int(time[1])
-
-
-def _read_more(store: RedisStore, found: Activity, slots: Sequence[str]) -> None:
-    """Read the minutes of the listed rules, and who holds the slots."""
-    prefix, after = current().prefix, f"({found.now}"
-    fields = [name for rule in found.rules if not rule.is_rest for name in rule.fields]
-    minutes = _minutes(found.now) if fields else ()
-    if not minutes and not slots:
-        return
-    counts = [system_key(prefix, f"metrics:{minute}") for minute in minutes]
-    places = [key for slot in slots for key in _slot_keys(slot)]
-    replies: dict[str, Any] = {}
-    walk = Walk(store)
-    for server, keys in store.by_server([*counts, *places]).items():
-        # Slots on a server of a Cluster that does not answer are left out.
-        with walk.past(), store.commands(server) as client, client.pipeline(transaction=False) as lent:
-            pipeline: Any = lent
-            for key in keys:
-                if key in counts:
-                    pipeline.hmget(key, fields)
-                else:
-                    pipeline.zcount(key, after, "+inf")
-            replies.update(zip(keys, pipeline.execute(), strict=True))
-    nothing = [None] * len(fields)
-    _put_minutes(found, [dict(zip(fields, map(_whole, replies.get(key, nothing)), strict=True)) for key in counts])
-    known = [(slot, _slot_keys(slot)) for slot in slots if replies.keys() >= set(_slot_keys(slot))]
-    found.slots = _fullest(_slot_use(slot, *(replies[key] for key in keys)) for slot, keys in known)
-
-
-def _of_memory(store: Store, now: int) -> Activity:
-    """Read the memory store by operations; it has no index of bans."""
-    prefix, day = current().prefix, day_of(now, current().time_zone).date
-
-    def read(keys: Iterable[str]) -> list[dict[str, int]]:
-        reply = store.run(ReadDays(list(keys)), now)
-        return [dict(zip(flat[::2], map(int, flat[1::2]), strict=True)) for flat in reply]
-
-    today = day.isoformat()
-    counts, refused, slots = read(
-        system_key(prefix, what) for what in (f"metrics:{today}", f"refused:{today}", "slots")
-    )
-    found = Activity(now, day, _rules(counts), bans=None)
+def _read_memory(store: Store, what: str | None) -> tuple[Activity, dict[str, int]]:
+    found, *keys = _at(clock.now(), what)
+    found.bans = None
+    counts, refused, slots = _hashes(store, [*keys, _key("slots")])
     most = sorted(refused.items(), key=lambda pair: -pair[1])[:SUBJECTS]
     found.refused = [RefusedSubject(named(subject), count) for subject, count in most]
-    if found.rules:
-        _put_minutes(found, read(system_key(prefix, f"metrics:{minute}") for minute in _minutes(now)))
-    live = [slot for slot, stop in slots.items() if stop > now][:MAX_SLOTS_READ]
-    held = [[sum(stop > now for stop in ends.values()) for ends in read(_slot_keys(slot))] for slot in live]
-    found.slots = _fullest(_slot_use(slot, *counted) for slot, counted in zip(live, held, strict=True))
-    return found
+    for slot in [slot for slot, stop in slots.items() if stop > found.now][:MAX_SLOTS_READ]:
+        held, waiting = (sum(stop > found.now for stop in ends.values()) for ends in _hashes(store, _slot_keys(slot)))
+        found.slots.append(_slot_use(slot, held, waiting))
+    found.slots.sort(key=_emptiness)
+    return found, counts
+
+
+def _at(now: int, what: str | None) -> tuple[Activity, str, str]:
+    """Return the activity at a moment, still empty, and the keys of the counts and of who was refused that day."""
+    day = day_of(now, current().time_zone).date
+    return Activity(now, day), _key(what or f"metrics:{day.isoformat()}"), _key(f"refused:{day.isoformat()}")
+
+
+def _slots(store: RedisStore, slots: Sequence[str], after: str) -> list[SlotUse]:
+    """Return how slots are used. Those on a server of a Cluster that does not answer are left out."""
+    counts: dict[str, int] = {}
+    walk = Walk(store)
+    for server, keys in store.by_server(key for slot in slots for key in _slot_keys(slot)).items():
+        with walk.past(), store.commands(server) as client, client.pipeline(transaction=False) as pipeline:
+            for key in keys:
+                pipeline.zcount(key, after, "+inf")
+            counts.update(zip(keys, pipeline.execute(), strict=True))
+    known = [(slot, _slot_keys(slot)) for slot in slots if counts.keys() >= set(_slot_keys(slot))]
+    return sorted((_slot_use(slot, *(counts[key] for key in keys)) for slot, keys in known), key=_emptiness)
+
+
+def _add_minutes(store: Store, found: Activity) -> None:
+    """Add what the listed rules decided in each minute, and their rates."""
+    listed = [rule for rule in found.rules if not rule.is_rest]
+    fields = [name for rule in listed for name in rule.fields]
+    last = found.now // MINUTE
+    keys = [_key(f"metrics:{minute}") for minute in range(last - MINUTES + 1, last + 1)]
+    if not fields:
+        return
+    if isinstance(store, RedisStore):
+        with store.commands() as client, client.pipeline(transaction=False) as pipeline:
+            for key in keys:
+                pipeline.hmget(key, fields)
+            minutes = [dict(zip(fields, map(_whole, row), strict=True)) for row in pipeline.execute()]
+    else:
+        minutes = _hashes(store, keys)
+    part_of_last = 1 - found.now % MINUTE / MINUTE
+    for rule in listed:
+        a, r, s = (f"{rule.part}{suffix}" for suffix in (":a", ":r", ":s"))
+        rule.minutes = [Minute(each.get(a, 0), each.get(r, 0) + each.get(s, 0)) for each in minutes]
+        before, this = sum(rule.minutes[-2]), sum(rule.minutes[-1])
+        rule.rate = this + before * part_of_last
+
+
+def _hashes(store: Store, keys: Sequence[str]) -> list[dict[str, int]]:
+    reply = store.run(ReadDays(keys), frozen_now())
+    return [dict(zip(flat[::2], map(int, flat[1::2]), strict=True)) for flat in reply]
 
 
 # --- what the figures say ---------------------------------------------------------------------------------------------
 
 
-def _minutes(now: int) -> range:
-    """Return the minutes that are shown, the oldest first."""
-    last = now // MINUTE
-    return range(last - MINUTES + 1, last + 1)
+def _key(what: str) -> str:
+    return system_key(current().prefix, what)
 
 
 def _whole(value: str | bytes | None) -> int:
@@ -338,17 +317,6 @@ def _rules(counts: Mapping[str, int], most: int = RULES) -> list[RuleActivity]:
     return [*order[:most], *([rest] if rest.total else [])]
 
 
-def _put_minutes(found: Activity, minutes: Sequence[Mapping[str, int]]) -> None:
-    part_of_last = 1 - found.now % MINUTE / MINUTE
-    for rule in found.rules:
-        if rule.is_rest:
-            continue
-        a, r, s = (f"{rule.part}{suffix}" for suffix in (":a", ":r", ":s"))
-        rule.minutes = [Minute(each.get(a, 0), each.get(r, 0) + each.get(s, 0)) for each in minutes]
-        before, this = sum(rule.minutes[-2]), sum(rule.minutes[-1])
-        rule.rate = this + before * part_of_last
-
-
 def _ban(member: str, until: int) -> ActiveBan:
     subject, _, rule = member.partition(" ")
     return ActiveBan(named(subject), named(rule), until)
@@ -366,5 +334,6 @@ def _slot_use(slot: str, held: int, waiting: int) -> SlotUse:
     return SlotUse(named(subject), named(name), int(held), int(limit), int(waiting))
 
 
-def _fullest(slots: Iterable[SlotUse]) -> list[SlotUse]:
-    return sorted(slots, key=lambda use: (-use.held / use.limit, -use.waiting, use.name or ""))
+def _emptiness(use: SlotUse) -> tuple[float, int, str]:
+    """Sort the fullest slots first."""
+    return -use.held / use.limit, -use.waiting, use.name or ""

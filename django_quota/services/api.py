@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Unpack, cast
@@ -14,7 +12,7 @@ from django_quota.conf import current, rule_of
 from django_quota.core.clock import SECOND
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError
-from django_quota.core.flow import Flow, IOCall, run_async, run_sync
+from django_quota.core.flow import Flow, IOCall, run_async, run_sync, sleep
 from django_quota.core.rates import parse_seconds, validate_cost
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, CallOptions, Rule
 from django_quota.engine.codec import Mode
@@ -47,7 +45,7 @@ def check(
     Raises `RateError` or another `RuleError` if the rule, the rate, an option or the cost is wrong. While Redis does
     not answer, nothing is raised and the Decision is `degraded`.
     """
-    return run_sync(_verb_flow("check", rule_or_rate, subject, cost, value, rule_options))
+    return run_sync(_decided_flow(plan_flow(rule_or_rate, subject, cost, value, rule_options), "check"))
 
 
 async def acheck(
@@ -59,7 +57,7 @@ async def acheck(
     **rule_options: Unpack[CallOptions],
 ) -> Decision:
     """Take a hit without blocking the event loop; see `check`."""
-    return await run_async(_verb_flow("check", rule_or_rate, subject, cost, value, rule_options))
+    return await run_async(_decided_flow(plan_flow(rule_or_rate, subject, cost, value, rule_options), "check"))
 
 
 def acquire(
@@ -81,9 +79,7 @@ def acquire(
 
     `timeout`: seconds, 0 to 366 days. For the other arguments and the errors see `check`.
     """
-    return run_sync(
-        _acquire_flow(timeout, partial(_verb_flow, "check", rule_or_rate, subject, cost, value, rule_options))
-    )
+    return run_sync(_acquire_flow(timeout, partial(plan_flow, rule_or_rate, subject, cost, value, rule_options)))
 
 
 async def aacquire(
@@ -96,9 +92,7 @@ async def aacquire(
     **rule_options: Unpack[CallOptions],
 ) -> Decision:
     """Take a hit as soon as the rule allows it, without blocking the event loop; see `acquire`."""
-    return await run_async(
-        _acquire_flow(timeout, partial(_verb_flow, "check", rule_or_rate, subject, cost, value, rule_options))
-    )
+    return await run_async(_acquire_flow(timeout, partial(plan_flow, rule_or_rate, subject, cost, value, rule_options)))
 
 
 def peek(
@@ -113,7 +107,7 @@ def peek(
 
     For the arguments and the errors see `check`.
     """
-    return run_sync(_verb_flow("peek", rule_or_rate, subject, cost, value, rule_options))
+    return run_sync(_decided_flow(plan_flow(rule_or_rate, subject, cost, value, rule_options), "peek"))
 
 
 async def apeek(
@@ -125,7 +119,7 @@ async def apeek(
     **rule_options: Unpack[CallOptions],
 ) -> Decision:
     """Return what `acheck` would return; see `peek`."""
-    return await run_async(_verb_flow("peek", rule_or_rate, subject, cost, value, rule_options))
+    return await run_async(_decided_flow(plan_flow(rule_or_rate, subject, cost, value, rule_options), "peek"))
 
 
 def refund(
@@ -140,14 +134,14 @@ def refund(
     `cost`: units, 0 to 10^12; by default the rule's own (1). For the other arguments see `check`. Raises `RuleError` if
     an argument is wrong, and for a rule with `distinct=`, whose value may have been used before.
     """
-    return run_sync(_verb_flow("refund", rule_or_rate, subject, cost, None, rule_options))
+    return run_sync(_decided_flow(plan_flow(rule_or_rate, subject, cost, None, rule_options), "refund"))
 
 
 async def arefund(
     rule_or_rate: RuleOrRate, subject: Subject, cost: int | None = None, **rule_options: Unpack[CallOptions]
 ) -> Decision:
     """Give a cost back; see `refund`."""
-    return await run_async(_verb_flow("refund", rule_or_rate, subject, cost, None, rule_options))
+    return await run_async(_decided_flow(plan_flow(rule_or_rate, subject, cost, None, rule_options), "refund"))
 
 
 def reset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: Unpack[CallOptions]) -> bool:
@@ -156,12 +150,12 @@ def reset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: Unpack[Cal
     This lifts a ban; an override stays. For the arguments see `check`. Raises `RuleError` if one is wrong, and
     `StoreUnavailable` if the store does not answer.
     """
-    return run_sync(_reset_flow(rule_or_rate, subject, rule_options))
+    return run_sync(_reset_flow(plan_flow(rule_or_rate, subject, 0, None, rule_options)))
 
 
 async def areset(rule_or_rate: RuleOrRate, subject: Subject, **rule_options: Unpack[CallOptions]) -> bool:
     """Delete what a rule has counted for a subject; see `reset`."""
-    return await run_async(_reset_flow(rule_or_rate, subject, rule_options))
+    return await run_async(_reset_flow(plan_flow(rule_or_rate, subject, 0, None, rule_options)))
 
 
 Entry = tuple[RuleOrRate, Subject] | tuple[RuleOrRate, Subject, int]
@@ -180,39 +174,15 @@ def check_all(entries: Iterable[Entry]) -> Decision:
     Raises `RuleError` if there is no entry, if a rule is listed twice for one subject, or if an argument is wrong.
     While Redis does not answer, nothing is raised and the Decision is `degraded`.
     """
-    return run_sync(_check_all_flow(entries))
+    return run_sync(_decided_flow(entries_plan_flow(entries), "check"))
 
 
 async def acheck_all(entries: Iterable[Entry]) -> Decision:
     """Take a hit under several rules without blocking the event loop; see `check_all`."""
-    return await run_async(_check_all_flow(entries))
+    return await run_async(_decided_flow(entries_plan_flow(entries), "check"))
 
 
-def _check_all_flow(entries: Iterable[Entry]) -> Flow[Decision]:
-    plan = yield from entries_plan_flow(entries)
-    return (yield from decision_flow(plan, "check"))
-
-
-def entries_plan_flow(entries: Iterable[Entry]) -> Flow[Plan]:
-    """Return the plan of several rules, each for its own subject and cost. Raises `RuleError` if an entry is wrong."""
-    found: list[Asked] = []
-    if isinstance(entries, (str, Mapping)):
-        raise RuleError(f"{entries!r} is not a list of entries.", _ENTRIES_EXAMPLE)
-    for entry in entries:
-        if not isinstance(cast("object", entry), (tuple, list)) or not 2 <= len(entry) <= 3:  # noqa: PLR2004
-            raise RuleError(f"{entry!r} is not (rule, subject) or (rule, subject, cost).", _ENTRIES_EXAMPLE)
-        rule, subject, *cost = entry
-        asked = yield from asked_flow(rule, subject, cost[0] if cost else None, None, {})
-        name, whose = asked[0].name, asked[1]
-        if any((other.name, its) == (name, whose) for other, its, _, _ in found):
-            raise RuleError(f"Rule {name!r} is listed twice for {whose}.", "Give it once, with the whole cost.")
-        found.append(asked)
-    if not found:
-        raise RuleError("There is no entry.", _ENTRIES_EXAMPLE)
-    return new_plan(found)
-
-
-_ENTRIES_EXAMPLE = "Use, for example, [('rpm', user), ('tpm', user, 900)]."
+# --- flows ------------------------------------------------------------------------------------------------------------
 
 
 def decision_flow(plan: Plan, mode: Mode) -> Flow[Decision]:
@@ -222,15 +192,8 @@ def decision_flow(plan: Plan, mode: Mode) -> Flow[Decision]:
     return (yield from get_limiter().decision_flow(plan, mode))
 
 
-def _verb_flow(
-    mode: Mode,
-    rule_or_rate: RuleOrRate,
-    subject: Subject,
-    cost: int | None,
-    value: object,
-    options: Mapping[str, object],
-) -> Flow[Decision]:
-    plan = new_plan([(yield from asked_flow(rule_or_rate, subject, cost, value, options))])
+def _decided_flow(planning: Flow[Plan], mode: Mode) -> Flow[Decision]:
+    plan = yield from planning
     if mode == "refund":
         for rule in plan.rules:
             if rule.distinct is not None:
@@ -238,19 +201,19 @@ def _verb_flow(
     return (yield from decision_flow(plan, mode))
 
 
-def _acquire_flow(timeout: float, check_flow: Callable[[], Flow[Decision]]) -> Flow[Decision]:
-    left = 0.0 if timeout == 0 else parse_seconds("timeout", timeout, 5, "from 0") / SECOND
+def _acquire_flow(timeout: float, make_planning: Callable[[], Flow[Plan]]) -> Flow[Decision]:
+    left = parse_seconds("timeout", timeout, 5, may_be_zero=True) / SECOND
     while True:
-        decision = yield from check_flow()
+        decision = yield from _decided_flow(make_planning(), "check")
         if decision.allowed:
             if decision.delay:
-                yield _sleep(decision.delay)
+                yield sleep(decision.delay)
             return decision
         wait = decision.retry_after
         if wait is None or wait > left:
             return decision
         wait += MIN_SLEEP
-        yield _sleep(wait)
+        yield sleep(wait)
         left -= wait
 
 
@@ -258,12 +221,8 @@ MIN_SLEEP = 0.001
 """Seconds that `acquire` sleeps at least: clocks differ a little."""
 
 
-def _sleep(seconds: float) -> IOCall:
-    return IOCall(time.sleep, asyncio.sleep, seconds)
-
-
-def _reset_flow(rule_or_rate: RuleOrRate, subject: Subject, options: Mapping[str, object]) -> Flow[bool]:
-    plan = new_plan([(yield from asked_flow(rule_or_rate, subject, 0, None, options))])
+def _reset_flow(planning: Flow[Plan]) -> Flow[bool]:
+    plan = yield from planning
     if not plan or not current().enabled:
         return False
     yield from decision_flow(plan, "peek")  # adds the limits of an override to the plan
@@ -276,7 +235,39 @@ def _reset_flow(rule_or_rate: RuleOrRate, subject: Subject, options: Mapping[str
     return bool(deleted > 0)
 
 
-def asked_flow(
+# --- plans ------------------------------------------------------------------------------------------------------------
+
+
+def plan_flow(
+    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None, value: object, options: Mapping[str, object]
+) -> Flow[Plan]:
+    """Return the plan of one call. Raises `RuleError` if an argument is wrong."""
+    return new_plan([(yield from _asked_flow(rule_or_rate, subject, cost, value, options))])
+
+
+def entries_plan_flow(entries: Iterable[Entry]) -> Flow[Plan]:
+    """Return the plan of several rules, each for its own subject and cost. Raises `RuleError` if an entry is wrong."""
+    found: list[Asked] = []
+    if isinstance(entries, (str, Mapping)):
+        raise RuleError(f"{entries!r} is not a list of entries.", _ENTRIES_EXAMPLE)
+    for entry in entries:
+        if not isinstance(cast("object", entry), (tuple, list)) or not 2 <= len(entry) <= 3:  # noqa: PLR2004
+            raise RuleError(f"{entry!r} is not (rule, subject) or (rule, subject, cost).", _ENTRIES_EXAMPLE)
+        rule, subject, *cost = entry
+        asked = yield from _asked_flow(rule, subject, cost[0] if cost else None, None, {})
+        name, whose = asked[0].name, asked[1]
+        if any((other.name, its) == (name, whose) for other, its, _, _ in found):
+            raise RuleError(f"Rule {name!r} is listed twice for {whose}.", "Give it once, with the whole cost.")
+        found.append(asked)
+    if not found:
+        raise RuleError("There is no entry.", _ENTRIES_EXAMPLE)
+    return new_plan(found)
+
+
+_ENTRIES_EXAMPLE = "Use, for example, [('rpm', user), ('tpm', user, 900)]."
+
+
+def _asked_flow(
     rule_or_rate: RuleOrRate, subject: Subject, cost: int | None, value: object, options: Mapping[str, object]
 ) -> Flow[Asked]:
     """Return what one call asks for. Raises `RuleError` if an argument is wrong."""

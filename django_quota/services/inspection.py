@@ -14,7 +14,7 @@ from datetime import date
 from itertools import groupby, zip_longest
 from typing import Any, TypeVar
 
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext, gettext_lazy
 
 from django_quota.conf import current, rule_of
 from django_quota.core import keys
@@ -179,13 +179,10 @@ class SubjectSnapshot:
     refuses: str = ""
     """What the store answers to a change while it takes none, so that nothing is counted; otherwise empty."""
 
-    def override_for(self, rule: str) -> tuple[str, Override] | None:
-        """Return the override that holds for a rule now, and its name: the rule's, or `"*"`."""
-        for name in (rule, ALL_RULES):
-            override = self.overrides.get(name)
-            if override is not None and override.in_force(self.now):
-                return name, override
-        return None
+    def is_overridden(self, rule: str) -> bool:
+        """Return whether an override of this name (`"*"`: of all rules) is in force."""
+        override = self.overrides.get(rule)
+        return override is not None and override.in_force(self.now)
 
 
 # --- reading it -------------------------------------------------------------------------------------------------------
@@ -498,9 +495,7 @@ class RuleChange:
     then: list[LimitStatus] = field(default_factory=list)
     """Empty where the override changes nothing."""
     problem: str = ""
-    """Why the override does not fit the rule."""
-    is_shadowed: bool = False
-    """Whether the rule has an override of its own, which goes before one for all rules."""
+    """Why the override changes nothing: the rule has one of its own, or this one does not fit it."""
 
 
 @dataclass(slots=True)
@@ -529,10 +524,10 @@ def preview_override(subject: str, rule: str, override: Override) -> OverridePre
     for name, limits in groupby(snapshot.limits, key=lambda limit: limit.rule):
         change = RuleChange(name, list(limits))
         preview.changes.append(change)
-        own = snapshot.override_for(name)
-        change.is_shadowed = rule == ALL_RULES and own is not None and own[0] == name
         given = rules[name]
-        if isinstance(given, Rule) and not change.is_shadowed:
+        if rule == ALL_RULES and snapshot.is_overridden(name):
+            change.problem = gettext("Nothing changes, since this rule has an override of its own.")
+        elif isinstance(given, Rule):
             changed[name] = next(iter(given.tiers.values()), given)
     if override.mode == "rate":
         _preview_rate(preview, snapshot, changed, override)

@@ -15,10 +15,9 @@ from django.urls import get_resolver
 from django_quota.conf import current, limits_logins
 from django_quota.core.errors import ConfigurationError, RuleError
 from django_quota.core.rules import Rule
-from django_quota.services.leases import Slot
 
 FromViews = Callable[[Iterable[Any]], Iterable[Any]]
-"""Finds rules or slots on the views of URL patterns."""
+"""Finds rules, or the names of slots, on the views of URL patterns."""
 
 _from_views: dict[str, FromViews] = {}
 _finders: list[FromViews] = []
@@ -65,8 +64,7 @@ def known_login_rules() -> tuple[Rule, ...]:
 
 def known_slots() -> list[str]:
     """Return the names of the slots that `@concurrency` takes before views."""
-    slots: Iterable[Slot] = _on_views("slots")
-    return sorted({slot.name for slot in slots})
+    return sorted(set(_on_views("slots")))
 
 
 def _on_views(what: str) -> Iterable[Any]:

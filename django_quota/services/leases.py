@@ -10,18 +10,18 @@ import asyncio
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from types import TracebackType
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from django_quota.conf import current
 from django_quota.core.algorithms.concurrency import Concurrency
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.decisions import Decision, Outcome, QuotaExceeded
 from django_quota.core.errors import LeaseLost, QuotaError, RuleError, StoreUnavailable
-from django_quota.core.flow import Flow, IOCall, run_async, run_sync
+from django_quota.core.flow import Flow, IOCall, run_async, run_sync, sleep
 from django_quota.core.keys import key_of, subject_base
 from django_quota.core.rates import parse_seconds
 from django_quota.core.rules import is_valid_name
@@ -31,7 +31,7 @@ from django_quota.services.observers import notify, receivers
 from django_quota.services.registry import get_limiter
 from django_quota.services.subjects import GLOBAL, subject_of
 from django_quota.stores.base import Store
-from django_quota.stores.wait_queue import PLACE_TTL, RETRY, Waiter
+from django_quota.stores.wait_queue import PLACE_TTL, RETRY
 
 MAX_SLOTS = 1_000_000
 """The highest limit of a slot."""
@@ -40,19 +40,23 @@ MAX_SLOTS = 1_000_000
 class Lease:
     """A slot that you hold, until you release it or its lease ends. `Slot.acquire` returns one."""
 
-    def __init__(self, state: _SlotState, token: str, decision: Decision) -> None:
-        self.token = token
+    decision: Decision
+    """The Decision when you took the slot: its `limit`, and how many slots were left (`remaining`)."""
+
+    def __init__(self, slot: Slot, subject: str, store: Store) -> None:
+        self.token: str = store.wait_queue.new_token(slot.limit, slot.span)
         """The name of the holder in the store."""
-        self.decision = decision
-        """The Decision when you took the slot: its `limit`, and how many slots were left (`remaining`)."""
-        self._state = state
+        self._slot = slot
+        self._subject = subject
+        self._store = store
+        self._keys = _keys_of(slot, subject)
         self._refresher: LeaseRefresher | None = None
         self._is_released = False
         self._was_tried = False
         """Whether a release was sent before. The store may have done it, and only the answer was lost."""
 
     def __repr__(self) -> str:
-        return f"<Lease {self.token} of slot {self._state.slot.name!r} for {self._state.subject}>"
+        return f"<Lease {self.token} of slot {self._slot.name!r} for {self._subject}>"
 
     def renew(self, lease: float | None = None) -> None:
         """Start the lease again from now.
@@ -81,29 +85,77 @@ class Lease:
     def __enter__(self) -> Lease:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, tb: object) -> None:
         with suppress(*_HIDDEN if error else ()):
             self.release()
 
     async def __aenter__(self) -> Lease:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, tb: object) -> None:
         with suppress(*_HIDDEN if error else ()):
             await self.arelease()
 
-    def refreshing(self) -> Flow[None]:
-        """Renew the lease in the background until it is released."""
-        self._refresher = LeaseRefresher(self, self._state.slot.lease / 3)
-        yield IOCall(self._refresher.start, self._refresher.astart)
+    def taking(self, timeout: float) -> Flow[Lease]:
+        """Wait for the slot; the flow's result is the lease, which now holds it. Raises `QuotaExceeded`."""
+        try:
+            self.decision = yield from self._waiting(timeout)
+            if self._slot.renews:
+                self._refresher = LeaseRefresher(self.renewing, self._slot.lease / 3)
+                yield IOCall(self._refresher.start, self._refresher.astart)
+        except (QuotaExceeded, StoreUnavailable, GeneratorExit):
+            raise  # it has left the queue, or the queue drops it by itself
+        except BaseException:  # interrupted or cancelled
+            yield from self._abandoning()
+            raise
+        return self
 
     def renewing(self, lease: float | None = None) -> Flow[None]:
         """Start the lease again from now; see `renew`."""
-        span = self._state.slot.span if lease is None else parse_seconds("lease", lease, 30)
-        if self._is_released or not (yield self._state.call(Renew(self._state.keys, self.token, span))):
+        span = self._slot.span if lease is None else parse_seconds("lease", lease, 30)
+        if self._is_released or not (yield self._call(Renew(self._keys, self.token, span))):
             raise self._lost()
+
+    def _waiting(self, timeout: float) -> Flow[Decision]:
+        """Wait for the slot; the flow's result is the decision."""
+        slot, queue, metrics = self._slot, self._store.wait_queue, get_limiter().metrics
+        if metrics is not None:
+            metrics.count_slot(self._subject, slot.name, slot.limit, slot.span)
+        deadline = time.monotonic() + timeout
+        is_queued = False
+        with queue.join(self._keys, self.token, frozen_now()) as waiter:
+            while True:
+                left = deadline - time.monotonic()
+                ask = self._call(Acquire(self._keys, self.token, PLACE_TTL if left > 0 else 0))
+                if left > 0 and not is_queued:
+                    ask = IOCall(ask.run_sync, partial(waiter.in_order, ask.run_async, left))
+                try:
+                    granted, free, wait, reset, first = yield ask
+                except StoreUnavailable:
+                    if not is_queued or left <= 0:
+                        raise
+                    yield sleep(min(RETRY, left))  # Redis may be restarting, and there is time
+                    continue
+                if granted:
+                    return self._decided(True, free, wait, reset)
+                if left <= 0:
+                    raise QuotaExceeded(self._decided(False, free, wait, reset))
+                is_queued = True
+                # Only the first in the queue gets the slot whose lease ends next: the others wait to be woken.
+                seconds = min(left, wait / SECOND + 0.001) if first else left
+                yield IOCall(waiter.wait, waiter.await_, seconds)
+                if waiter.granted is not None:
+                    return self._decided(True, *waiter.granted)
+
+    def _decided(self, granted: bool, free: int, wait: int, reset: int) -> Decision:
+        limit, next_after = Concurrency(self._slot.name, self._slot.limit), wait / SECOND
+        retry_after = 0.0 if granted else next_after
+        decision = Decision.of(
+            (Outcome(limit, self._subject, 1, granted, free, retry_after, reset / SECOND, next_after),)
+        )
+        if receivers:
+            notify(decision)
+        return decision
 
     def _releasing(self) -> Flow[None]:
         if self._is_released:
@@ -112,18 +164,37 @@ class Lease:
         try:
             if self._refresher is not None:
                 yield IOCall(self._refresher.stop, self._refresher.astop)
-            held = yield from self._state.releasing(self.token)
+            held = yield from self._leaving()
         except (StoreUnavailable, GeneratorExit):
             raise
         except BaseException:  # interrupted or cancelled, perhaps before it was sent
-            self._is_released = yield from self._state.abandoning(self.token)
+            yield from self._abandoning()
             raise
-        self._is_released = True
         if not held and not was_tried:  # else the earlier try may have released it
             raise self._lost()
 
+    def _abandoning(self) -> Flow[None]:
+        """Leave the slot if the store answers. If not, the place in the queue and the lease end by themselves."""
+        with suppress(StoreUnavailable):
+            yield from self._leaving()
+
+    def _leaving(self) -> Flow[bool]:
+        """Leave the slot or its queue, and wake the next holder; the flow's result is whether it held the slot."""
+        held, next_holder, *granted = yield self._call(Release(self._keys, self.token))
+        self._is_released = True
+        if next_holder:
+            self._store.wait_queue.grant(text(next_holder), *granted)
+        return bool(held)
+
+    def _call(self, operation: Operation) -> IOCall:
+        return IOCall(self._store.run, self._store.arun, operation, frozen_now())
+
     def _lost(self) -> LeaseLost:
-        return LeaseLost(self._state.slot.name, self._state.subject)
+        return LeaseLost(self._slot.name, self._subject)
+
+
+_HIDDEN = (QuotaError,)
+"""Errors of a release that must not replace the error of the block."""
 
 
 class Slot:
@@ -170,11 +241,15 @@ class Slot:
         `wait`. Raises `QuotaExceeded` if no slot came free, `RuleError` for a wrong number of
         seconds, and `StoreUnavailable`.
         """
-        return run_sync(self.acquiring(self.subject, get_limiter().reporting_store, timeout))
+        return run_sync(self._acquiring(timeout))
 
     async def aacquire(self, timeout: float | None = None) -> Lease:  # noqa: ASYNC109 — as long as a place in the queue
         """Take a slot; see `acquire`. A task that is cancelled while it waits leaves the queue."""
-        return await run_async(self.acquiring(self.subject, get_limiter().reporting_store, timeout))
+        return await run_async(self._acquiring(timeout))
+
+    def _acquiring(self, timeout: float | None) -> Flow[Lease]:
+        seconds = self.timeout if timeout is None else _waiting_time("timeout", timeout)
+        return Lease(self, self.subject, get_limiter().reporting_store).taking(seconds)
 
     def holders(self) -> list[tuple[str, float]]:
         """Return who holds the slot: each token, and the seconds until its lease ends, the first to end first.
@@ -188,40 +263,21 @@ class Slot:
         return await run_async(self._holders())
 
     def _holders(self) -> Flow[list[tuple[str, float]]]:
-        state = _SlotState(self, self.subject, get_limiter().reporting_store)
-        reply = yield state.call(Holders(state.keys))
+        store = get_limiter().reporting_store
+        reply = yield IOCall(store.run, store.arun, Holders(_keys_of(self, self.subject)), frozen_now())
         return [(text(token), ends / SECOND) for token, ends in zip(reply[::2], reply[1::2], strict=True)]
-
-    def acquiring(self, subject: str, store: Store, timeout: float | None = None) -> Flow[Lease]:
-        """Take the slot of a subject in a store; the flow's result is the lease. See `acquire`."""
-        patience = self.timeout if timeout is None else _waiting_time("timeout", timeout)
-        state, token = _SlotState(self, subject, store), store.wait_queue.new_token(self.limit, self.span)
-        try:
-            lease = Lease(state, token, (yield from state.entering(token, patience)))
-            if self.renews:
-                yield from lease.refreshing()
-        except (QuotaExceeded, StoreUnavailable, GeneratorExit):
-            raise  # it has left the queue, or the queue drops it by itself
-        except BaseException:  # interrupted or cancelled
-            yield from state.abandoning(token)
-            raise
-        return lease
 
     def __enter__(self) -> Lease:
         return self._entered(self.acquire())
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        with suppress(*_HIDDEN if error else ()):
-            self._left().release()
+    def __exit__(self, kind: object, error: BaseException | None, tb: object) -> None:
+        self._left().__exit__(kind, error, tb)
 
     async def __aenter__(self) -> Lease:
         return self._entered(await self.aacquire())
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        with suppress(*_HIDDEN if error else ()):
-            await self._left().arelease()
+    async def __aexit__(self, kind: object, error: BaseException | None, tb: object) -> None:
+        await self._left().__aexit__(kind, error, tb)
 
     def _entered(self, lease: Lease) -> Lease:
         self._held[lease] = _here()
@@ -239,12 +295,13 @@ class Slot:
                 return lease
 
 
+def _keys_of(slot: Slot, subject: str) -> SlotKeys:
+    base = subject_base(current().prefix, subject)
+    return SlotKeys(*(key_of(base, kind, slot.name) for kind in "lqa"))
+
+
 def _waiting_time(option: str, seconds: float) -> float:
-    return 0.0 if seconds == 0 else parse_seconds(option, seconds, 5, "from 0") / SECOND
-
-
-_HIDDEN = (QuotaError,)
-"""Errors of a release that must not replace the error of the block."""
+    return parse_seconds(option, seconds, 5, may_be_zero=True) / SECOND
 
 
 def _here() -> object:
@@ -254,86 +311,6 @@ def _here() -> object:
     except RuntimeError:
         task = None
     return task or threading.get_ident()
-
-
-class _SlotState:
-    """A slot of one subject in the store, and what callers do to it."""
-
-    def __init__(self, slot: Slot, subject: str, store: Store) -> None:
-        self.slot = slot
-        self.subject = subject
-        self._store = store
-        self._base = base = subject_base(current().prefix, subject)
-        self.keys: SlotKeys = SlotKeys(*(key_of(base, kind, slot.name) for kind in "lqa"))
-
-    def call(self, operation: Operation) -> IOCall:
-        """Return the call that does an operation."""
-        now = frozen_now()
-        return IOCall(self._store.run, self._store.arun, operation, now)
-
-    def entering(self, token: str, timeout: float) -> Flow[Decision]:
-        """Wait for a slot; the flow's result is the decision. Raises `QuotaExceeded` where none came free."""
-        metrics = get_limiter().metrics
-        if metrics is not None:
-            metrics.count_slot(self.subject, self.slot.name, self.slot.limit, self.slot.span)
-        with self._store.wait_queue.join(self.keys, token, frozen_now()) as waiter:
-            return (yield from self._waiting(token, waiter, timeout))
-
-    def _waiting(self, token: str, waiter: Waiter, timeout: float) -> Flow[Decision]:
-        deadline = time.monotonic() + timeout
-        queued = False
-        while True:
-            left = deadline - time.monotonic()
-            asked = Acquire(self.keys, token, PLACE_TTL if left > 0 else 0)
-            try:
-                ask = self.call(asked)
-                if left > 0 and not queued:
-                    ask = IOCall(ask.run_sync, partial(waiter.in_order, ask.run_async, left))
-                granted, free, wait, reset, first = yield ask
-            except StoreUnavailable:
-                if not queued or left <= 0:
-                    raise
-                yield _pause(min(RETRY, left))  # Redis may be restarting, and there is time
-                continue
-            if granted:
-                return self._decision(True, free, wait, reset)
-            if left <= 0:
-                raise QuotaExceeded(self._decision(False, free, wait, reset))
-            queued = True
-            # Only the first in the queue gets the slot whose lease ends next: the others wait to be woken.
-            seconds = min(left, wait / SECOND + 0.001) if first else left
-            yield IOCall(waiter.wait, waiter.await_, seconds)
-            if waiter.granted is not None:
-                return self._decision(True, *waiter.granted)
-
-    def abandoning(self, token: str) -> Flow[bool]:
-        """Take a token out of the queue and out of its slot; the flow's result is whether the store answered."""
-        try:
-            yield from self.releasing(token)
-        except StoreUnavailable:  # its place in the queue and its lease end by themselves
-            return False
-        return True
-
-    def releasing(self, token: str) -> Flow[bool]:
-        """Release a slot and wake its next holder; the flow's result is whether the token still held the slot."""
-        held, next_holder, *granted = yield self.call(Release(self.keys, token))
-        if next_holder:
-            self._store.wait_queue.grant(text(next_holder), *granted)
-        return bool(held)
-
-    def _decision(self, granted: bool, free: int, wait: int, reset: int) -> Decision:
-        limit, next_after = Concurrency(self.slot.name, self.slot.limit), wait / SECOND
-        retry_after = 0.0 if granted else next_after
-        decision = Decision.of(
-            (Outcome(limit, self.subject, 1, granted, free, retry_after, reset / SECOND, next_after),)
-        )
-        if receivers:
-            notify(decision)
-        return decision
-
-
-def _pause(seconds: float) -> IOCall:
-    return IOCall(time.sleep, asyncio.sleep, seconds)
 
 
 def slot(
@@ -372,23 +349,16 @@ def lock(name: str, lease: float = 30, wait: float | None = None, subject: Any =
 # --- renewing in the background ---------------------------------------------------------------------------------------
 
 
-class Renewed(Protocol):
-    """What a refresher renews: a lease, or the reservation of a stream."""
-
-    def renewing(self) -> Flow[Any]:
-        """Let it last longer."""
-        ...
-
-
 class LeaseRefresher:
-    """Renews a lease at an interval, from a thread (`start`) or a task (`astart`).
+    """Renews a lease, or the reservation of a stream, at an interval: from a thread (`start`) or a task (`astart`).
 
-    It ends when it is stopped, when the lease is lost, and when nobody has a reference to the lease any more.
+    `renew` is its method that makes the flow for that. It ends when it is stopped, when the lease is lost, and when
+    nobody has a reference to the object of the method any more.
     """
 
-    def __init__(self, lease: Renewed, interval: float) -> None:
+    def __init__(self, renew: Callable[[], Flow[Any]], interval: float) -> None:
         self._stopped = threading.Event()
-        self._flow = _refresh(self._stopped, weakref.ref(lease), interval)
+        self._flow = _refresh(self._stopped, weakref.WeakMethod(renew), interval)
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -427,15 +397,17 @@ class LeaseRefresher:
         await asyncio.wait([self._task])
 
 
-def _refresh(stopped: threading.Event, of: weakref.ref[Renewed], interval: float) -> Flow[None]:
+def _refresh(
+    stopped: threading.Event, method: weakref.WeakMethod[Callable[[], Flow[Any]]], interval: float
+) -> Flow[None]:
     while not (yield IOCall(stopped.wait, asyncio.sleep, interval)):  # a task is cancelled instead
-        lease = of()
-        if lease is None:
+        renew = method()
+        if renew is None:
             return
         try:
-            yield from lease.renewing()
+            yield from renew()
         except LeaseLost:
             return  # `release` raises it
         except StoreUnavailable:
             pass  # the next round tries again
-        del lease
+        del renew

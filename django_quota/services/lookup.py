@@ -18,6 +18,7 @@ from django.contrib.auth import get_user_model
 from django.core.exceptions import FieldDoesNotExist, ValidationError
 from django.db import connections, router
 from django.db.models import Q
+from django.db.models.expressions import RawSQL
 from django.http import HttpRequest, QueryDict
 from django.http.request import HttpHeaders
 from django.urls import ResolverMatch
@@ -399,6 +400,8 @@ def _meta(model: Any) -> Any:
 _BYTE_ORDER = frozenset({"sqlite", "postgresql"})
 """Databases that compare subjects and rules byte by byte, so that one range of an index holds a common prefix."""
 
+_LAST_CHARACTER = "\U0010ffff"
+
 
 @dataclass(frozen=True, slots=True)
 class CounterSearch:
@@ -427,23 +430,9 @@ def search_counters(text: str, *, with_users: bool) -> CounterSearch:
 
 def starts_with(field: str, text: str, using: str | None = None) -> Q:
     """Return the condition that a field begins with a text, as a range of an index where the database has one."""
-    if not text:
-        return Q()
     if connections[using or router.db_for_read(DailyCounter)].vendor not in _BYTE_ORDER:
         return Q(**{f"{field}__startswith": text})
-    end = _end_of_prefix(text)
-    return Q(**{f"{field}__gte": text}, **({f"{field}__lt": end} if end else {}))
-
-
-def _end_of_prefix(text: str) -> str:
-    """Return the first text, by code points, behind all texts that begin with this one."""
-    for end in range(len(text), 0, -1):
-        following = ord(text[end - 1]) + 1
-        if following == 0xD800:  # noqa: PLR2004 — no database stores surrogates
-            following = 0xE000
-        if following < 0x110000:  # noqa: PLR2004 — the end of Unicode
-            return text[: end - 1] + chr(following)
-    return ""
+    return Q(**{f"{field}__gte": text, f"{field}__lte": f"{text}{_LAST_CHARACTER}"})
 
 
 def distinct_names(field: str, prefix: str = "", limit: int = MAX_NAMES, model: Any = DailyCounter) -> list[str]:
@@ -453,19 +442,17 @@ def distinct_names(field: str, prefix: str = "", limit: int = MAX_NAMES, model: 
     index from one value to the next.
     """
     alias = router.db_for_read(model)
-    connection = connections[alias]
-    query = model.objects.using(alias).filter(starts_with(field, prefix, alias)).order_by(field).values(field).query
-    compiler = query.get_compiler(alias)
-    first, parameters = compiler.as_sql()
-    condition, more = compiler.compile(query.where) if query.where else ("1 = 1", ())
-    table = connection.ops.quote_name(_meta(model).db_table)
-    column = connection.ops.quote_name(field)
-    sql = (
-        f"WITH RECURSIVE names (name, place) AS (SELECT ({first} LIMIT 1), 1 UNION ALL "  # noqa: S608 — values are apart
-        f"SELECT (SELECT {column} FROM {table} WHERE {column} > names.name AND {condition} ORDER BY {column} LIMIT 1), "
-        "place + 1 FROM names WHERE name IS NOT NULL AND place < %s) "
-        "SELECT name FROM names WHERE name IS NOT NULL"
+    rows, begins = model.objects.using(alias).order_by(field).values(field), starts_with(field, prefix, alias)
+    # In this order: SQLite starts at the first condition.
+    after = rows.filter(**{f"{field}__gt": RawSQL("names.name", ())}).filter(begins)
+    (first, of_first), (following, of_following) = (
+        some[:1].query.get_compiler(alias).as_sql() for some in (rows.filter(begins), after)
     )
-    with connection.cursor() as cursor:
-        cursor.execute(sql, [*parameters, *more, limit])
+    sql = (
+        f"WITH RECURSIVE names (name) AS (SELECT ({first}) UNION ALL "  # noqa: S608 — the values are apart
+        f"SELECT ({following}) FROM names WHERE name IS NOT NULL) "
+        "SELECT name FROM names WHERE name IS NOT NULL LIMIT %s"
+    )
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql, [*of_first, *of_following, limit])
         return [name for (name,) in cursor.fetchall()]

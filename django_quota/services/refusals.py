@@ -10,7 +10,6 @@ The flusher counts about once a second what was refused from memory: in the metr
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Collection, Sequence
@@ -20,6 +19,7 @@ from django_quota.conf import current
 from django_quota.core.clock import SECOND, frozen_now
 from django_quota.core.decisions import Decision, Left, Outcome
 from django_quota.core.forks import register_fork_aware
+from django_quota.core.keys import escape
 from django_quota.core.rules import Rule
 from django_quota.engine.events import AppendEvents, EventRecord
 from django_quota.engine.hits import Hit
@@ -30,14 +30,14 @@ from django_quota.services.metrics import DecisionMetrics
 from django_quota.services.overrides import try_all
 from django_quota.stores.base import Store
 
-MAX_REFUSALS = 10_000
-"""How many refusals a process remembers. Above that it forgets all of them, and the next requests ask the store."""
+MAX_SUBJECTS = 10_000
+"""Of how many subjects a process remembers refusals. Above that it forgets all, and the next requests ask the store."""
+
+MAX_UNCOUNTED = 10 * MAX_SUBJECTS
+"""How many refusals wait to be counted; without a bound, they would fill a process that cannot start a thread."""
 
 BATCH_SIZE = 500
 """How many refusals one round trip counts."""
-
-_Place = tuple[str, str, str]
-"""Where refusals are counted: the key of the subject's status, the key of the day (empty for none), and the rule."""
 
 
 def _clock() -> int:
@@ -49,11 +49,9 @@ def _clock() -> int:
 class Refusal:
     """One remembered refusal: a rule, a subject, and what was refused."""
 
-    __slots__ = ("_counted", "begins", "cost", "decided_at", "ends", "hit", "outcomes", "repeat", "rule")
+    __slots__ = ("begins", "decided_at", "ends", "hit", "outcomes", "repeated")
 
     def __init__(self, hit: Hit, outcomes: tuple[Outcome, ...], decided_at: int, begins: int, span: int) -> None:
-        self.rule = hit.rule
-        self.cost = hit.cost
         self.hit = hit
         self.outcomes = outcomes
         self.decided_at = decided_at
@@ -61,50 +59,38 @@ class Refusal:
         self.begins = begins
         self.ends = begins + span
         """From when and until when it is repeated, by `_clock`."""
-        self.repeat = itertools.count().__next__
-        """Counts a repetition, without a lock."""
-        self._counted = 0
+        self.repeated = 0
+        """How often it was repeated and not yet counted."""
 
     def outcomes_at(self, now: int) -> list[Outcome]:
         """Return the outcomes, with times that have counted down."""
         elapsed = (now - self.begins) / SECOND
         return [
-            Outcome(
-                of,
-                subject,
-                cost,
-                allowed,
-                remaining,
-                None if wait is None else max(0.0, wait - elapsed),
-                max(0.0, reset - elapsed),
-                None if more is None else max(0.0, more - elapsed),
-                delay,
-                shadow,
-                enforced,
-                why,
+            outcome._replace(
+                retry_after=None if outcome.retry_after is None else max(0.0, outcome.retry_after - elapsed),
+                reset_after=max(0.0, outcome.reset_after - elapsed),
+                next_after=None if outcome.next_after is None else max(0.0, outcome.next_after - elapsed),
             )
-            for of, subject, cost, allowed, remaining, wait, reset, more, delay, shadow, enforced, why in self.outcomes
+            for outcome in self.outcomes
         ]
 
-    def take_count(self) -> int:
-        """Return how often it was repeated since the last call."""
-        number = self.repeat()  # reading the number counts as one more
-        repeated, self._counted = number - self._counted, number + 1
-        return repeated
+    @property
+    def asks_store(self) -> bool:
+        """Whether the store counts its repetitions: for the day, or since another event may be due after a second."""
+        return self.hit.day is not None or self.ends - self.begins > SECOND
 
-    def store_time(self, now: int) -> int:
-        """Return the store's time at `now`, or when it was repeated last if that was earlier."""
-        return self.decided_at + max(0, min(now, self.ends) - self.begins)
+    def record(self, number: int, span: int) -> RecordRefusals:
+        """Return the operation that counts repetitions. `span`: microseconds between two events; 0 for none."""
+        hit = self.hit
+        return RecordRefusals(hit.status_key, hit.day.key if hit.day else "", hit.field, number, span)
 
     @property
     def event(self) -> EventRecord:
         """The event that reports it."""
-        waits = {outcome: outcome.retry_after for outcome in self.outcomes if not outcome.allowed}
-        longest = max(waits, key=lambda outcome: float("inf") if waits[outcome] is None else waits[outcome] or 0)
-        wait = longest.retry_after
-        until = 0 if wait is None else self.decided_at + int(wait * SECOND)
-        key = self.hit.status_key
-        subject = key[key.index("{") + 1 : key.index("}")]
+        refusing = [outcome for outcome in self.outcomes if not outcome.allowed]
+        longest = max(refusing, key=lambda each: float("inf") if each.retry_after is None else each.retry_after)
+        until = 0 if longest.retry_after is None else self.decided_at + int(longest.retry_after * SECOND)
+        subject = escape(self.hit.subject)
         return EventRecord("refused", self.hit.field, subject, until, 0, longest.limit, longest.remaining)
 
 
@@ -147,11 +133,8 @@ class Refusals:
         self._lock = threading.RLock()
         self._sending = threading.Lock()
         self.table.clear()
-        self._size = 0
-        self._uncounted: list[Refusal] = []
-        """The refusals whose repetitions are to be counted."""
-        self._unsent: dict[_Place, tuple[Refusal, int]] = {}
-        """The repetitions that the store has not counted yet."""
+        self._uncounted: set[Refusal] = set()
+        """The refusals that were repeated and not yet counted."""
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -168,15 +151,18 @@ class Refusals:
                 return None
             of_subject = table.get(subject)
             refusal = None if of_subject is None else of_subject.get(rule.name)
-            if refusal is None or refusal.rule is not rule or not refusal.begins <= now < refusal.ends:
+            if refusal is None or refusal.hit.rule is not rule or not refusal.begins <= now < refusal.ends:
                 continue
             # A smaller cost may be allowed, and a larger one may have to wait longer.
-            if refusal.cost == cost and refusal not in found:
+            if refusal.hit.cost == cost and refusal not in found:
                 found.append(refusal)
         if not found:
             return None
-        for refusal in found:
-            refusal.repeat()
+        with self._lock:
+            if len(self._uncounted) < MAX_UNCOUNTED:
+                self._uncounted.update(found)
+            for refusal in found:
+                refusal.repeated += 1
         flusher.wake()
         return Decision.lazy(RepeatedRefusals(found, now), allowed=False)
 
@@ -199,16 +185,9 @@ class Refusals:
         with self._lock:
             if changes != self.changes:
                 return
-            if self._size >= MAX_REFUSALS:
-                self._drop(list(self.table))
-            of_subject = self.table.setdefault(refusal.hit.subject, {})
-            self._size += refusal.rule.name not in of_subject
-            of_subject[refusal.rule.name] = refusal
-            if len(self._uncounted) >= 10 * MAX_REFUSALS:  # no round comes: the process cannot start a thread
-                del self._uncounted[:MAX_REFUSALS]
-            self._uncounted.append(refusal)
-
-    # --- changes ------------------------------------------------------------------------------------------------------
+            if len(self.table) >= MAX_SUBJECTS:
+                self.table.clear()
+            self.table.setdefault(refusal.hit.subject, {})[refusal.hit.rule.name] = refusal
 
     def forget(self, subjects: Collection[str] | None = None) -> None:
         """Forget the refusals of these subjects, or of all: from now on the store decides again."""
@@ -216,68 +195,52 @@ class Refusals:
             self.changes += 1
             # Of a subject with a long name, an operator may know only the digest, which begins with a tilde.
             if subjects is None or any(subject.startswith("~") for subject in subjects):
-                subjects = list(self.table)
-            self._drop(subjects)
-
-    def _drop(self, subjects: Collection[str]) -> None:
-        for subject in subjects:
-            dropped = self.table.pop(subject, {})
-            self._size -= len(dropped)
-            for refusal in dropped.values():
-                refusal.ends = 0
+                self.table.clear()
+            else:
+                for subject in subjects:
+                    self.table.pop(subject, None)
 
     # --- counts -------------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Count what was refused from memory up to now. Raises `StoreUnavailable` if the store does not answer."""
         with self._sending:
-            self._count()
-            places, failures = list(self._unsent), list[Exception]()
-            for first in range(0, len(places), BATCH_SIZE):
-                failures += self._send(places[first : first + BATCH_SIZE])
+            with self._lock:
+                self._forget_expired()
+                uncounted = list(self._uncounted)
+            failures: list[Exception] = []
+            for first in range(0, len(uncounted), BATCH_SIZE):
+                failures += self._count(uncounted[first : first + BATCH_SIZE])
             if failures:
                 raise failures[0]
 
-    def _count(self) -> None:
-        """Take the repetitions into the metrics, and note what the store is to count."""
+    def _forget_expired(self) -> None:
         now = _clock()
-        with self._lock:
-            refusals = self._uncounted
-            # A thread that has just read a refusal may still repeat it.
-            self._uncounted = [refusal for refusal in refusals if now < refusal.ends + SECOND]
-            for refusal in refusals:
-                if now >= refusal.ends:
-                    self._remove(refusal)
-        for refusal in refusals:
-            number = refusal.take_count()
-            if not number:
-                continue
-            hit = refusal.hit
-            if self._metrics is not None:
-                self._metrics.count_refusals(refusal.store_time(now), hit.field, hit.subject, number)
-            # Within a second of an event there is no other. So a refusal that is repeated no longer needs none.
-            if hit.day is not None or refusal.ends - refusal.begins > SECOND:
-                place = (hit.status_key, hit.day.key if hit.day else "", hit.field)
-                _, before = self._unsent.get(place, (refusal, 0))
-                self._unsent[place] = (refusal, before + number)
+        for subject, refusals in list(self.table.items()):
+            live = {name: refusal for name, refusal in refusals.items() if now < refusal.ends}
+            if not live:
+                del self.table[subject]
+            elif len(live) < len(refusals):
+                self.table[subject] = live
 
-    def _remove(self, refusal: Refusal) -> None:
-        of_subject = self.table.get(refusal.hit.subject, {})
-        if of_subject.get(refusal.rule.name) is refusal:
-            del of_subject[refusal.rule.name]
-            self._size -= 1
-            if not of_subject:
-                del self.table[refusal.hit.subject]
-
-    def _send(self, places: Sequence[_Place]) -> list[Exception]:
-        """Let the store count; return why it could not. What one server has counted must not be sent again."""
+    def _count(self, refusals: Sequence[Refusal]) -> list[Exception]:
+        """Count repetitions, and report them; return why the store could not. These wait for the next round."""
         settings, now = current(), frozen_now()
         span = SECOND if settings.events else 0
-        operations = [RecordRefusals(*place, self._unsent[place][1], span) for place in places]
-        replies = dict(zip(places, try_all(self._store, operations, now), strict=True))
-        counted = [place for place, reply in replies.items() if not isinstance(reply, Exception)]
-        sent = {place: self._unsent.pop(place)[0] for place in counted}
-        events = [refusal.event for place, refusal in sent.items() if replies[place]]
+        numbers = {refusal: refusal.repeated for refusal in refusals}
+        asking = [refusal for refusal in refusals if refusal.asks_store]
+        operations = [refusal.record(numbers[refusal], span) for refusal in asking]
+        replies = dict(zip(asking, try_all(self._store, operations, now), strict=True))
+        counted = [refusal for refusal in refusals if not isinstance(replies.get(refusal), Exception)]
+        for refusal in counted:
+            with self._lock:
+                refusal.repeated -= numbers[refusal]
+                if not refusal.repeated:
+                    self._uncounted.discard(refusal)
+            if self._metrics is not None:
+                hit, at = refusal.hit, refusal.decided_at + _clock() - refusal.begins  # by the store's clock
+                self._metrics.count_refusals(at, hit.field, hit.subject, numbers[refusal])
+        events = [refusal.event for refusal in counted if replies.get(refusal)]
         if events:
             self._store.run(AppendEvents(event_log_of(settings.prefix, settings.events), events), now)
         return [reply for reply in replies.values() if isinstance(reply, Exception)]

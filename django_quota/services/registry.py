@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from django.core.signals import setting_changed
 
 from django_quota.conf import current
@@ -16,18 +18,18 @@ from django_quota.stores.cluster.client import is_cluster
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis.store import RedisStore
 
-_limiters: dict[tuple[str, str], Limiter] = {}
-"""The limiter of a store and a cache alias; at most one, since a change of the settings empties it."""
+_limiter: Limiter | None = None
+_replacing = threading.Lock()
 
 
 def get_limiter() -> Limiter:
     """Return the limiter of the settings. It is made when it is first needed."""
-    settings = current()
-    place = (settings.store, settings.cache)
-    limiter = _limiters.get(place)
+    global _limiter  # noqa: PLW0603
+    limiter = _limiter
     if limiter is None:
         made = _make_limiter()
-        limiter = _limiters.setdefault(place, made)
+        with _replacing:
+            _limiter = limiter = _limiter or made
         if limiter is not made:  # another thread was faster; ours must not count as another worker
             _retire(made)
     return limiter
@@ -44,7 +46,8 @@ def _make_limiter() -> Limiter:
 
 def clear_memory() -> None:
     """Forget what this process counts in its own memory. Redis keeps what it has."""
-    for limiter in _limiters.values():
+    limiter = _limiter
+    if limiter is not None:
         limiter.local.clear()
         limiter.refusals.forget()
         if isinstance(limiter.store, MemoryStore):
@@ -62,19 +65,20 @@ def _retire(limiter: Limiter) -> None:
 
 
 def _count_outage(**_: object) -> None:
-    for limiter in list(_limiters.values()):
-        if limiter.metrics is not None:
-            limiter.metrics.count_outage()
+    limiter = _limiter
+    if limiter is not None and limiter.metrics is not None:
+        limiter.metrics.count_outage()
 
 
 store_lost.connect(_count_outage, dispatch_uid="django_quota.services.registry")
 
 
 def _close(*, setting: str, **_: object) -> None:
+    global _limiter
     if setting in ("CACHES", "QUOTA"):
-        for limiter in list(_limiters.values()):
+        limiter, _limiter = _limiter, None
+        if limiter is not None:
             _retire(limiter)
-        _limiters.clear()
 
 
 setting_changed.connect(_close, dispatch_uid="django_quota.services.registry")

@@ -11,7 +11,6 @@ import logging
 import secrets
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from django_quota.core.clock import SECOND
@@ -22,8 +21,7 @@ from django_quota.core.rates import parse_seconds, validate_cost
 from django_quota.core.rules import CallOptions
 from django_quota.engine.codec import Renew, Reservation, Settle
 from django_quota.engine.plans import Plan
-from django_quota.services.api import Entry, RuleOrRate, Subject, asked_flow, decision_flow, entries_plan_flow
-from django_quota.services.request_decisions import new_plan
+from django_quota.services.api import Entry, RuleOrRate, Subject, decision_flow, entries_plan_flow, plan_flow
 from django_quota.services.streams import settled_stream
 
 logger = logging.getLogger("django_quota")
@@ -183,16 +181,14 @@ class Hold:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, tb: object) -> None:
         if self.is_open and not (self._has_stream and error is None):
             self.settle(self.costs if error is None else 0)
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, tb: object) -> None:
         if self.is_open and not (self._has_stream and error is None):
             await self.asettle(self.costs if error is None else 0)
 
@@ -213,7 +209,7 @@ def reserve(
     the estimate comes back by itself. Choose a longer one than the work may take. Raises `QuotaExceeded` if there is no
     room for the estimate, and `RuleError` if an argument is wrong.
     """
-    return run_sync(_reserve_flow(rule_or_rate, subject, cost, parse_seconds("ttl", ttl, 60), rule_options))
+    return run_sync(_hold_flow(plan_flow(rule_or_rate, subject, cost, None, rule_options), ttl))
 
 
 def areserve(
@@ -225,29 +221,24 @@ def areserve(
     **rule_options: Unpack[CallOptions],
 ) -> _Reserving:
     """Spend an estimate; await the result, or use it with `async with`. See `reserve`."""
-    span = parse_seconds("ttl", ttl, 60)
-    return _Reserving(partial(_reserve_flow, rule_or_rate, subject, cost, span, rule_options))
+    return _Reserving(_hold_flow(plan_flow(rule_or_rate, subject, cost, None, rule_options), ttl))
 
 
 class _Reserving:
     """What `areserve` returns: await it, or use it with `async with`."""
 
-    def __init__(self, make_flow: Callable[[], Flow[Hold]]) -> None:
-        self._make_flow = make_flow
-        self._hold: Hold | None = None
+    def __init__(self, flow: Flow[Hold]) -> None:
+        self._reserving = run_async(flow)  # Python warns if nobody awaits it
 
     def __await__(self) -> Generator[Any, Any, Hold]:
-        return run_async(self._make_flow()).__await__()
+        return self._reserving.__await__()
 
     async def __aenter__(self) -> Hold:
         self._hold = await self
         return self._hold
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        if self._hold is not None:
-            await self._hold.__aexit__(kind, error, tb)
+    async def __aexit__(self, kind: object, error: BaseException | None, tb: object) -> None:
+        await self._hold.__aexit__(kind, error, tb)
 
 
 def reserve_all(entries: Iterable[Entry], *, ttl: float = 60) -> Hold:
@@ -258,32 +249,21 @@ def reserve_all(entries: Iterable[Entry], *, ttl: float = 60) -> Hold:
     The entries are those of `check_all`, and the ttl is that of `reserve`. Raises `QuotaExceeded` if any entry has no
     room, and `RuleError` if an argument is wrong.
     """
-    return run_sync(_reserve_all_flow(entries, parse_seconds("ttl", ttl, 60)))
+    return run_sync(_hold_flow(entries_plan_flow(entries), ttl))
 
 
 def areserve_all(entries: Iterable[Entry], *, ttl: float = 60) -> _Reserving:
     """Spend an estimate under several rules; await the result, or use it with `async with`. See `reserve_all`."""
-    return _Reserving(partial(_reserve_all_flow, entries, parse_seconds("ttl", ttl, 60)))
+    return _Reserving(_hold_flow(entries_plan_flow(entries), ttl))
 
 
-def _reserve_flow(
-    rule_or_rate: RuleOrRate, subject: Subject, cost: int | None, ttl: int, options: Mapping[str, object]
-) -> Flow[Hold]:
-    plan = new_plan([(yield from asked_flow(rule_or_rate, subject, cost, None, options))])
-    return (yield from hold_flow(plan, ttl))
-
-
-def _reserve_all_flow(entries: Iterable[Entry], ttl: int) -> Flow[Hold]:
-    plan = yield from entries_plan_flow(entries)
-    return (yield from hold_flow(plan, ttl))
-
-
-def hold_flow(plan: Plan, ttl: int) -> Flow[Hold]:
-    """Spend what a plan costs, and hold it for `ttl` microseconds. Raises `QuotaExceeded`."""
+def _hold_flow(planning: Flow[Plan], ttl: float) -> Flow[Hold]:
+    span = parse_seconds("ttl", ttl, 60)
+    plan = yield from planning
     for rule in plan.rules:
         if rule.distinct is not None:
             raise RuleError(f"Rule {rule.name!r} counts different values: a part of a value cannot be given back.")
-    plan.reserve(Reservation(secrets.token_hex(8), ttl))
+    plan.reserve(Reservation(secrets.token_hex(8), span))
     decision = yield from decision_flow(plan, "check")
     decision.raise_if_refused()
-    return Hold(plan, decision, ttl)
+    return Hold(plan, decision, span)

@@ -9,27 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from django.http import HttpResponseBase, StreamingHttpResponse
 
 from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow, run_async, run_sync
-from django_quota.services.leases import LeaseRefresher, Renewed
+from django_quota.services.leases import LeaseRefresher
+
+if TYPE_CHECKING:
+    from django_quota.services.reservations import Hold
 
 logger = logging.getLogger("django_quota")
 
 S = TypeVar("S")
 
 
-class Renewable(Renewed, Protocol):
-    """A reservation."""
-
-    ttl: float
-    """How long it lasts, in seconds."""
-
-
-def settled_stream(stream: S, hold: Renewable, settle: Callable[[], Flow[Any]]) -> S:
+def settled_stream(stream: S, hold: Hold, settle: Callable[[], Flow[Any]]) -> S:
     """Return a stream that renews a hold while it runs, and settles it in the end; `settle` makes the flow for that.
 
     Raises `RuleError` if it is neither a streaming response nor an iterator.
@@ -49,16 +45,16 @@ def settled_stream(stream: S, hold: Renewable, settle: Callable[[], Flow[Any]]) 
 class _Stream:
     """What the sync and the async stream share."""
 
-    def __init__(self, content: Any, hold: Renewable, settle: Callable[[], Flow[Any]]) -> None:
+    def __init__(self, content: Any, hold: Hold, settle: Callable[[], Flow[Any]]) -> None:
         self._content = content
         self._hold = hold
         self._settle = settle
         # The refresher has no reference to the stream: so it ends with a stream that somebody drops half-way.
-        self._refresher = LeaseRefresher(self, hold.ttl / 3)
+        self._refresher = LeaseRefresher(self.renewing, hold.ttl / 3)
         self._has_begun = self._is_over = False
 
     def renewing(self) -> Flow[Any]:
-        """Renew the hold; the refresher calls this."""
+        """Renew the reservation; the refresher calls this."""
         return self._hold.renewing()
 
     def close(self) -> None:

@@ -9,10 +9,9 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
 from dataclasses import replace
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from inspect import isawaitable
-from types import TracebackType
-from typing import Any, Self, TypeVar, cast, get_args
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar, cast, get_args
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
@@ -62,10 +61,17 @@ def concurrency(
     """
     if callable(cast("object", limit)):
         raise RuleError(f"@concurrency has no limit on {dotted_path(limit)}. Write, for example, @concurrency(10).")
-    made = partial(Slot, limit=limit, lease=lease, wait=wait, renew=renew)
-    _check(made, name, key, on_unavailable)
     if not isinstance(cast("object", block), bool):
         raise RuleError(f"block={block!r} is not True or False.")
+    slots = RequestSlot(
+        "unnamed" if name is None else name,
+        limit,
+        key=key,
+        lease=lease,
+        wait=wait,
+        renew=renew,
+        on_unavailable=on_unavailable,
+    )
 
     def decorate(view: Any) -> Any:
         if isinstance(view, type):
@@ -74,21 +80,34 @@ def concurrency(
         if isinstance(view, HttpRequest) or not callable(view):
             raise RuleError(f"@concurrency is on {type(view).__name__}, not on a view.")
         name_for = naming(view) if name is None else lambda _: name
-        gate = Gate(made, name_for, key, on_unavailable, block=block, is_named=name is not None)
-        wrapped = _wrap(view, gate)
-        gate.wrapper = wrapped
-        setattr(wrapped, _MARK, gate)
+        wrapped = _wrap(view, lambda request, owner: slots.enter_flow(request, name_for(owner), block=block))
+        setattr(wrapped, _MARK, Gate(wrapped, name_for, is_named=name is not None))
         return wrapped
 
     return decorate
 
 
-def _check(make: Callable[[str], Slot], name: str | None, key: object, on_unavailable: object) -> None:
-    """Raise `RuleError` if an argument is wrong."""
-    make("unnamed" if name is None else name)
-    compile_key(key)
-    if on_unavailable not in (None, *get_args(OnUnavailable)):
-        raise RuleError(f"on_unavailable={on_unavailable!r} is not 'allow', 'deny' or 'local'.")
+class Gate(NamedTuple):
+    """What `@concurrency` keeps of a view."""
+
+    wrapper: Callable[..., Any]
+    name_for: Callable[[type | None], str]
+    """Returns the name of the slot, for a view of this class (None for a function)."""
+    is_named: bool
+    """Whether the slot has a name of its own, and not the path of its view."""
+
+
+_MARK = "_django_quota_gate"
+
+
+def gate_of(view: object) -> Gate | None:
+    """Return the gate of a view that `@concurrency` wraps itself; None for other views."""
+    gate = getattr(view, _MARK, None)  # functools.wraps copies it to other wrappers
+    return gate if isinstance(gate, Gate) and gate.wrapper is view else None
+
+
+Entered: TypeAlias = "tuple[_Holding, HttpResponse | None]"
+"""What a request holds, and the response if it is refused."""
 
 
 class RequestSlot:
@@ -109,86 +128,47 @@ class RequestSlot:
         renew: bool = False,
         on_unavailable: OnUnavailable | None = None,
     ) -> None:
-        make = partial(Slot, limit=limit, lease=lease, wait=wait, renew=renew)
-        _check(make, name, key, on_unavailable)
-        self._gate = Gate(make, lambda _: name, key, on_unavailable, block=True, is_named=True)
+        self._make = cache(partial(Slot, limit=limit, lease=lease, wait=wait, renew=renew))
+        self._name = name
+        self._key = key
+        self._on_unavailable = on_unavailable
+        self._make(name)
+        compile_key(key)
+        if on_unavailable not in (None, *get_args(OnUnavailable)):
+            raise RuleError(f"on_unavailable={on_unavailable!r} is not 'allow', 'deny' or 'local'.")
 
     def enter(self, request: HttpRequest) -> tuple[AbstractContextManager[Any], HttpResponse | None]:
         """Take a slot for a request; return what holds it, and the response if there is none free."""
-        holding, refused = run_sync(self._gate.enter_flow(request, None))
-        return holding, refused
+        return run_sync(self.enter_flow(request, self._name))
 
     async def aenter(self, request: HttpRequest) -> tuple[AbstractAsyncContextManager[Any], HttpResponse | None]:
         """Take a slot without blocking the event loop; see `enter`."""
-        holding, refused = await run_async(self._gate.enter_flow(request, None))
-        return holding, refused
+        return await run_async(self.enter_flow(request, self._name))
 
-
-_MARK = "_django_quota_gate"
-
-
-def gate_of(view: object) -> Gate | None:
-    """Return the gate of a view that `@concurrency` wraps itself; None for other views."""
-    gate = getattr(view, _MARK, None)  # functools.wraps copies it to other wrappers
-    return gate if isinstance(gate, Gate) and gate.wrapper is view else None
-
-
-class Gate:
-    """Lets requests into one view."""
-
-    def __init__(
-        self,
-        make: Callable[[str], Slot],
-        name_for: Callable[[type | None], str],
-        key: object,
-        on_unavailable: OnUnavailable | None,
-        *,
-        block: bool,
-        is_named: bool,
-    ) -> None:
-        self.is_named = is_named
-        """Whether the slot has a name, and not the path of its view."""
-        self._make = make
-        self._name_for = name_for
-        self._key = key
-        self._on_unavailable = on_unavailable
-        self._block = block
-        self.wrapper: Callable[..., Any] | None = None
-        self._slots: dict[str, Slot] = {}
-
-    def enter_flow(self, request: HttpRequest, owner: type | None) -> Flow[Any]:
-        """Return what the request holds, and the response if it is refused."""
+    def enter_flow(self, request: HttpRequest, name: str, *, block: bool = True) -> Flow[Entered]:
+        """Take the slot of this name for a request; see `enter`."""
         if not current().enabled:
             return _Holding(None), None
-        slot = self.slot(owner)
         subject = yield from subject_flow(self._key, request)
-        lease, decision = yield from self._take_flow(slot, subject)
-        if not self._block:
+        lease, decision = yield from self._take_flow(self._make(name), subject)
+        if not block:
             decision = _not_enforced(decision)
         combined = add_decision(request, decision)
         refused = (yield IOCall(refusal, arefusal, request, combined)) if decision.enforced else None
         return _Holding(lease), refused
 
-    def slot(self, owner: type | None) -> Slot:
-        """Return the slot of a view of this class (None for a function)."""
-        name = self._name_for(owner)
-        slot = self._slots.get(name)
-        if slot is None:
-            slot = self._slots[name] = self._make(name)
-        return slot
-
-    def _take_flow(self, slot: Slot, subject: str) -> Flow[Any]:
+    def _take_flow(self, slot: Slot, subject: str) -> Flow[tuple[Lease | None, Decision]]:
         """Return the lease, None if there is none, and the decision."""
         limiter = get_limiter()
         try:
-            return (yield from _acquire_flow(slot, subject, limiter.reporting_store))
+            return (yield from _lease_flow(slot, subject, limiter.reporting_store))
         except StoreFull:
             return None, Decision(False, slot.name, subject, degraded=True, enforced=True)
         except StoreUnavailable as error:  # the store has reported it
             how = self._on_unavailable or current().without_store(is_full=isinstance(error, StoreOutOfMemory))
         if how == "local":
             try:
-                lease, decision = yield from _acquire_flow(slot, subject, limiter.local)
+                lease, decision = yield from _lease_flow(slot, subject, limiter.local)
             except StoreFull:
                 how = "deny"
             else:
@@ -197,9 +177,9 @@ class Gate:
         return None, Decision(not denied, slot.name, subject, degraded=True, enforced=denied)
 
 
-def _acquire_flow(slot: Slot, subject: str, store: Store) -> Flow[Any]:
+def _lease_flow(slot: Slot, subject: str, store: Store) -> Flow[tuple[Lease | None, Decision]]:
     try:
-        lease = yield from slot.acquiring(subject, store)
+        lease = yield from Lease(slot, subject, store).taking(slot.timeout)
     except QuotaExceeded as exceeded:
         return None, exceeded.decision
     return lease, lease.decision
@@ -280,7 +260,7 @@ class _Holding:
         self._is_passed_on = False
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, tb: object) -> None:
         if error is not None or not self._is_passed_on:
             self.release()
 
@@ -288,9 +268,7 @@ class _Holding:
         self._is_passed_on = False
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, tb: object) -> None:
         if error is not None or not self._is_passed_on:
             await self.arelease()
 
@@ -298,11 +276,11 @@ class _Holding:
 # --- wrappers ---------------------------------------------------------------------------------------------------------
 
 
-def _wrap(view: Callable[..., Any], gate: Gate) -> Callable[..., Any]:
+def _wrap(view: Callable[..., Any], enter: Callable[[HttpRequest, type | None], Flow[Entered]]) -> Callable[..., Any]:
     async def acall(request: HttpRequest, owner: type | None, args: Any, kwargs: Any) -> HttpResponseBase:
-        holding, refused = await run_async(gate.enter_flow(request, owner))
+        holding, refused = await run_async(enter(request, owner))
         if refused is not None:
-            return cast("HttpResponse", refused)
+            return refused
         return await _afinish(request, partial(view, *args, **kwargs), holding)
 
     if is_async(view):
@@ -319,7 +297,7 @@ def _wrap(view: Callable[..., Any], gate: Gate) -> Callable[..., Any]:
         if owner is not None and getattr(owner, "view_is_async", False):
             # The dispatch() of an async class-based view is a sync function that returns a coroutine.
             return acall(request, owner, args, kwargs)
-        holding, refused = run_sync(gate.enter_flow(request, owner))
+        holding, refused = run_sync(enter(request, owner))
         if refused is not None:
             return refused
         return _finish(request, partial(view, *args, **kwargs), holding)

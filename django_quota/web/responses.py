@@ -25,7 +25,6 @@ from asgiref.sync import sync_to_async
 from django.core.signals import setting_changed
 from django.db import connections
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
-from django.http.request import MediaType
 from django.template import Context, Template, TemplateDoesNotExist
 from django.template.loader import get_template
 from django.utils import timezone
@@ -230,7 +229,7 @@ PROBLEM_TYPES = "https://iana.org/assignments/http-problem-types"
 
 PROBLEM = "application/problem+json"
 
-_BODIES = (PROBLEM, "application/json", "text/html", "text/plain")
+HTML, TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
 
 _LOGGED = "_has_been_logged"
 """The attribute by which Django knows that a response has been logged."""
@@ -260,7 +259,7 @@ async def arefusal(request: HttpRequest, decision: Decision) -> HttpResponse:
     A function or a template of the site may ask the database, so it runs in a thread.
     """
     settings = current()
-    is_page = preferred_type(request.META.get("HTTP_ACCEPT")) == "text/html"
+    is_page = preferred_type(request.META.get("HTTP_ACCEPT")) == HTML
     if settings.response is None and (not is_page or is_our_page(settings.template)):
         return refusal(request, decision)
     return await sync_to_async(refusal)(request, decision)
@@ -301,13 +300,13 @@ def _ours(request: HttpRequest, decision: Decision, status: int) -> HttpResponse
     accepted = preferred_type(request.META.get("HTTP_ACCEPT"))
     binds = None if binding is None else outcomes.index(binding)
     shown = status, tuple([_rounded(outcome) for outcome in outcomes]), binds, language
-    if accepted == "text/html":
+    if accepted == HTML:
         detail = message(decision, language)
         context = {"title": title(status), "detail": detail, **page_context(request, decision, status)}
         try:
             page = render_page(current().template, context, request)
         except TemplateDoesNotExist:  # a system check reports it
-            accepted = "text/plain"
+            accepted = TEXT
         else:
             _, headers = _answer(accepted, *shown)
             return HttpResponse(page, status=status, headers=headers)
@@ -344,8 +343,8 @@ def _answer(
     """
     binding = None if binds is None else outcomes[binds]
     decision = Decision(False, "", "", outcomes=outcomes, degraded=binding is None, binding=binding)
-    is_text = accepted in ("text/html", "text/plain")
-    response = HttpResponse(content_type=f"{accepted}; charset=utf-8" if is_text else PROBLEM)
+    is_text = accepted in (HTML, TEXT)
+    response = HttpResponse(content_type=accepted if is_text else PROBLEM)
     response.headers["Vary"] = "Accept"
     _set_refusal_headers(response, decision)
     detail, wait = message(decision, language), whole_wait(decision)
@@ -383,52 +382,22 @@ def _problem_type(decision: Decision, status: int) -> str:
 
 # --- Accept -----------------------------------------------------------------------------------------------------------
 
-_MAX_ACCEPT = 256
-"""Characters of an Accept header that are read: browsers send about 140."""
-
-_MAX_RANGES = 8
-"""Media ranges in it that are compared: browsers send two that name one of our types."""
-
-_MAY_NAME_OURS = frozenset({*_BODIES, "application/*", "text/*", "*/*"})
+MAX_ACCEPT, MAX_RANGES = 256, 12
+"""Characters and media ranges of an Accept header that are read: browsers send about 140 and 8."""
 
 
 def preferred_type(accept: str | None) -> str:
-    """Return the type of body that an Accept header prefers, by RFC 9110; problem+json if it accepts none.
-
-    The most specific range that names a type sets its quality, so `text/html;q=0, text/*` is text/plain. Between equal
-    types, the more specific range wins, then our order. Only the beginning of a long header is read.
-    """
+    """Return the content type that an Accept header prefers; problem+json if it accepts none of ours."""
     if accept is None:
         return PROBLEM
-    # A range that is cut off is left out.
-    return _preferred(accept if len(accept) <= _MAX_ACCEPT else accept[:_MAX_ACCEPT].rpartition(",")[0])
+    return _preferred(",".join(accept[:MAX_ACCEPT].lower().split(",")[:MAX_RANGES]))
 
 
 @lru_cache(maxsize=512)
 def _preferred(accept: str) -> str:
-    parts = [part for part in accept.split(",") if part.partition(";")[0].strip().lower() in _MAY_NAME_OURS]
-    ranges = [MediaType(part) for part in parts[:_MAX_RANGES]]
-    best, chosen = (0.0, 0), PROBLEM
-    for offered in _BODIES:
-        naming = [given for given in ranges if _names(given, offered)]
-        if naming:
-            closest = max(naming, key=_specificity)
-            rank = (closest.quality, _specificity(closest))
-            if rank[0] > 0 and rank > best:
-                best, chosen = rank, offered
-    return chosen
-
-
-def _specificity(given: MediaType) -> int:
-    return given.specificity
-
-
-def _names(given: MediaType, offered: str) -> bool:
-    """Return whether a media range names a type. All our bodies are UTF-8 and have no other parameters."""
-    if any((name, str(value).lower()) != ("charset", "utf-8") for name, value in given.params.items() if name != "q"):
-        return False
-    main, _, sub = offered.partition("/")
-    return (given.main_type, given.sub_type) in ((main, sub), (main, "*"), ("*", "*"))
+    request = HttpRequest()
+    request.META["HTTP_ACCEPT"] = accept
+    return request.get_preferred_type([PROBLEM, "application/json", HTML, TEXT]) or PROBLEM
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

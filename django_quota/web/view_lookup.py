@@ -15,7 +15,6 @@ from django.utils.decorators import method_decorator
 
 from django_quota.core.errors import ConfigurationError
 from django_quota.core.rules import Rule, dotted_path
-from django_quota.services.leases import Slot
 from django_quota.web.concurrency import gate_of
 from django_quota.web.decorators import under_a_bare_one
 from django_quota.web.request_rules import Limited, limited, marked
@@ -132,12 +131,12 @@ def rules_of_views(patterns: Iterable[Any]) -> Iterator[Rule]:
         yield from view.rules()
 
 
-def slots_of_views(patterns: Iterable[Any]) -> Iterator[Slot]:
-    """Return the slots of `@concurrency` on views."""
+def slots_of_views(patterns: Iterable[Any]) -> Iterator[str]:
+    """Return the names of the slots of `@concurrency` on views."""
     for layer in layers_of_all(patterns):
         gate = gate_of(layer.view)
         if gate is not None:
-            yield gate.slot(layer.owner)
+            yield gate.name_for(layer.owner)
 
 
 def shared_names(patterns: Iterable[Any]) -> Iterator[tuple[str, str]]:
@@ -148,7 +147,7 @@ def shared_names(patterns: Iterable[Any]) -> Iterator[tuple[str, str]]:
         spec, gate = limited(layer.view), gate_of(layer.view)
         names = [] if spec is None else [("@quota", name) for name in spec.names_by_view(layer.owner)]
         if gate is not None and not gate.is_named:
-            names.append(("@concurrency", gate.slot(layer.owner).name))
+            names.append(("@concurrency", gate.name_for(layer.owner)))
         for name in names:
             bare = _identity(layer)
             if known.setdefault(name, bare) != bare and name not in reported:

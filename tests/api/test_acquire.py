@@ -32,7 +32,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
         sleep(seconds)
 
     freeze_for_all(START)
-    monkeypatch.setattr(api, "_sleep", lambda seconds: IOCall(sleep, asleep, seconds))
+    monkeypatch.setattr(api, "sleep", lambda seconds: IOCall(sleep, asleep, seconds))
     yield found
     freeze_for_all(None)
 
@@ -83,20 +83,20 @@ class TestTries:
     def test_who_finds_the_room_taken_waits_again_and_no_longer_than_the_timeout(
         self, slept: list[float], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        moves_the_clock: Any = api._sleep
+        moves_the_clock = vars(api)["sleep"]
 
         def beaten(seconds: float) -> None:
             moves_the_clock(seconds).run_sync()
             check("1/10s", SUBJECT)  # another caller is faster each time
 
-        monkeypatch.setattr(api, "_sleep", lambda seconds: IOCall(beaten, asyncio.sleep, seconds))
+        monkeypatch.setattr(api, "sleep", lambda seconds: IOCall(beaten, asyncio.sleep, seconds))
         check("1/10s", SUBJECT)
         assert not acquire("1/10s", SUBJECT, timeout=35).allowed
         assert slept == [pytest.approx(10, abs=0.01)] * 3
 
     @pytest.mark.usefixtures("slept")
     def test_a_frozen_clock_does_not_make_it_wait_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(api, "_sleep", lambda seconds: IOCall(lambda: None, asyncio.sleep))
+        monkeypatch.setattr(api, "sleep", lambda seconds: IOCall(lambda: None, asyncio.sleep))
         check("1/10s", SUBJECT)
         assert not acquire("1/10s", SUBJECT, timeout=35).allowed
 

@@ -512,7 +512,7 @@ class TestTheTable:
         return sum(map(len, get_limiter().refusals.table.values()))
 
     def test_has_a_bound_and_no_count_is_lost(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(refusals, "MAX_REFUSALS", 10)
+        monkeypatch.setattr(refusals, "MAX_SUBJECTS", 10)
         with freeze(NOON):
             for number in range(25):
                 for _ in range(2):
@@ -523,11 +523,12 @@ class TestTheTable:
         assert rule.refused == 50
 
     def test_and_what_waits_to_be_counted_have_a_bound_without_rounds(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(refusals, "MAX_REFUSALS", 10)
+        monkeypatch.setattr(refusals, "MAX_UNCOUNTED", 100)
         with freeze(NOON):
             for number in range(250):
-                check("0/m", f"ip:192.0.2.{number}", name="a", cache_refusals=60)
-        assert len(get_limiter().refusals._uncounted) <= 100
+                for _ in range(2):
+                    check("0/m", f"ip:192.0.2.{number}", name="a", cache_refusals=60)
+        assert len(get_limiter().refusals._uncounted) == 100
 
     def test_lets_go_what_is_over(self) -> None:
         with freeze(NOON):
@@ -592,7 +593,9 @@ def test_no_answer_differs_from_the_store_for_longer_than_said(memory_store: Non
                 reset(rule, SUBJECT)
                 get_limiter().refusals.table.update(remembered)
                 for refusal in remembered.get(SUBJECT, {}).values():
-                    refusal.ends = refusal.begins + int(min(refusal.rule.cache_refusals or 0, waits(refusal)) * SECOND)
+                    refusal.ends = refusal.begins + int(
+                        min(refusal.hit.rule.cache_refusals or 0, waits(refusal)) * SECOND
+                    )
                 elsewhere[rule.name] = now
             else:
                 for _ in range(3):

@@ -254,7 +254,8 @@ class TestWhoIsLimited:
 
 def check_store_is_empty() -> None:
     store: Any = current_store()
-    store._keys.kept.clear()
+    for shard in store._shards:
+        shard.kept.clear()
 
 
 # --- streaming --------------------------------------------------------------------------------------------------------

@@ -111,10 +111,10 @@ class TestOnEitherStore:
         with freeze(START):
             snapshot = load_snapshot(SUBJECT)
             assert [limit.limit for limit in snapshot.limits if limit.rule == "search"] == [50]
-            assert snapshot.override_for("search") == ("search", snapshot.overrides["search"])
-            assert snapshot.override_for("banning") is None
+            assert snapshot.is_overridden("search")
+            assert not snapshot.is_overridden("banning")
         with freeze(START + 61 * SECOND):
-            assert load_snapshot(SUBJECT).override_for("search") is None
+            assert not load_snapshot(SUBJECT).is_overridden("search")
 
     def test_inspecting_changes_nothing(self) -> None:
         with freeze(START):

@@ -37,7 +37,7 @@ def waiting(name: str) -> list[str]:
     key = f"quota:1:{{global}}:q:{name}"
     store: Any = current_store()
     if isinstance(store, MemoryStore):
-        return list(store._keys.get(key) or ())
+        return list(store._shard(key).get(key) or ())
     with store.commands(store.server_of(key)) as client:
         return [text(token) for token in client.lrange(key, 0, -1)]
 
@@ -311,7 +311,7 @@ def forget(name: str) -> None:
     store: Any = current_store()
     if isinstance(store, MemoryStore):
         for key in keys:
-            store._keys.drop(key)
+            store._shard(key).drop(key)
         return
     with store.commands(store.server_of(keys[0])) as client:
         client.delete(*keys)

@@ -19,13 +19,10 @@ from django_quota.engine.metrics_operation import FIELDS, OTHER, SUBJECTS, AddMe
 from django_quota.services.activity import Activity, activity
 from django_quota.services.flusher import flusher
 from django_quota.services.metrics import (
-    MAX_BUCKETS,
-    MAX_RULES,
     MAX_SUBJECTS,
     MINUTE,
     SLOT_TTL,
     DecisionMetrics,
-    MinuteBucket,
 )
 from django_quota.services.registry import get_limiter
 from django_quota.stores.memory import MemoryStore
@@ -105,6 +102,7 @@ class TestWhatIsCounted:
         for at in (START, START + 60 * SECOND, START + 61 * SECOND):
             with freeze(at):
                 check("2/d", SUBJECT, name="a")
+                metrics().flush()
         with freeze(START + 120 * SECOND):
             (rule,) = activity().rules
         assert minute + 2 == (START + 120 * SECOND) // MINUTE
@@ -118,6 +116,7 @@ class TestWhatIsCounted:
         with freeze(begins):
             for _ in range(8):
                 check("100/d", SUBJECT, name="a")
+            metrics().flush()
         with freeze(begins + 75 * SECOND):
             check("100/d", SUBJECT, name="a")
             (rule,) = activity().rules
@@ -192,24 +191,13 @@ class TestWhatIsCounted:
 class TestTheMemoryOfAProcess:
     """What is kept while the store takes none is bounded."""
 
-    def test_rules_and_subjects_of_a_bucket_are_bounded(self) -> None:
-        bucket = MinuteBucket.at(START)
-        for number in range(MAX_RULES + 10):
-            bucket.row(f"rule{number}")[0] += 1
-        assert len(bucket.counts) == MAX_RULES + 1
-        assert sum(row[0] for row in bucket.counts.values()) == MAX_RULES + 10
-        other = MinuteBucket.at(START)
-        other.refused.update({f"ip:{number}": 1 for number in range(MAX_SUBJECTS + 10)})
-        bucket.merge(other)
-        assert len(bucket.refused) == MAX_SUBJECTS
-
-    def test_minutes_are_bounded_and_no_count_is_lost(self) -> None:
+    def test_rules_and_subjects_are_bounded_and_no_count_of_a_rule_is_lost(self) -> None:
         mine = DecisionMetrics(MemoryStore())
-        for minute in range(MAX_BUCKETS * 3):
-            mine._open(START + minute * MINUTE)
-            mine._buckets[-1].row("a")[0] += 1
-        assert len(mine._buckets) == MAX_BUCKETS
-        assert sum(bucket.counts["a"][0] for bucket in mine._buckets) == MAX_BUCKETS * 3
+        for number in range(FIELDS + 10):
+            mine.count_refusals(START, f"rule{number}", f"ip:{number}", 1)
+        assert len(mine._counts) == FIELDS + 1
+        assert sum(mine._counts.values()) == FIELDS + 10
+        assert len(mine._refused) == MAX_SUBJECTS
 
 
 @pytest.mark.usefixtures("redis_cache")

@@ -817,12 +817,12 @@ def test_the_memory_store_gets_overrides_too() -> None:
     store = current_store()
     assert isinstance(store, MemoryStore)
     key = status_key(PREFIX, "user:1")
-    assert store._keys.get(key) == {"o:search": BLOCKED.encoded}
-    store._keys.drop(key)
+    assert store._shard(key).get(key) == {"o:search": BLOCKED.encoded}
+    store._shard(key).drop(key)
     assert override_sync.republish().subjects == 1
-    assert store._keys.get(key) == {"o:search": BLOCKED.encoded}
+    assert store._shard(key).get(key) == {"o:search": BLOCKED.encoded}
     row.delete()
-    assert store._keys.get(key) is None
+    assert store._shard(key).get(key) is None
     with pytest.raises(CommandError, match="STORE"):
         synced()
 

@@ -233,7 +233,7 @@ class TestRenewal:
     def often(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Renew all the time, whatever the ttl."""
         made = LeaseRefresher.__init__
-        monkeypatch.setattr(LeaseRefresher, "__init__", lambda self, lease, interval: made(self, lease, 0.001))
+        monkeypatch.setattr(LeaseRefresher, "__init__", lambda self, renew, interval: made(self, renew, 0.001))
 
     def test_a_stream_outlives_the_ttl_of_its_reservation(self, monkeypatch: pytest.MonkeyPatch) -> None:
         renewed = threading.Event()

@@ -90,7 +90,7 @@ class CounterMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.raw.flushall()
-        self.memory = MemoryStore(sweep_interval=3_600)
+        self.memory = MemoryStore(shards=3, sweep_interval=3_600)
         self.states = DictStates()
         self.now = START
 
@@ -146,13 +146,13 @@ class CounterMachine(RuleBasedStateMachine):
     def something_else(self, key: str, *, cleared: bool) -> None:
         """Lay what is no counter under a key, or only clear it."""
         self.raw.delete(key)
-        memory = self.memory._keys
-        for states in (memory, self.states):
+        shard = self.memory._shard(key)
+        for states in (shard, self.states):
             states.drop(key)
         if not cleared:
             self.raw.rpush(key, "x")
             self.raw.expire(key, 10**6)
-            for states in (memory, self.states):
+            for states in (shard, self.states):
                 states.put(key, FOREIGN, START + 2 * TTL)
 
 

@@ -64,7 +64,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.raw.flushall()
-        self.memory = MemoryStore(sweep_interval=3_600)
+        self.memory = MemoryStore(shards=3, sweep_interval=3_600)
         self.states = DictStates()
         self.now = START
         self.ends: dict[str, int] = {}

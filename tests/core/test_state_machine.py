@@ -71,7 +71,7 @@ class Stores(RuleBasedStateMachine):
     def begin(self, phase: int) -> None:
         self.raw.flushall()
         forget_forms()
-        self.memory = MemoryStore(sweep_interval=3_600)
+        self.memory = MemoryStore(shards=3, sweep_interval=3_600)
         self.states = DictStates()
         self.now = self.latest = START + phase
         self.held: list[tuple[list[Asked], list[HoldId | None]]] = []

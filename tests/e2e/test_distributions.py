@@ -107,11 +107,14 @@ def test_the_tests_run_from_the_sdist(unpacked_sdist: Path) -> None:
 
 
 def test_the_tour_of_the_readme_runs_from_the_wheel(python: Path, redis_server: RedisServer, tmp_path: Path) -> None:
-    for path in (ROOT / "README.md", ROOT / "tests/support/tour.py"):
-        shutil.copy(path, tmp_path)
+    (tmp_path / "tests/support").mkdir(parents=True)
+    for path in ("README.md", "tests/support/pages.py", "tests/support/tour.py"):
+        shutil.copy(ROOT / path, tmp_path / path)
     where = ran(python, "-P", "-c", "import django_quota; print(django_quota.__file__)", cwd=tmp_path)
     assert Path(where).is_relative_to(python.parent.parent)
-    assert "blocks ran" in ran(python, "-P", "-W", "error", "tour.py", "README.md", redis_server.url, cwd=tmp_path)
+    assert "blocks ran" in ran(
+        python, "-W", "error", "-m", "tests.support.tour", "README.md", redis_server.url, cwd=tmp_path
+    )
 
 
 SETTINGS = """

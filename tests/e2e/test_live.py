@@ -9,12 +9,15 @@ from http.client import HTTPConnection, HTTPResponse
 import pytest
 from selenium.webdriver import Chrome
 
-from django_quota.admin.live import MAX_VIEWERS
 from example_project.client import Visitor
 from tests.e2e.browser import Browser
 from tests.e2e.sites import Site, run_site
 
 pytestmark = pytest.mark.thorough("browser")
+
+
+VIEWERS = 100
+"""Who may watch the overview of one process at a time, as the page says."""
 
 
 def refuse(site: Site, address: str) -> None:
@@ -67,9 +70,9 @@ def test_a_page_above_the_cap_says_why_it_is_not_live(browser: Browser) -> None:
             connection.request("GET", "/admin/django_quota/overview/stream/", headers={"Cookie": cookies})
             answers.append(connection.getresponse())
             in_vain = in_vain + 1 if answers[-1].readline() == b"event: full\n" else 0
-            assert len(answers) < 10 * MAX_VIEWERS
+            assert len(answers) < 10 * VIEWERS
         browser.open_page("overview")
-        said = f"Not live: {MAX_VIEWERS} others are watching. Trying again every minute."
+        said = f"Not live: {VIEWERS} others are watching. Trying again every minute."
         browser.until(lambda: browser.find("[data-state]").text == said, said)
 
 

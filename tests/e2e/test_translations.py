@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -13,9 +14,9 @@ from django.conf import settings
 from django.test import RequestFactory
 from django.utils import translation
 
-from django_quota import check
+from django_quota import check, quota
+from django_quota.adapters import message
 from django_quota.testing import freeze
-from django_quota.web import wording
 from tests.support.catalogs import CATALOGS, LANGUAGES, ROOT, Message, in_code, in_template, messages, update
 from tests.support.steps import START
 
@@ -126,10 +127,11 @@ def test_django_finds_each_plural(language: str, number: int) -> None:
         ("zh-hant", "請求過多"), ("zh-tw", "請求過多"), ("zh-hk", "請求過多"), ("zh-Hant-TW,en;q=0.5", "請求過多"),
     ],
 )  # fmt: skip
-def test_browsers_ask_for_chinese_in_several_ways(accepted: str, title: str) -> None:
-    request = RequestFactory().get("/", headers={"Accept-Language": accepted})
+def test_browsers_ask_for_chinese_in_several_ways(memory_store: None, accepted: str, title: str) -> None:
+    request = RequestFactory().get("/", headers={"Accept-Language": accepted, "Accept": "application/json"})
     with translation.override(translation.get_language_from_request(request)):
-        assert wording.title(429) == title
+        reply: Any = quota("0/m")(lambda _: None)(request)
+    assert json.loads(reply.content)["title"] == title
 
 
 @pytest.mark.parametrize(
@@ -144,7 +146,7 @@ def test_chinese_has_no_space_between_sentences(settings: Any, language: str, ex
     settings.QUOTA = {"STORE": "memory"}
     with translation.override(language), freeze(START):
         check("1/m", "global")
-        assert wording.message(check("1/m", "global"), language) == expected
+        assert message(check("1/m", "global")) == expected
 
 
 def test_messages_of_code_are_found_by_what_the_functions_are_called() -> None:

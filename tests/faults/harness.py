@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from django_quota import Decision, Hold, StoreUnavailable, acheck, check
-from django_quota.stores.redis.breaker import RESET_TIMEOUT, Breaker
+from django_quota.engine.operations import Operation, Script, States
 from django_quota.testing import RedisServer
 from tests.faults.calls import CALLS, SITE, Call, call_problem, do, promise_problem
 from tests.support.commands import wait_until
+from tests.support.outages import PAUSE, new_breaker
 from tests.support.steps import Clock
 from tests.support.stores import caches, redis_store
 
@@ -20,6 +21,25 @@ def caches_at(url: str, reply_timeout: float = 5.0, **pool_options: Any) -> dict
     made = caches(RedisServer(url, 0, Path()), **pool_options)
     made["default"]["OPTIONS"] |= {"SOCKET_TIMEOUT": reply_timeout, "SOCKET_CONNECT_TIMEOUT": reply_timeout}
     return made
+
+
+class _Endless(Operation):
+    script = Script.of("while true do end")
+
+    def __init__(self) -> None:
+        self.keys = ["quota:1:{user:7}:endless"]
+
+    def arguments(self) -> list[str | int]:
+        return []
+
+    def run(self, states: States, now: int) -> Any:
+        raise NotImplementedError
+
+
+def run_endless_script(mode: str) -> None:
+    """Run a script on the store of the settings that never ends by itself."""
+    store = redis_store()
+    store.run(_Endless()) if mode == "sync" else asyncio.run(store.arun(_Endless()))
 
 
 def use_site_rules(settings: Any) -> None:
@@ -46,7 +66,7 @@ def broken_promises(mode: str, states: list[Any], clock: Clock, calls: list[Call
     """Make every call, each as the first one since the breaker closed; return what is wrong, and what was raised."""
     found: dict[str, Any] = {}
     for call, state in zip(calls, states, strict=True):
-        redis_store().server.breaker = Breaker(clock=clock)
+        new_breaker(clock)
         answer = do(call, mode, state)
         if wrong := promise_problem(call, answer):
             found[call.name] = (wrong, call_problem(call, answer))
@@ -84,7 +104,7 @@ def assert_recovers(mode: str, clock: Clock) -> None:
     """
 
     def is_well_again() -> bool:
-        clock.now += RESET_TIMEOUT
+        clock.now += PAUSE
         assert_own_answers(mode)
         return not failed_calls(mode)
 

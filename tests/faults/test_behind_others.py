@@ -12,16 +12,26 @@ import pytest
 import redis
 
 from django_quota import check
-from django_quota.services.outages import SETTLE_TIME, Outages
-from django_quota.services.registry import get_limiter
-from django_quota.stores.redis.breaker import FAILURES, Breaker
 from django_quota.testing import RedisServer, running_redis
 from tests.faults.sockets import SocketServer
 from tests.support.calls import both
 from tests.support.clusters import Cluster
-from tests.support.outages import FULL, Mute, ask, heard, with_clock
+from tests.support.commands import wait_until
+from tests.support.outages import (
+    FAILURES,
+    FULL,
+    PAUSE,
+    SETTLE_TIME,
+    Mute,
+    ask,
+    fail,
+    heard,
+    new_breaker,
+    new_outages,
+    with_clock,
+)  # fmt: skip
 from tests.support.processes import forks, in_child
-from tests.support.sentinels import behind
+from tests.support.sentinels import behind, times_called
 from tests.support.steps import Clock
 from tests.support.stores import PATIENT, caches, current_store
 
@@ -63,14 +73,12 @@ def test_the_breaker_opens_for_a_proxy_without_a_server(kind: str, nothing_behin
 @both
 def test_a_cut_idle_connection_does_not_count_as_a_failure(kind: str, redis_cache: RedisServer, clock: Clock) -> None:
     store = with_clock(clock)
-    for _ in range(FAILURES):
-        store.server.breaker.failed()
-    clock.now += 1
+    fail(store.server.breaker)
+    clock.now += PAUSE
     assert not ask(kind)[0].degraded
     store.server._note(redis.ConnectionError("Connection closed by server."), 0)
     assert not store.server.breaker.is_open
-    for _ in range(FAILURES):
-        store.server.breaker.failed()
+    fail(store.server.breaker)
     store.server._note(redis.ConnectionError("Connection closed by server."), 0)
     assert store.server.breaker.is_open
 
@@ -81,10 +89,7 @@ def test_threads_waiting_for_a_connection_stop_when_the_breaker_opens(mute: Mute
     settings.CACHES = {
         "default": {**settings.CACHES["default"], "OPTIONS": {**options, "CONNECTION_POOL_KWARGS": pool}}
     }
-    store: Any = current_store()
-    store.server.breaker = Breaker(clock=lambda: 1_000.0)
-    for _ in range(FAILURES - 1):
-        store.server.breaker.failed()
+    fail(new_breaker(Clock()), FAILURES - 1)
     found: list[bool] = []
     threads = [threading.Thread(target=lambda: found.append(check("9/m", "user:1").degraded)) for _ in range(8)]
     for thread in threads:
@@ -100,7 +105,7 @@ def test_a_check_of_cost_0_does_not_end_an_outage_of_writes(redis_server: RedisS
     with running_redis(redis_server.program) as server, redis.Redis.from_url(server.url) as client, heard() as reported:
         settings.CACHES = caches(server)
         assert check("9/m", "ip:192.0.2.1")
-        get_limiter().outages = Outages(clock)
+        new_outages(clock)
         client.execute_command(*FULL)
         for number in range(5):
             assert check("9/m", f"ip:192.0.2.{number + 2}").degraded
@@ -135,9 +140,6 @@ def test_a_forked_worker_of_a_cluster_asks_over_its_own_connections(cluster: Clu
 
 
 def test_plain_commands_skip_a_sentinel_that_hangs(sentinel_port: int, settings: Any) -> None:
-    from tests.support.commands import wait_until
-    from tests.support.sentinels import times_called
-
     with socket.socket() as hung:
         hung.bind(("127.0.0.1", 0))
         hung.listen(64)

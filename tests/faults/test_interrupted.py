@@ -14,13 +14,12 @@ import pytest
 import redis
 
 from django_quota import StoreUnavailable, acheck, check
-from django_quota.services.registry import get_limiter
-from django_quota.stores.redis.breaker import FAILURES, Breaker
 from django_quota.testing import RedisServer
 from tests.faults.calls import CALLS, call_problem
 from tests.faults.harness import assert_own_answers, caches_at, use_site_rules
 from tests.faults.sockets import SocketServer
 from tests.support.commands import PATIENCE
+from tests.support.outages import PAUSE, fail, new_breaker, new_outages
 from tests.support.processes import in_child
 from tests.support.steps import Clock
 from tests.support.stores import caches, redis_store
@@ -77,7 +76,7 @@ def test_a_task_cancelled_at_any_await_leaves_no_reply(
     settings.CACHES = caches(redis_server, max_connections=2)
     use_site_rules(settings)
     check("9/m", "user:1")
-    redis_store().server.breaker = Breaker(failures=1)
+    breaker = new_breaker(failures=1)
 
     answers: list[str] = []
 
@@ -101,7 +100,7 @@ def test_a_task_cancelled_at_any_await_leaves_no_reply(
     ended = asyncio.run(run())
     assert len(ended) >= (3 if connection == "new" else 1)
     assert all(ended), answers
-    assert not redis_store().server.breaker.is_open
+    assert not breaker.is_open
     assert "unavailable" not in caplog.text
 
 
@@ -119,11 +118,10 @@ def test_an_interrupted_probe_passes_to_the_next_caller(mode: str, settings: Any
 
     clock, listener = Clock(), SocketServer(greets_and_hangs)
     settings.CACHES = caches_at(f"redis://127.0.0.1:{listener.port}/0", 30)
-    breaker = redis_store().server.breaker = Breaker(clock=clock)
+    breaker = new_breaker(clock)
     try:
-        for _ in range(FAILURES):
-            breaker.failed()
-        clock.now += 1
+        fail(breaker)
+        clock.now += PAUSE
         if mode == "sync":
             with interrupted(asked), pytest.raises(KeyboardInterrupt):
                 check("9/m", "user:1")
@@ -245,15 +243,15 @@ def test_a_forked_worker_does_not_wait_for_a_thread_of_its_parent(
 ) -> None:
     settings.CACHES = caches(redis_server)
     check("9/m", "user:1")
-    limiter: Any = get_limiter()
+    outages: Any = new_outages(Clock())
+    server: Any = redis_store().server
     lock = {
-        "outages": limiter.outages._lock, "breaker": limiter.store.server.breaker._lock,
-        "connections": limiter.store.server.connections._changed,
+        "outages": outages._lock, "breaker": server.breaker._lock, "connections": server.connections._changed,
     }[held]  # fmt: skip
 
     def work() -> bool:
-        limiter.store.server.breaker.failed()
-        limiter.outages.failed(StoreUnavailable("x"), [])
+        fail(server.breaker, 1)
+        outages.failed(StoreUnavailable("x"), [])
         return not check("9/m", "user:1").degraded
 
     with lock:

@@ -9,31 +9,19 @@ from typing import Any
 import pytest
 import redis
 
-from django_quota import Decision, Rule, check, peek, refund, reserve
-from django_quota.core.algorithms import ALGORITHMS
-from django_quota.engine.plans import Plan
-from django_quota.services.outages import SETTLE_TIME, Outages
-from django_quota.services.registry import get_limiter
+from django_quota import Decision, Rule, check, check_all, peek, refund, reserve
 from django_quota.testing import RedisServer, freeze
 from tests.faults.faults import FAULTS, Fault, FaultyServer, fault_named
 from tests.faults.harness import caches_at
-from tests.support.published import publish
-from tests.support.steps import SECOND, START
-from tests.support.stores import caches, current_store
+from tests.support.outages import SETTLE_TIME, new_outages
+from tests.support.published import override
+from tests.support.steps import ALGORITHMS, SECOND, START, Clock
+from tests.support.stores import caches
 
 TAKES_NO_WRITES = [fault for fault in FAULTS if fault.name in ("read-only", "cannot-save", "full", "no-replicas")]
 
 USER = "user:7"
 BAN = {"after": "2/m", "for": ["10m"]}
-
-
-class Later:
-    """A clock that the test moves on."""
-
-    now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture(params=TAKES_NO_WRITES, ids=lambda fault: fault.name)
@@ -58,7 +46,7 @@ def until_refused(rate: str = "2/day", why: str = "", cost: int = 1, **options: 
 
 
 def blocked() -> Callable[[], Decision]:
-    current_store().run(publish(USER, "login", "b 0 0 "))
+    override("b 0 0 ", "login", USER)
     return until_refused(why="blocked")
 
 
@@ -95,23 +83,22 @@ def test_a_refused_subject_stays_refused(case: str, fault: Fault, server: Faulty
 
 @pytest.mark.parametrize("on_unavailable", ["allow", "deny"])
 def test_an_exempt_subject_stays_exempt_and_ends_no_outage(
-    on_unavailable: Any, fault: Fault, server: FaultyServer
+    on_unavailable: Any, fault: Fault, server: FaultyServer, clock: Clock
 ) -> None:
     """Nothing was written, so the server may still take no writes; nor was it by what a shadow refuses."""
-    store = current_store()
-    store.run(publish(USER, "login", "x 0 0 "))
-    outages = get_limiter().outages = Outages(later := Later())
+    override("x 0 0 ", "login", USER)
+    outages = new_outages(clock)
     with fault.inject(server):
         assert check("9/m", "ip:192.0.2.1").degraded
         assert outages.is_on
-        later.now += SETTLE_TIME
+        clock.now += SETTLE_TIME
         decision = check("0/m", USER, name="login", on_unavailable=on_unavailable, ban=BAN)
         assert (decision.allowed, decision.degraded) == (True, False)
         shadow = check("0/m", "ip:192.0.2.1", shadow=True, on_unavailable=on_unavailable)
         assert (shadow.allowed, shadow.degraded) == (True, False)
         refund("9/m", "ip:192.0.2.1")
         assert outages.is_on
-    later.now += SETTLE_TIME
+    clock.now += SETTLE_TIME
     assert check("9/m", "ip:192.0.2.1").allowed
     assert not outages.is_on
 
@@ -122,14 +109,12 @@ def test_a_full_redis_refunds_a_reservation_once(algorithm: Any, server: FaultyS
     server.client.flushall()
     settings.CACHES = caches_at(server.url)
     rules = [Rule.make(name, "10/h", algorithm=algorithm) for name in ("used", "held")]
-    plan = Plan("quota")
     with freeze(START):
         check(rules[0], "ip:192.0.2.1", 3)
         for rule in rules:
             reserve(rule, "ip:192.0.2.1", 5, ttl=3)
-            plan.add(rule, "ip:192.0.2.1", 1)
     with freeze(START + 5 * SECOND), fault_named("full").inject(server):
-        decision = get_limiter().decide(plan, "check")
+        decision = check_all([(rule, "ip:192.0.2.1") for rule in rules])
     assert (decision.degraded, [outcome.remaining for outcome in decision.outcomes]) == (False, [6, 9])
     with freeze(START + 5 * SECOND):
         assert [peek(rule, "ip:192.0.2.1").remaining for rule in rules] == [6, 9]

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from django_quota import Decision, acheck, check
-from django_quota.stores.redis.breaker import Breaker
 from django_quota.testing import server_programs
 from tests.faults.calls import CALLS, MODES, do
 from tests.faults.faults import PASSWORD, USER, FaultyServer, faulty_server
@@ -22,6 +21,7 @@ from tests.faults.harness import (
     use_site_rules,
 )
 from tests.faults.sockets import GARBAGE, ConnectionFault, Proxy, saying
+from tests.support.outages import new_breaker
 from tests.support.steps import Clock
 from tests.support.stores import redis_store
 
@@ -122,7 +122,7 @@ def asked(mode: str, number: int, times: int = 2) -> list[Decision]:
 def after(proxy: Proxy, mode: str, fault: ConnectionFault, number: int) -> list[bool]:
     """Ask twice over a new connection that meets a fault; return whether each was decided without Redis."""
     redis_store().close()
-    redis_store().server.breaker = Breaker()
+    new_breaker()
     proxy.fault = fault
     decisions = asked(mode, number)
     assert all(one.degraded or (one.limit, one.subject) == (number, f"user:{number}") for one in decisions)
@@ -171,7 +171,7 @@ def test_every_call_survives_a_reply_cut_off(mode: str, proxy: Proxy, settings: 
     for call in CALLS:
         state = call.before()
         redis_store().close()
-        redis_store().server.breaker = Breaker(clock=clock)
+        new_breaker(clock)
         proxy.fault = ConnectionFault(proxy.replied - 1, "reset")
         assert PASSWORD not in repr(do(call, mode, state))
     proxy.fault = None

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import redis
-from django_redis.pool import ConnectionFactory
 
 from django_quota.testing import RedisServer, running_redis
 from tests.security.acl_steps import OFFICE, PASSWORD, ROOT, WEB, prepared, rules_of
-from tests.support.stores import caches
+from tests.support.stores import caches, forget_connections
 
 Step = Callable[[], None]
 
@@ -39,9 +38,7 @@ class Guarded:
 
     def be(self, user: str = "") -> None:
         """Ask as this user from now on, over new connections; as one who may do all, without a name."""
-        for pool in ConnectionFactory._pools.values():
-            pool.disconnect()
-        ConnectionFactory._pools.clear()
+        forget_connections()
         named = f"?username={user}&password={PASSWORD}" if user else ""
         self._settings.CACHES = caches(RedisServer(self._server.url + named, self._server.pid, self._server.program))
 

@@ -10,16 +10,13 @@ from typing import Any
 
 import pytest
 import redis
-from django_redis.pool import ConnectionFactory
 
 from django_quota import QuotaError, acheck, check, counter, once
-from django_quota.services.once import _operation
-from django_quota.stores.cluster.client import ClusterConnectionFactory
-from django_quota.stores.cluster.slots import slot_of
+from django_quota.adapters import digest
 from django_quota.testing import RedisServer, running_redis
 from tests.security.acl_steps import OFFICE, PAGE, PASSWORD, WEB, limits_async, rules_of
-from tests.support.clusters import Cluster, running_cluster
-from tests.support.stores import caches, cluster_caches, cluster_program, current_store
+from tests.support.clusters import Cluster, running_cluster, slot_of
+from tests.support.stores import caches, cluster_caches, cluster_program, current_store, forget_connections
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -100,8 +97,7 @@ class TestCluster:
             permit(server.client, user, *more)
             server.client.execute_command("ACL", "LOG", "RESET")
             server.client.script_flush()
-        ClusterConnectionFactory.forget()
-        ConnectionFactory._pools.clear()
+        forget_connections()
         given = cluster_caches(cluster)
         given["default"]["LOCATION"] = [
             f"redis://{user}:{PASSWORD}@127.0.0.1:{server.port}/0" for server in cluster.servers
@@ -148,7 +144,7 @@ class TestCluster:
     ) -> None:
         self.be(guarded, settings, "quota-web", "+cluster|slots", *(["+asking"] if asking else []))
         assert once("event", "warm")
-        (key,) = _operation("event", "moving", 60).keys  # one key: several of them would be told to try again
+        key = f"quota:1:{{once:{digest('moving')}}}:once:event"  # one key: several of them would be told to try again
         source = guarded.owner(key)
         target = next(server for server in guarded.servers if server is not source)
         slot = slot_of(key)

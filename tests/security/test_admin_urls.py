@@ -10,11 +10,10 @@ from django.contrib.auth.models import Permission, User
 from django.test import AsyncClient, Client
 
 from django_quota import check, slot
-from django_quota.admin.subject_actions import ACTIONS
 from django_quota.models import QuotaOverride
-from django_quota.services.flusher import flusher
 from tests.admin.operators import operator, superuser
 from tests.security.pages import ROOT, SUBJECT, addresses, patterns, seen, state
+from tests.support.counts import count_what_waits
 from tests.support.selection import thorough
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -37,14 +36,14 @@ def played(one_redis: Any) -> None:
     check("5/m", SUBJECT, name="search")
     slot("export", 2, subject=SUBJECT).acquire()
     QuotaOverride.objects.create(subject=SUBJECT, rule="login", rate="5/m", reason="marked-reason")
-    flusher.flush()  # the overview sends what this process has counted
+    count_what_waits()  # the overview sends what this process has counted
 
 
 def test_the_walk_finds_what_there_is() -> None:
     found = patterns()
     assert len(found) >= 28
     acts = [each for each in addresses() if "/action/" in each]
-    assert len(acts) == len(ACTIONS) >= 6
+    assert len(acts) >= 6
     for part in ("overview/stream/", "overview/events/", "dailycounter/usage/csv/", "quotaoverride/preview/<int:key>/"):
         assert f"django_quota/{part}" in found
 

@@ -18,13 +18,13 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from django_quota import QuotaError, Rule, check, peek, quota, reset
-from django_quota.adapters import client_ip
-from django_quota.conf import KNOWN_SETTINGS
-from django_quota.core.flow import run_sync
-from django_quota.services.request_decisions import request_plan
+from django_quota.adapters import client_ip, decide
 from tests.support.calls import get, run, subject_of
 from tests.support.inputs import inputs
+from tests.support.pages import read
+from tests.support.stores import caches
 
+SETTINGS = re.findall(r"^\| `(\w+)` \|", read("docs/settings.md"), re.MULTILINE)
 MANY = inputs(1_000)
 SOME = inputs(100)
 
@@ -144,17 +144,13 @@ class TestRulesAndRates:
             assert len(said) > 10
 
     @inputs(150)
-    @given(
-        st.dictionaries(
-            st.sampled_from(KNOWN_SETTINGS), ANYTHING | st.integers() | st.none() | st.booleans(), max_size=4
-        )
-    )
+    @given(st.dictionaries(st.sampled_from(SETTINGS), ANYTHING | st.integers() | st.none() | st.booleans(), max_size=4))
     def test_a_request_under_odd_settings_is_answered_or_says_what_is_wrong(self, given_: dict[str, Any]) -> None:
         request = get()
         with override_settings(QUOTA={**given_, "STORE": "memory"}):
             said = "the request is answered, and there is no error"
             try:
-                assert run_sync(request_plan([Rule.make("r", "1/m")], request)) is not None
+                assert decide(request, Rule.make("r", "1/m")) is not None
                 assert peek("1/m", request).allowed
             except QuotaError as error:
                 said = str(error)
@@ -209,8 +205,6 @@ WORDS = st.lists(
 def test_whatever_words_a_command_gets_it_does_its_work_or_says_what_is_wrong(
     command: str, redis_server: Any, settings: Any
 ) -> None:
-    from tests.support.stores import caches
-
     settings.CACHES = caches(redis_server)
 
     @SOME

@@ -1,4 +1,4 @@
-"""The memory store: its lock, and the sweeper thread."""
+"""The memory store: shards, locks, the sweeper thread."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_racing_threads_are_admitted_exactly_up_to_the_limit() -> None:
     store.close()
 
 
-def test_racing_plans_over_several_subjects_are_admitted_together() -> None:
-    store = MemoryStore()
+def test_plans_over_several_shards_race_without_a_deadlock() -> None:
+    store = MemoryStore(shards=4)
     one = hits_of(RULE, subject="a") + hits_of(RULE, subject="b")
     other = list(reversed(one))
     with ThreadPoolExecutor(8) as threads:
@@ -143,9 +143,9 @@ def test_without_a_frozen_time_the_clock_of_the_machine_counts() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_lock_held_during_a_fork_does_not_block_the_child() -> None:
-    store = MemoryStore()
+    store = MemoryStore(shards=1)
     hit(store, hits_of(RULE))
-    with store._lock:
+    with store._shards[0].lock:
         child = os.fork()
         if child == 0:
             os._exit(0 if hit(store, hits_of(RULE)) else 1)

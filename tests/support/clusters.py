@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import redis
+from redis.crc import key_slot
 
-from django_quota.stores.cluster.slots import slot_of
 from tests.support.ports import free_ports
 
 SLOTS = 16_384
@@ -94,6 +94,11 @@ class Cluster:
             source.client.execute_command("MIGRATE", "127.0.0.1", to.port, keys[0], 0, 5_000)
         for server in (to, source, *[other for other in self.primaries() if other not in (to, source)]):
             server.client.execute_command("CLUSTER SETSLOT", slot, "NODE", to.id)
+
+
+def slot_of(key: str) -> int:
+    """Return the slot of a key, as redis-py finds it."""
+    return int(key_slot(key.encode()))
 
 
 def raw_slots(client: Any) -> list[Any]:

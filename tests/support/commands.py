@@ -1,7 +1,8 @@
-"""Commands of `manage.py` in processes of their own, with the settings of the tests."""
+"""Commands of `manage.py`: what they print as JSON, and in processes of their own with the settings of the tests."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,8 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from typing import Any
+
+from django.core.management import call_command
 
 import django_quota
 
@@ -27,6 +31,13 @@ def wait_until(holds: Callable[[], Any]) -> None:
     while not holds():
         assert time.monotonic() < deadline, "the condition never held"
         threading.Event().wait(0.005)
+
+
+def json_of(command: str, **options: Any) -> list[Any]:
+    """Return what a command prints with `--json`, one object a line."""
+    printed = StringIO()
+    call_command(command, json=True, stdout=printed, stderr=StringIO(), **options)
+    return [json.loads(line) for line in printed.getvalue().splitlines()]
 
 
 class Manage:

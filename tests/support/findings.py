@@ -21,5 +21,13 @@ def findings(quota: object = None, caches: dict[str, Any] | None = None) -> list
         return run_checks(tags=["django_quota"])
 
 
+def alias_problem() -> CheckMessage | None:
+    """Return what the checks find wrong with the Redis of the settings as they are; None if it can serve."""
+    found = [
+        each for each in run_checks(tags=["django_quota"]) if each.id in ("django_quota.E003", "django_quota.E004")
+    ]
+    return found[0] if found else None
+
+
 def ids(quota: object = None, caches: dict[str, Any] | None = None) -> list[str | None]:
     return [str(found.id).removeprefix("django_quota.") for found in findings(quota, caches)]

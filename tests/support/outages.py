@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from django_quota.stores.redis.config import ANSWER_TIMEOUT
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer
 from tests.support.steps import Clock
-from tests.support.stores import caches
+from tests.support.stores import caches, redis_store
 
 
 def ask(kind: str, times: int = 1, subject: str = "user:1") -> list[Any]:
@@ -93,14 +94,34 @@ def clock() -> Clock:
     return Clock()
 
 
+FAILURES, PAUSE, SETTLE_TIME = 3, 1.0, 1.0
+"""What docs/reliability.md promises: after three failures in a row nobody asks for a second; an answer ends an outage
+when the last failure was a second ago."""
+
+
+def new_breaker(clock: Callable[[], float] = time.monotonic, failures: int = FAILURES) -> Breaker:
+    """Give the store of the settings a breaker that has seen no failure; return it."""
+    redis_store().server.breaker = Breaker(failures, PAUSE, clock)
+    return redis_store().server.breaker
+
+
+def fail(breaker: Breaker, times: int = FAILURES) -> None:
+    """Let so many calls in a row fail: as many as open the breaker, or fewer."""
+    for _ in range(times):
+        breaker.failed()
+
+
+def new_outages(clock: Clock) -> Outages:
+    """Let this process know of no outage; return what will, on this clock."""
+    get_limiter().outages = Outages(clock)
+    return get_limiter().outages
+
+
 def with_clock(clock: Clock) -> RedisStore:
     """Return the store of the settings, its breaker and its outages on this clock."""
-    limiter = get_limiter()
-    store = limiter.store
-    assert isinstance(store, RedisStore)
-    store.server.breaker = Breaker(clock=clock)
-    limiter.outages = Outages(clock)
-    return store
+    new_breaker(clock)
+    new_outages(clock)
+    return redis_store()
 
 
 FULL = ("CONFIG", "SET", "maxmemory", "1")

@@ -6,13 +6,18 @@ Tests reach into the package's own modules by this module, so that a rename is o
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django_redis.pool import ConnectionFactory
 
 from django_quota.engine import plans
 from django_quota.services.registry import get_limiter
+from django_quota.stores.cluster.client import ClusterConnectionFactory
+from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer, server_programs
 from tests.support.clusters import Cluster, can_cluster
@@ -75,11 +80,36 @@ def current_store() -> Any:
     return get_limiter().store
 
 
+def local_store() -> MemoryStore:
+    """Return what decides in this process while Redis is away, for rules with on_unavailable="local"."""
+    return get_limiter().local
+
+
+@contextmanager
+def own_memory_store(**options: Any) -> Iterator[MemoryStore]:
+    """Yield a memory store that no other code uses, and end its threads."""
+    store = MemoryStore(**options)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
 def redis_store() -> RedisStore:
     """Return the store of the settings, which is one of Redis."""
     store = get_limiter().store
     assert isinstance(store, RedisStore)
     return store
+
+
+def forget_connections() -> None:
+    """Close all connections of django-redis, and forget them: it keeps its pools, one a URL, whatever the options."""
+    for pool in list(ConnectionFactory._pools.values()):  # a thread of a test may still add one
+        pool.disconnect()
+        for sentinel in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):
+            sentinel.close()
+    ConnectionFactory._pools.clear()
+    ClusterConnectionFactory.forget()
 
 
 def forget_forms() -> None:

@@ -10,7 +10,6 @@ meet a silent server wait for each other. Neither remaps the address in MOVED an
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
-from django_quota.core.flow import Flow, IOCall
+from django_quota.core.flow import Flow, IOCall, sleep
 from django_quota.engine.operations import Script
 from django_quota.stores.cluster.nodes import Command, Node, NotSentError
 from django_quota.stores.cluster.slots import Address, Remap, redirect_target, slot_owners
@@ -209,7 +208,7 @@ class Router:
             self._not_waited_for[slot] = now + MOVE_TIMEOUT
         if now >= attempt.deadline:
             raise error
-        yield IOCall(time.sleep, asyncio.sleep, min(attempt.sleep, attempt.deadline - now))
+        yield sleep(min(attempt.sleep, attempt.deadline - now))
         attempt.sleep, attempt.hops = min(2 * attempt.sleep, MAX_SLEEP), 0
 
     # --- servers ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,55 @@
+"""What was counted in the store, and what this process knows that it has not counted there yet."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Any
+
+from django_quota.services.activity import RuleActivity, activity
+from django_quota.services.flusher import flusher
+from django_quota.services.usage import usage
+
+
+def count_what_waits() -> bool:
+    """Do a round of the thread in the background; say whether all of its work succeeded."""
+    return flusher.flush()
+
+
+def checks_of_today() -> dict[str | None, tuple[int, int, int]]:
+    """Return how many checks each rule has allowed, refused, and would have refused, as the overview shows them."""
+    return {rule.rule: (rule.allowed, rule.refused, rule.shadowed) for rule in activity().rules}
+
+
+def checks_by_minute(rule: str) -> list[tuple[int, int]]:
+    """Return how many checks a rule has allowed and refused in each minute of the last hour."""
+    return [(minute.allowed, minute.refused) for minute in _activity_of(rule).minutes]
+
+
+def checks_a_minute(rule: str) -> float:
+    """Return the rate that the overview shows for a rule."""
+    return _activity_of(rule).rate
+
+
+def _activity_of(rule: str) -> RuleActivity:
+    return next(each for each in activity().rules if each.rule == rule)
+
+
+def slots_in_use() -> list[tuple[str | None, str | None, int, int, int]]:
+    """Return name, subject, holders, limit and waiters of each slot, in the order of the overview."""
+    return [(use.name, use.subject, use.held, use.limit, use.waiting) for use in activity().slots]
+
+
+def refused_today() -> list[tuple[str | None, int]]:
+    """Return who was refused how often; who was refused most comes first."""
+    return [(each.subject, each.count) for each in activity().refused]
+
+
+def days_of(subject: Any) -> dict[date, dict[str, tuple[int, int]]]:
+    """Return how many checks of a subject each rule has allowed and refused, by day."""
+    return {day: dict(rules) for day, rules in usage(subject).items()}
+
+
+def checks_of(subject: Any) -> dict[str, tuple[int, int]]:
+    """Return the same of the one day on which the subject was checked."""
+    (rules,) = days_of(subject).values()
+    return rules
