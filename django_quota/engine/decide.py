@@ -41,8 +41,7 @@ from django_quota.engine.holds import (
     settle,
     states_without_due,
 )
-from django_quota.engine.operations import Operation, Script, States, lua_source
-from django_quota.engine.resp import bulk
+from django_quota.engine.operations import Operation, Script, States, bulk, lua_source
 from django_quota.engine.subject_status import load_status, shut_out
 
 MODULES: dict[str, tuple[str, ...]] = {

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from django_quota.core.algorithms import Algorithm, Limit, Parameters, Verdict
 from django_quota.core.keys import field as field_of
 from django_quota.core.rules import Rule
-from django_quota.engine.resp import bulk
+from django_quota.engine.operations import bulk
 
 
 class CompiledLimit(NamedTuple):

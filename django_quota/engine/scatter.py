@@ -33,7 +33,7 @@ from django_quota.engine.events import (
 from django_quota.engine.hits import Hit, all_limits
 from django_quota.engine.operations import Operation
 from django_quota.engine.subject_operations import LiftBans, Reset, RuleState
-from django_quota.engine.sweep_operation import Sweep
+from django_quota.engine.system_operations import Sweep
 from django_quota.engine.transfer_operations import transfer_between_slots
 
 logger = logging.getLogger("django_quota")

@@ -34,7 +34,7 @@ from django_quota.core.flow import Flow, IOCall, run_sync
 from django_quota.core.rules import MAX_CACHE_REFUSALS
 from django_quota.engine.decide import Decide
 from django_quota.engine.plans import Plan
-from django_quota.engine.refusal_operation import RecordRefusals
+from django_quota.engine.subject_operations import RecordRefusals
 from django_quota.exceptions import QuotaExceeded
 from django_quota.models import QuotaOverride
 from django_quota.services import refusals

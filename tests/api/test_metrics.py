@@ -15,7 +15,7 @@ import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from django_quota import QuotaExceeded, Rule, acheck, check, peek, refund, reserve, slot
-from django_quota.engine.metrics_operation import FIELDS, OTHER, SUBJECTS, AddMetrics, MetricsKeys
+from django_quota.engine.system_operations import FIELDS, OTHER, SUBJECTS, AddMetrics, MetricsKeys
 from django_quota.services.activity import Activity, activity
 from django_quota.services.flusher import flusher
 from django_quota.services.metrics import (
@@ -152,7 +152,7 @@ class TestWhatIsCounted:
         run = current_store().run
         assert run(AddMetrics(keys, 1, many, {}, {})) == 1
         assert run(AddMetrics(keys, 2, {"rule0:a": 1, "one-more:a": 1, "one-more:r": 4}, {}, {})) == 1
-        from django_quota.engine.usage_operations import ReadDays
+        from django_quota.engine.subject_operations import ReadDays
 
         (flat,) = run(ReadDays(["{!}d"]))
         words = [word.decode() if isinstance(word, bytes) else word for word in flat]
@@ -165,7 +165,7 @@ class TestWhatIsCounted:
         keys = MetricsKeys("{!}d", "{!}m", "{!}r", "{!}s", "{!}n", "{!}t")
         many = {f"ip:{number}": 1 + (number == 5) for number in range(SUBJECTS * 3 // 2 + 1)}
         current_store().run(AddMetrics(keys, 1, {}, many, {}))
-        from django_quota.engine.usage_operations import ReadDays
+        from django_quota.engine.subject_operations import ReadDays
 
         if isinstance(current_store(), RedisStore):
             with redis_store().commands() as client:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from django_quota import check, peek
 from django_quota.core.keys import KINDS, field, key_of, subject_base, system_key
 from django_quota.engine.operations import DictStates
-from django_quota.engine.sweep_operation import Sweep
+from django_quota.engine.system_operations import Sweep
 from django_quota.services import sweep as sweeping
 from django_quota.services.sweep import (
     ENTRIES_PER_CALL,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from django_quota import check
 from django_quota.core.keys import MAX_PART, escape, field, subject_base
 from django_quota.engine.operations import DictStates, text
-from django_quota.engine.usage_operations import DropDay, ReadDays
+from django_quota.engine.subject_operations import DropDay, ReadDays
 from django_quota.exceptions import RuleError
 from django_quota.services import usage
 from django_quota.services.usage import Count, counted_days, day_key, row_name, row_part, today

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from django_quota import Rule, check
 from django_quota.core.rates import Rate
 from django_quota.engine.operations import DictStates
-from django_quota.engine.worker_operation import RegisterWorker
+from django_quota.engine.system_operations import RegisterWorker
 from django_quota.exceptions import RuleError, StoreUnavailable
 from django_quota.services import registry
 from django_quota.services.flusher import flusher

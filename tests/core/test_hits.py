@@ -12,8 +12,8 @@ from django_quota.core.algorithms import base
 from django_quota.engine.codec import OVERRIDDEN
 from django_quota.engine.decide import Decide
 from django_quota.engine.hits import Hit
+from django_quota.engine.operations import pack_command
 from django_quota.engine.plans import Plan
-from django_quota.engine.resp import pack_command
 from tests.support.steps import START, hits_of, include_holds
 
 

@@ -32,8 +32,8 @@ from django_quota.engine.lease_operations import (
     make_token,
     parse_token,
 )
-from django_quota.engine.once_operation import Once
 from django_quota.engine.operations import DictStates, Operation, text
+from django_quota.engine.subject_operations import Once
 from django_quota.exceptions import QuotaExceeded
 from django_quota.stores.memory import MemoryStore
 from django_quota.stores.redis.store import RedisStore

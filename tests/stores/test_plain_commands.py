@@ -12,7 +12,7 @@ import redis
 from django.core.cache import caches as djangos
 from django_redis import get_redis_connection
 
-from django_quota.engine.once_operation import Once
+from django_quota.engine.subject_operations import Once
 from django_quota.exceptions import StoreUnavailable
 from django_quota.stores.redis.breaker import FAILURES, RESET_TIMEOUT, Breaker
 from django_quota.stores.redis.config import PLAIN_TIMEOUT

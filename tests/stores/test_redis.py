@@ -22,7 +22,7 @@ from redis.exceptions import InvalidResponse
 
 from django_quota import Rule, acheck, check, peek
 from django_quota.engine.hits import Hit
-from django_quota.engine.resp import pack_command
+from django_quota.engine.operations import pack_command
 from django_quota.engine.subject_operations import Reset, RuleState
 from django_quota.exceptions import ConfigurationError, StoreUnavailable
 from django_quota.stores.redis import connections

@@ -11,7 +11,7 @@ from redis import ConnectionPool, Redis, RedisError
 from redis.exceptions import BusyLoadingError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from django_quota.engine.resp import pack_command
+from django_quota.engine.operations import pack_command
 from django_quota.stores.cluster.client import base_pool
 from django_quota.stores.cluster.slots import Address
 from django_quota.stores.redis.connections import async_connections, plain_client

@@ -12,8 +12,7 @@ from typing import Any
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-from django_quota.engine.operations import text
-from django_quota.engine.resp import pack_command
+from django_quota.engine.operations import pack_command, text
 from django_quota.stores.redis.connections import ConnectionsByLoop, SyncConnections
 from django_quota.stores.redis.errors import GarbledError
 
