@@ -164,6 +164,10 @@ class Flag(IntEnum):
     """The hold was due at the value, before it was settled."""
     HELD = 10
     """What the hit consumed is noted as a hold, or the hold was renewed. It is due at the value."""
+    OVERRIDDEN = 11
+    """RETRY_WITH: another rate override is in force. The value: as it was published, empty for none."""
+    HOLDS_DUE = 12
+    """RETRY_WITH: holds are due. The value: the limits whose keys are missing."""
 
 
 class Flagged(NamedTuple):
@@ -172,20 +176,8 @@ class Flagged(NamedTuple):
     hit: int
     """The place of the hit in the plan."""
     flag: int
-    value: int
-
-
-OVERRIDDEN, HOLDS_DUE = 1, 2
-"""Why a plan must be sent again: another rate override is in force, or holds are due whose keys are missing."""
-
-
-class RetryReason(NamedTuple):
-    """Why a hit must be sent in another form."""
-
-    hit: int
-    reason: int
-    value: str
-    """The override as it was published (empty: none); or the names of the limits whose keys are missing."""
+    value: Any
+    """A number; a text where the plan must be sent again."""
 
 
 @dataclass(slots=True)
@@ -198,7 +190,6 @@ class Reply:
     hits: list[list[Verdict]] = field(default_factory=list)
     """For each hit a verdict for each limit."""
     flags: list[Flagged] = field(default_factory=list)
-    retries: list[RetryReason] = field(default_factory=list)
 
     @classmethod
     def decode(cls, reply: Sequence[Any], hits: Sequence[Hit]) -> Reply:
@@ -216,33 +207,21 @@ class Reply:
         if not isinstance(reply, list):
             raise TypeError("it is no list")
         now, verdict = reply[0], reply[1]
-        if verdict == RETRY_WITH:
-            rest = range(HEADER, len(reply), 3)
-            reasons = [RetryReason(reply[i], reply[i + 1], text(reply[i + 2])) for i in rest]
-            if not all(0 <= reason.hit < len(hits) and isinstance(reason.value, str) for reason in reasons):
-                raise ValueError("it asks for another form of nothing that was sent")
-            return cls(now, verdict, [], [], reasons)
         found, at = [], HEADER
-        for hit in hits:
+        for hit in hits if verdict != RETRY_WITH else ():
             of_hit = []
             for _ in hit.limits:
                 allowed, remaining, retry_after, reset, more = reply[at : at + PER_LIMIT]
                 of_hit.append(Verdict(allowed == 1, remaining, retry_after, reset, more))
                 at += PER_LIMIT
             found.append(of_hit)
-        if at == len(reply):
-            return cls(now, verdict, found)
-        flags = [Flagged(*reply[i : i + 3]) for i in range(at, len(reply), 3)]
-        if not all(0 <= flagged.hit < len(hits) for flagged in flags):
-            raise ValueError("it has a flag of a hit that was not sent")
+        flags = [Flagged(reply[i], reply[i + 1], text(reply[i + 2])) for i in range(at, len(reply), 3)]
         return cls(now, verdict, found, flags)
 
     def encode(self) -> list[Any]:
         """Return the reply as `Decide.read_reply` returns that of the script."""
-        if self.verdict == RETRY_WITH:
-            return [self.now, RETRY_WITH, *(word for reason in self.retries for word in reason)]
         limits = [int(number) for verdicts in self.hits for verdict in verdicts for number in verdict]
-        return [self.now, self.verdict, *limits, *(number for flagged in self.flags for number in flagged)]
+        return [self.now, self.verdict, *limits, *(word for flagged in self.flags for word in flagged)]
 
     def flags_of(self, index: int) -> dict[int, int]:
         """Return the flags of a hit with their values."""
@@ -293,7 +272,7 @@ class AllowedReply(NamedTuple):
         at = HEADER
         for hit in self.hits:
             for limit in hit.limits:
-                verdict = self.numbers[at + 1 : at + PER_LIMIT]
+                verdict = self.numbers[at + 1 : at + PER_LIMIT]  # faster than to decode the reply
                 outcomes.append(_outcome(hit, limit.limit, "override" if hit.override else "", True, *verdict))
                 at += PER_LIMIT
         return tuple(outcomes)

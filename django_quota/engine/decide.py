@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 from django_quota.core.algorithms import REGISTRY, Verdict, is_outside
 from django_quota.engine.codec import (
     ALLOWED,
-    HOLDS_DUE,
     REFUSED,
     RETRY_WITH,
     Compensate,
@@ -23,7 +22,6 @@ from django_quota.engine.codec import (
     HoldMode,
     Mode,
     Reply,
-    RetryReason,
     Settle,
     consumes,
     encode_mode,
@@ -135,7 +133,7 @@ class Decide(Operation):
         flags: list[Flagged] = []
         retries = self._prepare(states, contexts, flags, now)
         if retries is not None:
-            return Reply(now, RETRY_WITH, retries=retries).encode()
+            return Reply(now, RETRY_WITH, flags=retries).encode()
         for context in contexts:
             context.verdicts = [_peek(states, context, number, now) for number in range(len(context.hit.limits))]
             context.is_refused = any(not verdict.allowed for verdict in context.verdicts)
@@ -152,7 +150,7 @@ class Decide(Operation):
 
     def _prepare(
         self, states: States, contexts: Sequence[HitContext], flags: list[Flagged], now: int
-    ) -> list[RetryReason] | None:
+    ) -> list[Flagged] | None:
         """Do what comes before the limits are read; return why the plan must be sent again, if it must."""
         mode = self.mode
         if isinstance(mode, Compensate):
@@ -174,7 +172,7 @@ class Decide(Operation):
         for context in contexts:
             missing = missing_limits(states, context.hit, now) if context.hit.holds and mode != "peek" else ""
             if missing:
-                retries.append(RetryReason(context.index, HOLDS_DUE, missing))
+                retries.append(Flagged(context.index, Flag.HOLDS_DUE, missing))
         return retries or _restore(states, contexts, mode, now) or None
 
     def _leave_traces(self, states: States, context: HitContext, refused: set[int], now: int) -> list[Flagged]:
@@ -222,14 +220,14 @@ def _is_outside(hit: Hit, now: int) -> bool:
     return any(is_outside(limit.parameters, now) for limit in hit.limits if not limit.algorithm.timeless)
 
 
-def _restore(states: States, contexts: Sequence[HitContext], mode: Mode, now: int) -> list[RetryReason]:
+def _restore(states: States, contexts: Sequence[HitContext], mode: Mode, now: int) -> list[Flagged]:
     """Restore abandoned holds and, for a refund, the costs; return why the plan must be sent again, if it must."""
     retries = []
     for context in contexts:
         if context.hit.holds and mode == "peek":
             context.states = states_without_due(states, context.hit, now)
         elif context.hit.holds and restore_due(states, context.hit, now, context.due):
-            retries.append(RetryReason(context.index, HOLDS_DUE, ""))
+            retries.append(Flagged(context.index, Flag.HOLDS_DUE, ""))
     if retries or mode != "refund":
         return retries
     for context in contexts:

@@ -19,7 +19,6 @@ from django_quota.core.keys import BAN_EVENTS, subject_base, system_key
 from django_quota.core.rules import Rule, name_conflict
 from django_quota.engine.codec import (
     ALLOWED,
-    HOLDS_DUE,
     RETRY_WITH,
     AllowedReply,
     Compensate,
@@ -257,16 +256,16 @@ class Plan:
         Return whether it asks only for the keys of due holds. Their number is limited, so this may be repeated.
         """
         reply = Reply.decode(raw, self.hits)
-        for index, reason, value in reply.retries:
+        for index, reason, value in reply.flags:
             hit = self.hits[index]
-            if reason == HOLDS_DUE:
+            if reason == Flag.HOLDS_DUE:
                 hit.holds = hit.holds_key
                 missing = filter(None, value.split(","))
                 hit.extra_keys = [*hit.extra_keys, *(f"{hit.base}r:{hit.field}:{window}" for window in missing)]
             else:
                 _remember(hit, value)
                 self._set_limits(hit, value)
-        return bool(reply.retries) and all(retry.reason == HOLDS_DUE for retry in reply.retries)
+        return {reason for _, reason, _ in reply.flags} == {Flag.HOLDS_DUE}
 
     def read(self, raw: Sequence[Any], *, degraded: bool = False, is_last: bool = False) -> Decision | None:
         """Return the decision that a store's reply says; None if it asks for the plan in another form.

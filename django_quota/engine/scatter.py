@@ -11,13 +11,13 @@ never more. A transfer between two slots notes what is pending, so that others c
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import singledispatch
 from typing import Any
 
 from django_quota.core.algorithms import DISTINCT, NEVER, Verdict
 from django_quota.core.errors import QuotaError, StoreUnavailable
-from django_quota.engine.codec import ALLOWED, REFUSED, RETRY_WITH, Flag, Mode, ModeOfHits, Reply
+from django_quota.engine.codec import ALLOWED, REFUSED, RETRY_WITH, Flag, Flagged, Mode, ModeOfHits, Reply
 from django_quota.engine.compensate import compensated, compensation
 from django_quota.engine.counter_operations import Transfer
 from django_quota.engine.decide import Decide
@@ -67,6 +67,10 @@ class _Part:
         if isinstance(mode, ModeOfHits):
             mode = mode.only(self.numbers)
         return Decide(self.hits, mode, log if log is NO_LOG else REMOTE_LOG)
+
+    def renumbered(self, flags: Iterable[Flagged]) -> list[Flagged]:
+        """Return flags of these hits with their places in the plan."""
+        return [flagged._replace(hit=self.numbers[flagged.hit]) for flagged in flags]
 
     def decide(self, mode: Mode, log: EventLog) -> Scatter:
         """Decide them; return (as the scatter's result) the `Reply`."""
@@ -197,17 +201,14 @@ def _gathered(parts: Sequence[_Part], replies: Sequence[Reply], mode: Mode) -> R
     """Return the reply of the plan that these parts make up."""
     for part, reply in zip(parts, replies, strict=False):
         if reply.verdict == RETRY_WITH:
-            retries = [retry._replace(hit=part.numbers[retry.hit]) for retry in reply.retries]
-            return Reply(reply.now, RETRY_WITH, retries=retries)
+            return Reply(reply.now, RETRY_WITH, flags=part.renumbered(reply.flags))
     # These flags serve the parts only; the caller of a tentative plan compensates it as a whole.
     dropped = {Flag.BAN_LEVEL} if mode == "tentative" else {Flag.BAN_LEVEL, Flag.KNOWN_BEFORE}
     gathered = Reply(replies[0].now, ALLOWED if all(reply.verdict == ALLOWED for reply in replies) else REFUSED)
     verdicts: dict[int, list[Verdict]] = {}
     for part, reply in zip(parts, replies, strict=True):
         verdicts.update(zip(part.numbers, reply.hits, strict=True))
-        gathered.flags += [
-            flagged._replace(hit=part.numbers[flagged.hit]) for flagged in reply.flags if flagged.flag not in dropped
-        ]
+        gathered.flags += part.renumbered(flagged for flagged in reply.flags if flagged.flag not in dropped)
     gathered.hits = [verdicts[number] for number in range(len(verdicts))]
     return gathered
 

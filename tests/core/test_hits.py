@@ -9,7 +9,7 @@ import pytest
 
 from django_quota import Rule
 from django_quota.core.algorithms import base
-from django_quota.engine.codec import OVERRIDDEN
+from django_quota.engine.codec import Flag
 from django_quota.engine.decide import Decide
 from django_quota.engine.hits import Hit
 from django_quota.engine.operations import pack_command
@@ -48,7 +48,7 @@ def test_an_override_that_a_reply_named_is_in_the_next_plan_of_its_subject(monke
     rule = Rule.make("rule", "50/m")
     (plan, again, other) = (Plan("quota") for _ in range(3))
     plan.add(rule, "user:1", 1)
-    plan.revise([START, -1, 0, OVERRIDDEN, "r 0 0 7/m"])
+    plan.revise([START, -1, 0, Flag.OVERRIDDEN, "r 0 0 7/m"])
     again.add(rule, "user:1", 1)
     other.add(rule, "user:2", 1)
     assert [[limit.parameters.capacity for limit in each.hits[0].limits] for each in (plan, again, other)] == [
@@ -83,7 +83,7 @@ def test_an_override_without_rates_is_ignored(monkeypatch: Any) -> None:
     monkeypatch.setattr("django_quota.engine.plans._known", {})
     plan = Plan("quota")
     plan.add(Rule.make("rule", "50/m"), "user:1", 1)
-    plan.revise([START, -1, 0, OVERRIDDEN, "r 0 0"])
+    plan.revise([START, -1, 0, Flag.OVERRIDDEN, "r 0 0"])
     assert [limit.parameters.capacity for limit in plan.limits] == [50]
 
 

@@ -13,7 +13,7 @@ import django_quota
 from django_quota import Rule
 from django_quota.admin.admin_wording import ALGORITHM_NAMES
 from django_quota.core.algorithms import ALGORITHMS, REGISTRY
-from django_quota.engine.codec import HOLDS_DUE, OVERRIDDEN, PER_LIMIT, Flag, Reservation
+from django_quota.engine.codec import PER_LIMIT, Flag, Reservation
 from django_quota.engine.decide import MODULES, PLAIN_PLANS, Decide
 from django_quota.engine.hits import Hit
 from django_quota.engine.operations import lua_source
@@ -117,7 +117,6 @@ def test_the_decision_and_the_codec_give_flags_the_same_numbers() -> None:
     for names, values in re.findall(r"^local ([A-Z_, ]+) = ([\d, ]+)$", code("constants"), re.MULTILINE):
         numbers.update(zip(names.split(", "), map(int, values.split(", ")), strict=True))
     assert {flag.name: flag.value for flag in Flag}.items() <= numbers.items()
-    assert (numbers["OVERRIDDEN"], numbers["HOLDS_DUE"]) == (OVERRIDDEN, HOLDS_DUE)
 
 
 def test_the_head_of_the_decision_is_what_it_replies(raw: redis.Redis) -> None:

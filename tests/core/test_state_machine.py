@@ -21,7 +21,6 @@ from django_quota.core.algorithms.token_bucket import TokenBucket
 from django_quota.core.keys import field
 from django_quota.engine.codec import (
     ALLOWED,
-    OVERRIDDEN,
     PER_LIMIT,
     REFUSED,
     RETRY_WITH,
@@ -448,7 +447,7 @@ def test_an_override_that_is_gone_with_the_whole_status_is_noticed() -> None:
     (hit,) = hits_of(Rule.make("exact", "5/m"))
     hit.override = "r 0 0 7/m"
     for run in (current_store().run, lambda asked, now: asked.run(states, now)):
-        assert run(Decide([hit], "check"), START)[:4] == [START, RETRY_WITH, 0, OVERRIDDEN]
+        assert run(Decide([hit], "check"), START)[:4] == [START, RETRY_WITH, 0, Flag.OVERRIDDEN]
 
 
 @pytest.mark.usefixtures("redis_cache")

@@ -37,8 +37,8 @@
 --            hit, for each limit that counts values: the value's earlier expiry (0: it was not known); for each bucket two: how
 --            much had been restored before it, and how much of that by refunds; 9: settled late (value: when the hold was due);
 --            10: it is held now, or its hold was renewed (value: when that is due)
---        RETRY_WITH: a list, behind the verdict three for each reason {hit, reason, value}: 1: another rate override is in force
---            (value: as it was published; '' for none); 2: holds are due: their key is missing (value: also those of these
+--        RETRY_WITH: a list, behind the verdict three for each reason {hit, flag, value}: 11: another rate override is in force
+--            (value: as it was published; '' for none); 12: holds are due: their key is missing (value: also those of these
 --            limits, joined by commas), or more are due than one call restores. No reason: the edges of a day or of a calendar
 --            limit do not fit the time
 -- %% plain plans %%
