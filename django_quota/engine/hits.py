@@ -52,19 +52,21 @@ class CompiledRule(NamedTuple):
     """Its limits. Their keys lack the beginning, `Hit.base`, and a calendar needs its edges; see `at`."""
     timeless: bool
     """Whether all limits are the same at any time."""
+    before_cost: str
+    """The argument of a hit before the cost, as Redis takes it."""
+    after_cost: str
+    """Those after it, up to those that not all hits of the rule share."""
+    for_one_unit: str
+    """All arguments of a hit that costs 1 and has no such options."""
     number_of_arguments: int
-    """How many arguments `arguments` has."""
-    arguments: str
-    """The arguments of a hit that costs 1, as Redis takes them, up to those that not all hits of the rule share."""
+    """How many arguments that are."""
 
     @classmethod
     def of(cls, rule: Rule) -> CompiledRule:
         """Return the compiled rule."""
-        made: CompiledRule | None = rule.compiled
-        if made is None:
-            made = cls._compile(rule)
-            object.__setattr__(rule, "compiled", made)
-        return made
+        if rule.compiled is None:
+            object.__setattr__(rule, "compiled", cls._compile(rule))
+        return rule.compiled  # type: ignore[no-any-return]
 
     @classmethod
     def _compile(cls, rule: Rule) -> CompiledRule:
@@ -75,8 +77,10 @@ class CompiledRule(NamedTuple):
             field=field,
             limits=limits,
             timeless=all(limit.timeless_parameters is not None for limit in rule.limits),
-            number_of_arguments=len(arguments),
-            arguments=bulk(arguments),
+            before_cost=bulk((field,)),
+            after_cost=bulk(arguments[2:]),
+            for_one_unit=bulk((*arguments, "")),
+            number_of_arguments=len(arguments) + 1,
         )
 
 
@@ -94,8 +98,6 @@ def _arguments(field: str, cost: int, rule: Rule, limits: Sequence[CompiledLimit
 class Hit:
     """One rule for one subject: its limits are decided together, under the overrides and bans of the subject."""
 
-    compiled: CompiledRule | None = None
-    """The compiled rule, if the hit has the limits of its rule and no others."""
     group = 0
     """0: a refusal refuses the plan. n: the hit belongs to the n-th rule that decides for itself alone."""
     override = ""
@@ -109,13 +111,18 @@ class Hit:
     """The `Reservation` by which what the hit consumes is noted as a hold; None: it is not."""
     extra_keys: Sequence[str] = ()
     """The keys of other limits of the rule that due holds have consumed."""
-    limits: Sequence[CompiledLimit] = ()
 
     def __init__(self, rule: Rule, base: str, subject: str, cost: int, value: str = "") -> None:
         self.rule = rule
         self.rules = [rule]
         """All rules of that name; they have their own limits, and all else in common."""
-        self.field = CompiledRule.of(rule).field
+        compiled = CompiledRule.of(rule)
+        self.compiled = compiled if compiled.timeless else None
+        """The compiled rule, if the hit has its limits and no others, and they are the same at any time."""
+        self.limits: Sequence[CompiledLimit] = [
+            CompiledLimit(base + key, limit, parameters) for key, limit, parameters in compiled.limits
+        ]
+        self.field = compiled.field
         """The rule's name as fields of hashes have it."""
         self.base = base
         """What all its keys begin with."""
@@ -167,17 +174,14 @@ class Hit:
     def packed_arguments(self) -> tuple[int, str]:
         """The number of its arguments, and the arguments as Redis takes them."""
         compiled = self.compiled
-        if compiled is None or self.cost != 1 or self.group or self.holds or self.value:
+        if compiled is None or self.group or self.holds:
             arguments = self.arguments
             return len(arguments), bulk(arguments)
-        if self.day is None:
-            return compiled.number_of_arguments + 1, compiled.arguments + _END
-        day = bulk(("day", self.day.begins, self.day.ends))
-        return compiled.number_of_arguments + 4, f"{compiled.arguments}{day}{_END}"
-
-
-_END = bulk(("",))
-"""What ends the arguments of a hit."""
+        if self.cost == 1 and not self.day:
+            return compiled.number_of_arguments, compiled.for_one_unit
+        options = ("day", self.day.begins, self.day.ends, "") if self.day else ("",)
+        text = f"{compiled.before_cost}{bulk((self.cost,))}{compiled.after_cost}{bulk(options)}"
+        return compiled.number_of_arguments - 1 + len(options), text
 
 
 @dataclass(slots=True)

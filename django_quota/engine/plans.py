@@ -112,50 +112,54 @@ class Plan:
     def _compile(self) -> list[Hit]:
         hits: dict[tuple[str, str], Hit] = {}
         self.timeless, self._groups = True, 0
+        known, base, is_user = "", "", False
         for rule, subject, cost, value in self.asked:
             if rule.distinct is not None and cost > 1:
                 raise RuleError(f"Rule {rule.name!r} counts different values: a hit costs 1, not {cost}.")
-            hit = hits.get((rule.name, subject))
+            if subject != known:  # mostly, all rules of a request have the same subject
+                known, base = subject, subject_base(self._prefix, subject) + "}:"
+                is_user = subject.startswith("user:") and "+" not in subject
+            hit = hits.get((base, rule.name))
             if hit is not None:
                 if (hit.cost, hit.value) != (cost, value) or not all(map(rule.is_compatible_with, hit.rules)):
                     raise name_conflict(rule, hit.rule)
                 hit.rules.append(rule)
                 self._set_limits(hit, hit.override)
             elif rule.limits:
-                hits[rule.name, subject] = self._hit(rule, subject, cost, value)
+                hits[base, rule.name] = hit = Hit(rule, base, subject, cost, value)
+                self._prepare(hit, counts_day=is_user if rule.daily is None else rule.daily)
         return list(hits.values())
 
-    def _hit(self, rule: Rule, subject: str, cost: int, value: str) -> Hit:
-        hit = Hit(rule, subject_base(self._prefix, subject) + "}:", subject, cost, value)
-        self._set_limits(hit, _known.get((hit.base, hit.field), "") if _known else "")
+    def _prepare(self, hit: Hit, *, counts_day: bool) -> None:
+        """Give a hit what its rule brings beside its limits, and the limits of an override that is known."""
+        rule = hit.rule
+        if hit.compiled is None:
+            self.timeless = False
+        published = _known.get((hit.base, hit.field), "") if _known else ""
+        if published or hit.value:
+            self._set_limits(hit, published)
         if rule.shadow or not rule.block:
             self._groups += 1
             hit.group = self._groups
         if rule.ban is not None and not rule.shadow:
             hit.refusals_key = f"{hit.base}b:{hit.field}"
-        if rule.daily or (rule.daily is None and subject.startswith("user:") and "+" not in subject):
+        if counts_day:
             hit.day = _NO_DAY
             self.timeless = False
         if self._reservation is not None and self._reserves(rule):
             hit.reservation, hit.holds = self._reservation, hit.holds_key
-        return hit
 
     def _set_limits(self, hit: Hit, published: str) -> None:
         """Give a hit the limits of a rate override, if it fits; empty: those of its own rules."""
         hit.override, hit.compiled = published, None
         overridden = _overridden(hit.rule, published) if published else None
-        rules, base = [overridden] if overridden else hit.rules, hit.base
-        limits: list[CompiledLimit] = []
-        for rule in rules:
+        limits: dict[str, CompiledLimit] = {}
+        for rule in [overridden] if overridden else hit.rules:
             compiled = CompiledRule.of(rule)
-            limits += [CompiledLimit(base + key, limit, parameters) for key, limit, parameters in compiled.limits]
-            if not compiled.timeless:
-                self.timeless = False
-            elif len(rules) == 1 and not published:
-                hit.compiled = compiled
-        if hit.value:
-            limits = [limit._replace(parameters=limit.parameters._replace(value=hit.value)) for limit in limits]
-        hit.limits = limits if len(rules) == 1 else list({limit.key: limit for limit in limits}.values())
+            self.timeless = self.timeless and compiled.timeless
+            for key, limit, parameters in compiled.limits:
+                limits[key] = CompiledLimit(hit.base + key, limit, parameters._replace(value=hit.value))
+        hit.limits = list(limits.values())
 
     def __len__(self) -> int:
         return len(self.hits)
