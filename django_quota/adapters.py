@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
-from django.utils.translation import get_language
 
 from django_quota import conf
 from django_quota.conf import current
@@ -31,13 +30,13 @@ from django_quota.services.observers import observe, unobserve
 from django_quota.services.request_decisions import adecide_request, decide_request, note_decided
 from django_quota.services.request_state import state_of
 from django_quota.services.subjects import check_keys, digest, is_user, named_subject
-from django_quota.web import responses, wording
+from django_quota.web import responses
 from django_quota.web.concurrency import RequestSlot
 from django_quota.web.request_rules import decides_later
 from django_quota.web.rule_checks import position_of
 from django_quota.web.settlements import asettle_response, settle_response, take_unsettled
 from django_quota.web.view_lookup import Endpoint, checks_views, endpoints
-from django_quota.web.wording import refusal_status, whole_wait
+from django_quota.web.wording import message, refusal_status, whole_wait
 
 if TYPE_CHECKING:
     from django_quota.services.override_sync import PendingOverrides
@@ -210,11 +209,6 @@ def subject_of(given: Any) -> str:
     Raises `RuleError` for anything else.
     """
     return subjects.subject_of(given, "a limit")
-
-
-def message(decision: Decision) -> str:
-    """Return what a refused visitor reads, in the active language: the limit, and when to try again."""
-    return wording.message(decision, get_language())
 
 
 def write_headers(response: R, decision: Decision) -> R:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property, lru_cache
-from inspect import iscoroutinefunction
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
+from functools import cache, cached_property, lru_cache
 from typing import Any, Literal, TypeVar, cast, get_args
 
+from asgiref.sync import iscoroutinefunction
 from django.conf import settings
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
@@ -24,16 +23,16 @@ from django_quota.core.rules import (
     AFTER_RESPONSE,
     MAX_CACHE_REFUSALS,
     Ban,
+    Network,
     OnUnavailable,
     Rule,
     dotted_path,
     is_lambda,
     is_refusal_span,
+    read_network,
 )
 
 T = TypeVar("T")
-
-Network = IPv4Network | IPv6Network
 
 UNIX = "unix"
 """The name in `TRUSTED_PROXIES` of a peer on a unix socket."""
@@ -41,7 +40,7 @@ UNIX = "unix"
 MAX_PROXIES = 32
 """The highest `TRUSTED_PROXY_COUNT`."""
 
-_HEADER = re.compile(r"[A-Za-z0-9]+(-[A-Za-z0-9]+)*")
+_HEADER = re.compile(r"([A-Za-z0-9]+(-[A-Za-z0-9]+)*)?")
 
 MAX_EVENTS = 10_000_000
 MIN_KEYS, MAX_KEYS = 1_000, 100_000_000
@@ -66,60 +65,51 @@ class QuotaSettings:
             )
         return self._raw
 
-    def _get(self, name: str, kind: type[T], default: T, example: str) -> T:
-        value = self._given.get(name, default)
-        if kind is bool and not isinstance(value, bool):
-            raise ConfigurationError(f'QUOTA["{name}"] is {value!r}.', "Use True or False.")
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ConfigurationError(f'QUOTA["{name}"] is {value!r}.', f"Use, for example, {example}.")
-        return value
+    def _get(
+        self,
+        name: str,
+        kind: type | tuple[type, ...],
+        default: T,
+        hint: str,
+        fits: Callable[[Any], object] = lambda _: True,
+    ) -> T:
+        """Return a value of this kind that `fits`. Raises `ConfigurationError` with the hint for another."""
+        value: Any = self._given.get(name, default)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)) or not fits(value):
+            raise ConfigurationError(f'QUOTA["{name}"] is {value!r}.', hint)
+        return cast("T", value)
 
     def _get_number(self, name: str, default: int, least: int, most: int, example: int) -> int:
-        number = self._get(name, int, default, str(example))
-        if not least <= number <= most:
-            raise ConfigurationError(
-                f'QUOTA["{name}"] is {number!r}.', f"Use a number from {least} to {most}, for example {example}."
-            )
-        return number
+        hint = f"Use a number from {least} to {most}, for example {example}."
+        return self._get(name, int, default, hint, lambda number: least <= number <= most)
 
     @cached_property
     def enabled(self) -> bool:
         """`ENABLED`: if False, everything is allowed, and Redis is not asked."""
-        return self._get("ENABLED", bool, True, "")
+        return self._get("ENABLED", bool, True, "Use True or False.")
 
     @cached_property
     def store(self) -> Literal["redis", "memory"]:
         """`STORE`: "redis", or "memory" for tests and single processes."""
-        store = self._get("STORE", str, "redis", "'redis'")
-        if store not in ("redis", "memory"):
-            raise ConfigurationError(f'QUOTA["STORE"] is {store!r}.', "Use 'redis' or 'memory'.")
-        return cast("Literal['redis', 'memory']", store)
+        return self._get("STORE", str, "redis", "Use 'redis' or 'memory'.", ("redis", "memory").__contains__)
 
     @cached_property
     def cache(self) -> str:
         """`CACHE`: the alias in `CACHES` of the Redis to use."""
-        return self._get("CACHE", str, "default", "'default'")
+        return self._get("CACHE", str, "default", "Use, for example, 'default'.")
 
     @cached_property
     def prefix(self) -> str:
         """`PREFIX`: the beginning of every key in Redis."""
-        prefix = self._get("PREFIX", str, "quota", "'quota'")
-        if not prefix or "{" in prefix or "}" in prefix:
-            raise ConfigurationError(
-                f'QUOTA["PREFIX"] is {prefix!r}.', "Use a text without braces, for example 'quota'."
-            )
-        return prefix
+        hint = "Use a text without braces, for example 'quota'."
+        return self._get("PREFIX", str, "quota", hint, re.compile("[^{}]+").fullmatch)
 
     @cached_property
     def trusted_proxies(self) -> tuple[Network | Literal["unix"], ...]:
         """`TRUSTED_PROXIES`: the networks that may set X-Forwarded-For, and "unix" for a peer on a unix socket."""
-        given = self._given.get("TRUSTED_PROXIES", ())
-        if isinstance(given, str) or not isinstance(given, (list, tuple, set, frozenset)):
-            raise ConfigurationError(
-                f'QUOTA["TRUSTED_PROXIES"] is {given!r}, not a list of networks.',
-                "Use, for example, ['10.0.0.0/8', 'unix'].",
-            )
-        return _networks(given)
+        hint = "Use a list of networks, for example ['10.0.0.0/8', 'unix']."
+        given: Iterable[object] = self._get("TRUSTED_PROXIES", (list, tuple, set, frozenset), (), hint)
+        return tuple("unix" if value == UNIX else _network(value) for value in given)
 
     @cached_property
     def trusted_proxy_count(self) -> int:
@@ -138,10 +128,9 @@ class QuotaSettings:
 
         Only `TRUSTED_PROXIES` may send it.
         """
-        name = self._get("CLIENT_IP_HEADER", str, "", "'CF-Connecting-IP'")
+        hint = "Use the name of a header, for example 'CF-Connecting-IP'."
+        name = self._get("CLIENT_IP_HEADER", str, "", hint, _HEADER.fullmatch)
         problem = f'QUOTA["CLIENT_IP_HEADER"] is {name!r}'
-        if name and not _HEADER.fullmatch(name):
-            raise ConfigurationError(f"{problem}.", "Use the name of a header, for example 'CF-Connecting-IP'.")
         if name.lower() in ("x-forwarded-for", "forwarded"):
             raise ConfigurationError(
                 f"{problem}, which lists several addresses.",
@@ -167,10 +156,8 @@ class QuotaSettings:
     @cached_property
     def on_unavailable(self) -> OnUnavailable:
         """`ON_UNAVAILABLE`: the default of a rule's `on_unavailable`."""
-        value = self._get("ON_UNAVAILABLE", str, "allow", "'allow'")
-        if value not in get_args(OnUnavailable):
-            raise ConfigurationError(f'QUOTA["ON_UNAVAILABLE"] is {value!r}.', "Use 'allow', 'deny' or 'local'.")
-        return cast("OnUnavailable", value)
+        hint = "Use 'allow', 'deny' or 'local'."
+        return self._get("ON_UNAVAILABLE", str, "allow", hint, get_args(OnUnavailable).__contains__)
 
     def without_store(self, *, is_full: bool) -> OnUnavailable:
         """Return the default of `on_unavailable` while the store cannot decide.
@@ -183,28 +170,24 @@ class QuotaSettings:
     @cached_property
     def time_zone(self) -> str:
         """`TIME_ZONE`: the IANA time zone in which a day of a counter begins; by default Django's."""
-        name = self._get("TIME_ZONE", str, "", "'Europe/Berlin'") or settings.TIME_ZONE
-        if not is_zone(name):
-            raise ConfigurationError(f'QUOTA["TIME_ZONE"] is {name!r}.', "Use, for example, 'UTC' or 'Europe/Berlin'.")
-        return name
+        hint, default = "Use, for example, 'UTC' or 'Europe/Berlin'.", settings.TIME_ZONE
+        return self._get("TIME_ZONE", str, "", hint, lambda name: is_zone(name or default)) or default
 
     @cached_property
     def headers(self) -> bool:
         """`HEADERS`: whether responses have RateLimit-Policy and RateLimit."""
-        return self._get("HEADERS", bool, True, "")
+        return self._get("HEADERS", bool, True, "Use True or False.")
 
     @cached_property
     def legacy_headers(self) -> bool:
         """`LEGACY_HEADERS`: whether responses also have X-RateLimit-Limit, -Remaining and -Reset."""
-        return self._get("LEGACY_HEADERS", bool, False, "")
+        return self._get("LEGACY_HEADERS", bool, False, "Use True or False.")
 
     @cached_property
     def template(self) -> str:
         """`TEMPLATE`: the template of the 429 page."""
-        template = self._get("TEMPLATE", str, "429.html", "'429.html'")
-        if not template.strip() or not template.isprintable():
-            raise ConfigurationError(f'QUOTA["TEMPLATE"] is {template!r}.', "Use, for example, '429.html'.")
-        return template
+        hint = "Use, for example, '429.html'."
+        return self._get("TEMPLATE", str, "429.html", hint, lambda name: name.strip() and name.isprintable())
 
     @cached_property
     def response(self) -> Callable[[Any, Any], Any] | None:
@@ -214,10 +197,11 @@ class QuotaSettings:
         """
         given = self._given.get("RESPONSE")
         function = import_function('QUOTA["RESPONSE"]', str(given)) if is_path(given) else given
-        if function is None or (callable(function) and not _is_async(function) and not isinstance(function, type)):
+        is_async = is_async_callable(function)
+        if function is None or (callable(function) and not is_async and not isinstance(function, type)):
             return cast("Callable[[Any, Any], Any] | None", function)
         raise ConfigurationError(
-            f'QUOTA["RESPONSE"] is {given!r}{", which is async" if _is_async(function) else ""}.',
+            f'QUOTA["RESPONSE"] is {given!r}{", which is async" if is_async else ""}.',
             "Use a sync function (request, decision) -> HttpResponse, or its dotted path.",
         )
 
@@ -234,20 +218,18 @@ class QuotaSettings:
     @cached_property
     def metrics_token(self) -> str:
         """`METRICS_TOKEN`: what Prometheus sends to read the metrics; empty: users with the permission read them."""
-        token = self._get("METRICS_TOKEN", str, "", "a random text of 32 letters")
+        hint = f"Use at least {MIN_TOKEN} random letters and digits."
+        token = self._get("METRICS_TOKEN", str, "", hint)
         if token and (len(token) < MIN_TOKEN or not token.isascii() or not token.isprintable() or " " in token):
             problem = f'QUOTA["METRICS_TOKEN"] has {len(token)} characters, or some that a header cannot carry.'
-            raise ConfigurationError(problem, f"Use at least {MIN_TOKEN} random letters and digits.")
+            raise ConfigurationError(problem, hint)  # without the value, which is a secret
         return token
 
     @cached_property
     def cache_refusals(self) -> float:
         """`CACHE_REFUSALS`: the default of a rule's `cache_refusals`, in seconds; `0` turns it off."""
-        seconds = self._given.get("CACHE_REFUSALS", 0)
-        if not is_refusal_span(seconds):
-            problem = f'QUOTA["CACHE_REFUSALS"] is {seconds!r}, not a number of seconds from 0 to {MAX_CACHE_REFUSALS}.'
-            raise ConfigurationError(problem, "Use, for example, 1.0, or 0 for never.")
-        return float(seconds)
+        hint = f"Use a number of seconds from 0 to {MAX_CACHE_REFUSALS}, for example 1.0, or 0 for never."
+        return self._get("CACHE_REFUSALS", (int, float), 0.0, hint, is_refusal_span)
 
     @cached_property
     def digest_key(self) -> str | bytes:
@@ -262,12 +244,7 @@ class QuotaSettings:
     @cached_property
     def rules(self) -> Mapping[str, object]:
         """`RULES`: the named rules, as they are written."""
-        given = self._given.get("RULES", {})
-        if not isinstance(given, Mapping):
-            raise ConfigurationError(
-                f'QUOTA["RULES"] is {given!r}, not a dict.', "Use, for example, {'search': '10/m'}."
-            )
-        return given
+        return self._get("RULES", Mapping, {}, "Use a dict, for example {'search': '10/m'}.")
 
     @cached_property
     def login(self) -> tuple[Rule, ...]:
@@ -286,29 +263,26 @@ class QuotaSettings:
         return rule
 
 
-KNOWN_SETTINGS = (
-    "CACHE", "CACHE_REFUSALS", "CLIENT_IP_HEADER", "DIGEST_KEY", "ENABLED", "EVENTS", "HEADERS", "IPV4_PREFIX",
-    "IPV6_PREFIX", "LEGACY_HEADERS", "LOGIN", "MEMORY_KEYS", "METRICS_TOKEN", "ON_UNAVAILABLE", "PREFIX", "RESPONSE",
-    "RULES", "STORE", "TEMPLATE", "TIME_ZONE", "TRUSTED_PROXIES", "TRUSTED_PROXY_COUNT",
-)  # fmt: skip
+def _network(value: object) -> Network:
+    try:
+        return read_network(value)
+    except ValueError as error:
+        raise ConfigurationError(
+            f'QUOTA["TRUSTED_PROXIES"] holds {value!r}: {error}.',
+            "Use a network such as '10.0.0.0/8', an address or 'unix'.",
+        ) from None
+
+
+_properties = [name for name, value in vars(QuotaSettings).items() if isinstance(value, cached_property)]
+
+KNOWN_SETTINGS: tuple[str, ...] = tuple(sorted(name.upper() for name in _properties if not name.startswith("_")))
 """The names in `settings.QUOTA`. Each is read by the property of `QuotaSettings` of the same name in lower case."""
 
 
-_current: QuotaSettings | None = None
-_changes = 0
-"""How often the settings have changed."""
-
-
+@cache
 def current() -> QuotaSettings:
     """Return the settings: `current().prefix`."""
-    global _current  # noqa: PLW0603
-    found = _current
-    if found is None:
-        before = _changes
-        found = QuotaSettings(getattr(settings, "QUOTA", None))
-        if before == _changes:  # otherwise another thread has changed them meanwhile
-            _current = found
-    return found
+    return QuotaSettings(getattr(settings, "QUOTA", None))
 
 
 def time_zone() -> str:
@@ -317,35 +291,11 @@ def time_zone() -> str:
 
 
 def _forget(*, setting: str, **_: object) -> None:
-    global _changes, _current  # noqa: PLW0603
     if setting in ("QUOTA", "SECRET_KEY", "TIME_ZONE"):
-        _changes += 1
-        _current = None
+        current.cache_clear()
 
 
 setting_changed.connect(_forget, dispatch_uid="django_quota.conf")
-
-
-def _is_async(function: object) -> bool:
-    return iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-
-
-def _networks(given: Iterable[object]) -> tuple[Network | Literal["unix"], ...]:
-    networks: list[Network | Literal["unix"]] = []
-    for value in given:
-        if value == UNIX:
-            networks.append("unix")
-            continue
-        try:
-            if not isinstance(value, (str, IPv4Network, IPv6Network, IPv4Address, IPv6Address)):
-                raise ValueError(f"it is {type(value).__name__}, not a text")  # noqa: TRY301, TRY004
-            networks.append(ip_network(value))
-        except ValueError as error:
-            raise ConfigurationError(
-                f'QUOTA["TRUSTED_PROXIES"] holds {value!r}: {error}.',
-                "Use a network such as '10.0.0.0/8', an address or 'unix'.",
-            ) from None
-    return tuple(networks)
 
 
 # --- dotted paths -----------------------------------------------------------------------------------------------------
@@ -359,6 +309,11 @@ _FUNCTION_OPTIONS = ("cost", "counts", "settle", "skip", "tier")
 def is_path(value: object) -> bool:
     """Return whether a value looks like a dotted path."""
     return isinstance(value, str) and _PATH.fullmatch(value) is not None
+
+
+def is_async_callable(value: object) -> bool:
+    """Return whether a call of a value must be awaited."""
+    return callable(value) and (iscoroutinefunction(value) or iscoroutinefunction(getattr(value, "__call__", None)))  # noqa: B004
 
 
 def import_function(option: str, path: str, error: type[RuleError] = RuleError) -> Callable[..., Any]:

@@ -329,12 +329,12 @@ SPARK_PITCH = 3
 
 
 class Sparkline(NamedTuple):
-    """The last minutes of a rule; `allowed` and `refused` are the `d` of an SVG path each."""
+    """The last minutes of a rule: the left edge, the top and the height of each bar."""
 
     width: int
     height: int
-    allowed: str
-    refused: str
+    allowed: list[tuple[int, int, int]]
+    refused: list[tuple[int, int, int]]
     title: str
 
 
@@ -348,22 +348,18 @@ def sparkline(minutes: Sequence[Minute]) -> Sparkline | None:
         x, total, low = index * SPARK_PITCH, _spark_height(sum(minute), peak), _spark_height(minute.allowed, peak)
         if minute.refused:
             low = min(low, total - 1)  # keeps one refusal among thousands visible
-            refused.append(_spark_bar(x, SPARK_HEIGHT - total, total - low))
+            refused.append((x, SPARK_HEIGHT - total, total - low))
         if low > 0:
-            allowed.append(_spark_bar(x, SPARK_HEIGHT - low, low))
+            allowed.append((x, SPARK_HEIGHT - low, low))
     title = _("Last %(minutes)d minutes: %(allowed)d allowed, %(refused)d refused; at most %(peak)d in a minute") % {
         "minutes": len(minutes),
         "allowed": sum(minute.allowed for minute in minutes),
         "refused": sum(minute.refused for minute in minutes),
         "peak": peak,
     }
-    return Sparkline(len(minutes) * SPARK_PITCH, SPARK_HEIGHT, "".join(allowed), "".join(refused), title)
+    return Sparkline(len(minutes) * SPARK_PITCH, SPARK_HEIGHT, allowed, refused, title)
 
 
 def _spark_height(count: int, peak: int) -> int:
     """Return the height of a count: at least 2 for any, so that it is visible."""
     return max(round(count / peak * SPARK_HEIGHT), 2) if count else 0
-
-
-def _spark_bar(x: int, y: int, height: int) -> str:
-    return f"M{x} {y}h{SPARK_PITCH - 1}v{height}h{1 - SPARK_PITCH}z"

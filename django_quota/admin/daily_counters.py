@@ -33,10 +33,17 @@ from django.utils.translation import gettext_lazy as _
 from django_quota.admin.admin_base import ReadOnlyAdmin, RuleFilter, StrictChangeList, admin_url, may_see_users
 from django_quota.admin.csv_export import BATCH_SIZE, csv_response
 from django_quota.models import DailyCounter
-from django_quota.services.lookup import MAX_SUBJECTS, search_counters, starts_with, user_names
+from django_quota.services.lookup import distinct_names, find_users, starts_with, user_names
+from django_quota.services.subjects import user_subject
 
 MAX_LISTED = 10_000
 """Rows that page numbers lead to. The list does not count further."""
+
+MAX_SUBJECTS = 20
+"""Subjects that one search may match."""
+
+MAX_RULES = 10
+"""Rules that one search may match."""
 
 MAX_YEARS = 50
 """Years that the date hierarchy offers."""
@@ -133,6 +140,22 @@ def _behind(order: Sequence[str], last: dict[str, Any]) -> Q:
     return Q(**{f"{first}__{'gte' if first == order[0] else 'lte'}": last[first]}) & condition
 
 
+def search_counters(text: str, *, with_users: bool) -> tuple[Q, Sequence[str]]:
+    """Return the condition on the rows that a text means, and the subjects, where it means subjects.
+
+    It means a rule by its full name, else users and subjects, else rules by their beginning. Only a bounded number of
+    names is looked up, so the condition stays cheap on a million rows.
+    """
+    if not text or "\0" in text:  # Django's search form refuses a null character, as PostgreSQL does
+        return Q(), ()
+    rules = distinct_names("rule", text, MAX_RULES)
+    if rules[:1] == [text]:
+        return Q(rule=text), ()
+    users = find_users(text, prefix=True) if with_users else []
+    subjects = [*distinct_names("subject", text, MAX_SUBJECTS), *map(user_subject, users)]
+    return (Q(subject__in=subjects) if subjects else Q(rule__in=rules)), subjects
+
+
 class CounterChangeList(StrictChangeList):
     """The list of daily counters."""
 
@@ -163,35 +186,30 @@ class CounterChangeList(StrictChangeList):
         year, month, day = (int(self.params.get(f"day__{part}") or 0) for part in ("year", "month", "day"))
         if year and month and day:
             chosen = date(year, month, day)
-            return {
-                "show": True,
-                "back": self._date_link(_month_name(chosen), day__year=year, day__month=month),
-                "choices": [{"title": _day_name(chosen)}],
-            }
+            back = self._date_link(_month_name(chosen), day__year=year, day__month=month)
+            return {"show": True, "back": back, "choices": [{"title": _day_name(chosen)}]}
         days = self.root_queryset.order_by("day").values_list("day", flat=True)
         if year:
-            first_month, last_month = (month, month) if month else (1, 12)
-            last_day = monthrange(year, last_month)[1]
-            days = days.filter(day__range=(date(year, first_month, 1), date(year, last_month, last_day)))
+            begins, ends = date(year, month or 1, 1), date(year, month or 12, monthrange(year, month or 12)[1])
+            days = days.filter(day__range=(begins, ends))
         first, last = days.first(), days.last()
         if first is None or last is None:
             return {"show": False}
-        if year and month:
-            back: dict[str, str] | None = self._date_link(str(year), day__year=year)
-            choices = [
-                self._date_link(_day_name(date(year, month, day)), day__year=year, day__month=month, day__day=day)
-                for day in range(first.day, last.day + 1)
-            ]
-        elif year:
+        if not year:
+            years = range(max(first.year, last.year - MAX_YEARS + 1), last.year + 1)
+            return {"show": True, "choices": [self._date_link(str(each), day__year=each) for each in years]}
+        if not month:
             back = self._date_link(gettext("All dates"))
             choices = [
-                self._date_link(_month_name(date(year, month, 1)), day__year=year, day__month=month)
-                for month in range(first.month, last.month + 1)
+                self._date_link(_month_name(date(year, each, 1)), day__year=year, day__month=each)
+                for each in range(first.month, last.month + 1)
             ]
         else:
-            back = None
-            years = range(max(first.year, last.year - MAX_YEARS + 1), last.year + 1)
-            choices = [self._date_link(str(year), day__year=year) for year in years]
+            back = self._date_link(str(year), day__year=year)
+            choices = [
+                self._date_link(_day_name(date(year, month, each)), day__year=year, day__month=month, day__day=each)
+                for each in range(first.day, last.day + 1)
+            ]
         return {"show": True, "back": back, "choices": choices}
 
     def _date_link(self, title: str, **chosen: int) -> dict[str, str]:
@@ -270,15 +288,15 @@ class DailyCounterAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, queryset: QuerySet[DailyCounter], search_term: str
     ) -> tuple[QuerySet[DailyCounter], bool]:
         """Search by subject, user or rule: the names first, then the rows that have them; see `search_counters`."""
-        found = search_counters(search_term.strip(), with_users=may_see_users(request))
-        if len(found.subjects) >= MAX_SUBJECTS:
+        condition, subjects = search_counters(search_term.strip(), with_users=may_see_users(request))
+        if len(subjects) >= MAX_SUBJECTS:
             words = ngettext(
                 "This shows only the first subject that begins so. Type more of it to see others.",
                 "This shows only the first %(count)s subjects that begin so. Type more to see others.",
                 MAX_SUBJECTS,
             )
             self.message_user(request, words % {"count": MAX_SUBJECTS}, messages.INFO, fail_silently=True)
-        return queryset.filter(found.condition), False
+        return queryset.filter(condition), False
 
     # --- downloads ----------------------------------------------------------------------------------------------------
 
@@ -301,7 +319,7 @@ class DailyCounterAdmin(ReadOnlyAdmin):
     def _export_order(self, request: HttpRequest) -> tuple[str, ...]:
         """Return the order whose index holds the rows together: rows of a few subjects lie together by subject."""
         text = request.GET.get(SEARCH_VAR, "").strip()
-        if text and not is_bounded(request.GET) and search_counters(text, with_users=may_see_users(request)).subjects:
+        if not is_bounded(request.GET) and search_counters(text, with_users=may_see_users(request))[1]:
             return BY_SUBJECT
         return default_order(request.GET)
 

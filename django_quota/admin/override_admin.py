@@ -39,8 +39,9 @@ from django_quota.admin.admin_wording import STATES, moment_in_words, state_of
 from django_quota.admin.override_form import FormPreview, OverrideForm, hints_of
 from django_quota.admin.subject_page import log_actions
 from django_quota.models import QuotaOverride
+from django_quota.services.addresses import is_address
 from django_quota.services.known_rules import known_rules
-from django_quota.services.lookup import is_address, network_hint, parse_subject_input
+from django_quota.services.lookup import network_hint, parse_subject_input
 from django_quota.services.override_sync import BATCH_SIZE, write_database
 from django_quota.services.overrides import ALL_RULES
 

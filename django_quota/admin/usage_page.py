@@ -7,7 +7,7 @@ exactly one of them: where a roll-up has copied a part of a day, only the rest o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import date, timedelta
 from typing import Any
 
@@ -30,7 +30,7 @@ from django_quota.admin.csv_export import csv_response
 from django_quota.core.errors import ConfigurationError, RuleError, StoreUnavailable
 from django_quota.core.keys import field as escaped_rule
 from django_quota.models import DailyCounter
-from django_quota.services.lookup import find_subjects, subject_hint, user_names
+from django_quota.services.lookup import SubjectMatch, find_subjects, subject_hint, user_names
 from django_quota.services.rollup import RowKey, counts_by_row, key_of_row, uncopied
 from django_quota.services.subjects import named_subject
 from django_quota.services.usage import Count, DayUsage, counted_days, row_name, row_part, today
@@ -239,10 +239,10 @@ def usage_view(admin: ModelAdmin[Any], request: HttpRequest) -> HttpResponse:
         form = UsageForm(given)
         found = _find(request, form)
         if len(found) == 1:
-            (match,) = found
-            if match["is_guess"]:
-                messages.info(request, _guess_message(request, str(match["subject"])))
-            return HttpResponseRedirect(str(match["url"]))
+            ((subject, url, match),) = found
+            if match.is_guess:
+                messages.info(request, _guess_message(request, subject))
+            return HttpResponseRedirect(url)
         return TemplateResponse(request, TEMPLATE, context | {"form": form, "choices": found})
     if not request.GET.get("subject"):
         return TemplateResponse(request, TEMPLATE, context | {"form": UsageForm()})
@@ -264,43 +264,23 @@ def usage_csv(admin: ModelAdmin[Any], request: HttpRequest) -> HttpResponseBase:
     except RuleError:
         return HttpResponseRedirect(admin_url(admin.admin_site.name, "dailycounter_usage"))
     usage = load_usage(query.subject, query.rule, query.year)
-    rows = (
-        (
-            usage.subject,
-            usage.rule or "*",
-            day,
-            counts.allowed,
-            counts.refused,
-            counts.live_allowed,
-            counts.live_refused,
-        )
-        for day, counts in usage.days_of_year.items()
-    )
+    rows = ((usage.subject, usage.rule or "*", day, *astuple(counts)) for day, counts in usage.days_of_year.items())
     return csv_response(request, f"usage {usage.subject} {usage.year}", CSV_HEADER, rows)
 
 
-def _find(request: HttpRequest, form: UsageForm) -> list[dict[str, str | bool]]:
-    """Return the subjects that the form may mean, each with its URL; none where the form has errors."""
+def _find(request: HttpRequest, form: UsageForm) -> list[tuple[str, str, SubjectMatch]]:
+    """Return whom the form may mean, as rows name them and with URLs; nobody where the form has errors."""
     if not form.is_valid():
         return []
     try:
-        found = [
-            (subject_name(one.subject), one)
-            for one in find_subjects(form.cleaned_data["who"], with_users=may_see_users(request))
-        ]
+        found = find_subjects(form.cleaned_data["who"], with_users=may_see_users(request))
+        names = [subject_name(match.subject) for match in found]
     except RuleError as error:
         form.add_error("who", str(error))
         return []
     year, rule = form.cleaned_data["year"], rule_name(form.cleaned_data["rule"])
-    return [
-        {
-            "subject": subject,
-            "url": UsageQuery(subject, rule, year, "").url(),
-            "name": str(one.user or ""),
-            "is_guess": one.is_guess,
-        }
-        for subject, one in found
-    ]
+    urls = [UsageQuery(name, rule, year, "").url() for name in names]
+    return list(zip(names, urls, found, strict=True))
 
 
 def _guess_message(request: HttpRequest, subject: str) -> str:

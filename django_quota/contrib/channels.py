@@ -11,6 +11,7 @@ import io
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Literal, TypeAlias, cast
@@ -123,7 +124,7 @@ class QuotaSocket:
             return
         receive = _after(opening, receive)
         if self._receive is not None:
-            socket = _Socket(receive, send, partial(self._refused, request), self._notice, closes=self._closes)
+            socket = _Socket(receive, send, partial(self._refused, request), self._notice, self._closes)
             receive, send = socket.receive, socket.send
         async with holding:
             await self._application(scope, receive, send)
@@ -142,45 +143,37 @@ class QuotaSocket:
         return decision if decision.enforced else None
 
 
+@dataclass
 class _Socket:
     """An open socket whose messages are counted, as the application sees it."""
 
-    def __init__(
-        self,
-        receive: Receive,
-        send: Send,
-        refused: Callable[[], Awaitable[Decision | None]],
-        notice: Callable[[Decision], str | bytes] | None,
-        *,
-        closes: bool,
-    ) -> None:
-        self._receive = receive
-        self._send = send
-        self._refused = refused
-        self._notice = notice
-        self._closes = closes
-        self._is_closed = False
+    events: Receive
+    sends: Send
+    refused: Callable[[], Awaitable[Decision | None]]
+    notice: Callable[[Decision], str | bytes] | None
+    closes: bool
+    is_closed: bool = False
 
     async def receive(self) -> Event:
         """Return the next event that is not refused."""
         while True:
-            event = await self._receive()
-            decision = (await self._refused()) if event["type"] == "websocket.receive" else None
+            event = await self.events()
+            decision = (await self.refused()) if event["type"] == "websocket.receive" else None
             if decision is None:
                 return event
-            if self._notice is not None:
-                body = self._notice(decision)
+            if self.notice is not None:
+                body = self.notice(decision)
                 await self.send({"type": "websocket.send", "text" if isinstance(body, str) else "bytes": body})
-            if self._closes:
+            if self.closes:
                 code = UNAVAILABLE if refusal_status(decision) == HTTPStatus.SERVICE_UNAVAILABLE else TOO_MANY_MESSAGES
                 await self.send({"type": "websocket.close", "code": code, "reason": "quota exceeded"})
-                self._is_closed = True
+                self.is_closed = True
                 return {"type": "websocket.disconnect", "code": code, "reason": "quota exceeded"}
 
     async def send(self, event: Event) -> None:
         """Send an event, unless a refused message has closed the socket."""
-        if not self._is_closed:
-            await self._send(event)
+        if not self.is_closed:
+            await self.sends(event)
 
 
 def _rule(given: str | Rule, options: dict[str, object]) -> str | Rule:

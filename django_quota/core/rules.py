@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 from typing import Any, Literal, NamedTuple, TypedDict, cast, get_args
 
@@ -19,6 +19,8 @@ from django_quota.core.matching import Match
 from django_quota.core.rates import Rate, parse_duration, parse_rate, parse_rates, validate_cost
 
 OnUnavailable = Literal["allow", "deny", "local"]
+
+Network = IPv4Network | IPv6Network
 
 DynamicRate = Callable[[Any], Any]
 """A function of the request that returns a rate (`"10/m"`, several, or None for unlimited); it may be async."""
@@ -53,6 +55,9 @@ SETTINGS_ONLY = ("match", "exclude")
 
 AFTER_RESPONSE = frozenset({"settle", "counts"})
 """The options that are functions of the response, once the view has answered."""
+
+_BODY_KINDS: tuple[Literal["post", "json"], ...] = ("post", "json")
+"""The kinds of keys that read the body of a request."""
 
 _SHARED = ("shadow", "block", "ban", "warn_at", "daily", "distinct", "on_unavailable", "settle", "counts")
 """The options that rules of one name must agree on: they concern the rule and its subject, not a single limit."""
@@ -209,7 +214,7 @@ class Ban(NamedTuple):
 class Exemption:
     """Who is exempt from a rule: a request that matches any of these."""
 
-    networks: tuple[IPv4Network | IPv6Network, ...]
+    networks: tuple[Network, ...]
     staff: bool
     functions: tuple[Callable[[Any], Any], ...]
     """Functions of the request, sync or async; a true answer exempts."""
@@ -228,13 +233,18 @@ class Exemption:
         return cls(networks, STAFF in texts, functions)
 
     @staticmethod
-    def _read_network(value: object) -> IPv4Network | IPv6Network:
+    def _read_network(value: object) -> Network:
         try:
-            if not isinstance(value, (str, IPv4Network, IPv6Network, IPv4Address, IPv6Address)):
-                raise ValueError(f"it is {type(value).__name__}, not a text")  # noqa: TRY301, TRY004
-            return ip_network(value)
+            return read_network(value)
         except ValueError as error:
             raise RuleError(f"exempt={value!r}: {error}.", _EXEMPT_EXAMPLE) from None
+
+
+def read_network(value: object) -> Network:
+    """Return the network of a text, or of a network or an address. Raises `ValueError`."""
+    if not isinstance(value, (str, IPv4Network, IPv6Network, IPv4Address, IPv6Address)):
+        raise ValueError(f"it is {type(value).__name__}, not a text")  # noqa: TRY004
+    return ip_network(value)
 
 
 @dataclass(frozen=True)
@@ -306,16 +316,6 @@ class Rule:
     """Whether a rate depends on the request: then `limits` is empty, and `with_rates` or `tiers` has the real rule."""
     tiers: Mapping[str, Rule] = field(init=False, repr=False, compare=False)
     """The rule of each tier, by the tier's name; empty if the rates are not by tier."""
-    settles: bool = field(init=False, repr=False, compare=False)
-    """Whether the rule looks at the response: it has `settle` or `counts`."""
-    is_plain: bool = field(init=False, repr=False, compare=False)
-    """Whether the rule needs nothing of a request but its key, once it is known to apply there."""
-    reads_body: Literal["", "post", "json"] = field(init=False, repr=False, compare=False)
-    """The kind of key that `key` or `distinct` is, if that reads the body of the request; else empty."""
-    warn_share: str = field(init=False, repr=False, compare=False)
-    """`warn_at` in thousandths as `lua/decide.lua` takes it: "0" if the rule emits no "near" events."""
-    encoded: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """The options of the rule as `lua/decide.lua` takes them."""
     compiled: Any = field(default=None, init=False, repr=False, compare=False)
     """What the engine prepares once for all hits of the rule."""
 
@@ -326,13 +326,35 @@ class Rule:
         object.__setattr__(self, "dynamic", dynamic)
         object.__setattr__(self, "limits", () if dynamic else _limits(self))
         object.__setattr__(self, "tiers", _rules_of_tiers(self))
-        object.__setattr__(self, "settles", self.settle is not None or self.counts is not None)
+
+    @cached_property
+    def settles(self) -> bool:
+        """Whether the rule looks at the response: it has `settle` or `counts`."""
+        return self.settle is not None or self.counts is not None
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether the rule needs nothing of a request but its key, once it is known to apply there."""
         of_request = (self.methods, self.skip, self.exempt, self.distinct, self.settle, self.counts)
-        is_plain = not dynamic and not callable(self.cost) and all(option is None for option in of_request)
-        object.__setattr__(self, "is_plain", is_plain)
-        object.__setattr__(self, "reads_body", _body_kind(self))
-        object.__setattr__(self, "warn_share", "0" if self.shadow else str(int((self.warn_at or 0) * 1000)))
-        object.__setattr__(self, "encoded", _encoded(self))
+        return not self.dynamic and not callable(self.cost) and all(option is None for option in of_request)
+
+    @cached_property
+    def reads_body(self) -> Literal["", "post", "json"]:
+        """The kind of key that `key` or `distinct` is, if that reads the body of the request; else empty."""
+        kinds = [part.partition(":")[0] for _, part in key_parts(self) if isinstance(part, str) and ":" in part]
+        return next((kind for kind in _BODY_KINDS if kind in kinds), "")
+
+    @cached_property
+    def warn_share(self) -> str:
+        """`warn_at` in thousandths as `lua/decide.lua` takes it: "0" if the rule emits no "near" events."""
+        return "0" if self.shadow else str(int((self.warn_at or 0) * 1000))
+
+    @cached_property
+    def encoded(self) -> tuple[str, ...]:
+        """The options of the rule as `lua/decide.lua` takes them. A shadow emits nothing, and bans nobody."""
+        if self.shadow:
+            return ("quiet",)
+        return () if self.ban is None else ("ban", *self.ban.encoded)
 
     @classmethod
     def make(cls, name: str, *rates: object, **options: object) -> Rule:
@@ -501,11 +523,6 @@ def _flat(key: object) -> list[object]:
     return [inner for part in key for inner in _flat(part)] if isinstance(key, tuple) else [key]
 
 
-def _body_kind(rule: Rule) -> Literal["", "post", "json"]:
-    kinds = (part.partition(":")[0] for _, part in key_parts(rule) if isinstance(part, str) and ":" in part)
-    return cast('Literal["", "post", "json"]', next((kind for kind in kinds if kind in ("post", "json")), ""))
-
-
 def _normalize(rule: Rule) -> None:
     """Read the options that people may write in several ways."""
     rates: list[Rate | DynamicRate | Tiers] = []
@@ -518,12 +535,9 @@ def _normalize(rule: Rule) -> None:
     for option in ("key", "distinct"):
         if isinstance(getattr(rule, option), list):
             object.__setattr__(rule, option, tuple(getattr(rule, option)))
-    if rule.ban is not None:
-        object.__setattr__(rule, "ban", Ban.read(rule.ban))
-    if rule.exempt is not None:
-        object.__setattr__(rule, "exempt", Exemption.read(rule.exempt))
-    if rule.methods is not None:
-        object.__setattr__(rule, "methods", _read_methods(rule.methods))
+    for option, read in (("ban", Ban.read), ("exempt", Exemption.read), ("methods", _read_methods)):
+        if getattr(rule, option) is not None:
+            object.__setattr__(rule, option, read(getattr(rule, option)))
 
 
 def _read_methods(given: object) -> frozenset[str]:
@@ -565,24 +579,46 @@ def _check_options(rule: Rule) -> None:
     _check_behaviour(rule)
 
 
+def _is_number(value: object, least: float, most: float) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
+
+
+def is_refusal_span(value: object) -> bool:
+    """Say whether a value is a number of seconds for `cache_refusals`."""
+    return _is_number(value, 0, MAX_CACHE_REFUSALS)
+
+
+_CHECKS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("count_refused", lambda value: isinstance(value, bool), "is not True or False."),
+    ("block", lambda value: isinstance(value, bool), "is not True or False."),
+    ("shadow", lambda value: isinstance(value, bool), "is not True or False."),
+    (
+        "skip",
+        lambda skip: skip is None or callable(skip),
+        "is not a function of the request, such as lambda request: ...",
+    ),
+    ("on_unavailable", (None, *get_args(OnUnavailable)).__contains__, "is not 'allow', 'deny' or 'local'."),
+    ("daily", (None, True, False).__contains__, "is not True, False or None."),
+    (
+        "warn_at",
+        lambda share: share is None or _is_number(share, MIN_WARN_AT, 1),
+        f"is not a share of the limit, from {MIN_WARN_AT} to 1. Use, for example, 0.8, or None for never.",
+    ),
+    (
+        "cache_refusals",
+        lambda seconds: seconds is None or is_refusal_span(seconds),
+        f"is not a number of seconds from 0 to {MAX_CACHE_REFUSALS}. Use, for example, 1.0, or 0 for never.",
+    ),
+)
+"""Options whose values are checked one by one, and what is wrong with any other value."""
+
+
 def _check_behaviour(rule: Rule) -> None:
-    for option in ("count_refused", "block", "shadow"):
-        if not isinstance(getattr(rule, option), bool):
-            raise RuleError(f"{option}={getattr(rule, option)!r} is not True or False.")
-    if rule.skip is not None and not callable(rule.skip):
-        raise RuleError(f"skip={rule.skip!r} is not a function of the request, such as lambda request: ...")
-    if rule.on_unavailable not in (None, *get_args(OnUnavailable)):
-        raise RuleError(f"on_unavailable={rule.on_unavailable!r} is not 'allow', 'deny' or 'local'.")
+    for option, fits, problem in _CHECKS:
+        if not fits(getattr(rule, option)):
+            raise RuleError(f"{option}={getattr(rule, option)!r} {problem}")
     if not callable(rule.cost):
         object.__setattr__(rule, "cost", validate_cost(rule.cost, rule.name))
-    if rule.daily not in (None, True, False):
-        raise RuleError(f"daily={rule.daily!r} is not True, False or None.")
-    _check_warn_at(rule.warn_at)
-    if rule.cache_refusals is not None and not is_refusal_span(rule.cache_refusals):
-        raise RuleError(
-            f"cache_refusals={rule.cache_refusals!r} is not a number of seconds from 0 to {MAX_CACHE_REFUSALS}.",
-            "Use, for example, 1.0, or 0 for never.",
-        )
     _check_tiers(rule)
     if rule.distinct is not None:
         _check_distinct(rule)
@@ -610,21 +646,6 @@ def _check_after_response(rule: Rule) -> None:
                 f"{option}= does not go with cost=0: there is nothing to settle.",
                 "Use the cost that you expect, at least 1.",
             )
-
-
-def is_refusal_span(value: object) -> bool:
-    """Say whether a value is a number of seconds for `cache_refusals`."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and 0 <= cast("float", value) <= MAX_CACHE_REFUSALS
-
-
-def _check_warn_at(share: object) -> None:
-    is_number = isinstance(share, (int, float)) and not isinstance(share, bool)
-    if share is not None and not (is_number and MIN_WARN_AT <= cast("float", share) <= 1):
-        raise RuleError(
-            f"warn_at={share!r} is not a share of the limit, from {MIN_WARN_AT} to 1. "
-            "Use, for example, 0.8, or None for never."
-        )
 
 
 def _check_tiers(rule: Rule) -> None:
@@ -659,13 +680,6 @@ def _rules_of_tiers(rule: Rule) -> Mapping[str, Rule]:
     if not isinstance(tiers, Tiers):
         return {}
     return {name: replace(rule, rates=rates, tier=None) for name, rates in tiers.rates}
-
-
-def _encoded(rule: Rule) -> tuple[str, ...]:
-    """Return the options of a rule as `lua/decide.lua` takes them; a shadow emits nothing, and bans nobody."""
-    if rule.shadow:
-        return ("quiet",)
-    return () if rule.ban is None else ("ban", *rule.ban.encoded)
 
 
 def _limits(rule: Rule) -> tuple[Limit, ...]:

@@ -213,8 +213,8 @@ class Plan:
     def compensated(self, operation: Decide, raw: Sequence[Any]) -> Decision:
         """Return the decision after its costs were taken back; `raw`: the reply to the `operation` that did so."""
         before, mode = cast("Reply", self._reply), cast("Compensate", operation.mode)
-        reply = compensated(before, mode, Reply.decode(raw, self.hits))
-        return Decision.of(outcomes_of(reply, self.hits))
+        self._decoded = compensated(before, mode, Reply.decode(raw, self.hits))
+        return Decision.of(outcomes_of(self._decoded, self.hits))
 
     def day_record(self) -> Decide | None:
         """Return the operation that counts its hits for the day; None if there is nothing to count."""

@@ -21,10 +21,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 from django.utils.connection import ConnectionDoesNotExist
+from django.utils.dateparse import parse_datetime
+from django.utils.timezone import is_naive, make_aware
 
+from django_quota.conf import current
 from django_quota.core.clock import SECOND
-from django_quota.core.errors import QuotaError
-from django_quota.services.lookup import is_address, rule_hint, subject_hint
+from django_quota.core.errors import QuotaError, StoreUnavailable
+from django_quota.services.addresses import is_address
+from django_quota.services.lookup import rule_hint, subject_hint
 from django_quota.services.registry import get_limiter
 from django_quota.stores.redis.store import RedisStore
 
@@ -109,8 +113,10 @@ def redis_store() -> RedisStore:
 
 
 def explain(error: Exception) -> str:
-    """Return what went wrong, and what to do if our tables are missing."""
+    """Return what went wrong; of Redis, in which cache alias, and what to do if our tables are missing."""
     words = str(error).strip()
+    if isinstance(error, StoreUnavailable):
+        return f'{words.rstrip(".")}. It is the Redis of CACHES["{current().cache}"].'
     if isinstance(error, ConnectionDoesNotExist):
         return f"{words} Use an alias of DATABASES."
     is_missing = isinstance(error, DatabaseError) and "django_quota_" in words and "column" not in words
@@ -125,6 +131,15 @@ def printable(text: str) -> str:
 def second_of(moment: int) -> str:
     """Return a moment (microseconds since 1970) to the second in UTC: `2026-11-22 19:12:28Z`."""
     return f"{datetime.fromtimestamp(moment // SECOND, UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+def parse_moment(text: str) -> datetime | None:
+    """Return an ISO 8601 date and time, in the time zone of the settings if it names none; None for another text."""
+    try:
+        moment = parse_datetime(text)
+    except ValueError:  # the form is right, but there is no such day or hour
+        return None
+    return make_aware(moment) if moment is not None and is_naive(moment) else moment
 
 
 def counted(number: int, one: str, many: str = "") -> str:

@@ -75,7 +75,7 @@ def picture(traffic: Traffic, results: Sequence[Results]) -> str:
         "plot": {"x": LEFT, "width": POINTS * STEP, "height": HEIGHT},
         "begins": f"{begins:%Y-%m-%d %H:%M}",
         "ends": f"{ends:%Y-%m-%d %H:%M} UTC",
-        "titles": [printable(each.title) for each in traffic.sets],
+        "titles": [printable(each.rules.title) for each in results],
     }
     return Engine().from_string(text).render(Context(context, use_l10n=False))
 

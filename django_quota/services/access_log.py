@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
@@ -34,34 +36,16 @@ class Entry(NamedTuple):
     query: str
     status: int
     """The status of its response; 0 if the log does not have it."""
-    values: tuple[str, ...]
-    """The values of `LogFormat.names`, as they are logged; "" for one that a line does not have."""
+    meta: dict[str, str]
+    """The address, the host and the headers that the line has, as `request.META` names them. `cookie:` stays."""
 
 
 class UnreadableLineError(ValueError):
     """A line that is no request of this format; the text says why."""
 
 
-class LogFormat(ABC):
-    """Reads the lines of one format."""
-
-    names: tuple[str, ...]
-    """The fields beside time, method, path, query and status: "ip", "host", "header:user-agent", "cookie:device"."""
-
-    def __init__(self, description: str, fields: Iterable[str]) -> None:
-        self.description = description
-        """The format in a word or two."""
-        self.fields = found = frozenset(fields)
-        """All fields that it has: the `names`, and "time", "method", "path", "query" and "status"."""
-        self.names = tuple(sorted(name for name in found if name in ("ip", "host") or ":" in name))
-        for field, example in _NEEDED.items():
-            if field not in found:
-                raise ConfigurationError(f"The log format {description} has no {field}.", f"It needs {example}.")
-
-    @abstractmethod
-    def read(self, line: str) -> Entry:
-        """Read a line. Raises `UnreadableLineError`."""
-
+PARTS_OF = {"request": ("method", "path", "query"), "target": ("path", "query")}
+"""The fields that are made of one value: the request line, and the path with its query."""
 
 _NEEDED = {
     "time": "$time_local, $time_iso8601 or $msec (nginx), %t (Apache), or --field time=NAME (JSON)",
@@ -69,18 +53,73 @@ _NEEDED = {
     "method": "$request or $request_method (nginx), %r or %m (Apache), or --field method=NAME (JSON)",
 }
 
-PARTS_OF = {"request": ("method", "path", "query"), "target": ("path", "query")}
-"""The fields that are made of one value: the request line, and the path with its query."""
+Row = dict[str, str]
+"""The values of a line, by field."""
 
 
-def _known(field: str) -> tuple[str, ...]:
-    return PARTS_OF.get(field, (field,))
+def _parts(fields: Iterable[str]) -> Iterator[str]:
+    for field in fields:
+        yield from PARTS_OF.get(field, (field,))
+
+
+class LogFormat(ABC):
+    """Reads the lines of one format."""
+
+    def __init__(self, description: str, fields: Iterable[str]) -> None:
+        self.description = description
+        """The format in a word or two."""
+        self.fields = frozenset(_parts(fields))
+        """What it has: "time", "method", "path", "query", "status", "ip", "host", "header:user-agent" or such."""
+        self._meta = [(field, _meta_name(field)) for field in self.fields if field in ("ip", "host") or ":" in field]
+        for field, example in _NEEDED.items():
+            if field not in self.fields:
+                raise ConfigurationError(f"The log format {description} has no {field}.", f"It needs {example}.")
+
+    @abstractmethod
+    def _row(self, line: str) -> Row:
+        """Return the values of a line. Raises `UnreadableLineError`."""
+
+    def read(self, line: str) -> Entry:
+        """Read a line. Raises `UnreadableLineError`."""
+        row = self._row(line)
+        time = row.get("time") or ""
+        if not time or time == "-":
+            raise UnreadableLineError("it has no time")
+        query, target = row.get("query", "").removeprefix("?"), row.get("target", "")
+        if "request" in row:
+            method, target = _split_request(row["request"])
+        else:
+            method = row.get("method", "")
+            if not _METHOD.fullmatch(method):
+                raise UnreadableLineError("it has no method")
+        if target:
+            path, of_target = _split_target(target)
+            query = query or of_target
+        else:
+            path = row.get("path", "")
+        if not path or path == "-":
+            raise UnreadableLineError("it has no path")
+        moment = read_time(time)
+        if not 0 < moment < MAX_TIME:
+            raise UnreadableLineError(f"its time is before 1970 or too late: {time!r}")
+        status = row.get("status", "")[:3]
+        meta = {name: value for field, name in self._meta if (value := row.get(field))}
+        if "REMOTE_ADDR" in meta:
+            meta["REMOTE_ADDR"] = _without_port(meta["REMOTE_ADDR"])
+        return Entry(
+            moment, method, path, "" if query == "-" else query, int(status) if status.isdecimal() else 0, meta
+        )
+
+
+def _meta_name(field: str) -> str:
+    """Return what `request.META` calls a field of a log."""
+    if field.startswith("header:"):
+        return "HTTP_" + field.removeprefix("header:").upper().replace("-", "_")
+    return {"ip": "REMOTE_ADDR", "host": "HTTP_HOST"}.get(field, field)
 
 
 # --- times ------------------------------------------------------------------------------------------------------------
 
-_MONTHS = {name: number for number, name in enumerate("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}  # noqa: SIM905
-_COMMON_TIME = re.compile(r"\[?(\d\d)/([A-Z][a-z]{2})/(\d{4}):(\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)\]?")
 _NUMBER = re.compile(r"(\d{9,19})(?:[.,](\d+))?")
 
 MAX_TIME = 10**17
@@ -91,17 +130,10 @@ _SCALES = ((10**11, SECOND), (10**14, 1_000), (MAX_TIME, 1))
 
 
 @lru_cache(maxsize=4096)
-def _common_time(text: str) -> int:
-    match = _COMMON_TIME.fullmatch(text)
-    if match is None:
-        raise UnreadableLineError(f"{text!r} is no time such as 21/Nov/2026:04:40:00 +0000")
-    day, month, year, hour, minute, second, sign, hours, minutes = match.groups()
-    offset = (int(hours) * 60 + int(minutes)) * 60 * SECOND * (-1 if sign == "-" else 1)
-    try:
-        moment = datetime(int(year), _MONTHS[month], int(day), int(hour), int(minute), min(int(second), 59), tzinfo=UTC)
-    except (KeyError, ValueError):
-        raise UnreadableLineError(f"{text!r} is no time") from None
-    return microseconds_of(moment) - offset
+def _common_time(text: str) -> datetime:
+    """Return a time such as `21/Nov/2026:04:40:00 +0000`, which is that of an email but for its signs."""
+    day, _, clock = text.strip("[]").partition(":")
+    return parsedate_to_datetime(f"{day.replace('/', ' ')} {clock}")
 
 
 def read_time(text: str) -> int:
@@ -116,15 +148,13 @@ def read_time(text: str) -> int:
         if not scale:
             return whole // 1_000
         return whole * scale + int(fraction[:6].ljust(6, "0")) * scale // SECOND
-    if "/" in text:
-        return _common_time(text)
     try:
-        moment = datetime.fromisoformat(text)
+        moment = _common_time(text) if "/" in text else datetime.fromisoformat(text)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=ZoneInfo(time_zone()))
         return microseconds_of(moment)
     except (ValueError, OverflowError):
-        raise UnreadableLineError(f"{text!r} is no time") from None
+        raise UnreadableLineError(f"{text!r} is no time, such as 21/Nov/2026:04:40:00 +0000") from None
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -152,12 +182,12 @@ def _split_target(target: str) -> tuple[str, str]:
             parts = urlsplit(target)
         except ValueError:  # http://[
             raise UnreadableLineError("it has no path") from None
-        return decoded(parts.path or target), parts.query
+        return _decoded(parts.path or target), parts.query
     path, _, query = target.partition("?")
-    return decoded(path), query
+    return _decoded(path), query
 
 
-def decoded(path: str) -> str:
+def _decoded(path: str) -> str:
     """Return a path as Django has it in `path_info`."""
     if "%" not in path and path.isascii():
         return path
@@ -176,66 +206,19 @@ def _unescaped(value: str) -> str:
     return raw.decode(errors="surrogateescape")
 
 
-def _address(value: str) -> str:
+def _without_port(address: str) -> str:
     """Return the address of a client without the port, which uvicorn adds."""
-    host, _, port = value.rpartition(":")
-    return host.strip("[]") if host and port.isdigit() and (host.endswith("]") or ":" not in host) else value
-
-
-def _status(value: str) -> int:
-    code = value[:3]
-    return int(code) if code.isdecimal() else 0
-
-
-Row = Mapping[str, str]
-"""The raw values of a line, by field."""
-
-
-def _entry(row: Row, names: Sequence[str]) -> Entry:
-    """Return the entry of raw values."""
-    time = row.get("time") or ""
-    if not time or time == "-":
-        raise UnreadableLineError("it has no time")
-    query = row.get("query", "").removeprefix("?")
-    target = row.get("target", "")
-    if "request" in row:
-        method, target = _split_request(row["request"])
-    else:
-        method = row.get("method", "")
-        if not _METHOD.fullmatch(method):
-            raise UnreadableLineError("it has no method")
-    if target:
-        path, of_target = _split_target(target)
-        query = query or of_target
-    else:
-        path = row.get("path", "")
-    if not path or path == "-":
-        raise UnreadableLineError("it has no path")
-    moment = _common_time(time) if time[-5:-4] in "+-" and "/" in time else read_time(time)
-    if not 0 < moment < MAX_TIME:
-        raise UnreadableLineError(f"its time is before 1970 or too late: {time!r}")
-    values = tuple([row.get(name, "") for name in names])
-    return Entry(moment, method, path, "" if query == "-" else query, _status(row.get("status", "")), values)
+    host, _, port = address.rpartition(":")
+    return host.strip("[]") if host and port.isdigit() and (host.endswith("]") or ":" not in host) else address
 
 
 # --- formats as servers configure them --------------------------------------------------------------------------------
 
 _NGINX = {
-    "args": "query",
-    "document_uri": "path",
-    "host": "host",
-    "http_host": "host",
-    "msec": "time",
-    "query_string": "query",
-    "remote_addr": "ip",
-    "request": "request",
-    "request_method": "method",
-    "request_uri": "target",
-    "status": "status",
-    "time_iso8601": "time",
-    "time_local": "time",
-    "uri": "path",
-}
+    "args": "query", "document_uri": "path", "host": "host", "http_host": "host", "msec": "time",
+    "query_string": "query", "remote_addr": "ip", "request": "request", "request_method": "method",
+    "request_uri": "target", "status": "status", "time_iso8601": "time", "time_local": "time", "uri": "path",
+}  # fmt: skip
 """The field of each variable of nginx."""
 
 _APACHE = {
@@ -244,14 +227,11 @@ _APACHE = {
 }  # fmt: skip
 """The field of each directive of Apache."""
 
-_GUNICORN = {**_APACHE, "a": "header:user-agent", "f": "header:referer"}
-"""The field of each name of gunicorn, which are almost those of Apache."""
-
-_UVICORN = {
-    "asctime": "time", "client_addr": "ip", "full_path": "target", "method": "method", "request_line": "request",
-    "status_code": "status",
+_PYTHON = {
+    **_APACHE, "a": "header:user-agent", "f": "header:referer", "asctime": "time", "client_addr": "ip",
+    "full_path": "target", "method": "method", "request_line": "request", "status_code": "status",
 }  # fmt: skip
-"""The field of each name of uvicorn, in the style of Python's logging."""
+"""The field of each name of gunicorn, which are almost those of Apache, and of uvicorn."""
 
 _APACHE_TIMES = ("", "sec", "msec", "usec", "begin", "begin:sec", "begin:msec", "begin:usec", "end", "end:sec",
                  "end:msec", "end:usec")  # fmt: skip
@@ -263,10 +243,21 @@ _VARIABLE = re.compile(
 )
 """A part of a format that stands for a value."""
 
+_SHAPES = {
+    "%t": r"\[[^\]]{0,40}\]|\d{1,20}",
+    "%q": r"\?\S*|",
+    "%p": r"\d*",
+    "(t)": r"\[[^\]]{0,40}\]",
+    "(status_code)": r"\d+(?: [A-Za-z' -]+)?",  # of uvicorn: "404 Not Found"
+    '""': r'[^"\\]*(?:\\.[^"\\]*)*',
+    "[]": r"[^\]]*",
+    "[time]": r"[^\]]{0,40}",
+}
+"""The expression of a directive of Apache, of a name of Python, and of what is in quotes or brackets."""
+
 _WITHOUT_BLANKS = frozenset({"ip", "method", "target", "status", "host", *"BDILOPTXbkl"})
 """Fields, and directives of Apache, whose values have no blanks. Each value that may have some multiplies the ways to
 try for a line that is not in the format: three of them take minutes for a User-Agent of many words."""
-
 
 MAX_LINE = 100_000
 """Characters of a line. No server takes a request that makes a longer one."""
@@ -274,29 +265,33 @@ MAX_LINE = 100_000
 
 def _field_of(match: re.Match[str]) -> str:
     """Return the field of a variable; "" if no rule needs it. Raises `ConfigurationError`."""
-    nginx = match["nginx"] or match["braced"]
+    nginx, of = match["nginx"] or match["braced"], match["of"] or ""
     if nginx:
-        kind, underscore, name = nginx.partition("_")
-        known = _NGINX.get(nginx, "")
-        if known or not underscore or kind not in ("http", "cookie"):
-            return known
+        kind, _, name = nginx.partition("_")
+        if nginx in _NGINX or not name or kind not in ("http", "cookie"):
+            return _NGINX.get(nginx, "")
         return f"header:{name.replace('_', '-')}" if kind == "http" else f"cookie:{name}"
     if match["gunicorn"]:
         return f"header:{match['gunicorn'].lower()}" if match["kind"] == "i" else ""
     if match["python"]:
-        return _GUNICORN.get(match["python"], "") or _UVICORN.get(match["python"], "")
-    return _apache_field(match["apache"], match["of"] or "", match[0])
-
-
-def _apache_field(letter: str, of: str, directive: str) -> str:
-    """Return the field of a directive of Apache with what is in its braces."""
-    if letter == "t" and of not in _APACHE_TIMES:
-        raise ConfigurationError(f"The log format has {directive!r}, which cannot be read.", "Use %t or %{msec}t.")
-    if letter == "i" and of:
+        return _PYTHON.get(match["python"], "")
+    if match["apache"] == "t" and of not in _APACHE_TIMES:
+        raise ConfigurationError(f"The log format has {match[0]!r}, which cannot be read.", "Use %t or %{msec}t.")
+    if match["apache"] == "i" and of:
         return "host" if of.lower() == "host" else f"header:{of.lower()}"
-    if letter == "C" and of:
-        return f"cookie:{of}"
-    return _APACHE.get(letter, "")
+    return f"cookie:{of}" if match["apache"] == "C" and of else _APACHE.get(match["apache"], "")
+
+
+def _shape_of(field: str, match: re.Match[str]) -> str:
+    """Return the expression of a variable's value."""
+    name = match["apache"] or match["python"] or ""
+    around = match.string[match.start() - 1 : match.start()] + match.string[match.end() : match.end() + 1]
+    if around == '""':
+        return _SHAPES[around]
+    if around == "[]":
+        return _SHAPES["[time]" if field == "time" else around]
+    known = _SHAPES.get(f"({name})" if match["python"] else f"%{name}")
+    return known or (r"\S*" if (field or name) in _WITHOUT_BLANKS else r".*?")
 
 
 class PatternFormat(LogFormat):
@@ -307,56 +302,28 @@ class PatternFormat(LogFormat):
         self._fields: list[str] = []
         expression, at = "", 0
         for match in _VARIABLE.finditer(text):
-            before, at = text[at : match.start()], match.end()
+            expression += re.escape(text[at : match.start()])
+            at = match.end()
             if match["apache"] == "%":
-                expression += re.escape(before + "%")
+                expression += "%"
                 continue
-            expression += re.escape(before) + self._group(_field_of(match), match, text)
+            field = _field_of(match)
+            is_wanted = bool(field) and field not in self._fields
+            expression += f"({'' if is_wanted else '?:'}{_shape_of(field, match)})"
+            self._fields += [field] * is_wanted
         expression += re.escape(text[at:])
         self._match = re.compile(expression + (r"(?:\s.*)?" if is_open else r"\s*"), re.DOTALL).fullmatch
-        fields = [part for field in self._fields for part in _known(field)]
-        super().__init__(description or repr(text), fields)
+        super().__init__(description or repr(text), self._fields)
 
-    def _group(self, field: str, match: re.Match[str], text: str) -> str:
-        """Return the expression of a variable."""
-        before, behind = text[match.start() - 1 : match.start()], text[match.end() : match.end() + 1]
-        if before == behind == '"':
-            expression = r'[^"\\]*(?:\\.[^"\\]*)*'
-        elif before == "[" and behind == "]":
-            expression = r"[^\]]{0,40}" if field == "time" else r"[^\]]*"
-        elif field == "time" and match["nginx"] is None and match["braced"] is None and match["apache"] == "t":
-            expression = r"\[[^\]]{0,40}\]|\d{1,20}"
-        elif match["python"] == "t":  # of gunicorn
-            expression = r"\[[^\]]{0,40}\]"
-        elif match["python"] == "status_code":  # of uvicorn: "404 Not Found"
-            expression = r"\d+(?: [A-Za-z' -]+)?"
-        elif match["apache"] == "q":
-            expression = r"\?\S*|"
-        elif match["apache"] == "p":
-            expression = r"\d*"
-        elif (field or match["apache"] or match["python"]) in _WITHOUT_BLANKS:
-            expression = r"\S*"
-        else:
-            expression = r".*?"
-        if not field or field in self._fields:
-            return f"(?:{expression})"
-        self._fields.append(field)
-        return f"({expression})"
-
-    def read(self, line: str) -> Entry:
-        """Read a line. Raises `UnreadableLineError`."""
+    def _row(self, line: str) -> Row:
         match = self._match(line) if len(line) <= MAX_LINE else None
         if match is None:
             raise UnreadableLineError("it is not in this format")
-        row = dict(zip(self._fields, match.groups(), strict=True))
-        if "\\" in line:
-            row = {field: _unescaped(value) for field, value in row.items()}
-        for field, value in row.items():
-            if value == "-":
-                row[field] = ""
-        if "ip" in row:
-            row["ip"] = _address(row["ip"])
-        return _entry(row, self.names)
+        is_escaped = "\\" in line
+        return {
+            field: "" if value == "-" else _unescaped(value) if is_escaped else value
+            for field, value in zip(self._fields, match.groups(), strict=True)
+        }
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
@@ -381,96 +348,77 @@ _JSON_NAMES = {
 class JsonFormat(LogFormat):
     """A JSON object a line. Nested objects have dotted names: `request.uri`."""
 
-    def __init__(self, sample: Sequence[str], mapping: Mapping[str, str] | None = None) -> None:
+    def __init__(self, sample: Sequence[str], mapping: Mapping[str, str]) -> None:
         """Find the fields in a sample of lines. `mapping`: the name of a field in the log, by field."""
-        known: dict[str, None] = {}
+        known: dict[str, Any] = {}
         for line in sample:
-            known.update(dict.fromkeys(_flat(line) or ()))
-        for field, name in (mapping or {}).items():
+            with suppress(UnreadableLineError):
+                known.update(_flat(line))
+        for field, name in mapping.items():
             if known and name not in known:
                 raise ConfigurationError(
                     f"--field {field}={name}: no line has {name!r}.", did_you_mean(name, known).strip()
                 )
-        self._found = self._find(known, dict(mapping or {}))
-        super().__init__("JSON", [part for field in self._found for part in _known(field)])
+        self._names = self._find(known, dict(mapping))
+        super().__init__("JSON", self._names)
 
-    def _find(self, known: Iterable[str], found: dict[str, str]) -> dict[str, str]:
+    @staticmethod
+    def _find(known: Iterable[str], found: dict[str, str]) -> dict[str, str]:
         """Add the fields that have a usual name to those that are `found`; return all."""
         by_ending: dict[str, str] = {}
         for name in sorted(known, key=lambda name: name.count(".")):
             by_ending.setdefault(name.rpartition(".")[2].lower(), name)
         for field, names in _JSON_NAMES.items():
             usual = next((by_ending[name] for name in names.split() if name in by_ending), None)
-            if usual is not None and not self._is_made_of(found, field):
+            # The request line has the method and the target already.
+            if usual is not None and not {*_parts([field])} <= {*_parts(found)}:
                 found.setdefault(field, usual)
         for ending, name in by_ending.items():
-            for prefix, kind in (("http_", "header:"), ("cookie_", "cookie:")):
-                rest = ending.removeprefix(prefix)
-                if rest != ending and name not in found.values():
-                    found.setdefault(kind + (rest.replace("_", "-") if kind == "header:" else rest), name)
+            kind, _, rest = ending.partition("_")
+            if kind in ("http", "cookie") and rest and name not in found.values():
+                found.setdefault(f"header:{rest.replace('_', '-')}" if kind == "http" else f"cookie:{rest}", name)
         if "header:host" in found:
             found.setdefault("host", found.pop("header:host"))
         return found
 
-    @staticmethod
-    def _is_made_of(found: Mapping[str, str], field: str) -> bool:
-        """Say whether a better field has the same: the request line has the method and the target."""
-        known = {part for other in found for part in _known(other)}
-        return all(part in known for part in _known(field))
-
-    def read(self, line: str) -> Entry:
-        """Read a line. Raises `UnreadableLineError`."""
+    def _row(self, line: str) -> Row:
         values = _flat(line)
-        if values is None:
-            raise UnreadableLineError("it is not a JSON object")
-        row = {}
-        for field, name in self._found.items():
-            value = values.get(name)
-            if value is not None:
-                row[field] = value if isinstance(value, str) else str(value)
-        if "ip" in row:
-            row["ip"] = _address(row["ip"])
-        if "path" in row and "?" in row["path"] and "target" not in row:
+        row = {field: str(value) for field, name in self._names.items() if (value := values.get(name)) is not None}
+        if "?" in row.get("path", "") and "target" not in row:
             row["target"] = row["path"]
-        return _entry(row, self.names)
+        return row
 
 
-def _flat(line: str) -> dict[str, Any] | None:
-    """Return the values of a JSON object, with dotted names for nested ones; None if it is none."""
-    flat: dict[str, Any] = {}
+def _flat(line: str) -> dict[str, Any]:
+    """Return the values of a JSON object, with dotted names for nested ones. Raises `UnreadableLineError`."""
     try:
         value = json.loads(line)
-        if not isinstance(value, dict):
-            return None
-        if not any(isinstance(each, (dict, list)) for each in value.values()):
-            return value
-        _flatten(value, "", flat)
+        if isinstance(value, dict):
+            return dict(_items(value))
     except (ValueError, RecursionError):
-        return None
-    return flat
+        pass
+    raise UnreadableLineError("it is not a JSON object")
 
 
-def _flatten(value: Mapping[str, Any], prefix: str, flat: dict[str, Any]) -> None:
-    for name, each in value.items():
+def _items(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, each in values.items():
         if isinstance(each, dict):
-            _flatten(each, f"{prefix}{name}.", flat)
+            yield from _items(each, f"{prefix}{name}.")
         else:
-            flat[prefix + name] = each[0] if isinstance(each, list) and each else each
+            yield prefix + name, each[0] if isinstance(each, list) and each else each
 
 
 # --- the format of a log ----------------------------------------------------------------------------------------------
 
 _COMMON = '%h %l %u %t "%r" %>s %b'
-COMMON = PatternFormat(_COMMON, "common", is_open=True)
-COMBINED = PatternFormat(f'{_COMMON} "%{{Referer}}i" "%{{User-Agent}}i"', "combined", is_open=True)
-WITH_HOST = PatternFormat(f'%v:%p {_COMMON} "%{{Referer}}i" "%{{User-Agent}}i"', "combined with a host", is_open=True)
+_COMBINED = f'{_COMMON} "%{{Referer}}i" "%{{User-Agent}}i"'
 
-NAMED: dict[str, Callable[[], LogFormat]] = {
-    "combined": lambda: COMBINED,
-    "common": lambda: COMMON,
-    "vhost_combined": lambda: WITH_HOST,
+NAMED: dict[str, LogFormat] = {
+    "vhost_combined": PatternFormat(f"%v:%p {_COMBINED}", "combined with a host", is_open=True),
+    "combined": PatternFormat(_COMBINED, "combined", is_open=True),
+    "common": PatternFormat(_COMMON, "common", is_open=True),
 }
-"""The formats that have a name, beside "json"."""
+"""The formats that have a name, beside "json", the richest first."""
 
 _EXAMPLE = "combined, common, json, or the text that configures your server: '$remote_addr [$msec] \"$request\"'"
 
@@ -482,16 +430,15 @@ def find_format(sample: Sequence[str], given: str = "auto", mapping: Mapping[str
     `mapping`: names of fields in a JSON log. Raises `ConfigurationError`.
     """
     lines = [line for line in sample if line.strip()]
-    is_json = given == "json" or (given == "auto" and bool(lines) and lines[0].lstrip().startswith("{"))
-    if mapping and not is_json:
+    if given == "json" or (given == "auto" and lines and lines[0].lstrip().startswith("{")):
+        return JsonFormat(lines, mapping or {})
+    if mapping:
         name, field = next(iter(mapping.items()))
         raise ConfigurationError(
             f"--field {name}={field} is only for JSON, and this log is not JSON.", "Use --format to say its fields."
         )
-    if is_json:
-        return JsonFormat(lines, mapping)
     if given in NAMED:
-        return NAMED[given]()
+        return NAMED[given]
     if given == "auto":
         return _detected(lines)
     if not _VARIABLE.search(given):
@@ -502,21 +449,17 @@ def find_format(sample: Sequence[str], given: str = "auto", mapping: Mapping[str
 
 
 def _detected(lines: Sequence[str]) -> LogFormat:
-    """Return the named format that reads most of the lines, the richest first."""
-    best, most = COMBINED, 0
-    for candidate in (WITH_HOST, COMBINED, COMMON):
-        number = sum(_reads(candidate, line) for line in lines)
-        if number > most:
-            best, most = candidate, number
-    if not most and lines:
+    """Return the named format that reads most of the lines."""
+    numbers = {each: sum(_reads(each, line) for line in lines) for each in NAMED.values()}
+    if lines and not any(numbers.values()):
         raise ConfigurationError(
             f"The format of the log is unknown. It begins with {lines[0][:60]!r}.", f"Use --format with {_EXAMPLE}."
         )
-    return best
+    return max(numbers, key=numbers.__getitem__)
 
 
 def _reads(candidate: LogFormat, line: str) -> bool:
     try:
-        return bool(candidate.read(line).values[candidate.names.index("ip")])
+        return "REMOTE_ADDR" in candidate.read(line).meta
     except UnreadableLineError:
         return False

@@ -22,8 +22,8 @@ from django_quota.engine.subject_operations import ReadDays
 from django_quota.engine.system_operations import FIELDS, OTHER, OUTAGES
 from django_quota.services.metrics import MINUTE, OTHER_LABEL
 from django_quota.services.registry import get_limiter
+from django_quota.services.scanning import Walk
 from django_quota.stores.base import Store
-from django_quota.stores.cluster.walking import Walk
 from django_quota.stores.redis.store import RedisStore, time_of
 
 MINUTES = 60

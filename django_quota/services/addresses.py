@@ -11,8 +11,9 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address
 
 from django.http import HttpRequest
 
-from django_quota.conf import UNIX, Network, QuotaSettings, current
+from django_quota.conf import UNIX, QuotaSettings, current
 from django_quota.core.errors import ConfigurationError, RuleError
+from django_quota.core.rules import Network
 
 logger = logging.getLogger("django_quota")
 
@@ -238,6 +239,11 @@ def is_network(text: str) -> bool:
     """Return whether a text looks like a network: an address, a slash and more."""
     address, slash, _ = text.partition("/")
     return bool(slash) and canonical(address, FULL) is not None
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text is an IP address or a network, without the `ip:` of a subject."""
+    return is_network(text) or canonical(text, FULL) is not None
 
 
 def _no_address(part: str) -> RuleError:

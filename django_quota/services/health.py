@@ -15,7 +15,7 @@ from django_quota.core.errors import QuotaError, StorePermissionDenied, StoreRef
 from django_quota.core.keys import is_system, read, system_key
 from django_quota.engine.operations import text
 from django_quota.services.overrides import marker_key
-from django_quota.stores.cluster.walking import Walk
+from django_quota.services.scanning import Walk
 from django_quota.stores.redis.errors import translate_error
 from django_quota.stores.redis.store import RedisStore, Server
 

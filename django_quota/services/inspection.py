@@ -197,18 +197,19 @@ def load_snapshot(subject: str, names: Collection[str] | None = None, *, scan: b
 
     Raises `RuleError` for a name in `names` that is no rule, `StoreUnavailable` if the store does not answer.
     """
-    found = scan_keys(subject) if scan else None
+    scanned = scan_keys(subject) if scan else None
+    states, holds, leases = _contents_of(scanned or {})
     rules: dict[str, NamedRule] = dict(known_rules())
-    states = {} if found is None else found.states
     for name, state_ids in states.items():
         rules.setdefault(name, rules_named(name, state_ids))
     if names is not None:
         rules = _chosen(names, rules)
-    holds = _by_key(subject, "h", rules) | ({} if found is None else found.holds)
-    leases = _by_key(subject, "l", _possible_slots(subject)) if found is None else found.leases
+    holds = _by_key(subject, "h", rules) | holds
+    if scanned is None:
+        leases = _by_key(subject, "l", _possible_slots(subject))
     contents = _read_contents(subject, holds | leases)
     days = usage(subject)
-    if names is None and found is None:
+    if names is None and scanned is None:
         more = contents.rules.union(*days.values()) - rules.keys()
         rules |= {name: rules_named(name) for name in sorted(more)[:MAX_NAMED]}
         if further := {key: name for key, name in _by_key(subject, "h", rules).items() if key not in holds}:
@@ -257,20 +258,7 @@ def recent_refusals(subject: str) -> list[Event]:
     ]
 
 
-@dataclass(slots=True)
-class FoundKeys:
-    """The keys of a subject that a scan found."""
-
-    keys: dict[str, keys.Key] = field(default_factory=dict)
-    states: dict[str, list[str]] = field(default_factory=dict)
-    """The ids of limits' states by rule. Rules of which only a digest is known are left out."""
-    holds: dict[str, str] = field(default_factory=dict)
-    """Names of rules by key."""
-    leases: dict[str, str] = field(default_factory=dict)
-    """Names of slots by key."""
-
-
-def scan_keys(subject: str) -> FoundKeys | None:
+def scan_keys(subject: str) -> dict[str, keys.Key] | None:
     """Find all keys of a subject by walking through all keys in Redis; None for another store."""
     store, prefix = get_limiter().store, current().prefix
     if not isinstance(store, RedisStore):
@@ -279,15 +267,22 @@ def scan_keys(subject: str) -> FoundKeys | None:
     with store.commands(store.server_of(start)) as lent:
         client: Any = lent
         scanned = sorted(map(text, client.scan_iter(match=keys.glob(start) + "*", count=SCAN_COUNT)))
-    found = FoundKeys({key: read for key in scanned if (read := keys.read(prefix, key)) is not None})
-    for key, read in found.keys.items():
+    return {key: read for key in scanned if (read := keys.read(prefix, key)) is not None}
+
+
+def _contents_of(scanned: Mapping[str, keys.Key]) -> tuple[dict[str, list[str]], dict[str, str], dict[str, str]]:
+    """Return the ids of states by rule, the rules that hold reservations by key, and the slots in use by key."""
+    states: dict[str, list[str]] = {}  # without rules of which only a digest is known
+    holds: dict[str, str] = {}
+    leases: dict[str, str] = {}
+    for key, read in scanned.items():
         kind, part, *state_id = f"{read.what}:".split(":", 2)
         name = keys.named(part)
         if kind == "r" and name is not None:
-            found.states.setdefault(name, []).append(state_id[0].removesuffix(":"))
+            states.setdefault(name, []).append(state_id[0].removesuffix(":"))
         elif kind in ("h", "l"):
-            (found.holds if kind == "h" else found.leases)[key] = name or read.what
-    return found
+            (holds if kind == "h" else leases)[key] = name or read.what
+    return states, holds, leases
 
 
 def rules_named(name: str, state_ids: Collection[str] | None = None) -> NamedRule:
@@ -403,15 +398,8 @@ def possible_tiers(rule: Rule, subject: str) -> dict[str, Rule]:
     return {tier: of_tier for tier, of_tier in rule.tiers.items() if tier != impossible} or dict(rule.tiers)
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """Rules of one name that are peeked at together."""
-
-    name: str
-    rules: Sequence[Rule]
-    tier: str = ""
-    is_rate: bool = False
-    """Whether only the name is known, which is a rate: it may mean several rules, and a call may give a burst."""
+_Question = tuple[str, str, Rule | list[Rule]]
+"""A name, a tier, and the rule of that name. Of a name that is a rate, the rules that a call may mean by it."""
 
 
 def _read_limits(snapshot: SubjectSnapshot, rules: Mapping[str, NamedRule]) -> None:
@@ -421,15 +409,11 @@ def _read_limits(snapshot: SubjectSnapshot, rules: Mapping[str, NamedRule]) -> N
     for name, given in rules.items():
         if isinstance(given, str):
             snapshot.unread[name] = given
-        elif isinstance(given, list):
-            plain.append(_Question(name, given, is_rate=True))
-        elif given.tiers:
+        elif isinstance(given, Rule) and given.tiers:
             tiers = possible_tiers(given, snapshot.subject).items()
-            by_tier.append(
-                [_Question(name, [rule], tier) for tier, rule in tiers if _is_readable(snapshot, rule, tier)]
-            )
-        elif _is_readable(snapshot, given):
-            plain.append(_Question(name, [given]))
+            by_tier.append([(name, tier, rule) for tier, rule in tiers if _is_readable(snapshot, rule, tier)])
+        elif isinstance(given, list) or _is_readable(snapshot, given):
+            plain.append((name, "", given))
     for questions in batches(plain, by_tier):
         snapshot.limits += _peek_at(snapshot, questions)
     order = {name: number for number, name in enumerate(rules)}
@@ -452,35 +436,31 @@ def batches(plain: Sequence[T], by_tier: Iterable[Sequence[T]] = ()) -> Iterator
 
 
 def _peek_at(snapshot: SubjectSnapshot, questions: Sequence[_Question]) -> Iterator[LimitStatus]:
-    asked = {question.name: question for question in questions}
-    plan = plan_for(snapshot.subject, [rule for question in questions for rule in question.rules])
-    for outcome, step in zip(peek_plan(plan), plan.limits, strict=True):
-        question = asked[outcome.rule]
-        limit = LimitStatus.of(outcome, step.key, question.tier)
-        if limit.used or len(question.rules) == 1:
-            rule = question.rules[0]
-            is_counted = limit.retry_after == 0 and limit.why != "exempt" and not rule.shadow
-            if snapshot.refuses and is_counted:
-                without = rule.on_unavailable or current().without_store(is_full=is_full(snapshot.refuses))
-                limit = replace(limit, instead=without)
-            if question.is_rate and "burst" in ALGORITHMS[outcome.of.algorithm.name].takes:
-                limit = replace(limit, is_burst_unknown=True)
-            yield limit
+    asked = {name: (tier, given if isinstance(given, list) else [given]) for name, tier, given in questions}
+    rates = {name for name, _, given in questions if isinstance(given, list)}
+    plan, outcomes = peek_rules(snapshot.subject, [rule for _, given in asked.values() for rule in given])
+    for outcome, step in zip(outcomes, plan.limits, strict=True):
+        tier, (rule, *others) = asked[outcome.rule]
+        limit = LimitStatus.of(outcome, step.key, tier)
+        if others and not limit.used:
+            continue
+        if snapshot.refuses and limit.retry_after == 0 and limit.why != "exempt" and not rule.shadow:
+            without = rule.on_unavailable or current().without_store(is_full=is_full(snapshot.refuses))
+            limit = replace(limit, instead=without)
+        if outcome.rule in rates and "burst" in ALGORITHMS[outcome.of.algorithm.name].takes:
+            limit = replace(limit, is_burst_unknown=True)
+        yield limit
 
 
-def plan_for(subject: str, rules: Iterable[Rule]) -> Plan:
-    """Return a plan of one hit for each rule."""
-    return new_plan([(rule, subject, 1, "") for rule in rules])
-
-
-def peek_plan(plan: Plan) -> Sequence[Outcome]:
-    """Peek at a plan, which also brings the limits of overrides into it. Raises `StoreUnavailable`."""
+def peek_rules(subject: str, rules: Iterable[Rule]) -> tuple[Plan, Sequence[Outcome]]:
+    """Peek at one hit of each rule. The plan holds the limits of overrides too then. Raises `StoreUnavailable`."""
+    plan = new_plan([(rule, subject, 1, "") for rule in rules])
     if not plan:
-        return ()
+        return plan, ()
     decision = get_limiter().decide(plan, "peek")
     if decision.degraded:
         raise StoreUnavailable("it did not say what is left of the limits")
-    return decision.outcomes
+    return plan, decision.outcomes
 
 
 # --- the effect of an override ----------------------------------------------------------------------------------------

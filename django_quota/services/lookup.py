@@ -29,7 +29,7 @@ from django_quota.core.errors import RuleError, nearest
 from django_quota.core.flow import run_sync
 from django_quota.core.rules import dotted_path, is_valid_name
 from django_quota.models import DailyCounter
-from django_quota.services.addresses import FULL, canonical, is_network, own_prefixes
+from django_quota.services.addresses import is_address, is_network, own_prefixes
 from django_quota.services.known_rules import known_rules
 from django_quota.services.overrides import ALL_RULES
 from django_quota.services.request_state import state_of
@@ -52,13 +52,6 @@ MAX_USER_TEXT = 320
 MAX_NAMES = 100
 """Names that `distinct_names` returns unless you ask for another number."""
 
-MAX_SUBJECTS = 20
-"""Subjects of daily counters that one text may match."""
-
-MAX_RULES = 10
-"""Rules of daily counters that one text may match."""
-
-
 # --- from text to a subject -------------------------------------------------------------------------------------------
 
 _BETWEEN_PARTS = re.compile(
@@ -71,11 +64,6 @@ _FIELDS = ("header", "cookie", "kwarg", "get", "post", "json", "login")
 """The kinds that take a value after an equals sign. Their subjects begin with `header.`, `cookie.` and so on."""
 
 _VALUE = re.compile(r"(header|cookie|kwarg|get|post|json|login):([^=]+)=(.*)|session=(.*)", re.DOTALL)
-
-
-def is_address(text: str) -> bool:
-    """Return whether a text is an IP address or a network, without the `ip:` of a subject."""
-    return is_network(text) or canonical(text, FULL) is not None
 
 
 def parse_subject_input(text: str) -> str:
@@ -401,31 +389,6 @@ _BYTE_ORDER = frozenset({"sqlite", "postgresql"})
 """Databases that compare subjects and rules byte by byte, so that one range of an index holds a common prefix."""
 
 _LAST_CHARACTER = "\U0010ffff"
-
-
-@dataclass(frozen=True, slots=True)
-class CounterSearch:
-    """What a search in the daily counters found."""
-
-    condition: Q
-    """Selects the rows."""
-    subjects: tuple[str, ...] = ()
-    """The subjects that the text means, where it means subjects."""
-
-
-def search_counters(text: str, *, with_users: bool) -> CounterSearch:
-    """Find the rows that a text means: a rule's full name, else users and subjects, else rules by their beginning.
-
-    Only a bounded number of names is looked up, so the condition stays cheap on a million rows.
-    """
-    if not text or "\0" in text:  # Django's search form refuses a null character, as PostgreSQL does
-        return CounterSearch(Q())
-    rules = distinct_names("rule", text, MAX_RULES)
-    if rules[:1] == [text]:
-        return CounterSearch(Q(rule=text))
-    users = find_users(text, prefix=True) if with_users else []
-    subjects = (*distinct_names("subject", text, MAX_SUBJECTS), *map(user_subject, users))
-    return CounterSearch(Q(subject__in=subjects), subjects) if subjects else CounterSearch(Q(rule__in=rules))
 
 
 def starts_with(field: str, text: str, using: str | None = None) -> Q:

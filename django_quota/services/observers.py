@@ -10,9 +10,9 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any, TypeVar, cast
 
+from django_quota.conf import is_async_callable
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import ConfigurationError
-from django_quota.services.subjects import is_async_callable
 
 logger = logging.getLogger("django_quota")
 

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 from django.apps import apps
@@ -32,7 +33,6 @@ from django.utils import timezone
 from django_quota.conf import current
 from django_quota.core.clock import frozen_now, microseconds_of
 from django_quota.core.errors import (
-    ConfigurationError,
     QuotaError,
     RateError,
     StorePermissionDenied,
@@ -47,15 +47,14 @@ from django_quota.services.flusher import flusher
 from django_quota.services.overrides import (
     Marking,
     Override,
-    SyncLock,
     publication,
     run_all,
     status_key,
+    take_lock,
     with_overrides,
 )
 from django_quota.services.registry import get_limiter
-from django_quota.services.scanning import find_hashes
-from django_quota.stores.cluster.walking import Walk
+from django_quota.services.scanning import Walk, find_hashes
 from django_quota.stores.redis.store import RedisStore
 
 logger = logging.getLogger("django_quota")
@@ -65,9 +64,6 @@ BATCH_SIZE = 500
 
 END_TOLERANCE = timedelta(hours=1)
 """How long after its end an override is still published, because Redis' clock decides whether it has ended."""
-
-MAX_LOSSES = 3
-"""How often in a row Redis may lose its memory during a publication before that fails."""
 
 ATTEMPTS = 2
 """How often one check tries to reach Redis."""
@@ -127,7 +123,7 @@ def connect() -> None:
             pre_save.connect(_before_save, model, dispatch_uid=DISPATCH_UID)
             post_save.connect(_changed, model, dispatch_uid=DISPATCH_UID)
             post_delete.connect(_changed, model, dispatch_uid=DISPATCH_UID)
-    overrides_changed.connect(_many_changed, dispatch_uid=DISPATCH_UID)
+    overrides_changed.connect(_note, dispatch_uid=DISPATCH_UID)
     flusher.add(watch)
 
 
@@ -142,11 +138,7 @@ def _changed(instance: QuotaOverride, using: str, **_: Any) -> None:
     _note({instance.subject}, using)
 
 
-def _many_changed(subjects: Collection[str], using: str, **_: Any) -> None:
-    _note(subjects, using)
-
-
-def _note(subjects: Collection[str], using: str) -> None:
+def _note(subjects: Collection[str], using: str, **_: Any) -> None:
     """Note that the overrides of subjects have changed, and publish them after the commit.
 
     Only rows of the database that overrides are written to count: other databases hold copies.
@@ -193,9 +185,11 @@ class OverrideWatch:
         if self._thread is not None and self._thread.is_alive():
             flusher.wake()
             return
+        store, settings = get_limiter().store, current()
+        if not settings.enabled or not isinstance(store, RedisStore) or _is_in_memory(write_database()):
+            return  # there is nothing to check
         try:
-            lock = self._lock()
-            if lock is not None and not lock.acquire():
+            if not take_lock(store, settings.prefix):
                 # The process with the lock may have checked before Redis lost something: check again in the next round.
                 flusher.wake()
                 return
@@ -203,38 +197,28 @@ class OverrideWatch:
             raise
         except StoreUnavailable:
             return  # an outage, which is reported elsewhere
-        if lock is not None:
-            self._thread = threading.Thread(target=self._run, args=(lock,), name="django-quota-overrides", daemon=True)
-            self._thread.start()
+        keep_lock = partial(take_lock, store, settings.prefix, again=True)
+        self._thread = threading.Thread(target=self._run, args=(keep_lock,), name="django-quota-overrides", daemon=True)
+        self._thread.start()
 
     def join(self) -> None:
         """Wait until the thread has finished its check."""
         if self._thread is not None:
             self._thread.join()
 
-    def _lock(self) -> SyncLock | None:
-        """Return the lock of a check; None if there is nothing to check."""
-        settings = current()
-        store = get_limiter().store
-        if not settings.enabled or not isinstance(store, RedisStore):
-            return None
-        if _is_in_memory(write_database()):
-            return None
-        return SyncLock(store, settings.prefix)
-
-    def _run(self, lock: SyncLock) -> None:
+    def _run(self, keep_lock: Callable[[], object]) -> None:
         try:
-            self._check(lock)
+            self._check(keep_lock)
         finally:
             connections.close_all()
 
-    def _check(self, lock: SyncLock) -> None:
+    def _check(self, keep_lock: Callable[[], object]) -> None:
         problem: Exception | None = None
         for _ in range(ATTEMPTS):
             try:
                 database = write_database()
                 if self._are_migrated(database):
-                    catch_up(database, lambda _: lock.extend())
+                    catch_up(database, lambda _: keep_lock())
             except StoreUnavailable as error:  # a failover may have cut this connection: try the next one
                 problem = error
             except (QuotaError, DatabaseError) as error:
@@ -285,7 +269,7 @@ def catch_up(using: str, report: Report = lambda _: None) -> CaughtUp:
     # Read the database first, because the marker is raised before the database notes it.
     if not isinstance(store, RedisStore) or overrides.is_marked(store, prefix, _noted_generation(using)):
         return CaughtUp(changes)
-    subjects = _publish_all(store, prefix, using, report).subjects
+    subjects = republish(using, report).subjects
     if subjects:  # with a new database, a new Redis has lost nothing
         what = "subject" if subjects == 1 else "subjects"
         logger.warning("Redis did not hold the overrides; those of %d %s are published again.", subjects, what)
@@ -347,14 +331,7 @@ def publish_pending(using: str) -> int:
 
     Raises `StoreUnavailable` if Redis does not answer; if a part of a Cluster does not, after all other servers.
     """
-    walk = Walk(get_limiter().store)
-    published = _publish_pending(using, walk)
-    walk.end()
-    return published
-
-
-def _publish_pending(using: str, walk: Walk) -> int:
-    outbox = OverrideOutbox.objects.using(using).order_by("pk")
+    walk, outbox = Walk(get_limiter().store), OverrideOutbox.objects.using(using).order_by("pk")
     published = last = 0
     while notes := dict(outbox.filter(pk__gt=last).values_list("pk", "subject")[:BATCH_SIZE]):
         last, least, done = max(notes), _noted_generation(using), set[str]()
@@ -369,6 +346,7 @@ def _publish_pending(using: str, walk: Walk) -> int:
             if raised:
                 _note_generation(using, raised)
             published += outbox.filter(pk__in=[pk for pk in notes if notes[pk] in done]).delete()[0]
+    walk.end()
     return published
 
 
@@ -459,40 +437,27 @@ def _microseconds(moment: datetime) -> int:
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
-def republish(using: str | None = None, report: Report = lambda _: None) -> Republished:
+def republish(using: str, report: Report = lambda _: None) -> Republished:
     """Publish all overrides, blocks first, withdraw those without a row, and mark Redis as complete.
 
     You may repeat it at any time, also in several processes at once. Raises `StoreUnavailable` if Redis does not
     answer; if a part of a Cluster does not, after all other servers.
     """
-    database = using or write_database()
-    store, prefix = get_limiter().store, current().prefix
-    if not isinstance(store, RedisStore):
-        publish_pending(database)
-        return Republished(_publish_rows(database, report, Walk(store), None), 0)
-    done = _publish_all(store, prefix, database, report)
-    # SQL may have changed rows, so an older Redis of the same generation may lack them.
-    if raised := _raise_generation(_noted_generation(database)):
-        _note_generation(database, raised)
-    return done
-
-
-def _publish_all(store: RedisStore, prefix: str, using: str, report: Report) -> Republished:
-    for _ in range(MAX_LOSSES):
-        walk, marking = Walk(store), Marking(store, prefix)
-        with walk.past():
-            marking.begin()
-            _publish_pending(using, walk)
-        subjects = _publish_rows(using, report, walk, marking)
-        withdrawn = _withdraw_orphans(store, prefix, using, walk, marking, report)
-        walk.end()  # a server that did not answer is not marked as complete
-        if generation := marking.finish(_noted_generation(using)):
-            _note_generation(using, generation)
-            return Republished(subjects, withdrawn)
-    raise ConfigurationError(
-        f"Redis lost its memory {MAX_LOSSES} times while overrides were published.",
-        "Check whether something empties it.",
-    )
+    prefix, store = current().prefix, cast("RedisStore", get_limiter().store)
+    walk, marking = Walk(store), Marking(store, prefix)
+    with walk.past():
+        marking.begin()
+    subjects = _publish_rows(using, report, walk, marking)
+    withdrawn = _withdraw_orphans(store, prefix, using, walk, marking, report)
+    walk.end()  # a server that did not answer is not marked as complete
+    # A new generation, because SQL may have changed rows: an older Redis of the same one would lack them.
+    generation = marking.finish(_noted_generation(using))
+    raised = generation and _raise_generation(generation)
+    if not raised:
+        raise StoreUnavailable("it lost its memory while overrides were published. Try again")
+    _note_generation(using, raised)
+    publish_pending(using)
+    return Republished(subjects, withdrawn)
 
 
 def write_database() -> str:
@@ -502,26 +467,19 @@ def write_database() -> str:
 
 def count_subjects(using: str) -> int:
     """Return how many subjects `republish` will report."""
-    return sum(rows.values("subject").distinct().count() for rows in _blocking_first(using))
+    return _not_ended(using).values("subject").distinct().count()
 
 
-def _blocking_first(using: str) -> tuple[QuerySet[QuotaOverride], QuerySet[QuotaOverride]]:
-    rows = _not_ended(using)
+def _publish_rows(using: str, report: Report, walk: Walk, marking: Marking) -> int:
+    published, prefix, rows = 0, current().prefix, _not_ended(using)
     blocking = rows.filter(mode=QuotaOverride.Mode.BLOCKED)
-    return blocking, rows.exclude(subject__in=blocking.values("subject"))
-
-
-def _publish_rows(using: str, report: Report, walk: Walk, marking: Marking | None) -> int:
-    published, prefix = 0, current().prefix
-    for rows in _blocking_first(using):
-        for batch in _subjects(rows):
-            for subjects in _by_server(batch):
-                with walk.past():
-                    publish(subjects, using)
-                    if marking is not None:
-                        marking.count(status_key(prefix, subjects[0]))
-                    published += len(subjects)
-            report(len(batch))
+    for batch in chain(_subjects(blocking), _subjects(rows.exclude(subject__in=blocking.values("subject")))):
+        for subjects in _by_server(batch):
+            with walk.past():
+                publish(subjects, using)
+                marking.count(status_key(prefix, subjects[0]))
+                published += len(subjects)
+        report(len(batch))
     return published
 
 
@@ -548,28 +506,18 @@ def _withdraw_orphans(store: RedisStore, prefix: str, using: str, walk: Walk, ma
 
 
 def _withdraw(store: RedisStore, prefix: str, using: str, keys: Collection[str]) -> int:
-    named, digested = _names_and_digests(prefix, keys)
+    ours = {key: parts.subject for key in keys if (parts := read(prefix, key)) is not None}
+    named = set(filter(None, ours.values()))
     orphans = named - set(_not_ended(using).filter(subject__in=named).values_list("subject", flat=True))
     publish(orphans, using)
+    digested = {key for key, subject in ours.items() if subject is None}  # of a subject that is too long for a key
     gone = digested - (_digested_keys(prefix, using).keys() if digested else set())
-    run_all(store, [publication(key, {}) for key in gone], frozen_now())
     if gone:
+        run_all(store, [publication(key, {}) for key in gone], frozen_now())
         get_limiter().refusals.forget()
-    back = _digested_keys(prefix, using) if gone else {}  # saved while they were withdrawn
-    publish([back[key] for key in gone if key in back], using)
+        # Some may have been saved while they were withdrawn.
+        publish([subject for key, subject in _digested_keys(prefix, using).items() if key in gone], using)
     return len(orphans) + len(gone)
-
-
-def _names_and_digests(prefix: str, keys: Collection[str]) -> tuple[set[str], set[str]]:
-    """Return the subjects of keys, and the keys that hold only the digest of a subject."""
-    named, digested = set(), set()
-    for key in keys:
-        parts = read(prefix, key)
-        if parts is not None and parts.subject is not None:
-            named.add(parts.subject)
-        elif parts is not None:
-            digested.add(key)
-    return named, digested
 
 
 def _digested_keys(prefix: str, using: str) -> dict[str, str]:

@@ -7,17 +7,16 @@ The decision script reads them in the hash of the subject, so they apply at once
 from __future__ import annotations
 
 import secrets
-import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from django_quota.core.clock import SECOND
 from django_quota.core.keys import field, key_of, subject_base, system_key
 from django_quota.engine.operations import Operation, text
 from django_quota.engine.override_operations import FIELD, CompletePublication, PublishOverrides, RaiseGeneration
+from django_quota.services.scanning import Walk
 from django_quota.stores.base import Store
-from django_quota.stores.cluster.walking import Walk
 from django_quota.stores.redis.store import RedisStore, Server
 
 ALL_RULES = "*"
@@ -109,33 +108,18 @@ def marker_key(prefix: str) -> str:
 
 
 def lock_key(prefix: str) -> str:
-    """Return the key of `SyncLock`."""
+    """Return the key of the lock; see `take_lock`."""
     return f"{marker_key(prefix)}:lock"
 
 
-class SyncLock:
-    """The lock of the process that checks whether Redis holds all overrides. Two may check at once: it only saves work.
+def take_lock(store: RedisStore, prefix: str, *, again: bool = False) -> bool:
+    """Take the lock of the process that checks whether Redis holds all overrides; False if another process has it.
 
-    It expires by itself, so a process that dies keeps the others waiting for at most `LOCK_TTL`.
+    `again`: whether this process has it, and keeps it. Nobody releases it: it expires by itself, so a process that dies
+    keeps the others waiting for at most `LOCK_TTL`. Two may check at once: the lock only saves work.
     """
-
-    def __init__(self, store: RedisStore, prefix: str) -> None:
-        self._store = store
-        self._key = lock_key(prefix)
-        self._extended = 0.0
-
-    def acquire(self) -> bool:
-        """Take it; return False if another process has it, or had it a moment ago. Nobody releases it."""
-        with self._store.commands() as client:
-            self._extended = time.monotonic()
-            return bool(client.set(self._key, "1", nx=True, px=int(LOCK_TTL * 1_000)))
-
-    def extend(self) -> None:
-        """Keep it while the work goes on. Call it as often as you like."""
-        if time.monotonic() > self._extended + LOCK_TTL / 3:
-            with self._store.commands() as client:
-                client.set(self._key, "1", px=int(LOCK_TTL * 1_000))
-            self._extended = time.monotonic()
+    with store.commands() as client:
+        return bool(client.set(lock_key(prefix), "1", nx=not again, px=int(LOCK_TTL * 1_000)))
 
 
 def is_marked(store: RedisStore, prefix: str, generation: int = 1) -> bool:
@@ -181,22 +165,22 @@ class Marking:
     def begin(self) -> None:
         """Start the count of each server."""
         for server, markers in _markers(self._store, self._prefix).items():
-            with self._store.commands(server) as client, client.pipeline(transaction=False) as pipeline:
-                for marker in markers:
-                    pipeline.set(self._count_of(marker), 0, ex=PUBLICATION_TTL)
-                pipeline.execute()
+            self._add(server, markers, 0)
 
     def count(self, key: str) -> None:
         """Count a batch for the server of a key."""
         server = self._store.server_of(key)
         marker = self._store.node_key(marker_key(self._prefix), server)
-        if not marker:
-            return
+        if marker:
+            self._add(server, [marker], 1)
+            self._counted[marker] += 1
+
+    def _add(self, server: Server, markers: Iterable[str], number: int) -> None:
         with self._store.commands(server) as client, client.pipeline(transaction=False) as pipeline:
-            pipeline.incrby(self._count_of(marker), 1)
-            pipeline.expire(self._count_of(marker), PUBLICATION_TTL)
+            for marker in markers:
+                pipeline.incrby(self._count_of(marker), number)
+                pipeline.expire(self._count_of(marker), PUBLICATION_TTL)
             pipeline.execute()
-        self._counted[marker] += 1
 
     def finish(self, generation: int) -> int:
         """Mark all servers as complete, with `generation` or a later one.

@@ -4,8 +4,8 @@ Each request of the log goes through the same code as a live one. `RuleIndex` an
 their subjects, and the specification of the decision (`engine/decide`) decides them, in the log's own time: all limits
 of a request in one plan, all or nothing. Nothing is read from or written to Redis or the database.
 
-It goes in three steps. `LineReader` turns lines into a `Traffic`: a time and the number of a plan for each request.
-`decide` decides a share of it. Plans that share a subject, even by way of others, are in one share, so the shares are
+It goes in three steps. `LineReader` turns lines into `Traffic`: a time and the number of a plan for each request.
+`decide` decides a part of it. Plans that share a subject, even by way of others, are in one part, so the parts are
 independent: any number of processes comes to the same result. `services/tightest` then searches for rates.
 """
 
@@ -40,7 +40,7 @@ ViewRules = Callable[[HttpRequest, Callable[..., Any]], list[Rule]]
 
 MAX_SHOWN = 3
 MAX_TEXT = 500
-"""How many unreadable lines a block keeps to show them, and how many characters of each."""
+"""How many unreadable lines are kept to show them, and how many characters of each."""
 
 MAX_KNOWN = 20_000
 """How many places (method, path, host) and plans a process remembers."""
@@ -55,9 +55,9 @@ SWEEP_INTERVAL = 100_000
 class LoggedRequest(HttpRequest):
     """A request as an access log shows it. It has no user, no session and no body."""
 
-    def __init__(self, entry: Entry, meta: dict[str, str]) -> None:
+    def __init__(self, entry: Entry) -> None:
         # Not super().__init__(), which makes dicts for a form and for files.
-        self.META = meta
+        self.META = {**_SERVER, **entry.meta}
         self.method = entry.method
         self.path = self.path_info = entry.path
         self.resolver_match: ResolverMatch | None = None
@@ -77,13 +77,6 @@ class LoggedRequest(HttpRequest):
 
 _SERVER = {"SERVER_NAME": "", "SERVER_PORT": "80"}
 """What Django asks for if a request names no host."""
-
-
-def _meta_name(name: str) -> str:
-    """Return what `request.META` calls a field of a log."""
-    if name.startswith("header:"):
-        return "HTTP_" + name.removeprefix("header:").upper().replace("-", "_")
-    return {"ip": "REMOTE_ADDR", "host": "HTTP_HOST"}.get(name, name)
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------
@@ -215,19 +208,19 @@ class RuleSet:
             return rule
         return own if rule is current().rule(rule.name) else rule
 
-    def plan_of(self, entry: Entry, meta: dict[str, str]) -> PlanKey:
+    def plan_of(self, entry: Entry) -> PlanKey:
         """Return the plan of a request; empty if no rule applies to it. Raises `ConfigurationError`."""
-        place = (entry.method, entry.path, meta.get("HTTP_HOST", ""))
+        place = (entry.method, entry.path, entry.meta.get("HTTP_HOST", ""))
         known = self._places.get(place)
         if known is None:
-            known = self._find(LoggedRequest(entry, meta))
+            known = self._find(LoggedRequest(entry))
             if len(self._places) >= MAX_KNOWN:
                 self._places.clear()
             self._places[place] = known
         rules, match = known
         if not rules:
             return ()
-        request = LoggedRequest(entry, meta)
+        request = LoggedRequest(entry)
         request.resolver_match = match
         asked = run_sync(asked_flow(rules, request))
         return tuple([(self._numbers[id(rule)], subject, value) for rule, subject, _, value in asked])
@@ -269,24 +262,105 @@ class Unreadable(NamedTuple):
     text: str
 
 
-class Block(NamedTuple):
-    """What was read from a part of a log. Plans are numbered from 1; 0 is a request without rules."""
+class Traffic:
+    """The requests of a log, or of a part of it, to which a rule applies."""
 
-    lines: int
-    requests: int
-    times: array[int]
-    """The times of the requests to which a rule applies."""
-    numbers: list[array[int]]
-    """For each set of rules, the plans of these requests."""
-    plans: list[list[PlanKey]]
-    """For each set of rules, its plans."""
-    begins: int
-    ends: int
-    """The first and the last time, also of requests without rules."""
-    turned_away: int
-    """How many requests were answered 429 when they came."""
-    unreadable: int
-    shown: list[Unreadable]
+    def __init__(self, sets: int) -> None:
+        """Begin without requests. `sets`: how many sets of rules there are."""
+        self.times = array("q")
+        self.numbers = [array("I") for _ in range(sets)]
+        """For each set of rules, the number of each request's plan; 0 for none."""
+        self.plans: list[dict[PlanKey, int]] = [{(): 0} for _ in range(sets)]
+        """For each set of rules, its plans with their numbers, from 0 on."""
+        self.lines = self.requests = self.turned_away = self.unreadable = self.unordered = 0
+        """The lines of the log, its requests, those answered 429, lines that could not be used, and requests that were
+        out of order."""
+        self.begins = self.ends = 0
+        """The first and the last time, also of requests without rules."""
+        self.shown: list[Unreadable] = []
+
+    def add_request(self, entry: Entry, keys: Sequence[PlanKey]) -> None:
+        """Add a request with its plan in each set of rules."""
+        self.requests += 1
+        self.turned_away += entry.status == TOO_MANY
+        self.begins = min(self.begins or entry.time, entry.time)
+        self.ends = max(self.ends, entry.time)
+        if any(keys):
+            self.times.append(entry.time)
+            for numbers, plans, key in zip(self.numbers, self.plans, keys, strict=True):
+                numbers.append(plans.setdefault(key, len(plans)))
+
+    def add_unreadable(self, reason: str, text: str) -> None:
+        """Add the last line, which could not be used."""
+        self.unreadable += 1
+        if len(self.shown) < MAX_SHOWN:
+            self.shown.append(Unreadable(self.lines, reason, text[:MAX_TEXT]))
+
+    def add(self, other: Traffic) -> None:
+        """Add the next part of the log."""
+        shown = [each._replace(number=self.lines + each.number) for each in other.shown]
+        self.shown = (self.shown + shown)[:MAX_SHOWN]
+        self.lines += other.lines
+        self.requests += other.requests
+        self.turned_away += other.turned_away
+        self.unreadable += other.unreadable
+        self.begins = min(filter(None, (self.begins, other.begins)), default=0)
+        self.ends = max(self.ends, other.ends)
+        self.times += other.times
+        for numbers, plans, numbers_of, plans_of in zip(
+            self.numbers, self.plans, other.numbers, other.plans, strict=True
+        ):
+            renumbered = [plans.setdefault(key, len(plans)) for key in plans_of]
+            numbers.extend(map(renumbered.__getitem__, numbers_of))
+
+    def sort(self) -> None:
+        """Sort the requests by time. Those of one time stay in their order."""
+        times = self.times
+        self.unordered = sum(map(int.__gt__, times, times[1:]))
+        if self.unordered:
+            order = sorted(range(len(times)), key=times.__getitem__)
+            self.times = array("q", map(times.__getitem__, order))
+            self.numbers = [array("I", map(numbers.__getitem__, order)) for numbers in self.numbers]
+
+    def parts(self, index: int, number: int) -> list[Sequence[int]]:
+        """Divide the requests of a set of rules into parts that are independent of each other: their positions.
+
+        Plans that share a subject are in one part. `number`: how many parts to make at most.
+        """
+        numbers = self.numbers[index]
+        if number == 1:
+            return [range(len(numbers))]
+        group_of = _groups(self.plans[index])
+        loads = [(0, part) for part in range(number)]
+        part_of: dict[int, int] = {}
+        for group, size in Counter(map(group_of.__getitem__, numbers)).most_common():
+            load, part_of[group] = loads[0]
+            heapq.heapreplace(loads, (load + size, part_of[group]))
+        parts = [array("I") for _ in range(number)]
+        for position, plan in enumerate(numbers):
+            if plan:
+                parts[part_of[group_of[plan]]].append(position)
+        return [part for part in parts if part]
+
+
+def _groups(plans: Iterable[PlanKey]) -> list[int]:
+    """Return the group of each plan: plans with a subject in common are of one group."""
+    group: list[int] = []
+
+    def find(plan: int) -> int:
+        while group[plan] != plan:
+            group[plan] = plan = group[group[plan]]
+        return plan
+
+    first: dict[str, int] = {}
+    for number, key in enumerate(plans):
+        group.append(number)
+        for _, subject, _ in key:
+            group[find(number)] = find(first.setdefault(subject, number))
+    return list(map(find, group))
+
+
+TOO_MANY = 429
 
 
 class LineReader:
@@ -296,148 +370,28 @@ class LineReader:
         """`is_of_server`: the log is that of the server behind the proxies, whose peer is the last proxy."""
         self._format = log_format
         self._sets = sets
-        settings = current()
-        self._adds_peer = not is_of_server and settings.trusted_proxy_count > 0
-        unused = set() if settings.trusted_proxies or settings.trusted_proxy_count else {"header:x-forwarded-for"}
-        self._meta = [(_meta_name(name), at) for at, name in enumerate(log_format.names) if name not in unused]
+        self._adds_peer = not is_of_server and current().trusted_proxy_count > 0
 
-    def _meta_of(self, entry: Entry) -> dict[str, str]:
-        values = entry.values
-        meta = {**_SERVER, **{name: values[at] for name, at in self._meta if values[at]}}
-        if self._adds_peer:  # as the proxy that wrote the log does
-            hops = (meta.get("HTTP_X_FORWARDED_FOR", ""), meta.get("REMOTE_ADDR", ""))
-            meta["HTTP_X_FORWARDED_FOR"] = ", ".join(filter(None, hops))
-        return meta
-
-    def read(self, block: bytes) -> Block:
+    def read(self, block: bytes) -> Traffic:
         """Read the lines of a part of a log."""
-        times = array("q")
-        numbers = [array("I") for _ in self._sets]
-        known: list[dict[PlanKey, int]] = [{(): 0} for _ in self._sets]
-        shown: list[Unreadable] = []
-        lines = block.decode(errors="surrogateescape").split("\n")
-        if lines and not lines[-1]:
-            lines.pop()
-        begins = ends = requests = turned_away = unreadable = 0
-        for number, line in enumerate(lines, 1):
+        traffic = Traffic(len(self._sets))
+        for line in block.removesuffix(b"\n").decode(errors="surrogateescape").split("\n") if block else ():
+            traffic.lines += 1
             if not line or line.isspace():
                 continue
             try:
                 entry = self._format.read(line.rstrip("\r"))
-                meta = self._meta_of(entry)
-                keys = [rules.plan_of(entry, meta) for rules in self._sets]
-            except (UnreadableLineError, ConfigurationError, SuspiciousOperation) as error:  # Django answers 400
-                unreadable += 1
-                if len(shown) < MAX_SHOWN:
-                    problem = error.problem if isinstance(error, ConfigurationError) else str(error)
-                    shown.append(Unreadable(number, problem, line[:MAX_TEXT]))
-                continue
-            requests += 1
-            turned_away += entry.status == TOO_MANY
-            begins = min(begins, entry.time) if begins else entry.time
-            ends = max(ends, entry.time)
-            if not any(keys):
-                continue
-            times.append(entry.time)
-            for index, key in enumerate(keys):
-                plans = known[index]
-                numbers[index].append(plans.setdefault(key, len(plans)))
-        plans_of = [list(plans)[1:] for plans in known]
-        return Block(len(lines), requests, times, numbers, plans_of, begins, ends, turned_away, unreadable, shown)
-
-
-TOO_MANY = 429
-
-
-class Traffic:
-    """The requests of a log to which a rule applies, in the order of their times."""
-
-    def __init__(self, sets: Sequence[RuleSet]) -> None:
-        self.sets = sets
-        self.times = array("q")
-        self.numbers = [array("I") for _ in sets]
-        """For each set of rules, the number of each request's plan; 0 for none."""
-        self.plans: list[list[PlanKey]] = [[()] for _ in sets]
-        """For each set of rules, its plans by number."""
-        self._known: list[dict[PlanKey, int]] = [{(): 0} for _ in sets]
-        self.lines = self.requests = self.turned_away = self.unreadable = self.unordered = 0
-        """The lines of the log, its requests, those answered 429, and those that were out of order."""
-        self.begins = self.ends = 0
-        self.shown: list[Unreadable] = []
-
-    def add(self, block: Block) -> None:
-        """Add the next part of the log."""
-        for each in block.shown[: MAX_SHOWN - len(self.shown)]:
-            self.shown.append(each._replace(number=self.lines + each.number))
-        self.lines += block.lines
-        self.requests += block.requests
-        self.turned_away += block.turned_away
-        self.unreadable += block.unreadable
-        if block.requests:
-            self.begins = min(self.begins, block.begins) if self.begins else block.begins
-            self.ends = max(self.ends, block.ends)
-        self.times += block.times
-        for known, plans, numbers, plans_of, numbers_of in zip(
-            self._known, self.plans, self.numbers, block.plans, block.numbers, strict=True
-        ):
-            renumbered = [0]
-            for key in plans_of:
-                number = known.setdefault(key, len(known))
-                if number == len(plans):
-                    plans.append(key)
-                renumbered.append(number)
-            numbers.extend(map(renumbered.__getitem__, numbers_of))
-
-    def finish(self) -> None:
-        """Sort what was added by time. Requests of one time stay in their order."""
-        times = self.times
-        self._known = []
-        self.unordered = sum(map(int.__gt__, times, times[1:]))
-        if self.unordered:
-            order = sorted(range(len(times)), key=times.__getitem__)
-            self.times = array("q", map(times.__getitem__, order))
-            self.numbers = [array("I", map(numbers.__getitem__, order)) for numbers in self.numbers]
-
-    def shares(self, index: int, number: int) -> list[Sequence[int]]:
-        """Divide the requests of a set of rules into shares that are independent of each other: their positions.
-
-        Plans that share a subject are in one share. `number`: how many shares to make at most.
-        """
-        numbers, plans = self.numbers[index], self.plans[index]
-        if number == 1:
-            return [range(len(numbers))]
-        group_of = _groups(plans)
-        sizes = Counter(map(group_of.__getitem__, numbers))
-        loads = [(0, share) for share in range(number)]
-        share_of = [0] * len(plans)
-        chosen: dict[int, int] = {}
-        for group, size in sizes.most_common():
-            load, share = heapq.heappop(loads)
-            chosen[group] = share
-            heapq.heappush(loads, (load + size, share))
-        for plan, group in enumerate(group_of):
-            share_of[plan] = chosen.get(group, 0)
-        shares = [array("I") for _ in range(number)]
-        for position, plan in enumerate(numbers):
-            if plan:
-                shares[share_of[plan]].append(position)
-        return [share for share in shares if share]
-
-
-def _groups(plans: Sequence[PlanKey]) -> list[int]:
-    """Return the group of each plan: plans with a subject in common are of one group."""
-    group = list(range(len(plans)))
-
-    def find(plan: int) -> int:
-        while group[plan] != plan:
-            group[plan] = plan = group[group[plan]]
-        return plan
-
-    first: dict[str, int] = {}
-    for number, key in enumerate(plans):
-        for _, subject, _ in key:
-            group[find(number)] = find(first.setdefault(subject, number))
-    return [find(number) for number in range(len(plans))]
+                if self._adds_peer:  # as the proxy that wrote the log does
+                    hops = map(entry.meta.get, ("HTTP_X_FORWARDED_FOR", "REMOTE_ADDR"))
+                    entry.meta["HTTP_X_FORWARDED_FOR"] = ", ".join(filter(None, hops))
+                keys = [rules.plan_of(entry) for rules in self._sets]
+            except ConfigurationError as error:
+                traffic.add_unreadable(error.problem, line)
+            except (UnreadableLineError, SuspiciousOperation) as error:  # Django answers 400
+                traffic.add_unreadable(str(error), line)
+            else:
+                traffic.add_request(entry, keys)
+        return traffic
 
 
 # --- deciding ---------------------------------------------------------------------------------------------------------
@@ -447,11 +401,10 @@ Place = tuple[str, str]
 
 
 @dataclass
-class Share:
-    """What was decided in a share of the requests."""
+class Refusals:
+    """What was refused of the requests, or of a part of them."""
 
-    refused: array[int] = field(default_factory=lambda: array("I"))
-    """The positions of the refused requests."""
+    positions: array[int] = field(default_factory=lambda: array("I"))
     by_rule: Counter[Place] = field(default_factory=Counter)
     """How often a rule refused, or would have if it were not a shadow."""
     bans: Counter[Place] = field(default_factory=Counter)
@@ -461,7 +414,7 @@ class Share:
     def note(self, position: int, plan: Plan, reply: Reply) -> None:
         """Note what a reply refuses."""
         if reply.verdict == REFUSED:
-            self.refused.append(position)
+            self.positions.append(position)
         for at, hit in enumerate(plan.hits):
             if not reply.passed(at):
                 self.by_rule[hit.rule.name, hit.subject] += 1
@@ -471,18 +424,18 @@ class Share:
                 self._banned_until[place] = until
                 self.bans[place] += 1
 
-    def add(self, other: Share) -> None:
-        """Add another share."""
-        self.refused += other.refused
+    def add(self, other: Refusals) -> None:
+        """Add those of another part."""
+        self.positions += other.positions
         self.by_rule.update(other.by_rule)
         self.bans.update(other.bans)
 
 
-def decide(traffic: Traffic, index: int, positions: Iterable[int]) -> Share:
-    """Decide a share of the requests under a set of rules, with the specification and from empty counts."""
-    rules, numbers, times, keys = traffic.sets[index], traffic.numbers[index], traffic.times, traffic.plans[index]
+def decide(rules: RuleSet, traffic: Traffic, index: int, positions: Iterable[int]) -> Refusals:
+    """Decide a part of the requests under a set of rules, with the specification and from empty counts."""
+    numbers, times, keys = traffic.numbers[index], traffic.times, list(traffic.plans[index])
     plans: dict[int, Plan] = {}
-    states, share = DictStates(), Share()
+    states, refusals = DictStates(), Refusals()
     for count, position in enumerate(positions, 1):
         number, now = numbers[position], times[position]
         if not number:
@@ -496,5 +449,5 @@ def decide(traffic: Traffic, index: int, positions: Iterable[int]) -> Share:
             plan = plans[number] = rules.plan(keys[number])
         raw = plan.operation(now, "check").run(states, now)
         if plan.has_groups or not allows_without_flags(raw, plan.hits):
-            share.note(position, plan, Reply.decode(raw, plan.hits))
-    return share
+            refusals.note(position, plan, Reply.decode(raw, plan.hits))
+    return refusals

@@ -20,8 +20,7 @@ from django_quota.engine.subject_operations import InspectSubject, LiftBans, Res
 from django_quota.services.inspection import (
     NamedRule,
     batches,
-    peek_plan,
-    plan_for,
+    peek_rules,
     read_contents,
     rules_named,
     scan_keys,
@@ -112,7 +111,7 @@ def _scan_places(subject: str, names: Collection[str] | None) -> dict[str, RuleS
     if found is None:
         return None
     states: dict[str, list[str]] = {}
-    for key, read in found.keys.items():
+    for key, read in found.items():
         kind, _, rest = read.what.partition(":")
         if kind in ("r", "b", "h"):  # states, counts of refusals towards a ban, and holds
             states.setdefault(rest.partition(":")[0], []).append(key)
@@ -141,7 +140,6 @@ def _forget_rules(subject: str, chosen: Mapping[str, NamedRule]) -> Iterator[Res
     rules = [given for given in chosen.values() if isinstance(given, Rule)]
     plain += [rule for rule in rules if rule.limits]
     for batch in batches(plain, [list(rule.tiers.values()) for rule in rules]):
-        plan = plan_for(subject, [rule for rule in batch if rule.limits])
+        plan, _ = peek_rules(subject, [rule for rule in batch if rule.limits])
         if plan:
-            peek_plan(plan)
             yield plan.reset_operation()

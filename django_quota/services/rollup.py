@@ -21,8 +21,8 @@ from django_quota.conf import current
 from django_quota.core.clock import SECOND
 from django_quota.models import DailyCounter, begin_writing
 from django_quota.services.overrides import run_all
+from django_quota.services.scanning import Walk
 from django_quota.services.usage import Count, DayUsage, find, finished_before, read_all
-from django_quota.stores.cluster.walking import Walk
 from django_quota.stores.redis.store import RedisStore
 
 MAX_CLOCK_SKEW = 60 * SECOND

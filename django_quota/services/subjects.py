@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any, TypeAlias, cast
 
-from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.conf import settings
 from django.contrib.sessions.backends.signed_cookies import SessionStore as SignedCookieSession
 from django.core.exceptions import BadRequest, RequestDataTooBig, SynchronousOnlyOperation
@@ -687,8 +687,3 @@ def subject_of(given: object, whose: str) -> str:
     if is_user(given):
         return user_subject(given)
     raise RuleError(f"{given!r} is not a subject of {whose}. Use a text such as 'user:42', or a user.")
-
-
-def is_async_callable(value: object) -> bool:
-    """Return whether a call of a value must be awaited."""
-    return callable(value) and (iscoroutinefunction(value) or iscoroutinefunction(getattr(value, "__call__", None)))  # noqa: B004

@@ -9,36 +9,26 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
 
 from django_quota.core.algorithms import DISTINCT, Limit, is_outside
+from django_quota.core.algorithms.sliding_window import HUGE_PRECISION
 from django_quota.core.errors import RuleError
 from django_quota.core.rules import Rule
-from django_quota.services.replay import Traffic
+from django_quota.services.replay import RuleSet, Traffic
 
 SHARES = (0.0, 0.001, 0.01)
 """The shares of refused requests that rates are searched for."""
 
 
+@dataclass(slots=True)
 class Hits:
     """What one subject asked of a rule: when, and with which values if the rule counts values."""
 
-    __slots__ = ("times", "values")
-
-    def __init__(self) -> None:
-        self.times = array("q")
-        self.values: list[str] = []
-
-    def __len__(self) -> int:
-        return len(self.times)
-
-    def add_value(self, time: int, value: str) -> None:
-        """Add a hit with a value."""
-        self.times.append(time)
-        self.values.append(value)
+    times: array[int] = field(default_factory=lambda: array("q"))
+    values: list[str] = field(default_factory=list)
 
 
 class Demand:
@@ -48,17 +38,12 @@ class Demand:
         rule = rules[0]
         self.name, self.cost, self.is_distinct = rule.name, int(rule.cost), rule.distinct is not None  # type: ignore[arg-type]
         self.limits: list[Limit] = list({limit.state_id: limit for each in rules for limit in each.limits}.values())
-        self.subjects: dict[str, Hits] = {}
+        self.subjects: defaultdict[str, Hits] = defaultdict(Hits)
 
     @property
     def requests(self) -> int:
         """How many requests there were."""
-        return sum(map(len, self.subjects.values()))
-
-    def adder(self, subject: str, value: str) -> Callable[[int], object]:
-        """Return a function that adds a hit of a subject at a time."""
-        hits = self.subjects.setdefault(subject, Hits())
-        return (lambda time: hits.add_value(time, value)) if self.is_distinct else hits.times.append
+        return sum(len(hits.times) for hits in self.subjects.values())
 
     def highest(self, limit: Limit, begins: int, step: int, number: int) -> list[int]:
         """Return the most that one subject asked in the window of a limit, for each of `number` spans of time."""
@@ -70,20 +55,22 @@ class Demand:
         return [asked * self.cost for asked in found]
 
 
-def demands(traffic: Traffic, index: int) -> dict[str, Demand]:
+def demands(rules: RuleSet, traffic: Traffic, index: int) -> dict[str, Demand]:
     """Return what the requests of a log ask of each rule of a set, by name."""
-    rules = traffic.sets[index].rules
     by_name: dict[str, list[Rule]] = {}
-    for rule in rules:
+    for rule in rules.rules:
         by_name.setdefault(rule.name, []).append(rule)
     found = {name: Demand(each) for name, each in by_name.items()}
-    adders: list[list[Callable[[int], object]]] = []
+    asked: list[list[tuple[Hits, str]]] = []
     for key in traffic.plans[index]:
-        places = {(rules[number].name, subject): value for number, subject, value in key}  # rules of one name are one
-        adders.append([found[name].adder(subject, value) for (name, subject), value in places.items()])
+        # Rules of one name are one.
+        values = {(rules.rules[number].name, subject): value for number, subject, value in key}
+        asked.append([(found[name].subjects[subject], value) for (name, subject), value in values.items()])
     for time, plan in zip(traffic.times, traffic.numbers[index], strict=True):
-        for add in adders[plan]:
-            add(time)
+        for hits, value in asked[plan]:
+            hits.times.append(time)
+            if value:
+                hits.values.append(value)
     return found
 
 
@@ -105,82 +92,63 @@ def _asked(hits: Hits, window: int) -> Iterator[int]:
         yield count - first
 
 
-class Found(NamedTuple):
-    """The tightest count for a share."""
-
-    share: float
-    least: int | None
-    """None: no count that the algorithm takes refuses so few."""
-
-
 class Search:
     """Finds counts for a limit. `refused` may run in several processes, each for a part of the subjects."""
 
     def __init__(self, demand: Demand, limit: Limit) -> None:
-        self.demand = demand
-        self.limit = limit
-        by_size = sorted(demand.subjects.values(), key=len, reverse=True)
+        self._demand = demand
+        self._limit = limit
+        by_size = sorted(demand.subjects.values(), key=lambda hits: len(hits.times), reverse=True)
         self._subjects = [(self._bound(hits), hits) for hits in by_size]
 
     def _bound(self, hits: Hits) -> float:
         """Return a count with which a subject is never refused."""
-        limit, total = self.limit, len(hits) * self.demand.cost
+        limit, total = self._limit, len(hits.times) * self._demand.cost
         if limit.algorithm is DISTINCT:
             return len(set(hits.values))
         if limit.options.burst is not None:  # the bucket keeps its size
             return 0 if total <= limit.options.burst else float("inf")
-        windows = {"sliding_window": self._longest_window, "fixed_window": limit.rate.period}
-        window = windows.get(limit.algorithm.name)
-        return total if window is None else max(_asked(hits, window)) * self.demand.cost
-
-    @property
-    def _longest_window(self) -> int:
-        """How long a sliding window counts a hit at most, with any count: its slices are there from some count on."""
-        limit = self.limit
-        parameters = limit.algorithm.parameters(replace(limit.rate, count=10**12), limit.options, 0)
-        coarse = limit.algorithm.parameters(replace(limit.rate, count=10**6), limit.options, 0)
-        return limit.rate.period + max(parameters.b, coarse.b)
-
-    @property
-    def total(self) -> int:
-        """How many requests there were."""
-        return self.demand.requests
+        window = limit.rate.period
+        if limit.algorithm.name == "sliding_window":  # a hit counts until its slice ends
+            window += -(-window // (limit.options.precision or HUGE_PRECISION))
+        elif limit.algorithm.name != "fixed_window":
+            return total
+        return max(_asked(hits, window)) * self._demand.cost
 
     def refused(self, count: int, most: int, part: int = 0, parts: int = 1) -> int:
-        """Return how many requests a count refuses, of every `parts`-th subject. It stops counting above `most`."""
-        limit = self._with(count)
-        refused = 0
+        """Return how many requests a count refuses, of every `parts`-th subject. It stops counting above `most`.
+
+        Raises `RuleError` if the algorithm does not take the count.
+        """
+        limit = self._limit
+        limit = Limit.of(limit.rule, replace(limit.rate, count=count), limit.algorithm, limit.options)
+        run, refused = _refused_values if self._demand.is_distinct else _refused, 0
         for bound, hits in self._subjects[part::parts]:
             if bound > count:
-                run = _refused_values if self.demand.is_distinct else _refused
-                refused += run(limit, hits, self.demand.cost, most - refused)
+                refused += run(limit, hits, self._demand.cost, most - refused)
                 if refused > most:
                     break
         return refused
 
-    def _with(self, count: int) -> Limit:
-        """Return the limit with another count. Raises `RuleError` if the algorithm does not take it."""
-        limit = self.limit
-        return Limit.of(limit.rule, replace(limit.rate, count=count), limit.algorithm, limit.options)
+    def find(self, refused: Callable[[int, int], int]) -> list[int | None]:
+        """Return the smallest count for each of `SHARES`: it refuses few enough, and one less refuses too many.
 
-    def find(self, refused: Callable[[int, int], int]) -> list[Found]:
-        """Find the tightest count for each share.
-
-        `refused(count, most)` is `self.refused`, for all subjects. The count that is found refuses few enough, and one
-        less refuses too many.
+        None: no count that the algorithm takes refuses so few. `refused(count, most)` is `self.refused`, for all
+        subjects.
         """
-        found, count = [], self._enough(refused)
+        count = self._enough(refused)
+        if count is None:
+            return [None] * len(SHARES)
+        found: list[int | None] = []
         for share in SHARES:
-            most = int(self.total * share)
-            if count is not None:
-                count = _smallest(count, lambda count, most=most: refused(count, most) <= most)  # type: ignore[misc]
-            found.append(Found(share, count))
+            most = int(self._demand.requests * share)
+            count = _smallest(count, lambda count, most=most: refused(count, most) <= most)  # type: ignore[misc]
+            found.append(count)
         return found
 
     def _enough(self, refused: Callable[[int, int], int]) -> int | None:
         """Return a count that refuses nobody; None if the algorithm takes none."""
-        bounds = [bound for bound, _ in self._subjects]
-        highest = max(bounds, default=0)
+        highest = max((bound for bound, _ in self._subjects), default=0)
         count = 1 if highest == float("inf") else max(1, int(highest))
         try:
             while refused(count, 0):

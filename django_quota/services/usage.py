@@ -23,9 +23,8 @@ from django_quota.engine.events import DAY, DAY_TTL
 from django_quota.engine.operations import text
 from django_quota.engine.subject_operations import DropDay, ReadDays
 from django_quota.services.registry import get_limiter
-from django_quota.services.scanning import find_hashes
+from django_quota.services.scanning import Walk, find_hashes
 from django_quota.services.subjects import is_user, named_subject, user_subject
-from django_quota.stores.cluster.walking import Walk
 from django_quota.stores.redis.store import RedisStore, time_of
 
 DAYS_KEPT = DAY_TTL // DAY

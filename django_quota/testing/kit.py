@@ -15,15 +15,24 @@ from django.test import override_settings
 from django_quota.conf import current
 from django_quota.core.clock import freeze_for_all, frozen_now, moment_of
 from django_quota.core.decisions import Decision
+from django_quota.core.errors import RuleError
 from django_quota.core.rules import CallOptions, Rule
+from django_quota.services.addresses import is_address
 from django_quota.services.api import RuleOrRate, Subject, check, peek, reset
 from django_quota.services.flusher import flusher
 from django_quota.services.known_rules import known_rules
 from django_quota.services.registry import clear_memory
+from django_quota.services.subjects import named_subject
 
 
-def _find_rule(rule: RuleOrRate) -> RuleOrRate:
-    """Return the rule of the view that a text names; else what was given."""
+def _find_rule(rule: RuleOrRate, subject: Subject) -> RuleOrRate:
+    """Return the rule of the view that a text names; else what was given.
+
+    Raises `RuleError` for a subject that is an address without `ip:`. Code may count such a subject, but no request has
+    it, so a test of a view would wait for a refusal in vain.
+    """
+    if isinstance(subject, str) and is_address(subject):
+        raise RuleError(f"No request has the subject {subject!r}. Use {named_subject(f'ip:{subject}')!r}.")
     if not isinstance(rule, str) or rule in current().rules or rule[:1].isdigit():  # no rate begins with a letter
         return rule
     found = known_rules().get(rule)
@@ -58,7 +67,7 @@ class QuotaKit:
 
         Raises `AssertionError` if nothing limits the subject, as with an override that makes it exempt.
         """
-        rule = _find_rule(rule)
+        rule = _find_rule(rule, subject)
         while (decision := peek(rule, subject, **options)).allowed:
             if not decision.remaining:
                 raise AssertionError(f"{decision.explain()} So it cannot be used up.")
@@ -67,16 +76,16 @@ class QuotaKit:
 
     def used(self, rule: RuleOrRate, subject: Subject, **options: Unpack[CallOptions]) -> int:
         """Return how much of a limit is used; of several limits, that of the one with the fewest hits left."""
-        decision = peek(_find_rule(rule), subject, **options)
+        decision = peek(_find_rule(rule, subject), subject, **options)
         return (decision.limit or 0) - (decision.remaining or 0)
 
     def left(self, rule: RuleOrRate, subject: Subject, **options: Unpack[CallOptions]) -> int | None:
         """Return how much of a limit is left; None if nothing limits the subject."""
-        return peek(_find_rule(rule), subject, **options).remaining
+        return peek(_find_rule(rule, subject), subject, **options).remaining
 
     def reset(self, rule: RuleOrRate, subject: Subject, **options: Unpack[CallOptions]) -> None:
         """Forget what a rule has counted for a subject."""
-        reset(_find_rule(rule), subject, **options)
+        reset(_find_rule(rule, subject), subject, **options)
 
     @contextmanager
     def off(self) -> Iterator[None]:

@@ -53,7 +53,25 @@ def check_settings(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> 
 @register("django_quota", deploy=True)
 def check_live_site(app_configs: Sequence[AppConfig] | None = None, **_: Any) -> list[CheckMessage]:  # noqa: ARG001
     """Find settings that suit only a developer's machine, for `check --deploy`."""
-    return [*_check_enabled(), *_check_memory()]
+    found: list[CheckMessage] = []
+    if _value("enabled") is False:
+        found.append(
+            CheckWarning(
+                'QUOTA["ENABLED"] is False: nothing is limited, and bans and overrides have no effect.',
+                hint="Remove it, or set it to True.",
+                id="django_quota.W010",
+            )
+        )
+    if _value("store") == "memory":
+        found.append(
+            CheckWarning(
+                'QUOTA["STORE"] is "memory": each process counts for itself, so several processes admit several times '
+                "the limit, and a restart forgets all counts.",
+                hint='Use "redis" with a cache alias of django-redis, or run exactly one process.',
+                id="django_quota.W011",
+            )
+        )
+    return found
 
 
 def _check_names(given: Mapping[str, object]) -> Iterator[CheckMessage]:
@@ -64,7 +82,7 @@ def _check_names(given: Mapping[str, object]) -> Iterator[CheckMessage]:
 
 
 def _check_values() -> Iterator[CheckMessage]:
-    """Read every setting. The other checks ignore `ConfigurationError`, because this one reports it."""
+    """Read every setting."""
     for name in KNOWN_SETTINGS:
         try:
             getattr(current(), name.lower())
@@ -72,11 +90,17 @@ def _check_values() -> Iterator[CheckMessage]:
             yield Error(error.problem, hint=error.hint or None, id="django_quota.E002")
 
 
+def _value(name: str) -> Any:
+    """Return a setting; None if it is wrong, which `_check_values` reports."""
+    try:
+        return getattr(current(), name)
+    except ConfigurationError:
+        return None
+
+
 def _check_proxies() -> Iterator[CheckMessage]:
-    with suppress(ConfigurationError):
-        for network in current().trusted_proxies:
-            if network == "unix" or network.prefixlen:
-                continue
+    for network in _value("trusted_proxies") or ():
+        if network != "unix" and not network.prefixlen:
             yield CheckWarning(
                 f'QUOTA["TRUSTED_PROXIES"] holds {str(network)!r}, which is every address: any client can choose the '
                 "address that is limited.",
@@ -86,13 +110,11 @@ def _check_proxies() -> Iterator[CheckMessage]:
 
 
 def _check_template() -> Iterator[CheckMessage]:
-    if not settings.TEMPLATES:
+    name = _value("template")
+    if not settings.TEMPLATES or name is None:
         return  # a site without templates answers in JSON and text
     try:
-        name = current().template
         get_template(name)
-    except ConfigurationError:
-        return
     except (TemplateDoesNotExist, OSError, ValueError):  # the last two if the name cannot be a file's
         yield CheckWarning(
             f"The template {name!r} for refused visitors is not found: they get plain text.",
@@ -122,14 +144,10 @@ def _check_logins(given: Mapping[str, object]) -> Iterator[CheckMessage]:
 
 def _check_store() -> Iterator[CheckMessage]:
     """Check the cache alias and its options."""
-    try:
-        if current().store == "memory":
-            return
-        alias = current().cache
-        problem = alias_problem(alias)
-    except ConfigurationError:
+    alias = _value("cache")
+    if _value("store") != "redis" or alias is None:
         return
-    problem = problem or option_problem(alias)
+    problem = alias_problem(alias) or option_problem(alias)
     if problem is None:
         yield from _check_timeouts(alias)
     else:
@@ -154,24 +172,3 @@ def _check_timeouts(alias: str) -> Iterator[CheckMessage]:
             'QUOTA["CACHE"].',
             id="django_quota.W012",
         )
-
-
-def _check_enabled() -> Iterator[CheckMessage]:
-    with suppress(ConfigurationError):
-        if not current().enabled:
-            yield CheckWarning(
-                'QUOTA["ENABLED"] is False: nothing is limited, and bans and overrides have no effect.',
-                hint="Remove it, or set it to True.",
-                id="django_quota.W010",
-            )
-
-
-def _check_memory() -> Iterator[CheckMessage]:
-    with suppress(ConfigurationError):
-        if current().store == "memory":
-            yield CheckWarning(
-                'QUOTA["STORE"] is "memory": each process counts for itself, so several processes admit several times '
-                "the limit, and a restart forgets all counts.",
-                hint='Use "redis" with a cache alias of django-redis, or run exactly one process.',
-                id="django_quota.W011",
-            )

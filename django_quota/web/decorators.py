@@ -15,13 +15,13 @@ from typing import Any, TypeVar, Unpack, cast
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponseBase
 
-from django_quota.conf import current
+from django_quota.conf import current, is_async_callable
 from django_quota.core.decisions import QuotaExceeded
 from django_quota.core.errors import ConfigurationError, RateError, RuleError, SubjectKeyError
 from django_quota.core.rules import Rule, RuleOptions, dotted_path, functions_of, key_parts, name_conflict
 from django_quota.engine.plans import Plan
 from django_quota.services.request_state import state_of
-from django_quota.services.subjects import check_keys, compile_key, is_async_callable
+from django_quota.services.subjects import check_keys, compile_key
 from django_quota.web.request_rules import (
     MARK,
     Limited,

@@ -301,7 +301,7 @@ def _ours(request: HttpRequest, decision: Decision, status: int) -> HttpResponse
     binds = None if binding is None else outcomes.index(binding)
     shown = status, tuple([_rounded(outcome) for outcome in outcomes]), binds, language
     if accepted == HTML:
-        detail = message(decision, language)
+        detail = message(decision)
         context = {"title": title(status), "detail": detail, **page_context(request, decision, status)}
         try:
             page = render_page(current().template, context, request)
@@ -335,7 +335,7 @@ def _rounded(outcome: Outcome) -> Outcome:
 
 @lru_cache(maxsize=512)  # a flood gets the same answer for a second
 def _answer(
-    accepted: str, status: int, outcomes: tuple[Outcome, ...], binds: int | None, language: str | None
+    accepted: str, status: int, outcomes: tuple[Outcome, ...], binds: int | None, _language: str | None
 ) -> tuple[bytes, dict[str, str]]:
     """Return the body and the headers of a refusal. A page has the same headers and another body.
 
@@ -347,7 +347,7 @@ def _answer(
     response = HttpResponse(content_type=accepted if is_text else PROBLEM)
     response.headers["Vary"] = "Accept"
     _set_refusal_headers(response, decision)
-    detail, wait = message(decision, language), whole_wait(decision)
+    detail, wait = message(decision), whole_wait(decision)
     body = f"{detail}\n"
     if not is_text:
         left = [outcome for outcome in outcomes if not outcome.shadow]

@@ -5,7 +5,8 @@ The middleware applies rules that have a `match`. Views are those that the URLs 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from django.apps import apps
@@ -15,7 +16,7 @@ from django.core.checks import Warning as CheckWarning
 from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
-from django_quota.conf import current, import_option
+from django_quota.conf import current
 from django_quota.core.errors import (
     AlgorithmError,
     ConfigurationError,
@@ -37,62 +38,69 @@ from django_quota.web.view_lookup import endpoints, limited_views, shared_names,
 
 _RULE_HINT = "The options of a rule are listed in docs/rules.md."
 
+_RULE_IDS = {RateError: "E007", AlgorithmError: "E008", SubjectKeyError: "E009"}
+"""The ids of wrong rules, by the kind of error; `check_rules` has that of other errors."""
+
 _CLIENT_CHOSEN_KINDS = ("header:", "cookie:", "kwarg:", "get:", "post:", "json:")
 
 
 def check_rules() -> Iterator[CheckMessage]:
     """Check the rules of the settings and, if there are URLs, the limits of the views."""
-    yield from _check_settings_rules()
-    applied = [rule for rule in _rules_of_settings() if rule.match is not None]
-    patterns = get_resolver().url_patterns if getattr(settings, "ROOT_URLCONF", None) else []
-    yield from _check_decorators(patterns)
-    yield from _check_middleware(applied)
-    yield from _check_users(applied, patterns)
-    yield from _check_tokens(applied, patterns)
-    yield from _check_sessions(applied, patterns)
-    yield from _check_url_arguments(applied, patterns)
-    yield from _check_view_names(applied, patterns)
-    yield from _check_leaky_settlements(applied, patterns)
-    yield from _check_name_conflicts(patterns)
-    yield from _check_client_chosen_keys(applied, patterns)
-    for check in view_checks:
-        yield from check(patterns)
-
-
-def _check_settings_rules() -> Iterator[CheckMessage]:
+    named: list[Rule] = []
     try:
-        rules = current().rules
+        names = list(current().rules)
     except ConfigurationError:
         return  # reported with the values of the settings
-    for name, value in rules.items():
-        place = f'QUOTA["RULES"][{name!r}]'
+    for name in names:
         try:
-            check_keys(Rule.from_setting(name, value, import_option))
+            rule = current().rule(name)
+            check_keys(rule)
         except RuleError as error:
             cause = error.__cause__ if isinstance(error.__cause__, RuleError) else error
             text = str(cause).removesuffix(cause.hint).strip()
-            yield Error(f"{place}: {text}", hint=cause.hint or _RULE_HINT, id=_id_of(cause))
+            code = _RULE_IDS.get(type(cause), "E006")
+            yield Error(f'QUOTA["RULES"][{name!r}]: {text}', hint=cause.hint or _RULE_HINT, id=f"django_quota.{code}")
+        else:
+            named.append(rule)
+    site = _Site(named)
+    for check in _CHECKS:
+        yield from check(site)
+    for view_check in view_checks:
+        yield from view_check(site.patterns)
 
 
-def _id_of(error: RuleError) -> str:
-    codes = {RateError: "E007", AlgorithmError: "E008", SubjectKeyError: "E009"}
-    return f"django_quota.{codes.get(type(error), 'E006')}"
+class _Site:
+    """What the checks look at: the rules of the settings, and the views behind the URLs."""
+
+    def __init__(self, named: Sequence[Rule]) -> None:
+        self.named = named
+        """The rules of the settings that can be read."""
+        self.applied = [rule for rule in named if rule.match is not None]
+        """Those that the middleware applies."""
+        self.patterns: Sequence[Any] = get_resolver().url_patterns if getattr(settings, "ROOT_URLCONF", None) else []
+        self.endpoints = list(endpoints(self.patterns))
+        self.views = [(view, list(view.rules())) for view in limited_views(self.patterns)]
+        """The views under a `@quota`, each with its rules that can be read."""
+
+    @property
+    def rules(self) -> Iterator[Rule]:
+        """The rules that the middleware applies, and those of the views."""
+        yield from self.applied
+        for _, rules in self.views:
+            yield from rules
 
 
-def _check_decorators(patterns: Sequence[Any]) -> Iterator[CheckMessage]:
+def _check_decorators(site: _Site) -> Iterator[CheckMessage]:
     """Find a `@quota` without a rate, a `@quota(rule="...")` without its rule, and views that share a name."""
-    try:
-        rules = current().rules
-    except ConfigurationError:
-        return  # reported with the values of the settings
-    for path in views_under_a_bare_quota(patterns):
+    for path in views_under_a_bare_quota(site.patterns):
         yield Error(f"The view {path} has @quota without a rate.", hint=BARE_HINT, id="django_quota.E012")
-    for view in limited_views(patterns):
+    rules = current().rules
+    for view, _ in site.views:
         for name in view.spec.names:
             if name not in rules:
                 hint = f'Add it to QUOTA["RULES"].{did_you_mean(name, map(str, rules))}'
                 yield Error(f"@quota(rule={name!r}) on {view.path} names no rule.", hint=hint, id="django_quota.E010")
-    for decorator, name in shared_names(patterns):
+    for decorator, name in shared_names(site.patterns):
         yield CheckWarning(
             f"Several views are called {name!r}, and {decorator} on them has no name: they share one count.",
             hint=f"Name each: {decorator}(..., name='...'). Give them one name if they should share a count.",
@@ -100,16 +108,16 @@ def _check_decorators(patterns: Sequence[Any]) -> Iterator[CheckMessage]:
         )
 
 
-def _check_middleware(applied: Sequence[Rule]) -> Iterator[CheckMessage]:
+def _check_middleware(site: _Site) -> Iterator[CheckMessage]:
     """Find rules with a `match` that no middleware applies, and rules about users above authentication."""
     ours = position_of(QuotaMiddleware)
-    if applied and ours is None:
+    if site.applied and ours is None:
         yield CheckWarning(
-            f'QUOTA["RULES"][{applied[0].name!r}] has a match, but nothing applies it.',
+            f'QUOTA["RULES"][{site.applied[0].name!r}] has a match, but nothing applies it.',
             hint="Add 'django_quota.middleware.QuotaMiddleware' to MIDDLEWARE, below AuthenticationMiddleware.",
             id="django_quota.W003",
         )
-    about_users = next(filter(_needs_user, applied), None)
+    about_users = next(filter(_needs_user, site.applied), None)
     theirs = _position_of_authentication()
     if about_users is not None and ours is not None and theirs is not None and ours < theirs:
         yield CheckWarning(
@@ -120,11 +128,15 @@ def _check_middleware(applied: Sequence[Rule]) -> Iterator[CheckMessage]:
         )
 
 
-def _check_users(applied: Sequence[Rule], patterns: Sequence[Any]) -> Iterator[CheckMessage]:
-    """Find rules about users on a site without a middleware that sets the user."""
+def _check_users(site: _Site) -> Iterator[CheckMessage]:
+    """Find a rule about users on a site without a middleware that sets the user.
+
+    A framework may set the user of its views by itself, as Django REST framework does.
+    """
     if any("auth" in str(path).lower() for path in settings.MIDDLEWARE):
         return  # a middleware of the project may set the user too
-    about_users = next(filter(_needs_user, [*applied, *_rules_without_a_framework(patterns)]), None)
+    of_views = [rules for view, rules in site.views if not hasattr(view.called_by, "authentication_classes")]
+    about_users = next(filter(_needs_user, chain(site.applied, *of_views)), None)
     if about_users is not None:
         yield CheckWarning(
             f"Rule {about_users.name!r} needs the user, but no middleware sets it: everybody is limited by IP.",
@@ -133,9 +145,40 @@ def _check_users(applied: Sequence[Rule], patterns: Sequence[Any]) -> Iterator[C
         )
 
 
-def _check_leaky_settlements(applied: Sequence[Rule], patterns: Sequence[Any]) -> Iterator[CheckMessage]:
-    """Find rules that give back what a leaky bucket keeps."""
-    for rule in _all_rules(applied, patterns):
+def _check_sessions(site: _Site) -> Iterator[CheckMessage]:
+    """Find a rule by the session on a site whose sessions have no key, or no middleware."""
+    rule = next((rule for rule in site.rules if "session" in _texts_of_key(rule)), None)
+    if rule is None:
+        return
+    if not any("session" in str(path).lower() for path in settings.MIDDLEWARE):
+        problem = "no middleware sets it"
+        hint = "Add 'django.contrib.sessions.middleware.SessionMiddleware' to MIDDLEWARE."
+    elif settings.SESSION_ENGINE.endswith(".signed_cookies"):
+        problem = "a session in a signed cookie has no lasting key"
+        hint = "Use another SESSION_ENGINE, or another key."
+    else:
+        return
+    yield CheckWarning(
+        f"Rule {rule.name!r} needs the session, but {problem}: everybody is limited by IP.",
+        hint=hint,
+        id="django_quota.W015",
+    )
+
+
+def _check_options(site: _Site) -> Iterator[CheckMessage]:
+    """Find rules by a URL argument that no URL captures, and rules that give back what a leaky bucket keeps."""
+    captured = set(_captured_arguments(site.patterns))
+    for rule in site.rules:
+        for key in _texts_of_key(rule):
+            kind, _, name = key.partition(":")
+            if kind == "kwarg" and name.strip() not in captured:
+                near = did_you_mean(name.strip(), captured)
+                yield CheckWarning(
+                    f"Rule {rule.name!r} is limited by {key!r}, but no URL has this argument: everybody is limited by "
+                    "IP.",
+                    hint=near.strip() if "mean" in near else "Use the name in a path(), for example 'pk' of <int:pk>.",
+                    id="django_quota.W016",
+                )
         if rule.settles and rule.algorithm == "leaky_bucket":
             yield CheckWarning(
                 f"Rule {rule.name!r} has settle= or counts= and algorithm='leaky_bucket', which gives back the newest "
@@ -145,42 +188,6 @@ def _check_leaky_settlements(applied: Sequence[Rule], patterns: Sequence[Any]) -
             )
 
 
-def _check_sessions(applied: Sequence[Rule], patterns: Sequence[Any]) -> Iterator[CheckMessage]:
-    """Find rules by the session on a site whose sessions have no key, or no middleware."""
-    rule = next((rule for rule in _all_rules(applied, patterns) if "session" in _texts_of_key(rule)), None)
-    if rule is None:
-        return
-    problem = hint = ""
-    if not any("session" in str(path).lower() for path in settings.MIDDLEWARE):
-        problem = "no middleware sets it"
-        hint = "Add 'django.contrib.sessions.middleware.SessionMiddleware' to MIDDLEWARE."
-    elif settings.SESSION_ENGINE.endswith(".signed_cookies"):
-        problem = "a session in a signed cookie has no lasting key"
-        hint = "Use another SESSION_ENGINE, or another key."
-    if problem:
-        yield CheckWarning(
-            f"Rule {rule.name!r} needs the session, but {problem}: everybody is limited by IP.",
-            hint=hint,
-            id="django_quota.W015",
-        )
-
-
-def _check_url_arguments(applied: Sequence[Rule], patterns: Sequence[Any]) -> Iterator[CheckMessage]:
-    """Find rules by a URL argument that no URL captures."""
-    captured = set(_captured_arguments(patterns))
-    for rule in _all_rules(applied, patterns):
-        for key in _texts_of_key(rule):
-            kind, _colon, name = key.partition(":")
-            if kind == "kwarg" and name.strip() not in captured:
-                near = did_you_mean(name.strip(), captured)
-                yield CheckWarning(
-                    f"Rule {rule.name!r} is limited by {key!r}, but no URL has this argument: everybody is limited by "
-                    "IP.",
-                    hint=near.strip() if "mean" in near else "Use the name in a path(), for example 'pk' of <int:pk>.",
-                    id="django_quota.W016",
-                )
-
-
 def _captured_arguments(patterns: Iterable[Any]) -> Iterator[str]:
     for pattern in patterns:
         yield from pattern.pattern.regex.groupindex
@@ -188,28 +195,16 @@ def _captured_arguments(patterns: Iterable[Any]) -> Iterator[str]:
         yield from _captured_arguments(getattr(pattern, "url_patterns", ()))
 
 
-def _all_rules(applied: Sequence[Rule], patterns: Sequence[Any]) -> Iterator[Rule]:
-    yield from applied
-    for view in limited_views(patterns):
-        yield from view.rules()
-
-
-def _texts_of_key(rule: Rule) -> list[str]:
-    """Return the parts of a rule's key, and of the values that it counts, that are texts."""
-    return [part for _, part in key_parts(rule) if isinstance(part, str)]
-
-
-def _check_tokens(applied: Sequence[Rule], patterns: Sequence[Any]) -> Iterator[CheckMessage]:
+def _check_tokens(site: _Site) -> Iterator[CheckMessage]:
     """Find rules about users on views of Django REST framework that read tokens later, and have no throttle of ours."""
-    about_users = [rule for rule in applied if _needs_user(rule)]
     told = set()
-    for endpoint in endpoints(patterns):
+    for endpoint in site.endpoints:
         reader = _token_reader(endpoint.callback)
         if reader is None or is_decided_later(endpoint.callback):
             continue
-        met = [rule for rule in about_users if applies_to(rule, endpoint)]
+        met = [rule for rule in site.applied if applies_to(rule, endpoint)]
         own = [rule for view in limited_views([endpoint.pattern]) if view.called_by is None for rule in view.rules()]
-        for rule in [*met, *filter(_needs_user, own)]:
+        for rule in filter(_needs_user, [*met, *own]):
             if rule.name in told:
                 continue
             told.add(rule.name)
@@ -235,24 +230,15 @@ _BY_SESSION = "SessionAuthentication"
 """The class of Django REST framework that takes the user from Django's middleware."""
 
 
-def _rules_without_a_framework(patterns: Iterable[Any]) -> Iterator[Rule]:
-    """Return the rules of views, without those of a framework that sets the user by itself."""
-    for view in limited_views(patterns):
-        if not hasattr(view.called_by, "authentication_classes"):  # of Django REST framework
-            yield from view.rules()
-
-
-def _check_name_conflicts(patterns: Sequence[Any]) -> Iterator[CheckMessage]:
+def _check_name_conflicts(site: _Site) -> Iterator[CheckMessage]:
     """Find views whose own limit has the name of a rule of the settings, but differs: both share one count.
 
     If the middleware applies that rule, the two cannot go in one call, which is an error. A view with the same limits
     shares the count on purpose.
     """
-    of_settings = {rule.name: rule for rule in _rules_of_settings()}
-    if not of_settings:
-        return
-    for view in limited_views(patterns):
-        for rule in view.rules():
+    of_settings = {rule.name: rule for rule in site.named}
+    for view, rules in site.views:
+        for rule in rules:
             other = of_settings.get(rule.name)
             if other is None or other.key != rule.key:
                 continue
@@ -285,55 +271,56 @@ def _warn_of_shared_count(path: str, rule: Rule, other: Rule) -> Iterator[CheckM
             )
 
 
-def _check_view_names(applied: Sequence[Rule], patterns: Sequence[Any]) -> Iterator[CheckMessage]:
+def _check_view_names(site: _Site) -> Iterator[CheckMessage]:
     """Find view names and namespaces in `match` and `exclude` that the URLs do not have, so that they never fit."""
-    named = [(rule, option, pattern) for rule in applied for option, pattern in _views_in(rule)]
-    if not named or not patterns:
+    if not site.patterns:
         return
-    views = {endpoint.view for endpoint in endpoints(patterns)}
+    views = {endpoint.view for endpoint in site.endpoints}
     namespaces = {f"{view[:end]}:*" for view in views for end, sign in enumerate(view) if sign == ":"}
-    for rule, option, pattern in named:
-        known = namespaces if pattern.text.endswith(":*") else views
-        if pattern.text not in known:
-            near = did_you_mean(pattern.text, known)
-            yield CheckWarning(
-                f'QUOTA["RULES"][{rule.name!r}]["{option}"]: the URLs have no {pattern.text!r}, so it never fits.',
-                hint=near.strip() if "mean" in near else "Use the name= of a path(), for example 'api:search'.",
-                id="django_quota.W006",
-            )
+    for rule in site.applied:
+        for option, pattern in _views_in(rule):
+            known = namespaces if pattern.text.endswith(":*") else views
+            if pattern.text not in known:
+                near = did_you_mean(pattern.text, known)
+                yield CheckWarning(
+                    f'QUOTA["RULES"][{rule.name!r}]["{option}"]: the URLs have no {pattern.text!r}, so it never fits.',
+                    hint=near.strip() if "mean" in near else "Use the name= of a path(), for example 'api:search'.",
+                    id="django_quota.W006",
+                )
 
 
-def _check_client_chosen_keys(applied: Sequence[Rule], patterns: Sequence[Any]) -> Iterator[CheckMessage]:
+def _views_in(rule: Rule) -> Iterator[tuple[str, Pattern]]:
+    for option, match in (("match", rule.match), ("exclude", rule.exclude)):
+        for pattern in match.patterns if match is not None else ():
+            if pattern.kind == "view":
+                yield option, pattern
+
+
+def _check_client_chosen_keys(site: _Site) -> Iterator[CheckMessage]:
     """Find rules whose key the client chooses, without a rule by IP for the same requests: a client can fill Redis."""
-    by_ip = [rule for rule in applied if _is_by_ip(rule)]
-    for rule in applied:
-        if (key := _client_chosen_key(rule)) and not any(_covers(other, rule) for other in by_ip):
-            yield _warn_of_chosen_key(f'QUOTA["RULES"][{rule.name!r}]', key)
-    for view in limited_views(patterns):
-        rules = list(view.rules())
-        own = [rule for rule in rules if _is_by_ip(rule)]
+    by_ip = list(filter(_is_by_ip, site.applied))
+    for rule in site.applied:
+        if not any(_covers(other, rule) for other in by_ip):
+            yield from _warn_of_chosen_key(f'QUOTA["RULES"][{rule.name!r}]', rule)
+    for view, rules in site.views:
+        own = list(filter(_is_by_ip, rules))
         for rule in rules:
             beside = any(_covers_methods(other, rule) for other in own)
-            if (key := _client_chosen_key(rule)) and not beside and not any(_covers(other, rule) for other in by_ip):
-                yield _warn_of_chosen_key(f"The view {view.path}", key)
+            if not beside and not any(_covers(other, rule) for other in by_ip):
+                yield from _warn_of_chosen_key(f"The view {view.path}", rule)
 
 
-def _warn_of_chosen_key(place: str, key: str) -> CheckMessage:
-    return CheckWarning(
-        f"{place} is limited by {key!r}, which the client chooses: each new value starts a new count and takes more "
-        "memory of Redis, until it is full.",
-        hint='Add a rule by IP: @quota("600/m", key="ip") on the view, or in QUOTA["RULES"] '
-        "{'rate': '600/m', 'key': 'ip', 'match': '/'}.",
-        id="django_quota.W014",
-    )
-
-
-def _client_chosen_key(rule: Rule) -> str:
-    """Return the part of a rule's key that a client chooses; empty if there is none, or if the rule is unlimited."""
-    texts = (
-        [part for option, part in key_parts(rule) if option == "key" and isinstance(part, str)] if rule.rates else []
-    )
-    return next((key for key in texts if key in ("path", "session") or key.startswith(_CLIENT_CHOSEN_KINDS)), "")
+def _warn_of_chosen_key(place: str, rule: Rule) -> Iterator[CheckMessage]:
+    keys = [part for option, part in key_parts(rule) if option == "key" and isinstance(part, str) and rule.rates]
+    key = next((key for key in keys if key in ("path", "session") or key.startswith(_CLIENT_CHOSEN_KINDS)), None)
+    if key is not None:
+        yield CheckWarning(
+            f"{place} is limited by {key!r}, which the client chooses: each new value starts a new count and takes "
+            "more memory of Redis, until it is full.",
+            hint='Add a rule by IP: @quota("600/m", key="ip") on the view, or in QUOTA["RULES"] '
+            "{'rate': '600/m', 'key': 'ip', 'match': '/'}.",
+            id="django_quota.W014",
+        )
 
 
 def _is_by_ip(rule: Rule) -> bool:
@@ -376,26 +363,6 @@ def _with_slash(path: str) -> str:
     return path if path.endswith("/") else f"{path}/"
 
 
-def _rules_of_settings() -> Iterator[Rule]:
-    """Return the rules of the settings that can be read."""
-    try:
-        names = list(current().rules)
-    except ConfigurationError:
-        return  # reported with the values of the settings
-    for name in names:
-        try:
-            yield current().rule(name)
-        except RuleError:  # reported by _check_settings_rules
-            continue
-
-
-def _views_in(rule: Rule) -> Iterator[tuple[str, Pattern]]:
-    for option, match in (("match", rule.match), ("exclude", rule.exclude)):
-        for pattern in match.patterns if match is not None else ():
-            if pattern.kind == "view":
-                yield option, pattern
-
-
 def _position_of_authentication() -> int | None:
     """Return the position of Django's AuthenticationMiddleware; None without the apps that it needs."""
     if not (apps.is_installed("django.contrib.auth") and apps.is_installed("django.contrib.contenttypes")):
@@ -421,3 +388,21 @@ def _needs_user(rule: Rule) -> bool:
     by_tier = bool(rule.tiers) and rule.tier is None
     by_user = any(part in ("user", "user_or_ip") for _, part in key_parts(rule))
     return by_tier or by_user or getattr(rule.exempt, "staff", False)
+
+
+def _texts_of_key(rule: Rule) -> list[str]:
+    """Return the parts of a rule's key, and of the values that it counts, that are texts."""
+    return [part for _, part in key_parts(rule) if isinstance(part, str)]
+
+
+_CHECKS: tuple[Callable[[_Site], Iterator[CheckMessage]], ...] = (
+    _check_decorators,
+    _check_middleware,
+    _check_users,
+    _check_tokens,
+    _check_sessions,
+    _check_options,
+    _check_view_names,
+    _check_name_conflicts,
+    _check_client_chosen_keys,
+)

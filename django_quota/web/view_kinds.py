@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from django.http import HttpRequest
 
+from django_quota.conf import is_async_callable
 from django_quota.core.errors import ConfigurationError
 from django_quota.core.rules import dotted_path, format_arguments
-from django_quota.services.subjects import is_async_callable
 
 
 def is_dispatch(view: Any) -> bool:

@@ -6,13 +6,11 @@ They name no rule, view or subject. For operators and logs there is `Decision.ex
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from http import HTTPStatus
 
-from django.core.signals import setting_changed
 from django.utils.formats import number_format
-from django.utils.translation import get_language, gettext_lazy, ngettext, ngettext_lazy
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
 from django_quota.core.algorithms.concurrency import AtOnce
 from django_quota.core.decisions import Decision
@@ -40,11 +38,6 @@ _EVERY_FEW = {
 
 def rate_in_words(rate: Rate | AtOnce) -> str:
     """Return a rate as people say it: `"10 per minute"`, `"5 per 30 seconds"`, `"10 at once"`."""
-    return _rate_in_words(get_language(), rate)
-
-
-@lru_cache(maxsize=1024)
-def _rate_in_words(_language: str | None, rate: Rate | AtOnce) -> str:
     count = number_format(rate.count)
     if isinstance(rate, AtOnce):
         return _("%(count)s at once") % {"count": count}
@@ -83,37 +76,22 @@ def title(status: int) -> str:
     return _("Service unavailable") if status == HTTPStatus.SERVICE_UNAVAILABLE else _("Too many requests")
 
 
-def message(decision: Decision, language: str | None) -> str:
-    """Return what a visitor reads: the limit, and when to try again. `language`: the active one."""
-    binding = decision.binding
+def message(decision: Decision) -> str:
+    """Return what a refused visitor reads, in the active language: the limit, and when to try again."""
+    binding, wait = decision.binding, whole_wait(decision)
     if binding is None:
-        return _message(language, None, "", is_closed=False, wait=None)
-    return _message(language, binding.rate, binding.why, is_closed=binding.limit == 0, wait=whole_wait(decision))
-
-
-@lru_cache(maxsize=1024)  # a refusal must not cost more than an allowed request
-def _message(_language: str | None, rate: Rate | AtOnce | None, why: str, *, is_closed: bool, wait: int | None) -> str:
-    if rate is None:
         return _("This cannot be served right now. Please try again shortly.")
     again = "" if wait is None else _("Please try again in %(wait)s.") % {"wait": wait_in_words(wait)}
-    if why == "banned":
+    if binding.why == "banned":
         return _sentences(_("Too many requests were refused, so access is blocked for a while."), again)
-    if why == "blocked":
+    if binding.why == "blocked":
         return _sentences(_("Access is blocked."), again)
-    if is_closed:
+    if binding.limit == 0:
         return _("This is closed at the moment.")
-    limit = _("The limit is %(rate)s.") % {"rate": rate_in_words(rate)}
+    limit = _("The limit is %(rate)s.") % {"rate": rate_in_words(binding.rate)}
     return _sentences(limit, again or _("This request is larger than that, so trying again will not help."))
 
 
 def _sentences(first: str, second: str) -> str:
     """Join two sentences with a space, which Chinese does not put between them."""
     return f"{first}{'' if first.endswith('。') else ' '}{second}" if second else first
-
-
-def _forget(**_: object) -> None:
-    _message.cache_clear()
-    _rate_in_words.cache_clear()
-
-
-setting_changed.connect(_forget, dispatch_uid="django_quota.web.wording")

@@ -148,7 +148,6 @@ def test_a_search_finds_subjects_users_and_rules(admin: Client) -> None:
 
 
 def test_a_search_of_too_many_subjects_says_so(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_quota.services.lookup.MAX_SUBJECTS", 2)
     monkeypatch.setattr("django_quota.admin.daily_counters.MAX_SUBJECTS", 2)
     for number in range(3):
         row(f"user:{number}")

@@ -69,9 +69,9 @@ def test_e001_quota_is_no_dict(quota: object) -> None:
     [
         ("ENABLED", 1, "Use True or False."), ("PREFIX", "{", "Use a text without braces"), ("STORE", "x", None),
         ("PREFIX", "a; {b", "Use a text without braces"), ("IPV6_PREFIX", 0, "Use a number from 1 to 128"),
-        ("TRUSTED_PROXIES", ["10.0.0.1/8"], "Use a network"), ("TRUSTED_PROXIES", "10.0.0.1", "Use, for example"),
+        ("TRUSTED_PROXIES", ["10.0.0.1/8"], "Use a network"), ("TRUSTED_PROXIES", "10.0.0.1", "Use a list"),
         ("TRUSTED_PROXIES", [["10.0.0.0/8"]], "Use a network"),
-        ("RULES", "a; b", "Use, for example, {'search': '10/m'}"),
+        ("RULES", "a; b", "Use a dict, for example {'search': '10/m'}"),
         ("RESPONSE", 5, "Use a sync function"), ("RESPONSE", "teapot", "Use a sync function"),
         ("RESPONSE", HttpResponse, "Use a sync function"), ("RESPONSE", in_vain, "Use a sync function"),
         ("RESPONSE", "tests.support.site_response.nothing", "Use the path of a function"),

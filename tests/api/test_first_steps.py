@@ -51,7 +51,7 @@ def test_the_error_for_a_wrong_distinct_names_distinct() -> None:
 
 def test_the_error_for_networks_that_are_no_list_says_so(settings: Any, memory_store: None) -> None:
     settings.QUOTA = {**settings.QUOTA, "TRUSTED_PROXIES": "10.0.0.0/8"}
-    with pytest.raises(QuotaError, match=r"is '10.0.0.0/8', not a list of networks"):
+    with pytest.raises(QuotaError, match=r"is '10.0.0.0/8'. Use a list of networks"):
         check("1/m", RequestFactory().get("/"), key="ip")
 
 

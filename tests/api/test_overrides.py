@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import threading
@@ -11,7 +10,6 @@ from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -538,10 +536,30 @@ class TestSync:
         assert synced() == {"subjects": 6, "withdrawn": 0}
         assert printed == ["user:00", "user:10", "user:20", "user:0", "user:1", "user:2"]
 
-    def test_if_redis_is_emptied_meanwhile_it_starts_again(
+    def test_if_redis_is_emptied_meanwhile_it_is_an_error_and_the_next_check_publishes(
         self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         blocked()
+        withdraw = override_sync._withdraw_orphans
+
+        def lose(*arguments: Any) -> int:
+            raw.flushall()
+            return withdraw(*arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(override_sync, "_withdraw_orphans", lose)
+            with pytest.raises(CommandError, match="lost its memory"):
+                synced()
+        assert not raw.exists(marker_key(PREFIX))
+        check_overrides()
+        assert held() == {"search": BLOCKED}
+        assert raw.exists(marker_key(PREFIX))
+
+    def test_a_check_during_which_redis_is_emptied_starts_again(
+        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        blocked()
+        raw.flushall()
         withdraw = override_sync._withdraw_orphans
 
         def lose(*arguments: Any) -> int:
@@ -550,23 +568,15 @@ class TestSync:
             return withdraw(*arguments)
 
         monkeypatch.setattr(override_sync, "_withdraw_orphans", lose)
-        synced()
+        check_overrides()
         assert held() == {"search": BLOCKED}
         assert raw.exists(marker_key(PREFIX))
-
-    def test_if_redis_is_emptied_again_and_again_it_is_an_error(
-        self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(override_sync, "_withdraw_orphans", lambda *_: raw.flushall())
-        with pytest.raises(CommandError, match="lost its memory"):
-            synced()
-        assert not raw.exists(marker_key(PREFIX))
 
     def test_it_reports_its_progress(self) -> None:
         for n in range(3):
             blocked(f"user:{n}", mode="exempt" if n else "blocked")
         reported: list[int] = []
-        override_sync.republish(report=reported.append)
+        override_sync.republish("default", reported.append)
         assert sum(reported) == override_sync.count_subjects("default") == 3
 
     def test_an_unavailable_redis_is_an_error(self, settings: Any) -> None:
@@ -603,7 +613,7 @@ class TestLost:
         monkeypatch.setattr(overrides, "LOCK_TTL", 0.2)
         blocked()
         raw.flushall()
-        assert overrides.SyncLock(RedisStore("default"), PREFIX).acquire()
+        assert overrides.take_lock(RedisStore("default"), PREFIX)
         flusher.wake()
         wait_until(lambda: held() == {"search": BLOCKED})
         override_sync.watch.join()
@@ -670,14 +680,14 @@ class TestLost:
     def test_without_a_loss_nothing_is_done(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
         synced()
         blocked()
-        monkeypatch.setattr(override_sync, "_publish_all", None)
+        monkeypatch.setattr(override_sync, "republish", None)
         check_overrides()
         assert held() == {"search": BLOCKED}
 
     def test_only_one_process_checks_at_a_time(self, raw: redis.Redis) -> None:
         blocked()
         raw.flushall()
-        assert overrides.SyncLock(RedisStore("default"), PREFIX).acquire()
+        assert overrides.take_lock(RedisStore("default"), PREFIX)
         check_overrides()
         assert held() == {}
 
@@ -687,7 +697,6 @@ class TestLost:
         raw.flushall()
         monkeypatch.setattr(override_sync, "BATCH_SIZE", 1)
         monkeypatch.setattr(overrides, "LOCK_TTL", 60.0)
-        monkeypatch.setattr(overrides, "time", SimpleNamespace(monotonic=itertools.count(0, 60).__next__))
         publish, left = override_sync.publish, []
 
         def late(subjects: Any, using: str) -> None:
@@ -702,7 +711,7 @@ class TestLost:
         assert min(left) > 10_000
 
     def test_a_process_that_dies_while_it_publishes_delays_others_under_three_seconds(self, raw: redis.Redis) -> None:
-        assert overrides.SyncLock(RedisStore("default"), PREFIX).acquire()
+        assert overrides.take_lock(RedisStore("default"), PREFIX)
         assert raw.pttl(overrides.lock_key(PREFIX)) + 1_000 * INTERVAL < 3_000  # the others look once in `INTERVAL`
 
     def test_a_failed_check_is_logged_once_and_repeated(
@@ -819,7 +828,7 @@ def test_the_memory_store_gets_overrides_too() -> None:
     key = status_key(PREFIX, "user:1")
     assert store._shard(key).get(key) == {"o:search": BLOCKED.encoded}
     store._shard(key).drop(key)
-    assert override_sync.republish().subjects == 1
+    row.save()
     assert store._shard(key).get(key) == {"o:search": BLOCKED.encoded}
     row.delete()
     assert store._shard(key).get(key) is None

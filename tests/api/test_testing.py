@@ -20,7 +20,7 @@ from django.test import RequestFactory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota import Rule, check, counter, lock, once, quota
+from django_quota import Rule, RuleError, check, counter, lock, once, quota
 from django_quota.conf import MIN_KEYS
 from django_quota.core.algorithms import ALGORITHMS
 from django_quota.core.clock import frozen_now
@@ -104,6 +104,16 @@ def test_the_kit_knows_the_rule_of_a_view_by_name(settings: Any) -> None:
         assert (kit.used("two", "ip:192.0.2.1"), kit.left("two", "ip:192.0.2.1")) == (20, 0)
         kit.reset("two", "ip:192.0.2.1")
         assert kit.used("two", "ip:192.0.2.1") == 0
+
+
+@pytest.mark.parametrize("name", ["exhaust", "used", "left", "reset"])
+def test_the_kit_says_how_an_address_is_written(name: str) -> None:
+    with quota_kit() as kit:
+        with pytest.raises(RuleError, match=r"No request has the subject '127\.0\.0\.1'\. Use 'ip:127\.0\.0\.1'"):
+            getattr(kit, name)("5/m", "127.0.0.1")
+        with pytest.raises(RuleError, match="is a network"):
+            getattr(kit, name)("5/m", "10.0.0.0/8")
+        getattr(kit, name)("5/m", "tenant")  # as code may count it
 
 
 def test_clear_deletes_local_counts_and_never_calls_redis(

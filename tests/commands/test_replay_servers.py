@@ -20,7 +20,7 @@ from django.test import override_settings
 from django_quota.conf import current
 from django_quota.management.commands.quota_replay import rules_of_views
 from django_quota.services.access_log import find_format
-from django_quota.services.replay import LineReader, RuleSet, Traffic, decide, read_rules
+from django_quota.services.replay import LineReader, RuleSet, decide, read_rules
 from django_quota.web.request_rules import claim_view_rules
 from tests.support.commands import PATIENCE, wait_until
 from tests.support.ports import free_port, listens
@@ -119,13 +119,12 @@ def test_replay_refuses_what_the_server_refused(
         sets = [
             RuleSet("rules", read_rules(current().rules, "RULES"), log.fields, (rules_of_views(), claim_view_rules))
         ]
-        traffic = Traffic(sets)
-        traffic.add(LineReader(log, sets).read("\n".join(lines).encode()))
-        traffic.finish()
-        share = decide(traffic, 0, range(len(traffic.times)))
+        traffic = LineReader(log, sets).read("\n".join(lines).encode())
+        traffic.sort()
+        refusals = decide(sets[0], traffic, 0, range(len(traffic.times)))
     assert (sets[0].left_out, traffic.shown) == ({}, [])
     assert (len(traffic.times), traffic.unordered) == (len(statuses), 0)
     expected = [position for position, status in enumerate(statuses) if status == 429]
-    assert list(share.refused) == expected
+    assert list(refusals.positions) == expected
     assert 50 < len(expected) < 250
-    assert {rule for rule, _ in share.by_rule} >= {"api", "posts", "fixed", "values", "unseen"}
+    assert {rule for rule, _ in refusals.by_rule} >= {"api", "posts", "fixed", "values", "unseen"}

@@ -290,6 +290,15 @@ def no_provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     uninstrument()
 
 
+def test_a_meter_provider_that_fails_does_not_stop_the_site(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("django_quota.contrib.opentelemetry.get_meter", lambda *_: 1 / 0)
+    settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "django_quota.contrib.opentelemetry"]
+    assert "not recorded for OpenTelemetry" in caplog.text
+    assert check("5/m", "user:1")
+
+
 @pytest.mark.usefixtures("no_provider")
 def test_the_app_turns_it_on_and_a_provider_that_is_set_later_gets_it(settings: Any) -> None:
     before = list(observers.receivers)

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
 
 from django_quota import Rule
 from django_quota.core.algorithms import base
@@ -85,6 +88,19 @@ def test_an_override_without_rates_is_ignored(monkeypatch: Any) -> None:
     plan.add(Rule.make("rule", "50/m"), "user:1", 1)
     plan.revise([START, -1, 0, Flag.OVERRIDDEN, "r 0 0"])
     assert [limit.parameters.capacity for limit in plan.limits] == [50]
+
+
+def test_a_command_is_packed_as_bulk_strings() -> None:
+    assert pack_command(["GET", "ü", 12]) == b"*3\r\n$3\r\nGET\r\n$2\r\n\xc3\xbc\r\n$2\r\n12\r\n"
+
+
+ARGUMENTS = st.lists(st.text(st.characters(exclude_categories=["Cs"])) | st.integers(), max_size=4)
+
+
+@given(ARGUMENTS)
+def test_a_packed_command_is_the_bytes_that_redis_py_sends(command: list[Any]) -> None:
+    connection: Any = redis.Connection
+    assert pack_command(["EVALSHA", *command]) == b"".join(connection().pack_command("EVALSHA", *command))
 
 
 COMMANDS = {

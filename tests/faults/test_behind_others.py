@@ -20,10 +20,10 @@ from tests.support.commands import wait_until
 from tests.support.outages import (
     FAILURES,
     FULL,
-    PAUSE,
     SETTLE_TIME,
     Mute,
     ask,
+    due_breaker,
     fail,
     heard,
     new_breaker,
@@ -33,7 +33,7 @@ from tests.support.outages import (
 from tests.support.processes import forks, in_child
 from tests.support.sentinels import behind, times_called
 from tests.support.steps import Clock
-from tests.support.stores import PATIENT, caches, current_store
+from tests.support.stores import PATIENT, caches, current_store, redis_store
 
 
 class NothingBehind:
@@ -72,15 +72,13 @@ def test_the_breaker_opens_for_a_proxy_without_a_server(kind: str, nothing_behin
 
 @both
 def test_a_cut_idle_connection_does_not_count_as_a_failure(kind: str, redis_cache: RedisServer, clock: Clock) -> None:
-    store = with_clock(clock)
-    fail(store.server.breaker)
-    clock.now += PAUSE
+    store, breaker = redis_store(), due_breaker(clock)
     assert not ask(kind)[0].degraded
     store.server._note(redis.ConnectionError("Connection closed by server."), 0)
-    assert not store.server.breaker.is_open
-    fail(store.server.breaker)
+    assert not breaker.is_open
+    fail(breaker)
     store.server._note(redis.ConnectionError("Connection closed by server."), 0)
-    assert store.server.breaker.is_open
+    assert breaker.is_open
 
 
 def test_threads_waiting_for_a_connection_stop_when_the_breaker_opens(mute: Mute, settings: Any) -> None:

@@ -19,7 +19,7 @@ from tests.faults.calls import CALLS, call_problem
 from tests.faults.harness import assert_own_answers, caches_at, use_site_rules
 from tests.faults.sockets import SocketServer
 from tests.support.commands import PATIENCE
-from tests.support.outages import PAUSE, fail, new_breaker, new_outages
+from tests.support.outages import due_breaker, fail, new_breaker, new_outages
 from tests.support.processes import in_child
 from tests.support.steps import Clock
 from tests.support.stores import caches, redis_store
@@ -116,12 +116,10 @@ def test_an_interrupted_probe_passes_to_the_next_caller(mode: str, settings: Any
             else:
                 socket.sendall(b"%1\r\n$5\r\nproto\r\n:3\r\n" if b"HELLO" in data else b"+OK\r\n" * data.count(b"*"))
 
-    clock, listener = Clock(), SocketServer(greets_and_hangs)
+    listener = SocketServer(greets_and_hangs)
     settings.CACHES = caches_at(f"redis://127.0.0.1:{listener.port}/0", 30)
-    breaker = new_breaker(clock)
+    breaker = due_breaker()
     try:
-        fail(breaker)
-        clock.now += PAUSE
         if mode == "sync":
             with interrupted(asked), pytest.raises(KeyboardInterrupt):
                 check("9/m", "user:1")

@@ -16,10 +16,10 @@ from django_quota import acheck, check, peek, quota
 from django_quota.exceptions import StoreUnavailable
 from django_quota.services.registry import get_limiter
 from django_quota.services.usage import Count, usage
-from django_quota.stores.cluster.nodes import Node
 from django_quota.stores.cluster.store_cluster import ClusterStore
 from django_quota.stores.redis.breaker import FAILURES, Breaker
 from django_quota.stores.redis.connections import AsyncConnections, SyncConnections
+from django_quota.stores.redis.server_client import ServerClient
 from tests.support.calls import both
 from tests.support.clusters import Cluster, Server, running_cluster
 from tests.support.commands import wait_until
@@ -228,12 +228,12 @@ def test_servers_that_hang_hold_up_no_request_for_long(own: Cluster, monkeypatch
     store._router._clock = lambda: now[0]
     trips: list[Any] = []
 
-    def hang(node: Node, commands: Any) -> Any:
-        trips.append(node.address)
+    def hang(node: ServerClient, commands: Any) -> Any:
+        trips.append(node)
         now[0] += 0.25
         raise TimeoutError("no answer")
 
-    monkeypatch.setattr(Node, "send", hang)
+    monkeypatch.setattr(ServerClient, "send", hang)
     assert check("900/m", SUBJECTS[0]).degraded
     now[0] += 1
     trips.clear()

@@ -16,10 +16,10 @@ from django_quota.services import overrides
 from django_quota.services.activity import activity
 from django_quota.services.health import health, sizes
 from django_quota.services.rollup import roll_up
+from django_quota.services.scanning import Walk
 from django_quota.services.sweep import Sweeper
 from django_quota.stores.cluster.slots import slot_of
 from django_quota.stores.cluster.store_cluster import ClusterStore
-from django_quota.stores.cluster.walking import Walk
 from django_quota.testing import freeze
 from tests.support.clusters import Cluster, Server, running_cluster
 from tests.support.steps import START

@@ -8,21 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from django.core.cache import caches as djangos
 from django_redis import get_redis_connection
 
-from django_quota.engine.subject_operations import Once
+from django_quota import once
+from django_quota.adapters import digest
 from django_quota.exceptions import StoreUnavailable
-from django_quota.stores.redis.breaker import FAILURES, RESET_TIMEOUT, Breaker
-from django_quota.stores.redis.config import PLAIN_TIMEOUT
-from django_quota.stores.redis.connections import plain_client
 from django_quota.testing import RedisServer
 from tests.faults.sockets import saying
 from tests.support.clusters import Cluster
-from tests.support.sentinels import behind
+from tests.support.outages import FAILURES, due_breaker, fail, new_breaker
+from tests.support.sentinels import behind, times_called
 from tests.support.steps import Clock
-from tests.support.stores import caches, redis_store
+from tests.support.stores import caches, forget_connections, redis_store
+
+PLAIN_TIMEOUT = 2.0
+"""Seconds that the admin and the commands wait where the alias sets none: docs/reliability.md."""
 
 
 def timeouts_of(client: Any) -> tuple[Any, Any]:
@@ -41,12 +42,12 @@ def test_plain_commands_have_timeouts_where_the_alias_sets_none(redis_server: Re
 def test_timeouts_of_the_alias_win(redis_server: RedisServer, settings: Any) -> None:
     settings.CACHES = caches(redis_server)
     with redis_store().commands() as client:
-        assert client is get_redis_connection("default")
-    pool = redis.ConnectionPool.from_url(redis_server.url, socket_timeout=9)
-    with redis.Redis(connection_pool=pool) as given:
-        made = plain_client(given)
-        assert timeouts_of(made) == (9, PLAIN_TIMEOUT)
-        made.close()
+        assert client.connection_pool is get_redis_connection("default").connection_pool
+    alias = settings.CACHES["default"]
+    settings.CACHES = {"default": {**alias, "OPTIONS": {"SOCKET_TIMEOUT": 9}}}
+    forget_connections()
+    with redis_store().commands() as client:
+        assert timeouts_of(client) == (9, PLAIN_TIMEOUT)
 
 
 def test_plain_commands_behind_sentinel_go_to_the_primary(sentinel_port: int, settings: Any) -> None:
@@ -79,20 +80,9 @@ def mute(tmp_path_factory: pytest.TempPathFactory, settings: Any) -> Iterator[so
         yield listener
 
 
-def times_called(listener: socket.socket) -> int:
-    listener.setblocking(False)
-    called = 0
-    while True:
-        try:
-            listener.accept()[0].close()
-        except BlockingIOError:
-            return called
-        called += 1
-
-
 def test_a_server_that_hangs_opens_the_breaker(mute: socket.socket) -> None:
     found = redis_store()
-    found.server.breaker = Breaker(clock=lambda: 1_000.0)
+    new_breaker(Clock())
     for _ in range(FAILURES):
         with pytest.raises(StoreUnavailable), found.commands() as client:
             client.ping()
@@ -105,28 +95,23 @@ def test_a_server_that_hangs_opens_the_breaker(mute: socket.socket) -> None:
 
 def test_an_error_of_the_caller_does_not_count_as_a_failure(redis_cache: RedisServer) -> None:
     found = redis_store()
-    clock = [1_000.0]
-    found.server.breaker = Breaker(clock=lambda: clock[0])
-    for _ in range(FAILURES):
-        found.server.breaker.failed()
-    clock[0] += 1
+    breaker = due_breaker()
     with pytest.raises(LookupError), found.commands():
         raise LookupError
-    assert found.server.breaker.is_open
+    assert breaker.is_open
     with found.commands() as client:  # the next one has its probe at once
         assert client.ping()
-    assert not found.server.breaker.is_open
+    assert not breaker.is_open
 
 
 def test_an_error_reply_shows_that_the_server_is_there(redis_cache: RedisServer, raw: Any) -> None:
-    found = redis_store()
-    found.server.breaker.failed()
+    found, breaker = redis_store(), new_breaker()
+    fail(breaker, 1)
     raw.set("a", "b")
     with pytest.raises(StoreUnavailable, match="WRONGTYPE"), found.commands() as client:
         client.hgetall("a")
-    for _ in range(FAILURES - 1):
-        found.server.breaker.failed()
-    assert not found.server.breaker.is_open
+    fail(breaker, FAILURES - 1)
+    assert not breaker.is_open
 
 
 @pytest.mark.parametrize("words", [b"%1\r\n:1\r\n:1\r\n", b"?\r\n"])
@@ -142,20 +127,11 @@ def test_an_error_of_the_caller_stays_as_it_is(redis_cache: RedisServer) -> None
         int(f"abc{client.ping()}")
 
 
-def opened(clock: Clock) -> Breaker:
-    """Return a breaker that has been open for as long as a pause is."""
-    breaker = Breaker(clock=clock)
-    for _ in range(FAILURES):
-        breaker.failed()
-    clock.now += RESET_TIMEOUT
-    return breaker
-
-
-def asks_within(kind: str) -> None:
+def asks_within(kind: str, value: str = "1") -> None:
     """Make a call within a block of plain commands."""
     with redis_store().commands() as client:
         if kind == "run":
-            assert redis_store().run(Once("quota:1:{!}:sent:x", 60_000_000)) == 1
+            assert once("event", value)
         else:
             with redis_store().commands() as inner:
                 assert inner.time()
@@ -164,30 +140,31 @@ def asks_within(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["run", "commands"])
 def test_a_call_within_a_probing_block_is_made(kind: str, redis_cache: RedisServer) -> None:
-    redis_store().server.breaker = opened(Clock())
+    breaker = due_breaker()
     asks_within(kind)
-    assert not redis_store().server.breaker.is_open
+    assert not breaker.is_open
 
 
 @pytest.mark.parametrize("kind", ["run", "commands"])
 def test_a_call_within_a_probing_block_of_a_cluster_server_is_made(kind: str, cluster: Cluster) -> None:
     found: Any = redis_store()
-    node = found._router.node(found.server_of("quota:1:{!}:sent:x"))
-    node.breaker = opened(Clock())
-    asks_within(kind)
+    server = found.server_of("{!}")  # of plain commands
+    value = next(each for each in "abcdefghijklmnop" if found.server_of(f"{{once:{digest(each)}}}") == server)
+    node = found._router.node(server)
+    due_breaker(of=node)
+    asks_within(kind, value)
     assert not node.breaker.is_open
 
 
 def test_only_the_probing_block_waits_for_a_server_that_is_gone(settings: Any) -> None:
     settings.CACHES = caches(RedisServer("redis://127.0.0.1:1/0", 0, Path()))
-    clock, store_ = Clock(), redis_store()
-    store_.server.breaker = opened(clock)
+    due_breaker()
 
     def twice() -> None:
-        with store_.commands():
+        with redis_store().commands():
             with pytest.raises(StoreUnavailable, match="refused"):
-                store_.run(Once("quota:1:{!}:sent:x", 60_000_000))
-            store_.run(Once("quota:1:{!}:sent:x", 60_000_000))
+                once("event", "1")
+            once("event", "1")
 
     with pytest.raises(StoreUnavailable, match="several times in a row"):
         twice()

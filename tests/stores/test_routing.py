@@ -26,11 +26,10 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota.core.flow import IOCall, run_sync
 from django_quota.engine.operations import Script
-from django_quota.stores.cluster.nodes import NotSentError
 from django_quota.stores.cluster.routing import MAX_GONE, MAX_HOPS, MOVE_TIMEOUT, PROBE_INTERVAL, Router, SlotCommand
 from django_quota.stores.cluster.slots import SLOTS, Address, slot_of, slot_owners
 from django_quota.stores.redis.breaker import Breaker
-from django_quota.stores.redis.errors import GarbledError
+from django_quota.stores.redis.errors import GarbledError, NotSentError
 
 A, B, C = (Address("10.0.0.1", port) for port in (1, 2, 3))
 HALVES = [[0, 8191, [b"10.0.0.1", 1, b"id"]], [8192, 16383, ["10.0.0.1", 2, "id"], ["10.0.0.1", 3, "id"]]]

@@ -18,7 +18,6 @@ from django_redis.pool import ConnectionFactory
 
 from django_quota import acheck, aonce, check, once
 from django_quota.exceptions import StoreUnavailable
-from django_quota.stores.redis.config import ANSWER_TIMEOUT
 from django_quota.testing import RedisServer
 from tests.support.commands import wait_until
 from tests.support.ports import free_port
@@ -150,9 +149,7 @@ def test_a_sentinel_that_hangs_is_skipped_in_time(options: dict[str, Any], senti
         store: Any = current_store()
         pool = store.server.connections._pool
         asked = [sentinel.connection_pool.connection_kwargs for sentinel in pool.sentinel_manager.sentinels]
-        assert [(each["socket_timeout"], each["socket_connect_timeout"]) for each in asked] == [
-            (ANSWER_TIMEOUT, ANSWER_TIMEOUT)
-        ] * 2
+        assert [(each["socket_timeout"], each["socket_connect_timeout"]) for each in asked] == [(0.25, 0.25)] * 2
 
 
 @pytest.fixture

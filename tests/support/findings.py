@@ -23,10 +23,8 @@ def findings(quota: object = None, caches: dict[str, Any] | None = None) -> list
 
 def alias_problem() -> CheckMessage | None:
     """Return what the checks find wrong with the Redis of the settings as they are; None if it can serve."""
-    found = [
-        each for each in run_checks(tags=["django_quota"]) if each.id in ("django_quota.E003", "django_quota.E004")
-    ]
-    return found[0] if found else None
+    of_the_alias = ("django_quota.E003", "django_quota.E004", "django_quota.E005")
+    return next((found for found in run_checks(tags=["django_quota"]) if found.id in of_the_alias), None)
 
 
 def ids(quota: object = None, caches: dict[str, Any] | None = None) -> list[str | None]:

@@ -99,16 +99,25 @@ FAILURES, PAUSE, SETTLE_TIME = 3, 1.0, 1.0
 when the last failure was a second ago."""
 
 
-def new_breaker(clock: Callable[[], float] = time.monotonic, failures: int = FAILURES) -> Breaker:
-    """Give the store of the settings a breaker that has seen no failure; return it."""
-    redis_store().server.breaker = Breaker(failures, PAUSE, clock)
-    return redis_store().server.breaker
+def new_breaker(clock: Callable[[], float] = time.monotonic, failures: int = FAILURES, of: Any = None) -> Breaker:
+    """Give the server of the settings, or this one, a breaker that has seen no failure; return it."""
+    server = of or redis_store().server
+    server.breaker = breaker = Breaker(failures, PAUSE, clock)
+    return breaker
 
 
 def fail(breaker: Breaker, times: int = FAILURES) -> None:
     """Let so many calls in a row fail: as many as open the breaker, or fewer."""
     for _ in range(times):
         breaker.failed()
+
+
+def due_breaker(clock: Clock | None = None, of: Any = None) -> Breaker:
+    """Give it a breaker that has been open for so long that one may ask; return it."""
+    clock = clock or Clock()
+    fail(breaker := new_breaker(clock, of=of))
+    clock.now += PAUSE
+    return breaker
 
 
 def new_outages(clock: Clock) -> Outages:

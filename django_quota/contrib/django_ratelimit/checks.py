@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error
@@ -19,33 +19,20 @@ from django_quota.core.rates import parse_rate
 from django_quota.core.rules import Rule
 from django_quota.web.view_lookup import layers_of_all
 
-_MARK = "_django_quota_ratelimit"
+MARK = "_django_quota_ratelimit"
+"""The attribute of a view under `@ratelimit`: the view itself and its limits."""
 
 
-class Limited(NamedTuple):
-    """What `@ratelimit` keeps of a view."""
-
-    wrapper: Callable[..., Any]
-    view: Callable[..., Any]
-    limits: tuple[Limit, ...]
-
-
-def mark(wrapper: Callable[..., Any], view: Callable[..., Any], limits: tuple[Limit, ...]) -> None:
-    """Note on a wrapper what it limits."""
-    setattr(wrapper, _MARK, Limited(wrapper, view, limits))
-
-
-def limited(view: Any) -> Limited | None:
-    """Return the limits of a view that `@ratelimit` wraps itself; other decorators copy the mark."""
-    found = getattr(view, _MARK, None)
-    return found if isinstance(found, Limited) and found.wrapper is view else None
+def limits_of(view: Any) -> tuple[Limit, ...]:
+    """Return the limits of a view that `@ratelimit` wraps itself; other decorators copy the attribute."""
+    wrapper, limits = getattr(view, MARK, (None, ()))
+    return limits if wrapper is view else ()
 
 
 def _limits(patterns: Iterable[Any]) -> Iterator[Limit]:
-    """Return the limits of all views, without those whose rate is found at each request."""
+    """Return the limits of all views."""
     for layer in layers_of_all(patterns):
-        found = limited(layer.view)
-        yield from found.limits if found else ()
+        yield from limits_of(layer.view)
 
 
 def _is_dynamic(rate: Any) -> bool:

@@ -174,12 +174,8 @@ def _usage_flow(request: Any, limit: Limit, *, increment: bool) -> Flow[Usage | 
         return _usage(own[-1:], is_limited=not own[-1].allowed)
     decision = yield IOCall(peek, apeek, rule, subject)
     if decision.degraded:  # a look limits nobody while the store does not answer
-        return Usage(count=0, limit=_count_of(rule), should_limit=False, time_left=-1)
+        return Usage(count=0, limit=rule.limits[0].rate.count, should_limit=False, time_left=-1)
     return _usage(decision.outcomes, is_limited=not decision.allowed)
-
-
-def _count_of(rule: Rule) -> int:
-    return cast("Rate", rule.rates[0]).count
 
 
 def _usage(outcomes: Sequence[Outcome], *, is_limited: bool) -> Usage | None:

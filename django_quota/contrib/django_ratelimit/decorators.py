@@ -10,7 +10,8 @@ from django.conf import settings
 from django.utils.module_loading import import_string
 
 from django_quota import Decision
-from django_quota.contrib.django_ratelimit import ALL, UNSAFE, checks
+from django_quota.contrib.django_ratelimit import ALL, UNSAFE
+from django_quota.contrib.django_ratelimit.checks import MARK, limits_of
 from django_quota.contrib.django_ratelimit.core import Limit, decision_flow, group_of
 from django_quota.contrib.django_ratelimit.exceptions import Ratelimited
 from django_quota.core.flow import run_async, run_sync
@@ -33,12 +34,14 @@ def ratelimit(
     """
 
     def decorate(view: V) -> V:
-        inner = checks.limited(view)
-        if inner is not None and any(other.block != block for other in inner.limits):
-            inner = None  # one refuses the request, and the other only says so: each decides for itself
-        bare = view if inner is None else inner.view
+        bare: Any = view
+        inner = limits_of(view)
+        if any(other.block != block for other in inner):
+            inner = ()  # one refuses the request, and the other only says so: each decides for itself
+        elif inner:
+            bare = cast("Any", view).__wrapped__
         limit = Limit(group_of(bare) if group is None else group, key, rate, method, block)
-        return cast("V", _wrap(bare, (limit, *(inner.limits if inner else ()))))
+        return cast("V", _wrap(bare, (limit, *inner)))
 
     return decorate
 
@@ -48,7 +51,7 @@ ratelimit.UNSAFE = UNSAFE  # type: ignore[attr-defined]
 
 
 def _wrap(view: Callable[..., Any], limits: tuple[Limit, ...]) -> Callable[..., Any]:
-    wrapper: Callable[..., Any]
+    wrapper: Any
     if is_async(view):
 
         @wraps(view)
@@ -65,8 +68,8 @@ def _wrap(view: Callable[..., Any], limits: tuple[Limit, ...]) -> Callable[..., 
             return view(request, *args, **kwargs)
 
         wrapper = limited_view
-    checks.mark(wrapper, view, limits)
-    return wrapper
+    setattr(wrapper, MARK, (wrapper, limits))
+    return cast("Callable[..., Any]", wrapper)
 
 
 def _apply(request: Any, decision: Decision | None, *, block: bool) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 from django.apps import AppConfig
 
 from django_quota.contrib.opentelemetry import instrument
+
+logger = logging.getLogger("django_quota")
 
 
 class QuotaOpenTelemetryConfig(AppConfig):
@@ -15,5 +19,8 @@ class QuotaOpenTelemetryConfig(AppConfig):
     verbose_name = "django_quota for OpenTelemetry"
 
     def ready(self) -> None:
-        """Start."""
-        instrument()
+        """Start. A meter provider that fails must not stop the site."""
+        try:
+            instrument()
+        except Exception:
+            logger.exception("The decisions are not recorded for OpenTelemetry: its meter provider failed")

@@ -78,24 +78,11 @@ def with_quota_rules(*rules: str | Rule) -> Callable[[F], F]:
 
 
 class _Answer(NamedTuple):
-    """What one call to the store decided."""
+    """What one call to the store decided for all throttles of a view."""
 
     decision: Decision
-    refuses: bool
-    """Whether one of the rules refuses that refuse the whole request."""
     entries: list[Entry]
     """The rules and pairs that it is about, and that no throttle has asked for yet."""
-
-    def refuses_one_of(self, pairs: Sequence[Pair]) -> bool:
-        """Say whether one of these pairs is refused."""
-        decision = self.decision
-        if decision.allowed:
-            return False
-        for rule, subject in pairs:
-            outcomes = [each for each in decision.outcomes if (each.rule, each.subject) == (rule.name, subject)]
-            if not all(outcome.allowed for outcome in outcomes) or (decision.degraded and not outcomes):
-                return True
-        return False
 
 
 _ANSWER = "_django_quota_answer"
@@ -103,35 +90,35 @@ _ANSWER = "_django_quota_answer"
 
 
 class _TogetherMixin:
-    """A throttle that decides in one call with the others of its view."""
+    """A throttle that decides in one call with the others of its view. If one of them refuses, all do."""
 
-    _answer: _Answer | None = None
+    _decision: Decision | None = None
 
     def entries(self, request: Any, view: Any) -> list[Entry]:
         """Return what limits a request: rules, and pairs of a rule and a subject."""
         raise NotImplementedError
 
     def _is_allowed(self, entries: list[Entry], request: Any, view: Any) -> bool:
-        self._answer = answer = self._answer_to(entries, request, view)
-        return not answer.refuses and not answer.refuses_one_of(_pairs(entries))
+        self._decision = self._decide(entries, request, view)
+        return not self._decision.enforced
 
-    def _answer_to(self, entries: list[Entry], request: Any, view: Any) -> _Answer:
-        """Return the answer to these entries. The first throttle asks for those of the others too."""
+    def _decide(self, entries: list[Entry], request: Any, view: Any) -> Decision:
+        """Return the decision on these entries. The first throttle asks for those of the others too."""
         known: _Answer | None = request.__dict__.get(_ANSWER)
         if known is not None and all(entry in known.entries for entry in entries):
             for entry in entries:  # a throttle that asks again counts again
                 known.entries.remove(entry)
-            return known
+            return known.decision
         asked: list[Entry] = [*take_waiting_rules(request), *entries]
         others: list[Entry] = []
         for entry in self._entries_of_others(request, view) if known is None else ():
             if all(entry == other or _identity(entry) != _identity(other) for other in asked + others):
                 others.append(entry)
-        answer = self._ask(request, asked + others)._replace(entries=others)
+        decision = self._ask(request, asked + others)
         if known is None:
-            request.__dict__[_ANSWER] = answer
+            request.__dict__[_ANSWER] = _Answer(decision, others)
             _prepare(view)
-        return answer
+        return decision
 
     def _entries_of_others(self, request: Any, view: Any) -> Iterator[Entry]:
         """Return the entries of the other throttles of a view.
@@ -142,7 +129,7 @@ class _TogetherMixin:
             if type(other) is not type(self) and _always_asks(type(other)):
                 yield from other.entries(request, view)
 
-    def _ask(self, request: Any, entries: list[Entry]) -> _Answer:
+    def _ask(self, request: Any, entries: list[Entry]) -> Decision:
         if hasattr(request, "_request"):
             set_body_parser(request, lambda: request.data)
         try:
@@ -150,12 +137,9 @@ class _TogetherMixin:
                 decision = decide(request, entries)
         except BadRequest as error:  # a field that the body should have
             raise exceptions.ParseError(str(error)) from error
-        answer = _Answer(decision, decision.enforced, [])
-        pairs = _pairs(entries)
-        if answer.refuses_one_of(pairs):
-            answer = answer._replace(decision=_enforced(decision, pairs))
-        apply_decision(request, answer.decision)
-        return answer
+        decision = _enforced(decision, [entry for entry in entries if isinstance(entry, tuple)])
+        apply_decision(request, decision)
+        return decision
 
     def _time(self) -> AbstractContextManager[None]:
         """Set the clock, if the class has a `timer` of its own, as in tests."""
@@ -168,17 +152,13 @@ class _TogetherMixin:
 
     def wait(self) -> float | None:
         """Return the seconds until the same request is allowed; None if waiting does not help."""
-        if self._answer is None:
+        if self._decision is None:
             return cast("float | None", cast("Any", super()).wait())
-        return self._answer.decision.retry_after
+        return self._decision.retry_after
 
 
 _START = datetime(2000, 1, 1, tzinfo=UTC)
 """Where a `timer` begins that counts from 0."""
-
-
-def _pairs(entries: Sequence[Entry]) -> list[Pair]:
-    return [entry for entry in entries if isinstance(entry, tuple)]
 
 
 def _identity(entry: Entry) -> object:
@@ -188,13 +168,15 @@ def _identity(entry: Entry) -> object:
 
 def _enforced(decision: Decision, pairs: Sequence[Pair]) -> Decision:
     """Return a decision in which refusals of these pairs refuse the request."""
+    if decision.allowed or not pairs:
+        return decision
+    if not decision.outcomes:
+        return replace(decision, enforced=True)
     known = {(rule.name, subject) for rule, subject in pairs}
     outcomes = [
         outcome._replace(enforced=True) if (outcome.rule, outcome.subject) in known else outcome
         for outcome in decision.outcomes
     ]
-    if not outcomes:
-        return replace(decision, enforced=True)
     return Decision.of(tuple(outcomes), degraded=decision.degraded)
 
 

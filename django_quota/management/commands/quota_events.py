@@ -19,17 +19,16 @@ import threading
 from argparse import REMAINDER, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser, DjangoHelpFormatter
-from django.utils.dateparse import parse_datetime
-from django.utils.timezone import is_naive, make_aware
 
 from django_quota.conf import current
 from django_quota.core.clock import SECOND, in_words
 from django_quota.core.errors import StorePermissionDenied, StoreUnavailable
 from django_quota.core.keys import BAN_EVENTS
-from django_quota.management.console import QuotaCommand, printable, redis_store, second_of, stopping
+from django_quota.management.console import QuotaCommand, parse_moment, printable, redis_store, second_of, stopping
 from django_quota.management.programs import PLACEHOLDERS, NoAddressError, Program, UnfitError
 from django_quota.services.event_stream import (
     BEGINNING,
@@ -196,97 +195,89 @@ class Command(QuotaCommand):
                 return
 
 
+@dataclass
 class _Worker:
     """Takes events of a group one by one, and runs the program for them."""
 
-    def __init__(
-        self,
-        group: EventGroup,
-        program: Program,
-        wanted: Callable[[Event], bool],
-        options: dict[str, Any],
-        stop: threading.Event,
-        note: Callable[[str], None],
-    ) -> None:
-        self._group = group
-        self._program = program
-        self._wanted = wanted
-        self._options = options
-        self._stop = stop
-        self._note = note
-        self._begun = False
-        self._done: list[str] = []
-        """Ids of handled events to acknowledge; while Redis is unavailable they wait here, and do not run again."""
+    group: EventGroup
+    program: Program
+    wanted: Callable[[Event], bool]
+    options: dict[str, Any]
+    stop: threading.Event
+    note: Callable[[str], None]
+    begun: bool = False
+    done: list[str] = field(default_factory=list)
+    """Ids of handled events to acknowledge; while Redis is unavailable they wait here, and do not run again."""
 
     def step(self) -> bool:
         """Take and handle an event; return whether to continue."""
         try:
             self._begin()
-            taken = self._group.take(1) if self._options["drain"] else self._group.take()
+            taken = self.group.take(1) if self.options["drain"] else self.group.take()
         except LookupError as error:
-            self._note(f"{error} Redis has lost its memory; the group starts again with all events that it has now.")
-            self._group.begin(BEGINNING)
+            self.note(f"{error} Redis has lost its memory; the group starts again with all events that it has now.")
+            self.group.begin(BEGINNING)
             return True
         except StoreUnavailable:
-            self._group.look_back()
+            self.group.look_back()
             raise
         if taken is None:
-            return not self._options["drain"]
+            return not self.options["drain"]
         self._report(taken)
-        if taken.event is None or not self._wanted(taken.event) or self._succeeds(taken.event):
-            self._done.append(taken.id)
+        if taken.event is None or not self.wanted(taken.event) or self._succeeds(taken.event):
+            self.done.append(taken.id)
             self._acknowledge()
         return True
 
     def _begin(self) -> None:
         """Create the group, but only once: if it vanishes later, all events since then are unread."""
         self._acknowledge()
-        if self._begun:
+        if self.begun:
             return
-        start = _start(self._options["since"], self._group.stream)
-        if self._group.begin(start):
-            self._note(f"The group {self._group.group!r} is new. It begins after {start}.")
-        _tidy(self._group)
-        self._begun = True
+        start = _start(self.options["since"], self.group.stream)
+        if self.group.begin(start):
+            self.note(f"The group {self.group.group!r} is new. It begins after {start}.")
+        _tidy(self.group)
+        self.begun = True
 
     def _acknowledge(self) -> None:
-        while self._done:
-            self._group.acknowledge(self._done[0])
-            del self._done[0]
+        while self.done:
+            self.group.acknowledge(self.done[0])
+            del self.done[0]
 
     def _report(self, taken: Delivery) -> None:
         if taken.behind is not None:
             after = "" if taken.behind == START_ID else f"after {iso(moment_of(taken.behind))} and "
-            self._note(
+            self.note(
                 "Events are missing: the stream was trimmed further than the group had read. Some or all events "
                 f"{after}before {iso(moment_of(taken.id))} are lost."
             )
         if taken.found == "trimmed":
-            self._note(f"Event {taken.id} is missing: the stream was trimmed before it was handled.")
+            self.note(f"Event {taken.id} is missing: the stream was trimmed before it was handled.")
         elif taken.found == "alien":
-            self._note(f"Entry {taken.id} of the stream is not an event, and is ignored.")
+            self.note(f"Entry {taken.id} of the stream is not an event, and is ignored.")
 
     def _succeeds(self, event: Event) -> bool:
         """Run the program until it succeeds; False if the event is given up, or left for later."""
         try:
-            for attempt in range(self._options["retries"] + 1):
+            for attempt in range(self.options["retries"] + 1):
                 if attempt:
-                    wait = min(self._options["backoff"] * 2 ** (attempt - 1), MAX_WAIT)
-                    if self._stop.wait(wait):
-                        self._group.leave(event.id)
+                    wait = min(self.options["backoff"] * 2 ** (attempt - 1), MAX_WAIT)
+                    if self.stop.wait(wait):
+                        self.group.leave(event.id)
                         return False
-                self._group.keep(event.id)
-                problem = self._program.run(event)
+                self.group.keep(event.id)
+                problem = self.program.run(event)
                 if problem is None:
                     return True
-                self._note(f"Event {event.id}, attempt {attempt + 1}: {self._program.words[0]}: {problem}.")
+                self.note(f"Event {event.id}, attempt {attempt + 1}: {self.program.words[0]}: {problem}.")
         except NoAddressError as error:
-            self._note(f"Event {event.id} is skipped: {error}, and the program needs one.")
+            self.note(f"Event {event.id} is skipped: {error}, and the program needs one.")
             return True
         except UnfitError as error:
             problem = str(error)
-        self._note(f"Event {event.id} is given up: {problem}: {json.dumps(event.as_json())}")
-        self._group.bury(event.id)
+        self.note(f"Event {event.id} is given up: {problem}: {json.dumps(event.as_json())}")
+        self.group.bury(event.id)
         return False
 
 
@@ -346,14 +337,9 @@ def _start(since: str, stream: EventStream) -> str:
         return stream.last_id()
     if since == "beginning":
         return BEGINNING
-    try:
-        moment = parse_datetime(since)
-    except ValueError:
-        moment = None
+    moment = parse_moment(since)
     if moment is None:
         raise CommandError(f"--since {since!r}: use now, beginning, or a date such as 2026-11-21T08:00:00+00:00.")
-    if is_naive(moment):
-        moment = make_aware(moment)
     return stream.last_id(int(moment.timestamp()) * SECOND)
 
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.core.management.base import CommandError, CommandParser
 from django.utils import timezone
-from django.utils.dateparse import parse_date, parse_datetime
 
 from django_quota.core.errors import RateError, did_you_mean
 from django_quota.core.rates import parse_duration
 from django_quota.core.rules import is_valid_name
-from django_quota.management.console import SUBJECT_HELP, QuotaCommand, printable
+from django_quota.management.console import SUBJECT_HELP, QuotaCommand, parse_moment, printable
 from django_quota.models import QuotaOverride
 from django_quota.services.lookup import network_hint, parse_rule_input, parse_search_input, parse_subject_input
 from django_quota.services.override_sync import are_pending, set_override, write_database
@@ -136,25 +135,13 @@ def _expiry(options: dict[str, Any]) -> datetime | None:
             raise CommandError(f"--for {error}") from error
     if options["until"] is None:
         return None
-    moment = _moment(options["until"])
+    moment = parse_moment(options["until"])
     if moment is None:
         raise CommandError(f"--until {options['until']!r} is not a date and time. Use, for example, 2030-01-31T12:00.")
-    if settings.USE_TZ and timezone.is_naive(moment):
-        moment = timezone.make_aware(moment)
-    elif not settings.USE_TZ and timezone.is_aware(moment):
-        moment = timezone.make_naive(moment)
+    moment = moment if settings.USE_TZ else timezone.make_naive(moment)
     if moment <= timezone.now():
         raise CommandError(f"--until {options['until']!r} is in the past. Use a moment in the future.")
     return moment
-
-
-def _moment(text: str) -> datetime | None:
-    """Parse a date and time, or the beginning of a date; None for another text."""
-    try:
-        day = parse_date(text)
-        return parse_datetime(text) if day is None else datetime.combine(day, time.min)
-    except ValueError:  # the form is right, but there is no such day or hour
-        return None
 
 
 def _problems(error: ValidationError) -> str:

@@ -21,7 +21,7 @@ from django_quota.core.errors import ConfigurationError, did_you_mean
 from django_quota.core.rules import Rule
 from django_quota.management.console import QuotaCommand, printable, progress
 from django_quota.management.replay_picture import picture
-from django_quota.management.replay_report import Report, as_json, lines, make_report, unreadable
+from django_quota.management.replay_report import lines, make_report, unreadable
 from django_quota.management.replaying import Source, can_fork, read_traffic, replay
 from django_quota.services.access_log import find_format
 from django_quota.services.known_rules import known_login_rules, known_rules, known_slots
@@ -96,9 +96,9 @@ class Command(QuotaCommand):
         if not traffic.requests:
             if not traffic.shown:
                 raise CommandError("The log is empty.")
-            example = "The first: " + unreadable(traffic.shown[0])
+            example = "The first: " + unreadable(*traffic.shown[0])
             raise CommandError(f"No line of the log could be used as a request ({log_format.description}). {example}")
-        results = replay(traffic, processes, show)
+        results = replay(traffic, sets, processes, show)
         report = make_report(
             options["logs"],
             log_format.description,
@@ -108,23 +108,15 @@ class Command(QuotaCommand):
             worst=options["worst"],
             shows_subjects=options["show_subjects"],
         )
-        self._print(report, as_object=options["json"])
+        if options["json"]:
+            self.print_json(report)
+        else:
+            self.stdout.write("\n".join(map(printable, lines(report))))
         if options["picture"]:
-            _write(Path(options["picture"]), picture(traffic, results))
-
-    def _print(self, report: Report, *, as_object: bool) -> None:
-        if as_object:
-            self.print_json(as_json(report))
-            return
-        for line in lines(report):
-            self.stdout.write(printable(line))
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CommandError(f"--picture {path}: {error.strerror}.") from error
+            try:
+                Path(options["picture"]).write_text(picture(traffic, results), encoding="utf-8")
+            except OSError as error:
+                raise CommandError(f"--picture {options['picture']}: {error.strerror}.") from error
 
 
 # --- options ----------------------------------------------------------------------------------------------------------

@@ -10,19 +10,20 @@ meet a silent server wait for each other. Neither remaps the address in MOVED an
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
-from django_quota.core.flow import Flow, IOCall, sleep
+from django_quota.core.flow import Flow, IOCall
 from django_quota.engine.operations import Script
-from django_quota.stores.cluster.nodes import Command, Node, NotSentError
 from django_quota.stores.cluster.slots import Address, Remap, redirect_target, slot_owners
+from django_quota.stores.redis.errors import NotSentError
+from django_quota.stores.redis.server_client import Command, ServerClient
 
 REFRESH_INTERVAL = 0.1
 """The least time in seconds between two readings of the slot table."""
@@ -37,7 +38,7 @@ MOVE_TIMEOUT = 2.0
 """Seconds for which a command to a moving slot is tried. After that, nobody waits for this slot for as long."""
 
 FIRST_SLEEP, MAX_SLEEP = 0.002, 0.05
-"""Seconds before a command to a moving slot is tried again; each sleep is twice as long as the one before."""
+"""Seconds before a command to a moving slot is tried again: at first, and at most."""
 
 MAX_HOPS = 16
 """Servers that a command is sent to without a sleep. If there are more, the servers name each other in a circle."""
@@ -59,18 +60,6 @@ class SlotCommand(NamedTuple):
     script: Script | None = None
 
 
-@dataclass
-class _Attempt:
-    """How a command is sent next, and how often and how long it was tried."""
-
-    server: Address | None
-    command: Command
-    before: Sequence[Command] = ()
-    hops: int = 0
-    deadline: float = 0.0
-    sleep: float = FIRST_SLEEP
-
-
 class Router:
     """Finds the server of each command, for any thread and event loop.
 
@@ -81,12 +70,12 @@ class Router:
     def __init__(
         self,
         seeds: Sequence[Address],
-        make: Callable[[Address], Node],
+        make: Callable[[Address], ServerClient],
         remap: Remap | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._seeds, self._make, self._remap, self._clock = seeds, make, remap, clock
-        self.nodes: dict[Address, Node] = {}
+        self.nodes: dict[Address, ServerClient] = {}
         self.primaries: list[Address] = []
         """All servers with slots, each once."""
         self._owners: dict[int, Address] = {}
@@ -113,7 +102,7 @@ class Router:
         """Return the server of a slot by the table; None if it is not known."""
         return self._owners.get(slot)
 
-    def node(self, address: Address) -> Node:
+    def node(self, address: Address) -> ServerClient:
         """Return the node of an address, made when it is first needed."""
         return self.nodes.get(address) or self.nodes.setdefault(address, self._make(address))
 
@@ -158,58 +147,54 @@ class Router:
             self._failing.pop(server, None)
         return replies
 
-    def _follow(self, asked: SlotCommand, server: Address | None, reply: Any) -> Flow[Any]:
-        """Return the reply of the server that runs a command, which `server` did not. Raises the last error."""
-        attempt = _Attempt(server, asked.command)
-        while isinstance(reply, Exception):
-            try:
-                yield from self._redirect(asked, attempt, reply)
-            except (RedisError, OSError) as error:
-                if attempt.server is not None:
-                    self._failing[attempt.server] = error, self._clock()
-                raise
-            (*_, reply) = yield from self._send(attempt.server, [*attempt.before, attempt.command])
-        return reply
+    def _follow(self, asked: SlotCommand, server: Address | None, error: Exception) -> Flow[Any]:
+        """Send a command again that `server` has not run; return its reply. Raises the last error."""
+        command, before, hops, since = asked.command, list[Command](), 0, self._clock()
+        try:
+            while True:
+                code = _code_of(error)
+                if code == "NOSCRIPT" and asked.script is not None and command[0] == "EVALSHA":
+                    command = ("EVAL", asked.script.text, *command[2:])
+                elif code == "TRYAGAIN":
+                    yield from self._wait(asked.slot, since, error)
+                    server, before, hops = (yield from self.up_to_date_owner(asked.slot)), [], 0
+                else:
+                    server = yield from self._next_server(asked.slot, server, code, error)
+                    before, hops = [ASKING] if code == "ASK" else [], hops + 1
+                if hops > MAX_HOPS:
+                    raise RedisConnectionError("the servers of the cluster send a command to each other")
+                (*_, reply) = yield from self._send(server, [*before, command])
+                if not isinstance(reply, Exception):
+                    return reply
+                error = reply
+        except (RedisError, OSError) as last:
+            if server is not None:
+                self._failing[server] = last, self._clock()
+            raise
 
-    def _redirect(self, asked: SlotCommand, attempt: _Attempt, error: Exception) -> Flow[None]:
-        """Decide how a command is sent next. Raises the error if no other attempt can change it."""
-        code, server = _code_of(error), attempt.server
-        attempt.hops += 1
-        if attempt.hops > MAX_HOPS:
-            raise RedisConnectionError("the servers of the cluster send a command to each other")
-        if code == "NOSCRIPT" and asked.script is not None and attempt.command[0] == "EVALSHA":
-            attempt.command = ("EVAL", asked.script.text, *asked.command[2:])
-            return
-        attempt.before = ()
+    def _next_server(self, slot: int, server: Address | None, code: str, error: Exception) -> Flow[Address | None]:
+        """Return the server that a command is sent to next. Raises the error if no other server can change it."""
         if code in ("MOVED", "ASK") and server is not None:
-            attempt.server = redirect_target(error, server, self._remap)
-            if code == "ASK":
-                attempt.before = (ASKING,)
-            else:
-                self._owners[asked.slot] = attempt.server
+            named = redirect_target(error, server, self._remap)
+            if code == "MOVED":
+                self._owners[slot] = named
                 self.is_stale = True  # one slot seldom comes alone
-            return
-        if code == "TRYAGAIN":
-            yield from self._wait(asked.slot, attempt, error)
-            attempt.server = yield from self.up_to_date_owner(asked.slot)
-            return
+            return named
         if code in ("CLUSTERDOWN", "MASTERDOWN", "READONLY") or isinstance(error, NotSentError):
             self.is_stale = True  # another server may have the slot by now
-            attempt.server = (yield from self.up_to_date_owner(asked.slot)) or server
-        if attempt.server == server:
-            raise error
+            owner = yield from self.up_to_date_owner(slot)
+            if owner not in (None, server):
+                return owner
+        raise error
 
-    def _wait(self, slot: int, attempt: _Attempt, error: Exception) -> Flow[None]:
-        """Sleep before the next attempt at a moving slot. Raises the error if there is no time left."""
+    def _wait(self, slot: int, since: float, error: Exception) -> Flow[None]:
+        """Sleep before a command to a moving slot is tried again. Raises the error if there is no time left."""
         now = self._clock()
-        if not attempt.deadline:
-            attempt.deadline = now if now < self._not_waited_for.get(slot, now) else now + MOVE_TIMEOUT
-        elif now >= attempt.deadline:
+        if now >= since + MOVE_TIMEOUT:
             self._not_waited_for[slot] = now + MOVE_TIMEOUT
-        if now >= attempt.deadline:
+        if now < self._not_waited_for.get(slot, now):
             raise error
-        yield sleep(min(attempt.sleep, attempt.deadline - now))
-        attempt.sleep, attempt.hops = min(2 * attempt.sleep, MAX_SLEEP), 0
+        yield IOCall(time.sleep, asyncio.sleep, min(FIRST_SLEEP + now - since, MAX_SLEEP))
 
     # --- servers ------------------------------------------------------------------------------------------------------
 

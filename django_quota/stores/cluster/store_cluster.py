@@ -1,36 +1,31 @@
 """The Redis store over a Cluster: each operation goes to the server that has its keys.
 
-`engine.scatter` splits an operation whose keys are in several slots, `routing` finds the server of each command, and
-`nodes` sends it.
+`engine.scatter` splits an operation whose keys are in several slots, and `routing` finds the server of each command.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from redis import Redis, RedisError
 from redis.exceptions import AskError
 
 from django_quota.core.errors import ConfigurationError, QuotaError, StoreUnavailable
-from django_quota.core.flow import Flow, run_async, run_sync
+from django_quota.core.flow import run_async, run_sync
 from django_quota.engine.operations import Operation
 from django_quota.engine.scatter import scatter
 from django_quota.stores.cluster.client import remap_of, seeds
-from django_quota.stores.cluster.node_keys import SYSTEM_SLOT, SYSTEM_TAG, name_on, node_keys
-from django_quota.stores.cluster.nodes import Node
 from django_quota.stores.cluster.routing import Router, SlotCommand
-from django_quota.stores.cluster.slots import slot_of
+from django_quota.stores.cluster.slots import SYSTEM_SLOT, SYSTEM_TAG, name_on, node_keys, slot_of
 from django_quota.stores.redis import errors
-from django_quota.stores.redis.blocking import WakeUpChannel
 from django_quota.stores.redis.config_checks import alias_problem
-from django_quota.stores.redis.store import RedisStore, Server
+from django_quota.stores.redis.server_client import Command, ServerClient
+from django_quota.stores.redis.store import RedisStore, Server, all_well
+from django_quota.stores.redis.wake_up import WakeUpChannel
 from django_quota.stores.wait_queue import WaitQueue
-
-BATCH_SIZE = 200
-"""Operations in one round trip, at most."""
 
 
 def _translate_error(error: BaseException) -> QuotaError:
@@ -59,16 +54,12 @@ class ClusterStore(RedisStore):
         self.alias = alias
         self.wait_queue = WaitQueue(self.run, self._channel)
 
-    @property
+    @cached_property
     def _router(self) -> Router:
-        known: Router | None = vars(self).get("known_router")
-        if known is None:
-            problem = alias_problem(self.alias)
-            if problem is not None:
-                raise ConfigurationError(problem.message, problem.hint)
-            made = Router(seeds(self.alias), partial(Node, self.alias), remap_of(self.alias))
-            known = vars(self).setdefault("known_router", made)  # two threads get the same one
-        return known
+        problem = alias_problem(self.alias)
+        if problem is not None:
+            raise ConfigurationError(problem.message, problem.hint)
+        return Router(seeds(self.alias), partial(ServerClient, self.alias), remap_of(self.alias))
 
     @property
     def all_nodes_healthy(self) -> bool:
@@ -85,30 +76,10 @@ class ClusterStore(RedisStore):
         """Run an operation; see `Store.run`. With keys in several slots, it is atomic in each slot."""
         return run_sync(scatter(operation, slot_of), lambda operations: self.run_all(operations, now))
 
-    def run_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
-        """Run operations of one slot each. Each is atomic, all together are not."""
-        with _translated():
-            replies = run_sync(self._reach(_slot_commands(operations, now)))
-        return _read(operations, replies)
-
     def try_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
         """Run operations of one slot each. One that fails has its error in place of its reply."""
         with _translated():
-            replies = run_sync(self._attempt(_slot_commands(operations, now)))
-        return _read(operations, [_translate_error(each) if isinstance(each, Exception) else each for each in replies])
-
-    def _reach(self, asked: Sequence[SlotCommand]) -> Flow[list[Any]]:
-        replies = yield from self._attempt(asked)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        return replies
-
-    def _attempt(self, asked: Sequence[SlotCommand]) -> Flow[list[Any]]:
-        replies: list[Any] = []
-        for first in range(0, len(asked), BATCH_SIZE):
-            replies += yield from self._router.reach(asked[first : first + BATCH_SIZE])
-        return replies
+            return _read(operations, run_sync(self._router.reach(_slot_commands(operations, now))))
 
     # --- async --------------------------------------------------------------------------------------------------------
 
@@ -119,8 +90,8 @@ class ClusterStore(RedisStore):
     async def arun_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
         """Run operations of one slot each; see `run_all`."""
         with _translated():
-            replies = await run_async(self._reach(_slot_commands(operations, now)))
-        return _read(operations, replies)
+            replies = await run_async(self._router.reach(_slot_commands(operations, now)))
+            return all_well(_read(operations, replies))
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
@@ -128,14 +99,14 @@ class ClusterStore(RedisStore):
         """Open the wake-up channel of a process. Every server receives what is published on another one."""
         node = self._router.node(run_sync(self._router.server_of(SYSTEM_SLOT)))
         with self._stale_after_errors():
-            return node.blocking.channel(process)
+            return node.channel(process)
 
-    async def acall(self, command: Sequence[str | int], seconds: float) -> Any:
+    async def acall(self, command: Command, seconds: float) -> Any:
         """Send a command on a system key that blocks for some seconds at most; see `RedisStore.acall`."""
         with _translated():
             node = self._router.node(await run_async(self._router.server_of(SYSTEM_SLOT)))
             with self._stale_after_errors():
-                return await node.blocking.acall(command, seconds)
+                return await node.acall(command, seconds)
 
     @contextmanager
     def _stale_after_errors(self) -> Iterator[None]:
@@ -169,7 +140,7 @@ class ClusterStore(RedisStore):
             return run_sync(self._router.server_of(slot_of(key)))
 
     def node_keys(self, key: str) -> list[str]:
-        """Return the names of all copies of a system key; see `node_keys.node_keys`."""
+        """Return the names of all copies of a system key; see `slots.node_keys`."""
         return node_keys(key)
 
     def node_key(self, key: str, server: Server) -> str:
@@ -180,7 +151,7 @@ class ClusterStore(RedisStore):
         """Return the reply to a command on each key, even if its slot moves; see `RedisStore.of_each`."""
         asked = [SlotCommand(slot_of(key), (*command, key)) for key in keys]
         with _translated():
-            replies = run_sync(self._reach(asked))
+            replies = all_well(run_sync(self._router.reach(asked)))
         if command[0] != "HGETALL":
             return replies
         return [flat if isinstance(flat, dict) else dict(zip(flat[::2], flat[1::2], strict=True)) for flat in replies]
@@ -195,7 +166,7 @@ class ClusterStore(RedisStore):
     def close(self) -> None:
         """Close idle connections; an event loop closes its own."""
         self.wait_queue.close()
-        router: Router | None = vars(self).pop("known_router", None)
+        router: Router | None = vars(self).pop("_router", None)
         for node in list(router.nodes.values()) if router else ():
             node.close()
 
@@ -205,4 +176,8 @@ def _slot_commands(operations: Sequence[Operation], now: int | None) -> list[Slo
 
 
 def _read(operations: Sequence[Operation], replies: Sequence[Any]) -> list[Any]:
-    return [operation.read_reply(reply) for operation, reply in zip(operations, replies, strict=True)]
+    """Return the replies to operations, with our errors."""
+    return [
+        _translate_error(reply) if isinstance(reply, Exception) else operation.read_reply(reply)
+        for operation, reply in zip(operations, replies, strict=True)
+    ]

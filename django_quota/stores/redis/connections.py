@@ -14,6 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from typing import Any, cast
@@ -35,6 +36,8 @@ from redis.sentinel import SentinelConnectionPool
 
 from django_quota.core.errors import ConfigurationError
 from django_quota.core.forks import register_fork_aware
+from django_quota.stores.cluster.client import base_pool
+from django_quota.stores.cluster.slots import Address
 from django_quota.stores.redis.config import (
     ANSWER_TIMEOUT,
     PLAIN_TIMEOUT,
@@ -82,12 +85,11 @@ class SyncConnections:
     `check()`. They are made as the pool makes them, and there are never more than its `max_connections`, beside those
     that the pool lends to others. A call that finds none waits.
 
-    `pool_of`: returns the pool of an alias; None: that of its client.
+    `get_pool`: returns redis-py's pool.
     """
 
-    def __init__(self, alias: str, pool_of: Callable[[str], Any] | None = None) -> None:
-        self._alias = alias
-        self._pool_of = pool_of or (lambda alias: sync_client(alias).connection_pool)
+    def __init__(self, get_pool: Callable[[], Any]) -> None:
+        self._get_pool = get_pool
         self.after_fork()
         register_fork_aware(self)
 
@@ -110,9 +112,8 @@ class SyncConnections:
         """
         pool = self._pool
         if pool is None:
-            pool = self._pool = self._pool_of(self._alias)
+            pool = self._pool = self._get_pool()
             self._sentinel_pool = _if_sentinel(pool)
-            shorten_sentinel_timeouts(pool, options_of(self._alias))
         is_new = False
         try:
             connection = self._idle.pop()
@@ -140,14 +141,12 @@ class SyncConnections:
         with self._changed:
             self._waiting += 1  # before the look at `_idle`: `release` notifies from now on
             try:
-                while not self._idle and self._open >= pool.max_connections:
+                while self._open >= pool.max_connections:
+                    with suppress(IndexError):  # a call that did not have to wait may be faster
+                        return self._idle.pop()
                     if not self._changed.wait(deadline - time.monotonic()) and not self._idle:
                         raise AllInUseError(f"all {pool.max_connections} connections are in use")
-                if self._idle:
-                    return self._idle.pop()
                 self._open += 1
-            except IndexError:  # a call that did not have to wait was faster
-                return self._make_or_wait(pool, timeout)
             finally:
                 self._waiting -= 1
         try:
@@ -209,19 +208,29 @@ def _is_stale(connection: Any) -> bool:
         return True
 
 
-def plain_client(client: Redis) -> Redis:
-    """Return a client for plain commands like this one, with time-outs; this very one if it has them."""
-    pool: Any = client.connection_pool
+def sync_pool(alias: str, at: Address | None = None) -> Any:
+    """Return redis-py's pool of an alias; `at`: a new one for a server of a Cluster, by the settings of the alias."""
+    if at is not None:
+        base = base_pool(alias)
+        options = {**base.connection_kwargs, "host": at.host, "port": at.port}
+        return ConnectionPool(base.connection_class, base.max_connections, **options)
+    pool = sync_client(alias).connection_pool
+    shorten_sentinel_timeouts(pool, options_of(alias))
+    return pool
+
+
+def plain_client(pool: Any) -> Redis:
+    """Return a client for plain commands over this pool, or over one like it with time-outs if it has none."""
     options = with_timeouts(pool.connection_kwargs, PLAIN_TIMEOUT)
     if all(options[name] == pool.connection_kwargs.get(name) for name in TIMEOUTS):
-        return client
+        return Redis(connection_pool=pool)
     options.pop("connection_pool", None)  # a Sentinel's pool adds itself
     if not isinstance(pool, SentinelConnectionPool):
-        return type(client)(connection_pool=ConnectionPool(pool.connection_class, pool.max_connections, **options))
+        return Redis(connection_pool=ConnectionPool(pool.connection_class, pool.max_connections, **options))
     make: Any = SentinelConnectionPool  # redis-py leaves it untyped
     for name in ("is_master", "check_connection", "connection_class", "max_connections"):
         options[name] = getattr(pool, name)
-    return type(client)(connection_pool=make(pool.service_name, pool.sentinel_manager, **options))
+    return Redis(connection_pool=make(pool.service_name, pool.sentinel_manager, **options))
 
 
 # --- async ------------------------------------------------------------------------------------------------------------
@@ -458,11 +467,10 @@ async def _connect(connection: Any) -> None:
 
 
 class ConnectionsByLoop:
-    """The async connections of one alias, for each event loop and closed with it. `make`: makes those of a loop."""
+    """The async connections of one server, for each event loop and closed with it. `make`: makes those of a loop."""
 
-    def __init__(self, alias: str, make: Callable[[str], AsyncConnections] | None = None) -> None:
-        self._alias = alias
-        self._make = make or async_connections
+    def __init__(self, make: Callable[[], AsyncConnections]) -> None:
+        self._make = make
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncConnections] = WeakKeyDictionary()
         self._closers: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = WeakKeyDictionary()
 
@@ -472,7 +480,7 @@ class ConnectionsByLoop:
         connections = self._by_loop.get(loop)
         if connections is None:
             self._forget_closed_loops()
-            connections = self._by_loop[loop] = self._make(self._alias)
+            connections = self._by_loop[loop] = self._make()
             # A loop that ends closes its async generators. The end of this one closes the connections.
             closer = self._closers[loop] = self._close_at_end(weakref.ref(loop), connections)
             await anext(closer)
@@ -501,8 +509,8 @@ class ConnectionsByLoop:
         return len(self._by_loop)
 
 
-def async_connections(alias: str, at: tuple[str, int] | None = None) -> AsyncConnections:
-    """Return new async connections with the settings of a cache alias, Sentinel included; `at`: another host and port.
+def async_connections(alias: str, at: Address | None = None) -> AsyncConnections:
+    """Return new async connections with the settings of a cache alias, Sentinel included; `at`: see `sync_pool`.
 
     It never repeats a command: a decision whose reply got lost may have been taken, and must not be taken twice.
     """
@@ -532,5 +540,5 @@ def async_connections(alias: str, at: tuple[str, int] | None = None) -> AsyncCon
         kwargs["connection_class"] = aioredis.SSLConnection
     pool = aioredis.ConnectionPool.from_url(url, **kwargs)
     if at is not None:
-        pool.connection_kwargs["host"], pool.connection_kwargs["port"] = at
+        pool.connection_kwargs.update(host=at.host, port=at.port)
     return make(pool, connect_timeout=connect_timeout)

@@ -51,6 +51,10 @@ class GarbledError(RedisConnectionError):
     """A reply is not of the kind that was asked for."""
 
 
+class NotSentError(RedisConnectionError):
+    """A server of a Cluster ran nothing: there is no connection to it, or it still loads its keys."""
+
+
 # --- what an error tells ----------------------------------------------------------------------------------------------
 
 

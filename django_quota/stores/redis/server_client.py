@@ -2,52 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from redis import Redis, RedisError
-from redis.exceptions import ResponseError
+from redis.exceptions import BusyLoadingError, ResponseError
 
 from django_quota.core.errors import StoreUnavailable
-from django_quota.stores.redis.blocking import BlockingConnections
+from django_quota.engine.operations import pack_command
+from django_quota.stores.cluster.slots import Address
 from django_quota.stores.redis.breaker import CLOSED, Breaker, probing
-from django_quota.stores.redis.config import options_of
 from django_quota.stores.redis.connections import (
-    AsyncConnections,
     ConnectionsByLoop,
     SyncConnections,
+    async_connections,
     plain_client,
-    sync_client,
+    sync_pool,
 )
 from django_quota.stores.redis.errors import (
     AllInUseError,
+    GarbledError,
+    NotSentError,
     is_cut,
     is_passthrough,
     is_read_only,
     is_silence,
 )
-from django_quota.stores.redis.sentinel import shorten_sentinel_timeouts
+from django_quota.stores.redis.wake_up import WakeUpChannel
+
+Command = Sequence[str | int]
+
+OVERDUE = 2.0
+"""Seconds after the end of its wait, after which the reply to a blocking command no longer comes."""
 
 
 class ServerClient:
-    """The client of one server. It raises redis-py's errors.
+    """The client of one server: that of a cache alias, or one of its Cluster. It raises redis-py's errors.
 
-    `pool_of`, `make`: what makes its connections, sync and async; None: the settings of the alias alone.
+    `at`: the address of a server of a Cluster. Then `NotSentError` says that it ran nothing: another server may.
     """
 
-    def __init__(
-        self,
-        alias: str,
-        pool_of: Callable[[str], Any] | None = None,
-        make: Callable[[str], AsyncConnections] | None = None,
-    ) -> None:
+    def __init__(self, alias: str, at: Address | None = None) -> None:
         self.breaker = Breaker()
-        self.connections = SyncConnections(alias, pool_of)
-        self.async_connections = ConnectionsByLoop(alias, make)
-        self.blocking = BlockingConnections(SyncConnections(alias, pool_of), ConnectionsByLoop(alias, make))
-        self._alias = alias
+        self._at = at
+        self._get_pool = partial(sync_pool, alias, at)
+        make = partial(async_connections, alias, at)
+        self.connections = SyncConnections(self._get_pool)
+        self.async_connections = ConnectionsByLoop(make)
+        self._waiting = SyncConnections(self._get_pool)
+        self._async_waiting = ConnectionsByLoop(make)
+        """Those for calls that wait in Redis."""
         self._plain: Redis | None = None
+
+    def send(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands in one round trip; see `exchange`."""
+        return self.exchange(b"".join(map(pack_command, commands)), len(commands))
+
+    async def asend(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands in one round trip; see `exchange`."""
+        return await self.aexchange(b"".join(map(pack_command, commands)), len(commands))
 
     def exchange(self, packed: bytes, replies: int = 1) -> list[Any]:
         """Send packed commands and read their replies: one round trip, never repeated. An error reply is returned."""
@@ -62,9 +77,8 @@ class ServerClient:
             if connection is not None:
                 connections.drop(connection)  # a reply may still be under way: the next call must not read it
             self._note(error, probe)
-            if connection is not None or is_passthrough(error):
-                raise
-            raise self.not_sent(error) from None
+            self._name(error, is_sent=connection is not None)
+            raise
         if _is_of_a_replica(found[-1]):
             connections.drop(connection)
         else:
@@ -82,9 +96,8 @@ class ServerClient:
             found = await connections.exchange(connection, packed, replies)  # drops the connection if it fails
         except BaseException as error:
             self._note(error, probe)
-            if connection is not None or is_passthrough(error):
-                raise
-            raise self.not_sent(error) from None
+            self._name(error, is_sent=connection is not None)
+            raise
         if _is_of_a_replica(found[-1]):
             await connections.drop(connection)
         else:
@@ -92,13 +105,27 @@ class ServerClient:
         breaker.succeeded()
         return found
 
+    def channel(self, process: str) -> WakeUpChannel:
+        """Open the wake-up channel of a process."""
+        return WakeUpChannel(self._waiting, process)
+
+    async def acall(self, command: Command, seconds: float) -> Any:
+        """Send a command that blocks for some seconds at most, and return its raw reply."""
+        connections = await self._async_waiting.get()
+        connection = await connections.take(seconds + OVERDUE)
+        reply = (await connections.exchange(connection, pack_command(command), seconds=seconds + OVERDUE))[0]
+        connections.release(connection)
+        if isinstance(reply, ResponseError):
+            raise reply
+        return reply
+
     @contextmanager
     def commands(self) -> Iterator[Redis]:
         """Lend a client for plain commands on this server alone."""
         probe = self._acquire()
         try:
             if self._plain is None:
-                self._plain = self.make_client()
+                self._plain = plain_client(self._get_pool())
             with probing(probe):
                 yield self._plain
         except (RedisError, OSError) as error:
@@ -109,25 +136,22 @@ class ServerClient:
             raise
         self.breaker.succeeded()
 
-    def make_client(self) -> Redis:
-        """Return a new client for plain commands."""
-        client = sync_client(self._alias)
-        shorten_sentinel_timeouts(client.connection_pool, options_of(self._alias))
-        return plain_client(client)
-
-    def not_asked(self) -> Exception:
-        """Return the error of a caller whom the breaker refuses."""
-        return StoreUnavailable("it has not answered several times in a row, and is asked again in a moment")
-
-    def not_sent(self, error: BaseException) -> BaseException:
-        """Return the error of a caller who got no connection."""
-        return error
-
     def _acquire(self) -> int:
         probe = self.breaker.acquire()
-        if probe is None:
-            raise self.not_asked()
-        return probe
+        if probe is not None:
+            return probe
+        if self._at is not None:
+            raise NotSentError(f"{self._at} does not answer")
+        raise StoreUnavailable("it has not answered several times in a row, and is asked again in a moment")
+
+    def _name(self, error: BaseException, *, is_sent: bool) -> None:
+        """Raise the error that the router of a Cluster knows in place of this one, where there is one."""
+        if self._at is None or is_passthrough(error):
+            return
+        if not is_sent or isinstance(error, BusyLoadingError):
+            raise NotSentError(f"{self._at}: {error}") from error
+        if not isinstance(error, (RedisError, OSError)):
+            raise GarbledError(f"{self._at}: {error!r}") from error
 
     def _note(self, error: BaseException, probe: int) -> None:
         """Tell the breaker what a failure says about the server."""
@@ -141,8 +165,10 @@ class ServerClient:
     def close(self) -> None:
         """Close idle connections; an event loop closes its own."""
         self.connections.close()
-        self.blocking.close()
-        self._plain = None
+        self._waiting.close()
+        plain, self._plain = self._plain, None
+        if plain is not None and self._at is not None:  # else the pool may be that of the alias
+            plain.connection_pool.disconnect()
 
 
 def _read(connection: Any) -> Any:

@@ -10,11 +10,10 @@ from redis import Redis, RedisError
 from redis.exceptions import NoScriptError, ResponseError
 
 from django_quota.core.clock import SECOND
-from django_quota.core.errors import QuotaError
 from django_quota.engine.operations import Operation, pack_command
-from django_quota.stores.redis.blocking import WakeUpChannel
 from django_quota.stores.redis.errors import is_passthrough, translate_error, translated
-from django_quota.stores.redis.server_client import ServerClient
+from django_quota.stores.redis.server_client import Command, ServerClient
+from django_quota.stores.redis.wake_up import WakeUpChannel
 from django_quota.stores.wait_queue import WaitQueue
 
 Server = Any
@@ -94,11 +93,7 @@ class RedisStore:
 
     def run_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
         """Run operations of one script in one round trip. Each is atomic, all together are not."""
-        replies = self.try_all(operations, now)
-        for reply in replies:
-            if isinstance(reply, QuotaError):
-                raise reply
-        return replies
+        return all_well(self.try_all(operations, now))
 
     def try_all(self, operations: Sequence[Operation], now: int | None) -> list[Any]:
         """Run operations as `run_all` does. One that fails has its error in place of its reply."""
@@ -116,7 +111,7 @@ class RedisStore:
 
     def _channel(self, process: str) -> WakeUpChannel:
         """Open the wake-up channel of a process."""
-        return self.server.blocking.channel(process)
+        return self.server.channel(process)
 
     # --- async --------------------------------------------------------------------------------------------------------
 
@@ -132,15 +127,23 @@ class RedisStore:
             raise translate_error(error) from None
         return _read(operation, reply)
 
-    async def acall(self, command: Sequence[str | int], seconds: float) -> Any:
+    async def acall(self, command: Command, seconds: float) -> Any:
         """Send a command that blocks for some seconds at most; return its raw reply. Raises `StoreUnavailable`."""
         with translated():
-            return await self.server.blocking.acall(command, seconds)
+            return await self.server.acall(command, seconds)
 
     def close(self) -> None:
         """Close idle connections; an event loop closes its own client."""
         self.wait_queue.close()
         self.server.close()
+
+
+def all_well(replies: list[Any]) -> list[Any]:
+    """Return these replies. Raises the first error among them."""
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
 
 
 def time_of(client: Redis) -> int:

@@ -1,23 +1,18 @@
-"""Calls that wait in Redis: the wake-up channel of a process, and blocking commands. They have their own connections.
-
-They raise redis-py's errors.
-"""
+"""The wake-up channel of a process, over a connection of its own. It raises redis-py's errors."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
 
 from django_quota.engine.operations import pack_command, text
-from django_quota.stores.redis.connections import ConnectionsByLoop, SyncConnections
+from django_quota.stores.redis.connections import SyncConnections
 from django_quota.stores.redis.errors import GarbledError
 
 OVERDUE = 2.0
-"""Seconds after which a reply no longer comes; for a blocking command, after the end of its wait."""
+"""Seconds after which a subscription is no longer answered."""
 
 CHANNEL = "django_quota:wake:"
 """The channel of a process is this and the name of the process; `lua/lease_common.lua` publishes there."""
@@ -81,29 +76,3 @@ class WakeUpChannel:
 
 def _not_answered() -> RedisConnectionError:
     return RedisConnectionError(f"a subscription was not answered within {OVERDUE:g} s")
-
-
-class BlockingConnections:
-    """The connections for calls that wait."""
-
-    def __init__(self, connections: SyncConnections, by_loop: ConnectionsByLoop) -> None:
-        self._connections = connections
-        self._by_loop = by_loop
-
-    def channel(self, process: str) -> WakeUpChannel:
-        """Open the wake-up channel of a process."""
-        return WakeUpChannel(self._connections, process)
-
-    async def acall(self, command: Sequence[str | int], seconds: float) -> Any:
-        """Send a command that blocks for some seconds at most, and return its raw reply."""
-        connections = await self._by_loop.get()
-        connection = await connections.take(seconds + OVERDUE)
-        reply = (await connections.exchange(connection, pack_command(command), seconds=seconds + OVERDUE))[0]
-        connections.release(connection)
-        if isinstance(reply, ResponseError):
-            raise reply
-        return reply
-
-    def close(self) -> None:
-        """Close idle connections; an event loop closes its own."""
-        self._connections.close()
