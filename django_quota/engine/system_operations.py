@@ -157,6 +157,16 @@ class Sweep(RedisOperation):
         self.most = most
         self.repairs = repairs
 
+    def only(self, places: Sequence[int]) -> Sweep:
+        """Return the operation for some of the keys."""
+        return Sweep(
+            [self.keys[place] for place in places],
+            [self.sweepable[place] for place in places],
+            [self.lifetimes[place] for place in places],
+            self.most,
+            repairs=self.repairs,
+        )
+
     @staticmethod
     def read(reply: Sequence[int]) -> list[Swept]:
         """Return what a reply says about each key."""
