@@ -41,26 +41,6 @@ def client_ip(request: HttpRequest, prefixes: Prefixes | None = None) -> str:
     `ConfigurationError` if there is no address.
     """
     settings = current()
-    return _client(request, prefixes or (settings.ipv4_prefix, settings.ipv6_prefix), settings)
-
-
-def own_prefixes() -> Prefixes:
-    """Return how many bits of an address identify a client, as the settings say."""
-    settings = current()
-    return settings.ipv4_prefix, settings.ipv6_prefix
-
-
-def is_from(request: HttpRequest, networks: tuple[Network, ...]) -> bool:
-    """Return whether the client's full address is in one of these networks."""
-    return _is_in(_client(request, FULL, current()), networks)
-
-
-def is_trusted_proxy(address: str) -> bool:
-    """Return whether an address is in `TRUSTED_PROXIES`."""
-    return _is_in(address, current().trusted_proxies)
-
-
-def _client(request: HttpRequest, prefixes: Prefixes, settings: QuotaSettings) -> str:
     proxies, count = settings.trusted_proxies, settings.trusted_proxy_count
     peer = request.META.get("REMOTE_ADDR") or ""
     if "HTTP_X_FORWARDED_FOR" in request.META:
@@ -74,10 +54,26 @@ def _client(request: HttpRequest, prefixes: Prefixes, settings: QuotaSettings) -
             peer = _address(request.META.get(header, "")) or peer
         else:
             peer = _walk(peer, request.META.get("HTTP_X_FORWARDED_FOR", ""), proxies, count)
-    address = canonical(peer, prefixes)
+    address = canonical(peer, prefixes or (settings.ipv4_prefix, settings.ipv6_prefix))
     if address is None:
         raise _unknown(peer, settings)
     return address
+
+
+def own_prefixes() -> Prefixes:
+    """Return how many bits of an address identify a client, as the settings say."""
+    settings = current()
+    return settings.ipv4_prefix, settings.ipv6_prefix
+
+
+def is_from(request: HttpRequest, networks: tuple[Network, ...]) -> bool:
+    """Return whether the client's full address is in one of these networks."""
+    return _is_in(client_ip(request, FULL), networks)
+
+
+def is_trusted_proxy(address: str) -> bool:
+    """Return whether an address is in `TRUSTED_PROXIES`."""
+    return _is_in(address, current().trusted_proxies)
 
 
 _warned_proxies: set[str] = set()

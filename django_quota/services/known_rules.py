@@ -5,7 +5,7 @@ Rules of `check("10/m", ...)` are not known beforehand. You find them only in wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
 from typing import Any, TypeVar
@@ -16,18 +16,14 @@ from django_quota.conf import current, limits_logins
 from django_quota.core.errors import ConfigurationError, RuleError
 from django_quota.core.rules import Rule
 
-FromViews = Callable[[Iterable[Any]], Iterable[Any]]
+Finder = Callable[[Iterable[Any]], Iterable[Any]]
 """Finds rules, or the names of slots, on the views of URL patterns."""
 
-_from_views: dict[str, FromViews] = {}
-_finders: list[FromViews] = []
+rule_finders: list[Finder] = []
+slot_finders: list[Finder] = []
+"""The web layer adds to both when it is imported."""
 
-F = TypeVar("F", bound=FromViews)
-
-
-def register_views(*, rules: FromViews, slots: FromViews) -> None:
-    """Set how rules and slots of views are found: the web layer does so when the app is ready."""
-    _from_views.update(rules=rules, slots=slots)
+F = TypeVar("F", bound=Finder)
 
 
 def finds_rules(finder: F) -> F:
@@ -36,7 +32,7 @@ def finds_rules(finder: F) -> F:
     It gets URL patterns and returns the rules that the integration decides on their views. It is returned, so this can
     be used as a decorator.
     """
-    _finders.append(finder)
+    rule_finders.append(finder)
     return finder
 
 
@@ -49,8 +45,7 @@ def known_rules() -> dict[str, Rule | str]:
             rules[name] = settings.rule(name)
         except RuleError as error:
             rules[name] = str(error)
-    of_integrations = (finder(get_resolver().url_patterns) for finder in _finders)
-    for rule in chain(_on_views("rules"), *of_integrations, known_login_rules()):
+    for rule in chain(_found_by(rule_finders), known_login_rules()):
         rules.setdefault(rule.name, rule)
     return rules
 
@@ -64,9 +59,9 @@ def known_login_rules() -> tuple[Rule, ...]:
 
 def known_slots() -> list[str]:
     """Return the names of the slots that `@concurrency` takes before views."""
-    return sorted(set(_on_views("slots")))
+    return sorted(set(_found_by(slot_finders)))
 
 
-def _on_views(what: str) -> Iterable[Any]:
-    find = _from_views.get(what)
-    return () if find is None else find(get_resolver().url_patterns)
+def _found_by(finders: list[Finder]) -> Iterator[Any]:
+    for finder in finders:
+        yield from finder(get_resolver().url_patterns)

@@ -20,7 +20,7 @@ from django_quota.core.rules import Rule
 from django_quota.engine.codec import Mode, Renew, Settle, consumes
 from django_quota.engine.plans import Plan
 from django_quota.services.metrics import DecisionMetrics
-from django_quota.services.observers import notify, receivers, timed
+from django_quota.services.observers import notify, receivers
 from django_quota.services.outages import OutageReportingStore, Outages, ongoing
 from django_quota.services.refusals import Refusals
 from django_quota.services.workers import Workers, part_of
@@ -65,7 +65,7 @@ class Limiter:
 
     def decision_flow(self, plan: Plan, mode: Mode, *, is_step: bool = False) -> Flow[Decision]:
         """Decide a plan in one call to the store. `is_step`: it is part of a decision, which observers hear as one."""
-        began = perf_counter_ns() if timed else 0
+        began = perf_counter_ns() if receivers else 0
         decision = self._decide_unasked(plan, mode)
         if decision is not None:
             limits_nothing = decision.allowed and not plan
@@ -119,7 +119,7 @@ class Limiter:
 
         So limits cost next to nothing then. The Decision has no subject. None if the rules must be decided.
         """
-        began = perf_counter_ns() if timed else 0
+        began = perf_counter_ns() if receivers else 0
         if not rules or not current().enabled or not self._allows_unasked(rules):
             return None
         decision = _allowed_during_outage(rules[0].name)
@@ -142,7 +142,7 @@ class Limiter:
         than there is, never more. If the second plan cannot be made, since the body is broken or too large, the
         request fails and what the first spent stays counted.
         """
-        began = perf_counter_ns() if timed else 0
+        began = perf_counter_ns() if receivers else 0
         decision = yield from self.decision_flow(first, "tentative")
         if decision.enforced:
             return _observed(first, decision, "check", began)

@@ -18,12 +18,9 @@ logger = logging.getLogger("django_quota")
 
 Receiver = TypeVar("Receiver", bound=Callable[..., Any])
 
-receivers: list[tuple[Callable[..., Any], bool]] = []
+receivers: dict[Callable[..., Any], bool] = {}
 """The observers, each with whether it is told how long a decision took. Callers look whether there are any before they
-call `notify`, so that none cost nothing."""
-
-timed: list[Callable[..., Any]] = []
-"""Those of them that are told. Only if there are any, callers look at the clock."""
+look at the clock and call `notify`, so that none cost nothing."""
 
 
 def observe(receiver: Receiver, *, duration: bool = False) -> Receiver:
@@ -44,27 +41,19 @@ def observe(receiver: Receiver, *, duration: bool = False) -> Receiver:
             f"observe() got {receiver!r}, which is not a sync function.",
             "Use a function of the decision: def count(decision): ...",
         )
-    unobserve(receiver)
-    receivers.append((receiver, duration))
-    if duration:
-        timed.append(receiver)
+    receivers[receiver] = duration
     return receiver
 
 
 def unobserve(receiver: Callable[..., Any]) -> bool:
     """Stop calling a function; return whether it was an observer."""
-    if receiver in timed:
-        timed.remove(receiver)
-    known = [each for each in receivers if each[0] == receiver]
-    for each in known:
-        receivers.remove(each)
-    return bool(known)
+    return receivers.pop(receiver, None) is not None
 
 
 def notify(decision: Decision, began: int = 0) -> None:
     """Call all observers. `began`: the `perf_counter_ns()` at which the decision began; 0 if nobody looked."""
     seconds = (perf_counter_ns() - began) / 1e9 if began else None
-    for receiver, is_told in tuple(receivers):
+    for receiver, is_told in tuple(receivers.items()):
         try:
             if is_told:
                 receiver(decision, seconds)

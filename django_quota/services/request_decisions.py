@@ -24,7 +24,7 @@ from django_quota.engine.plans import Asked, Plan
 from django_quota.services.outages import ongoing
 from django_quota.services.registry import get_limiter
 from django_quota.services.request_state import state_of
-from django_quota.services.subjects import asked_flow, split_by_body
+from django_quota.services.subjects import asked_flow, has_unread_body
 
 Pairs = Sequence[tuple[Rule, str]]
 """Rules, each with a subject that the caller names."""
@@ -61,9 +61,9 @@ def request_flow(rules: Sequence[Rule], request: HttpRequest, pairs: Pairs = ())
     if not current().enabled:
         return _NOT_LIMITED
     limiter = get_limiter()
-    now, need_body = split_by_body(rules, request)
-    if need_body and (now or pairs):
-        first = yield from request_plan(now, request, pairs)
+    need_body = [rule for rule in rules if rule.reads_body and has_unread_body(request, rule.reads_body)]
+    if need_body and (pairs or len(need_body) < len(rules)):
+        first = yield from request_plan([rule for rule in rules if rule not in need_body], request, pairs)
         return (yield from limiter.two_step_flow(first, partial(request_plan, need_body, request)))
     plan = yield from request_plan(rules, request, pairs)
     return (yield from limiter.decision_flow(plan, "check"))

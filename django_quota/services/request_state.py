@@ -35,6 +35,13 @@ class RequestState:
     json_body: dict[str, Any] | None = None
     """The object in the JSON body, once it has been read; an empty dict if it has none."""
 
+    def take_claim(self, decorator: object) -> bool:
+        """Return whether the middleware has decided a `@quota` for this call of the view, but not for the next."""
+        if self.claimed is not decorator:
+            return False
+        self.claimed = None
+        return True
+
     def take_waiting(self) -> Sequence[Rule]:
         """Return the rules that the view must decide; they wait no longer."""
         waiting, self.waiting = self.waiting, ()
@@ -48,10 +55,9 @@ class RequestState:
 
 def state_of(request: HttpRequest) -> RequestState:
     """Return the notes of a request."""
-    notes = request.__dict__
-    state: RequestState | None = notes.get(_STATE)
+    state: RequestState | None = request.__dict__.get(_STATE)
     if state is None:
-        state = notes[_STATE] = RequestState()
+        state = request.__dict__[_STATE] = RequestState()
     return state
 
 

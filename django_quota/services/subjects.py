@@ -425,15 +425,6 @@ _EXAMPLES = {
 # --- what a rule asks of a request ------------------------------------------------------------------------------------
 
 
-def split_by_body(rules: Sequence[Rule], request: HttpRequest) -> tuple[Sequence[Rule], Sequence[Rule]]:
-    """Return the rules that can be decided now, and those that have to read the body of the request first."""
-    now: list[Rule] = []
-    later: list[Rule] = []
-    for rule in rules:
-        (later if rule.reads_body and has_unread_body(request, rule.reads_body) else now).append(rule)
-    return now, later
-
-
 def asked_flow(rules: Iterable[Rule], request: HttpRequest, decided: Decided = ()) -> Flow[list[Asked]]:
     """Return what the rules that apply to a request ask for, each with its subject and cost."""
     found: list[Asked] = []

@@ -26,7 +26,6 @@ from django_quota.web.request_rules import (
     MARK,
     Limited,
     RuleSource,
-    is_claimed,
     limited,
     marked,
     rules_for_now,
@@ -221,7 +220,8 @@ def _wrapper(spec: Limited) -> Callable[..., Any]:
         if owner is not None and getattr(owner, "view_is_async", False):
             # The dispatch() of an async class-based view is a sync function that returns a coroutine.
             return _acall(spec, request, owner, args, kwargs)
-        if not is_claimed(request, spec):
+        state = state_of(request)
+        if not state.take_claim(spec):
             refused = limit_request(request, rules_for_now(request, spec.rules(owner), view, args))
             if refused is not None:
                 return refused
@@ -230,7 +230,7 @@ def _wrapper(spec: Limited) -> Callable[..., Any]:
             response = view(*args, **kwargs)
             if not isinstance(response, HttpResponseBase) and isawaitable(response):
                 return _finish(request, lambda: response, plans)  # an async view behind a sync wrapper
-            if plans or state_of(request).waiting:
+            if plans or state.waiting:
                 response = _decide_waiting(request, response)
         except QuotaExceeded as exceeded:
             response = refuse_in_view(request, exceeded.decision)
@@ -256,7 +256,7 @@ def _async_wrapper(spec: Limited) -> Callable[..., Any]:
 async def _acall(
     spec: Limited, request: HttpRequest, owner: type | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> HttpResponseBase:
-    if not is_claimed(request, spec):
+    if not state_of(request).take_claim(spec):
         refused = await alimit_request(request, rules_for_now(request, spec.rules(owner), spec.view, args))
         if refused is not None:
             return refused

@@ -49,7 +49,7 @@ def rules_after(request: HttpRequest) -> Sequence[Rule]:
     """Return the rules to decide on the way back: those that the view has left, or all if there was no view."""
     state = state_of(request)
     if state.is_asked:
-        return rules_left(request)
+        return rules_left(request) if state.waiting else ()
     state.is_asked = True
     return site_rules(request)
 
@@ -130,15 +130,6 @@ def limited(view: object) -> Limited | None:
     """
     found = marked(view)
     return found if found is not None and found.wrapper is view else None
-
-
-def is_claimed(request: HttpRequest, spec: Limited) -> bool:
-    """Return whether the middleware has decided a decorator's rules for this call of the view, but not for the next."""
-    state = state_of(request)
-    if state.claimed is not spec:
-        return False
-    state.claimed = None
-    return True
 
 
 def claim_view_rules(request: HttpRequest, view: Callable[..., Any]) -> list[Rule]:
@@ -227,8 +218,6 @@ def rules_left(request: HttpRequest) -> Sequence[Rule]:
     Rules that need the body are left out if the view has read it, so that it cannot be read again.
     """
     rules = state_of(request).take_waiting()
-    if not rules:
-        return ()
     decision = decision_of(request)
     if decision is not None and decision.enforced:
         return ()

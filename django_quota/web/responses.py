@@ -81,10 +81,10 @@ async def alimit_request(request: HttpRequest, rules: Sequence[Rule], *, is_note
 
 def write_headers(request: HttpRequest, response: R) -> R:
     """Write the headers of the decision on a request to its response, unless the middleware does it later."""
-    decision = decision_of(request)
-    if decision is None or state_of(request).is_in_middleware:
+    if state_of(request).is_in_middleware:
         return response
-    if isinstance(cast("object", response), HttpResponseBase):  # Django complains about anything else
+    decision = decision_of(request)
+    if decision is not None and isinstance(response, HttpResponseBase):  # Django complains about anything else
         set_headers(response, decision)
     return response
 

@@ -15,6 +15,7 @@ from django.utils.decorators import method_decorator
 
 from django_quota.core.errors import ConfigurationError
 from django_quota.core.rules import Rule, dotted_path
+from django_quota.services.known_rules import finds_rules, slot_finders
 from django_quota.web.concurrency import gate_of
 from django_quota.web.decorators import under_a_bare_one
 from django_quota.web.request_rules import Limited, limited, marked
@@ -125,6 +126,7 @@ def views_under_a_bare_quota(patterns: Iterable[Any]) -> Iterator[str]:
             yield dotted_path(bare)
 
 
+@finds_rules
 def rules_of_views(patterns: Iterable[Any]) -> Iterator[Rule]:
     """Return the rules of all limited views, without those that are wrong."""
     for view in limited_views(patterns):
@@ -137,6 +139,9 @@ def slots_of_views(patterns: Iterable[Any]) -> Iterator[str]:
         gate = gate_of(layer.view)
         if gate is not None:
             yield gate.name_for(layer.owner)
+
+
+slot_finders.append(slots_of_views)
 
 
 def shared_names(patterns: Iterable[Any]) -> Iterator[tuple[str, str]]:

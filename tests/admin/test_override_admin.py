@@ -284,6 +284,11 @@ class TestPreview:
         shown = add(superuser(), rate="many", _preview="1").content.decode()
         assert "Complete the form to see a preview" in shown
 
+    def test_the_live_preview_says_that_an_override_has_ended(self) -> None:
+        span = {"starts_0": "2001-01-01", "starts_1": "10:00", "expires_0": "2001-01-02", "expires_1": "10:00"}
+        shown = superuser().post(f"{LIST}preview/", filled(**span)).content.decode()
+        assert "the override has ended, so it changes nothing" in shown
+
     def test_the_live_preview_shows_the_same_and_saves_nothing(self) -> None:
         client = superuser()
         shown = client.post(f"{LIST}preview/", filled()).content.decode()
