@@ -35,6 +35,7 @@ from tests.support.databases import (
     sqlite_database,
 )
 from tests.support.outages import clock, mute
+from tests.support.places import places
 from tests.support.sentinels import sentinel_port
 from tests.support.stores import (
     PATIENT,
@@ -47,7 +48,7 @@ from tests.support.stores import (
     programs,
 )
 
-__all__ = ["clock", "mute", "sentinel_port"]  # fixtures of tests/support
+__all__ = ["clock", "mute", "places", "sentinel_port"]  # fixtures of tests/support
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

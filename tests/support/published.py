@@ -17,7 +17,7 @@ DAY = 86_400 * SECOND
 
 class _Publish(Operation):
     script: ClassVar[Script] = Script.of("""
-        if ARGV[3] == '' then return redis.call('HDEL', KEYS[1], ARGV[2]) end
+        if ARGV[3] == '' then redis.call('HDEL', KEYS[1], ARGV[2]) return 1 end
         redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])
         if redis.call('PTTL', KEYS[1]) < 86400000 then redis.call('PEXPIRE', KEYS[1], 86400000) end
         return 1
