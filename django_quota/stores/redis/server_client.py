@@ -13,7 +13,7 @@ from redis.exceptions import BusyLoadingError, ResponseError
 from django_quota.core.errors import StoreUnavailable
 from django_quota.engine.resp import pack_command
 from django_quota.stores.cluster.slots import Address
-from django_quota.stores.redis.breaker import CLOSED, Breaker, probing
+from django_quota.stores.redis.breaker import CLOSED, Breaker
 from django_quota.stores.redis.connections import (
     ConnectionsByLoop,
     SyncConnections,
@@ -126,8 +126,10 @@ class ServerClient:
         try:
             if self._plain is None:
                 self._plain = plain_client(self._get_pool())
-            with probing(probe):
-                yield self._plain
+            if probe != CLOSED:  # calls within the block would be refused until it has ended
+                self._plain.eval("return 1", 0)
+                self.breaker.succeeded()
+            yield self._plain
         except (RedisError, OSError) as error:
             self._note(error, probe)
             raise
