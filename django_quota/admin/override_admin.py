@@ -5,7 +5,7 @@ Saving and deleting rows publishes them to Redis when the transaction commits; `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, ClassVar, cast
 
@@ -36,7 +36,7 @@ from django_quota.admin.admin_base import (
     warn_if_unpublished,
 )
 from django_quota.admin.admin_wording import STATES, moment_in_words, state_of
-from django_quota.admin.override_form import FormPreview, OverrideForm, hints_of
+from django_quota.admin.override_form import OverrideForm, hints_of, preview_of
 from django_quota.admin.subject_page import log_actions
 from django_quota.models import QuotaOverride
 from django_quota.services.addresses import is_address
@@ -186,7 +186,7 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
         row = kwargs.get("obj")
         is_opened = request.method == "GET" and row is not None and self.has_change_permission(request, row)
         if is_opened or "_preview" in request.POST:
-            context["preview"] = FormPreview(context["adminform"].form)
+            context["preview"] = preview_of(context["adminform"].form)
         key = () if row is None else (row.pk,)
         context["known_rules"] = [ALL_RULES, *known_rules()]
         context["preview_url"] = admin_url(self.admin_site.name, "quotaoverride_preview", *key)
@@ -205,7 +205,7 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
         if not (self.has_add_permission(request) if row is None else self.has_change_permission(request, row)):
             raise PermissionDenied
         form = self.get_form(request, row, change=row is not None)(request.POST or None, instance=row)
-        context = {"preview": FormPreview(form), "form": form}
+        context = {"preview": preview_of(form), "form": form}
         return TemplateResponse(request, "admin/django_quota/quotaoverride/preview.html", context)
 
     # --- saving and deleting ------------------------------------------------------------------------------------------
@@ -242,17 +242,13 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
     def exempt_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         """Turn the rows into exemptions."""
         warning = _("No limit applies any more to the subjects of these overrides, under their rules.")
-        return self._change_selected(
-            request, queryset, "exempt_selected", warning, _set_mode(QuotaOverride.Mode.EXEMPT)
-        )
+        return self._change_selected(request, queryset, "exempt_selected", warning, _exempt)
 
     @admin.action(permissions=["change"], description=gettext_lazy("Block the selected subjects"))
     def block_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
         """Turn the rows into blocks."""
         warning = _("Every request of the subjects of these overrides is refused, under their rules.")
-        return self._change_selected(
-            request, queryset, "block_selected", warning, _set_mode(QuotaOverride.Mode.BLOCKED)
-        )
+        return self._change_selected(request, queryset, "block_selected", warning, _block)
 
     @admin.action(permissions=["change"], description=gettext_lazy("Expire the selected overrides now"))
     def expire_selected(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
@@ -276,8 +272,10 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
             return self._ask(request, rows, action, warning)
         label = getattr(self, action).short_description
         words = _("%(action)s (with %(number)d chosen)") % {"action": label, "number": len(rows)}
+        keys, now = [row.pk for row in rows], timezone.now()
+        batches = [keys[first : first + BATCH_SIZE] for first in range(0, len(keys), BATCH_SIZE)]
         with transaction.atomic(using=write_database()):
-            changed = change(rows, timezone.now())
+            changed = sum(change(QuotaOverride.objects.filter(pk__in=batch), now) for batch in batches)
             LogEntry.objects.log_actions(cast("int", request.user.pk), rows, CHANGE, words)
         words = ngettext("%d override was changed.", "%d overrides were changed.", changed) % changed
         self.message_user(request, words, messages.SUCCESS)
@@ -307,30 +305,23 @@ class QuotaOverrideAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django'
         return TemplateResponse(request, "admin/django_quota/quotaoverride/confirm.html", context)
 
 
-Change = Callable[[Sequence[QuotaOverride], datetime], int]
+Change = Callable[[QuerySet[QuotaOverride], datetime], int]
 """Changes rows at a moment, and returns how many it has changed."""
 
 
-def _set_mode(mode: QuotaOverride.Mode) -> Change:
-    def change(rows: Sequence[QuotaOverride], now: datetime) -> int:
-        return sum(batch.update(mode=mode, rate="", updated=now) for batch in _batches(rows))
-
-    return change
+def _exempt(rows: QuerySet[QuotaOverride], now: datetime) -> int:
+    return rows.update(mode=QuotaOverride.Mode.EXEMPT, rate="", updated=now)
 
 
-def _expire(rows: Sequence[QuotaOverride], now: datetime) -> int:
+def _block(rows: QuerySet[QuotaOverride], now: datetime) -> int:
+    return rows.update(mode=QuotaOverride.Mode.BLOCKED, rate="", updated=now)
+
+
+def _expire(rows: QuerySet[QuotaOverride], now: datetime) -> int:
     """End the rows that have not ended. One that has not begun loses its start, which would be after its end."""
-    changed = 0
-    for batch in _batches([row for row in rows if row.expires is None or row.expires > now]):
-        batch.filter(starts__gte=now).update(starts=None)
-        changed += batch.update(expires=now, updated=now)
-    return changed
-
-
-def _batches(rows: Sequence[QuotaOverride]) -> Iterator[QuerySet[QuotaOverride]]:
-    keys = [row.pk for row in rows]
-    for first in range(0, len(keys), BATCH_SIZE):
-        yield QuotaOverride.objects.filter(pk__in=keys[first : first + BATCH_SIZE])
+    ending = rows.exclude(expires__lte=now)
+    ending.filter(starts__gte=now).update(starts=None)
+    return ending.update(expires=now, updated=now)
 
 
 def _state_and_span(row: QuotaOverride) -> tuple[str | Promise, str]:

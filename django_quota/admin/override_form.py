@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy
 from django_quota.admin.admin_wording import LimitRow
 from django_quota.core.errors import QuotaError, RuleError
 from django_quota.models import QuotaOverride
-from django_quota.services.inspection import LimitStatus, OverridePreview, preview_override
+from django_quota.services.inspection import LimitStatus, preview_override
 from django_quota.services.lookup import parse_rule_input, parse_subject_input, parse_user_key, rule_hint, subject_hint
 from django_quota.services.override_sync import as_published
 from django_quota.services.subjects import user_subject
@@ -105,46 +105,30 @@ def hints_of(row: QuotaOverride, *, with_users: bool) -> list[str]:
     return [hint for hint in (subject_hint(row.subject, with_users=with_users), rule_hint(row.rule)) if hint]
 
 
-class FormPreview:
-    """What the override in a form would do, or why that is not known."""
-
-    def __init__(self, form: OverrideForm) -> None:
-        self.result: OverridePreview | None = None
-        self.trouble = ""
-        self.row = form.instance
-        self.hints: list[str] = []
-        if form.errors or not (form.is_bound or self.row.pk):
-            return
+def preview_of(form: OverrideForm) -> dict[str, Any]:
+    """Return what the override in a form would do, or why that is not known: the context of the preview."""
+    row = form.instance
+    if form.errors or not (form.is_bound or row.pk):  # to look for errors fills the row
+        return {"row": row}
+    preview = {
+        "row": row,
+        "is_ended": row.expires is not None and row.expires <= timezone.now(),
         # Hints on users cost queries, so a row that is only opened goes without them.
-        self.hints = hints_of(self.row, with_users=form.sees_users and form.is_bound)
-        override = as_published(self.row)
-        if override is None:
-            self.trouble = _("The rate cannot be read.")
-            return
-        try:
-            self.result = preview_override(self.row.subject, self.row.rule, override)
-        except QuotaError as error:
-            self.trouble = _("There is no preview now. %s") % error
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether the override has ended."""
-        return self.row.expires is not None and self.row.expires <= timezone.now()
-
-    @property
-    def changes(self) -> list[tuple[str, list[str], list[str], str]]:
-        """The rules, first those that are used: the lines of the limits now and under the override, and the problem."""
-        found = [] if self.result is None else self.result.changes
-        found = sorted(found, key=lambda change: not any(limit.used for limit in change.now))
-        return [
-            (change.rule, list(map(_line, change.now)), list(map(_line, change.then)), change.problem)
-            for change in found[:MAX_CHANGES]
-        ]
-
-    @property
-    def more(self) -> int:
-        """How many rules are not shown."""
-        return max(0, len(self.result.changes) - MAX_CHANGES) if self.result else 0
+        "hints": hints_of(row, with_users=form.sees_users and form.is_bound),
+    }
+    override = as_published(row)
+    if override is None:
+        return preview | {"trouble": _("The rate cannot be read.")}
+    try:
+        result = preview_override(row.subject, row.rule, override)
+    except QuotaError as error:
+        return preview | {"trouble": _("There is no preview now. %s") % error}
+    used_first = sorted(result.changes, key=lambda change: not any(limit.used for limit in change.now))
+    changes = [
+        (change.rule, list(map(_line, change.now)), list(map(_line, change.then)), change.problem)
+        for change in used_first[:MAX_CHANGES]
+    ]
+    return preview | {"result": result, "changes": changes, "more": len(used_first) - len(changes)}
 
 
 def _line(limit: LimitStatus) -> str:

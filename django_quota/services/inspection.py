@@ -482,8 +482,6 @@ class RuleChange:
 class OverridePreview:
     """What an override would do."""
 
-    at: int
-    """The store's time, in microseconds since 1970."""
     changes: list[RuleChange]
     is_unknown: bool = False
     """Whether neither the settings nor the views have this rule. A decorator or a call may still use the name."""
@@ -499,7 +497,7 @@ def preview_override(subject: str, rule: str, override: Override) -> OverridePre
     rules = _rules_for(rule)
     snapshot = _snapshot_of(subject, read_contents(subject), rules)
     _read_limits(snapshot, rules)
-    preview = OverridePreview(snapshot.now, [], is_unknown=not rules, unread=snapshot.unread)
+    preview = OverridePreview([], is_unknown=not rules, unread=snapshot.unread)
     changed: dict[str, Rule] = {}
     for name, limits in groupby(snapshot.limits, key=lambda limit: limit.rule):
         change = RuleChange(name, list(limits))

@@ -156,7 +156,7 @@ class RuleSet:
         title: str,
         rules: Mapping[str, Rule],
         fields: frozenset[str],
-        views: tuple[Sequence[Rule], ViewRules] | None = None,
+        views: tuple[Sequence[Rule], ViewRules] = ((), lambda *_: []),
         only: Iterable[str] | None = None,
     ) -> None:
         self.title = title
@@ -169,8 +169,7 @@ class RuleSet:
         self._own = rules
         self._fields = fields
         self._only = None if only is None else set(only)
-        of_views: Sequence[Rule] = views[0] if views else ()
-        self._find_in_view = views[1] if views else None
+        of_views, self._find_in_view = views
         self._places: dict[tuple[str, str, str], tuple[list[Rule], ResolverMatch | None]] = {}
         placed = [rule for rule in rules.values() if rule.match is not None and self._takes(rule)]
         for rule in map(self._as_here, of_views):
@@ -179,11 +178,6 @@ class RuleSet:
             if rule.match is None and id(rule) not in self._numbers and self._is_wanted(name):
                 self.left_out.setdefault(name, why_left_out(rule, fields) or NOT_PLACED)
         self._index = RuleIndex(placed)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of all rules that it was given."""
-        return list(self._own)
 
     def _is_wanted(self, name: str) -> bool:
         return self._only is None or name in self._only
@@ -232,7 +226,7 @@ class RuleSet:
         except Resolver404:  # the middleware decides it on the way back
             request.resolver_match = None
         rules = list(self._index.find(request))
-        if request.resolver_match is not None and self._find_in_view is not None:
+        if request.resolver_match is not None:
             rules += map(self._as_here, self._find_in_view(request, request.resolver_match.func))
         return [rule for rule in rules if id(rule) in self._numbers], request.resolver_match
 

@@ -18,9 +18,9 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+import django_quota
 from django_quota import check, peek
 from django_quota.adapters import digest
-from django_quota.admin import override_admin
 from django_quota.models import QuotaOverride
 from django_quota.testing import RedisServer
 from tests.admin.operators import operator, superuser
@@ -60,10 +60,10 @@ def do(client: Client, action: str, rows: list[QuotaOverride], **given: str) -> 
 
 
 def test_the_style_sheet_names_columns_of_the_list() -> None:
-    styles = Path(override_admin.__file__).parents[1].joinpath("static/django_quota/subject.css").read_text()
+    styles = Path(django_quota.__file__).parent.joinpath("static/django_quota/subject.css").read_text()
     styled = set(re.findall(r"\.field-(\w+)", styles))
     assert styled == {"subject", "rule_name", "short_reason"}
-    assert styled <= set(override_admin.QuotaOverrideAdmin.list_display)
+    assert styled <= set(admin.site.get_model_admin(QuotaOverride).list_display)
 
 
 def listed(client: Client, **query: str) -> list[str]:
@@ -284,6 +284,11 @@ class TestPreview:
         shown = add(superuser(), rate="many", _preview="1").content.decode()
         assert "Complete the form to see a preview" in shown
 
+    def test_the_live_preview_says_that_an_override_has_ended(self) -> None:
+        span = {"starts_0": "2001-01-01", "starts_1": "10:00", "expires_0": "2001-01-02", "expires_1": "10:00"}
+        shown = superuser().post(f"{LIST}preview/", filled(**span)).content.decode()
+        assert "the override has ended, so it changes nothing" in shown
+
     def test_the_live_preview_shows_the_same_and_saves_nothing(self) -> None:
         client = superuser()
         shown = client.post(f"{LIST}preview/", filled()).content.decode()
@@ -368,7 +373,7 @@ class TestActions:
         assert 'name="select_across" value="1"' in shown.content.decode()
         do(client, "block_selected", [], select_across="1", _selected_action="0")
         assert QuotaOverride.objects.filter(mode="blocked").count() == 4
-        monkeypatch.setattr(override_admin, "MAX_BULK_CHANGES", 3)
+        monkeypatch.setattr("django_quota.admin.override_admin.MAX_BULK_CHANGES", 3)
         do(client, "exempt_selected", [], select_across="1", _selected_action="0")
         assert not QuotaOverride.objects.filter(mode="exempt").exists()
 

@@ -318,7 +318,7 @@ def watching_events() -> None:
 
 
 def admin_pages() -> None:
-    health._estimates.clear()
+    health._estimate.cache_clear()
     client = superuser(f"root-{id(object())}")
     QuotaOverride.objects.get_or_create(subject=WHO, rule="login", mode="exempt")
     for page in ("overview/", "subject/", "quotaoverride/", "dailycounter/", "overview/events/"):

@@ -46,20 +46,17 @@ def rules_of_views(patterns: Iterable[Any]) -> Iterator[Rule]:
 
 def _rates_of_throttle(throttle: type, view: Endpoint) -> Iterator[tuple[str, Rule]]:
     """Return the rate of one of the framework's throttles as it is written, and its rule."""
-    scope = _scope_of(view)
-    if issubclass(throttle, QuotaThrottle):
-        throttle = ScopedRateThrottle
-    if issubclass(throttle, ScopedRateThrottle):
+    throttle = ScopedRateThrottle if issubclass(throttle, QuotaThrottle) else throttle
+    if not issubclass(throttle, SimpleRateThrottle):
+        return
+    made = throttle()
+    if isinstance(made, ScopedRateThrottle):
+        scope = _scope_of(view)
         if not scope or scope in current().rules:
             return
-        scoped = throttle()
-        scoped.use_scope(scope)
-        if scoped.rate is not None:
-            yield scoped.rate, scoped.rule
-    elif issubclass(throttle, SimpleRateThrottle):
-        made = throttle()
-        if made.rate is not None:
-            yield made.rate, made.rule
+        made.use_scope(scope)
+    if made.rate is not None:
+        yield made.rate, made.rule
 
 
 def _throttles_of(view: Endpoint) -> list[type]:

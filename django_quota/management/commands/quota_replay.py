@@ -85,10 +85,12 @@ class Command(QuotaCommand):
         chosen = _chosen_rules(options)
         source = Source(options["logs"])
         log_format = find_format(source.sample, options["format"], _mapping(options["field"]))
-        views = None if options["rate"] else (rules_of_views(), claim_view_rules)
-        sets = [RuleSet(title, rules, log_format.fields, views, options["rule"]) for title, rules in chosen]
-        elsewhere = {} if options["rate"] else _elsewhere(views[0] if views else (), options["rule"])
-        _check_names(options["rule"], sets, elsewhere)
+        of_views, only = [] if options["rate"] else rules_of_views(), options["rule"]
+        elsewhere = {} if options["rate"] else _elsewhere(of_views)
+        known = {*elsewhere, *(rule.name for rule in of_views), *(name for _, rules in chosen for name in rules)}
+        _check_names(only, known)
+        views = (of_views, claim_view_rules)
+        sets = [RuleSet(title, rules, log_format.fields, views, only) for title, rules in chosen]
         processes = options["processes"] or _processes(source.size)
         show = partial(progress, self.stderr)
         reader = LineReader(log_format, sets, is_of_server=options["server_log"])
@@ -104,7 +106,7 @@ class Command(QuotaCommand):
             log_format.description,
             traffic,
             results,
-            elsewhere,
+            {name: reason for name, reason in elsewhere.items() if only is None or name in only},
             worst=options["worst"],
             shows_subjects=options["show_subjects"],
         )
@@ -215,21 +217,17 @@ def rules_of_views() -> list[Rule]:
     return list(found.values())
 
 
-def _elsewhere(of_views: Sequence[Rule], only: Sequence[str] | None) -> dict[str, str]:
+def _elsewhere(of_views: Sequence[Rule]) -> dict[str, str]:
     """Return the rules that the middleware does not decide, and why."""
     here = {rule.name for rule in of_views} | set(map(str, current().rules))
     logins = {rule.name for rule in known_login_rules()}
     found = {name: "your view or your code decides it" for name in known_rules() if name not in here | logins}
     found |= dict.fromkeys(sorted(logins), "only failed logins count")
-    found |= {name: "@concurrency counts how many run at once" for name in known_slots() if name not in found}
-    return {name: reason for name, reason in found.items() if only is None or name in only}
+    return found | {name: "@concurrency counts how many run at once" for name in known_slots() if name not in found}
 
 
-def _check_names(only: Sequence[str] | None, sets: Sequence[RuleSet], elsewhere: dict[str, str]) -> None:
+def _check_names(only: Sequence[str] | None, known: set[str]) -> None:
     """Raise `CommandError` for a name in `--rule` that no rule has."""
-    known = {*elsewhere, *(rule.name for each in sets for rule in each.rules)}
-    known |= {name for each in sets for name in each.left_out}
     for name in only or ():
         if name not in known:
-            every = {name for each in sets for name in each.names}
-            raise CommandError(f"--rule {name!r} is not the name of a rule.{did_you_mean(name, known | every)}")
+            raise CommandError(f"--rule {name!r} is not the name of a rule.{did_you_mean(name, known)}")
