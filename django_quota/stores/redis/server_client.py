@@ -11,7 +11,7 @@ from redis import Redis, RedisError
 from redis.exceptions import BusyLoadingError, ResponseError
 
 from django_quota.core.errors import StoreUnavailable
-from django_quota.engine.resp import pack_command
+from django_quota.engine.operations import pack_command
 from django_quota.stores.cluster.slots import Address
 from django_quota.stores.redis.breaker import CLOSED, Breaker
 from django_quota.stores.redis.connections import (
