@@ -39,9 +39,9 @@ from django_quota.exceptions import QuotaExceeded
 from django_quota.models import QuotaOverride
 from django_quota.services import refusals
 from django_quota.services.activity import activity
+from django_quota.services.bans import lift_bans
 from django_quota.services.flusher import flusher
 from django_quota.services.registry import get_limiter
-from django_quota.services.reset import lift_bans
 from django_quota.services.usage import Count, usage
 from django_quota.testing import clear, freeze
 from tests.support.calls import decide_plan

@@ -11,9 +11,9 @@ from django.urls import path
 
 from django_quota import check, concurrency, quota, reserve, reset_subject, slot
 from django_quota.exceptions import StoreUnavailable
+from django_quota.services.bans import lift_bans
 from django_quota.services.inspection import load_snapshot
 from django_quota.services.known_rules import known_slots
-from django_quota.services.reset import lift_bans
 from django_quota.testing import freeze
 from tests.support.published import override
 from tests.support.steps import SECOND, START
