@@ -6,9 +6,9 @@ It changes nothing. For a Cluster it asks all primaries, and reports sums, or th
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from django_quota.core.errors import QuotaError, StorePermissionDenied, StoreRefusesWrites
@@ -29,8 +29,8 @@ NEARLY_FULL = 0.9
 SCAN_CALLS, SCAN_COUNT = 20, 100
 """SCAN calls, and about how many keys each looks at."""
 
-MAX_MEASURED = 200
-"""Keys that are measured."""
+MAX_MEASURED = 100
+"""Keys of each kind that are measured."""
 
 ESTIMATE_TTL = 60.0
 """Seconds for which an estimate is reused."""
@@ -259,39 +259,36 @@ class Sizes:
         return sum(kind.bytes for kind in self.kinds)
 
 
-_estimates: dict[tuple[int, str], tuple[float, Sizes]] = {}
-
-
 def sizes(store: RedisStore, prefix: str) -> Sizes:
     """Return an estimate that is at most a minute old. Raises `StoreUnavailable` if Redis does not answer."""
-    place = (id(store), prefix)
-    known = _estimates.get(place)
-    if known is None or time.monotonic() - known[0] > ESTIMATE_TTL:
-        _estimates.clear()
-        known = _estimates[place] = (time.monotonic(), _estimate(store, prefix))
-    return known[1]
+    return _estimate(store, prefix, time.monotonic() // ESTIMATE_TTL)
 
 
-def _estimate(store: RedisStore, prefix: str) -> Sizes:
-    found = Sizes()
-    kinds: dict[str, tuple[str, bool]] = {}
-    listed, measured = set[str](), dict[str, int]()
-    walk = Walk(store)
+@lru_cache(maxsize=1)
+def _estimate(store: RedisStore, prefix: str, minute: float) -> Sizes:  # noqa: ARG001 — the next one needs another
+    found, listed, walk = Sizes(), set[str](), Walk(store)
     for server in walk.servers:
-        with walk.past(), store.commands(server) as lent:
-            total, keys = _listed(lent, max(1, SCAN_CALLS // len(walk.servers)))
+        with walk.past(), store.commands(server) as client:
+            total, of_server = _listed(client, max(1, SCAN_CALLS // len(walk.servers)))
             found.total += total
-            listed |= keys
+            listed |= of_server
+    by_kind: dict[tuple[str, bool], list[str]] = {}
     for key in listed:
-        kind = _kind_of(prefix, key)
-        if kind is not None:
-            kinds[key] = kind
-    sample = _sample_of(list(kinds))
+        parts = read(prefix, key)
+        if parts is not None:
+            by_kind.setdefault((parts.what.partition(":")[0], is_system(prefix, key)), []).append(key)
+    sample = [key for keys in by_kind.values() for key in keys[:MAX_MEASURED]]
+    measured: dict[str, int | None] = {}
     with walk.past():
-        sizes_of = zip(sample, store.of_each(("MEMORY", "USAGE"), sample), strict=True)
-        measured.update({key: size for key, size in sizes_of if size is not None})
-    found.listed, found.measured = len(listed), len(measured)
-    found.kinds = _extrapolated(kinds, measured, found.total / max(1, found.listed))
+        measured.update(zip(sample, store.of_each(("MEMORY", "USAGE"), sample), strict=True))
+    found.listed = len(listed)
+    factor = found.total / max(1, found.listed)
+    for kind, keys in by_kind.items():
+        known = [size for size in map(measured.get, keys) if size is not None]
+        found.measured += len(known)
+        of_all = len(keys) * factor
+        found.kinds.append(KindSize(*kind, round(of_all), round(of_all * sum(known) / max(1, len(known)))))
+    found.kinds.sort(key=lambda size: -size.bytes)
     return found
 
 
@@ -304,27 +301,3 @@ def _listed(client: Any, steps: int) -> tuple[int, set[str]]:
         if cursor == 0:
             return min(total, len(listed)), listed
     return total, listed
-
-
-def _kind_of(prefix: str, key: str) -> tuple[str, bool] | None:
-    parts = read(prefix, key)
-    return None if parts is None else (parts.what.partition(":")[0], is_system(prefix, key))
-
-
-def _sample_of(keys: list[str]) -> list[str]:
-    """Return at most `MAX_MEASURED` of these keys, evenly spread."""
-    step = max(1, -(-len(keys) // MAX_MEASURED))
-    return keys[::step]
-
-
-def _extrapolated(kinds: dict[str, tuple[str, bool]], measured: dict[str, int], factor: float) -> list[KindSize]:
-    keys, bytes_of, samples = Counter(kinds.values()), Counter[tuple[str, bool]](), Counter[tuple[str, bool]]()
-    for key, size in measured.items():
-        bytes_of[kinds[key]] += size
-        samples[kinds[key]] += 1
-    mean_of_all = sum(measured.values()) / max(1, len(measured))
-    found = []
-    for kind, count in keys.items():
-        mean = bytes_of[kind] / samples[kind] if samples[kind] else mean_of_all
-        found.append(KindSize(*kind, round(count * factor), round(count * factor * mean)))
-    return sorted(found, key=lambda size: -size.bytes)

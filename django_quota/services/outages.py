@@ -53,11 +53,6 @@ class Outages:
     may be gone while others answer.
     """
 
-    __slots__ = (
-        "__weakref__", "_all_nodes_healthy", "_began", "_clock", "_failed", "_lock", "_refuses_writes", "_settle_time",
-        "is_on",
-    )  # fmt: skip
-
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, all_nodes_healthy: Callable[[], bool] = lambda: True
     ) -> None:
@@ -155,8 +150,6 @@ class OutageReportingStore:
 
     Decisions report their failures themselves, because they go on without the store.
     """
-
-    __slots__ = ("_limiter",)
 
     def __init__(self, limiter: HasStore) -> None:
         self._limiter = limiter

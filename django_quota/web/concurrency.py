@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing
 from dataclasses import replace
-from functools import cache, partial, wraps
+from functools import cache, partial
 from inspect import isawaitable
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar, cast, get_args
 
@@ -25,7 +25,7 @@ from django_quota.services.registry import get_limiter
 from django_quota.services.subjects import GLOBAL, compile_key, subject_flow
 from django_quota.stores.base import Store
 from django_quota.web.responses import add_decision, arefusal, arefuse_in_view, refusal, refuse_in_view, write_headers
-from django_quota.web.view_kinds import dispatch_of, is_async, naming, request_of
+from django_quota.web.view_kinds import dispatch_of, naming, wrap_view
 
 logger = logging.getLogger("django_quota")
 
@@ -277,32 +277,15 @@ class _Holding:
 
 
 def _wrap(view: Callable[..., Any], enter: Callable[[HttpRequest, type | None], Flow[Entered]]) -> Callable[..., Any]:
+    def call(request: HttpRequest, owner: type | None, args: Any, kwargs: Any) -> Any:
+        holding, refused = run_sync(enter(request, owner))
+        return _finish(request, partial(view, *args, **kwargs), holding) if refused is None else refused
+
     async def acall(request: HttpRequest, owner: type | None, args: Any, kwargs: Any) -> HttpResponseBase:
         holding, refused = await run_async(enter(request, owner))
-        if refused is not None:
-            return refused
-        return await _afinish(request, partial(view, *args, **kwargs), holding)
+        return await _afinish(request, partial(view, *args, **kwargs), holding) if refused is None else refused
 
-    if is_async(view):
-
-        @wraps(view)
-        async def guarded_async_view(*args: Any, **kwargs: Any) -> HttpResponseBase:
-            return await acall(*request_of(args, kwargs, "@concurrency"), args, kwargs)
-
-        return guarded_async_view
-
-    @wraps(view)
-    def guarded_view(*args: Any, **kwargs: Any) -> Any:
-        request, owner = request_of(args, kwargs, "@concurrency")
-        if owner is not None and getattr(owner, "view_is_async", False):
-            # The dispatch() of an async class-based view is a sync function that returns a coroutine.
-            return acall(request, owner, args, kwargs)
-        holding, refused = run_sync(enter(request, owner))
-        if refused is not None:
-            return refused
-        return _finish(request, partial(view, *args, **kwargs), holding)
-
-    return guarded_view
+    return wrap_view(view, "@concurrency", call, acall)
 
 
 def _finish(request: HttpRequest, view: Callable[[], Any], holding: _Holding) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from asyncio import CancelledError
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, wraps
+from functools import partial
 from inspect import isawaitable
 from typing import Any, TypeVar, Unpack, cast
 
@@ -39,7 +39,7 @@ from django_quota.web.responses import (
     write_headers,
 )
 from django_quota.web.settlements import asettle_response, settle_response, take_unsettled
-from django_quota.web.view_kinds import dispatch_of, is_a_trial, is_async, is_dispatch, naming, request_of
+from django_quota.web.view_kinds import dispatch_of, is_a_trial, is_async, is_dispatch, naming, wrap_view
 
 V = TypeVar("V", bound=Callable[..., Any])
 """A view function, a method of a view, or a class of views."""
@@ -206,51 +206,34 @@ def under_a_bare_one(view: object) -> Callable[..., Any] | None:
 
 
 def _wrap(spec: Limited) -> Callable[..., Any]:
-    spec.wrapper = _async_wrapper(spec) if is_async(spec.view) else _wrapper(spec)
+    spec.wrapper = wrap_view(spec.view, "@quota", partial(_call, spec), partial(_acall, spec))
     setattr(spec.wrapper, MARK, spec)
     return spec.wrapper
 
 
-def _wrapper(spec: Limited) -> Callable[..., Any]:
-    view = spec.view
-
-    @wraps(view)
-    def limited_view(*args: Any, **kwargs: Any) -> Any:
-        request, owner = request_of(args, kwargs, "@quota")
-        if owner is not None and getattr(owner, "view_is_async", False):
-            # The dispatch() of an async class-based view is a sync function that returns a coroutine.
-            return _acall(spec, request, owner, args, kwargs)
-        state = state_of(request)
-        if not state.take_claim(spec):
-            refused = limit_request(request, rules_for_now(request, spec.rules(owner), view, args))
-            if refused is not None:
-                return refused
-        plans = take_unsettled(request) if spec.may_settle else ()
-        try:
-            response = view(*args, **kwargs)
-            if not isinstance(response, HttpResponseBase) and isawaitable(response):
-                return _finish(request, lambda: response, plans)  # an async view behind a sync wrapper
-            if plans or state.waiting:
-                response = _decide_waiting(request, response)
-        except QuotaExceeded as exceeded:
-            response = refuse_in_view(request, exceeded.decision)
-        except Exception as error:
-            settle_response(request, error, plans)
-            raise
-        if plans:
-            settle_response(request, response, plans)
-        return write_headers(request, response)
-
-    return limited_view
-
-
-def _async_wrapper(spec: Limited) -> Callable[..., Any]:
-    @wraps(spec.view)
-    async def limited_view(*args: Any, **kwargs: Any) -> Any:
-        request, owner = request_of(args, kwargs, "@quota")
-        return await _acall(spec, request, owner, args, kwargs)
-
-    return limited_view
+def _call(
+    spec: Limited, request: HttpRequest, owner: type | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    state = state_of(request)
+    if not state.take_claim(spec):
+        refused = limit_request(request, rules_for_now(request, spec.rules(owner), spec.view, args))
+        if refused is not None:
+            return refused
+    plans = take_unsettled(request) if spec.may_settle else ()
+    try:
+        response = spec.view(*args, **kwargs)
+        if not isinstance(response, HttpResponseBase) and isawaitable(response):
+            return _finish(request, lambda: response, plans)  # an async view behind a sync wrapper
+        if plans or state.waiting:
+            response = _decide_waiting(request, response)
+    except QuotaExceeded as exceeded:
+        response = refuse_in_view(request, exceeded.decision)
+    except Exception as error:
+        settle_response(request, error, plans)
+        raise
+    if plans:
+        settle_response(request, response, plans)
+    return write_headers(request, response)
 
 
 async def _acall(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, wraps
 from typing import Any, cast
 
 from django.http import HttpRequest
@@ -87,7 +87,32 @@ def is_async(view: Any) -> bool:
     return is_async_callable(view) or bool(getattr(_bound_to(view), "view_is_async", False))
 
 
-def request_of(args: tuple[Any, ...], kwargs: dict[str, Any], decorator: str) -> tuple[HttpRequest, type | None]:
+Call = Callable[[HttpRequest, "type | None", tuple[Any, ...], dict[str, Any]], Any]
+"""Gets the request of a call of a view, the class of the view (None for a function), and all arguments."""
+
+
+def wrap_view(view: Callable[..., Any], decorator: str, call: Call, acall: Call) -> Callable[..., Any]:
+    """Return a wrapper of a view, which calls `call`, or awaits `acall` if the view is async."""
+    if is_async(view):
+
+        @wraps(view)
+        async def async_wrapper(*args: Any, **kwargs: Any) -> Any:
+            return await acall(*_request_of(args, kwargs, decorator), args, kwargs)
+
+        return async_wrapper
+
+    @wraps(view)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        request, owner = _request_of(args, kwargs, decorator)
+        if owner is not None and getattr(owner, "view_is_async", False):
+            # The dispatch() of an async class-based view is a sync function that returns a coroutine.
+            return acall(request, owner, args, kwargs)
+        return call(request, owner, args, kwargs)
+
+    return wrapper
+
+
+def _request_of(args: tuple[Any, ...], kwargs: dict[str, Any], decorator: str) -> tuple[HttpRequest, type | None]:
     """Return the request of a call, and the class of the view if the first argument is its instance."""
     if args and isinstance(args[0], HttpRequest):
         return args[0], None

@@ -282,7 +282,7 @@ def test_every_kind_of_key_has_a_name() -> None:
 class TestSizes:
     @pytest.fixture(autouse=True)
     def unknown(self) -> None:
-        health_service._estimates.clear()
+        health_service._estimate.cache_clear()
 
     def test_few_keys_are_all_listed(self, raw: redis.Redis) -> None:
         for number in range(30):

@@ -15,22 +15,17 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, rule
 
 from django_quota import counter
 from django_quota.engine import counter_operations as operations
 from django_quota.engine import transfer_operations as transfers
 from django_quota.engine.counter_operations import DONE, MAX_INT64, MIN_INT64
-from django_quota.engine.operations import DictStates, Operation, text
+from django_quota.engine.operations import Operation, text
 from django_quota.engine.transfer_operations import LEASE, MARGIN, OVERDUE, PendingTransfer, Source
-from django_quota.stores.memory import MemoryStore
-from django_quota.stores.redis.store import RedisStore
-from django_quota.testing import RedisServer
-from tests.support.inputs import inputs
+from tests.support.places import Machine, run_machine
 from tests.support.processes import ended, forks, heard, processes, started, threads_ran
-from tests.support.specifications import Specified, specify
 from tests.support.steps import SECOND, START
 
 DAY = 86_400 * SECOND
@@ -81,44 +76,30 @@ def values_of_a_day(subject: str) -> str:
     return f"{values_of(subject)}:2025-11-21"
 
 
-class CounterMachine(RuleBasedStateMachine):
-    """One operation after another, through real Redis, the memory store and the bare specification."""
-
-    store: RedisStore
-    raw: redis.Redis
+class CounterMachine(Machine):
+    """What all operations of counters have in common."""
 
     @initialize()
     def begin(self) -> None:
-        self.raw.flushall()
-        self.memory = MemoryStore(shards=3, sweep_interval=3_600)
-        self.states = DictStates()
+        self.open()
         self.now = START
 
-    def teardown(self) -> None:
-        if hasattr(self, "memory"):
-            self.memory.close()
-
     def done(self, operation: Operation) -> bool:
-        """Do an operation in all three places; say whether it was done, and check the properties that hold for each."""
-        before = self.dump()
-        replies = [list(self.store.run(operation, self.now)), list(self.memory.run(Specified(operation), self.now))]
-        replies.append(specify(operation, self.states, self.now))
-        on_redis, in_memory, specified = (
-            [text(part) if isinstance(part, bytes) else part for part in reply] for reply in replies
-        )
-        assert on_redis == specified == in_memory
-        after = self.dump()
-        if specified[0] != DONE and not isinstance(operation, transfers.Receive):  # which notes what it refuses
+        """Do an operation; say whether it was done, and check the properties that hold for each."""
+        before = self.places.dump()
+        reply = self.places.run(operation, self.now)
+        after = self.places.dump()
+        if reply[0] != DONE and not isinstance(operation, transfers.Receive):  # which notes what it refuses
             assert after == before
         assert _but(after, operation.keys) == _but(before, operation.keys)
-        assert all(self.raw.pttl(key) > 0 for key in after)
         assert all(1_000 * self.raw.pttl(key) >= self.last_of(key) - self.now for key in after)
-        assert {key: self.stored(key) for key in after} == {key: value for key, (value, _) in self.states.kept.items()}
-        return bool(specified[0] == DONE)
+        specified = self.places.states.kept
+        assert {key: self.stored(key) for key in after} == {key: value for key, (value, _) in specified.items()}
+        return bool(reply[0] == DONE)
 
     def stored(self, key: str) -> object:
         """Return what lies under a key of Redis as the specification has it."""
-        specified = self.states.get(key)
+        specified = self.places.states.get(key)
         if self.raw.type(key) == b"list":
             return FOREIGN
         if self.raw.type(key) == b"zset":
@@ -135,9 +116,6 @@ class CounterMachine(RuleBasedStateMachine):
         stored = self.stored(key) if self.raw.type(key) == b"zset" else {}
         return max(stored.values(), default=0) if isinstance(stored, dict) else 0
 
-    def dump(self) -> dict[str, bytes | None]:
-        return {key.decode(): self.raw.dump(key) for key in self.raw.scan_iter()}
-
     def totals(self) -> list[int]:
         """Return the totals in Redis; none where a key holds something else."""
         keys = [total_of(subject) for subject in "ab"]
@@ -146,13 +124,13 @@ class CounterMachine(RuleBasedStateMachine):
     def something_else(self, key: str, *, cleared: bool) -> None:
         """Lay what is no counter under a key, or only clear it."""
         self.raw.delete(key)
-        shard = self.memory._shard(key)
-        for states in (shard, self.states):
+        shard: Any = self.places.memory._shard(key)
+        for states in (shard, self.places.states):
             states.drop(key)
         if not cleared:
             self.raw.rpush(key, "x")
             self.raw.expire(key, 10**6)
-            for states in (shard, self.states):
+            for states in (shard, self.places.states):
                 states.put(key, FOREIGN, START + 2 * TTL)
 
 
@@ -184,10 +162,10 @@ class Counting(CounterMachine):
 
     @rule(subject=SUBJECTS)
     def it_is_read(self, subject: str) -> None:
-        before = self.dump()
+        before = self.places.dump()
         self.done(operations.Get(total_of(subject)))
         self.done(operations.Days([month_of(subject), f"{total_of(subject)}:2025-12"], [(20, 30), (1, 31)]))
-        assert self.dump() == before
+        assert self.places.dump() == before
 
     @rule(subject=SUBJECTS)
     def it_is_popped(self, subject: str) -> None:
@@ -256,7 +234,7 @@ class Moving(CounterMachine):
     @rule(subject=SUBJECTS, note=NOTES, gives_back=st.booleans(), again=st.booleans())
     def it_is_settled(self, subject: str, note: PendingTransfer, gives_back: bool, again: bool) -> None:
         before = sum(self.totals())
-        is_there = self.states.get(outbox_of(subject)) or {}
+        is_there = self.places.states.get(outbox_of(subject)) or {}
         for _ in range(2 if again else 1):
             source = Source(total_of(subject), outbox_of(subject))
             self.done(transfers.Settle(source, note, note.encoded, gives_back=gives_back))
@@ -270,9 +248,9 @@ class Moving(CounterMachine):
     @rule(subject=SUBJECTS, skipped=st.integers(0, 2), most=st.integers(0, 3), gap=st.sampled_from([0, OVERDUE]))
     def overdue_ones_are_found(self, subject: str, skipped: int, most: int, gap: int) -> None:
         self.time_passes(gap)
-        before = self.dump()
+        before = self.places.dump()
         self.done(transfers.FindOverdueTransfers(outbox_of(subject), skipped, most))
-        assert self.dump() == before
+        assert self.places.dump() == before
 
     @rule(subject=SUBJECTS, cleared=st.booleans())
     def something_else_lies_there(self, subject: str, cleared: bool) -> None:
@@ -282,17 +260,9 @@ class Moving(CounterMachine):
 @pytest.mark.hypothesis
 @pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize("machine", [Counting, Moving])
-def test_lua_and_specification_never_differ(
-    machine: type[CounterMachine], raw: redis.Redis, redis_server: RedisServer
-) -> None:
-    CounterMachine.store = RedisStore("default")
-    CounterMachine.raw = raw
+def test_lua_and_specification_never_differ(machine: type[CounterMachine], raw: redis.Redis) -> None:
     examples, steps = (100, 50) if machine is Moving else (150, 30)
-    run_state_machine_as_test(
-        machine,
-        settings=inputs(examples, stateful_step_count=steps, suppress_health_check=list(HealthCheck)),
-    )
-    CounterMachine.store.close()
+    run_machine(machine, raw, examples, steps)
 
 
 # --- real processes ---------------------------------------------------------------------------------------------------

@@ -17,9 +17,8 @@ from typing import Any, cast
 
 import pytest
 import redis
-from hypothesis import HealthCheck
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, rule
 
 from django_quota import slot
 from django_quota.engine.lease_operations import (
@@ -32,15 +31,12 @@ from django_quota.engine.lease_operations import (
     make_token,
     parse_token,
 )
-from django_quota.engine.once_operation import Once
-from django_quota.engine.operations import DictStates, Operation, text
+from django_quota.engine.operations import Operation
+from django_quota.engine.subject_operations import Once
 from django_quota.exceptions import QuotaExceeded
-from django_quota.stores.memory import MemoryStore
-from django_quota.stores.redis.store import RedisStore
 from django_quota.stores.wait_queue import PLACE_TTL
-from django_quota.testing import RedisServer
 from tests.support.commands import wait_until
-from tests.support.inputs import inputs
+from tests.support.places import Machine, run_machine
 from tests.support.processes import ended, forks, heard, processes, started, threads_ran
 from tests.support.steps import SECOND, START
 from tests.support.stores import current_store
@@ -55,17 +51,12 @@ SPANS = st.one_of(st.integers(1, 30 * SECOND), st.sampled_from([10 * SECOND, 3_6
 GAPS = st.one_of(st.integers(0, 3), st.integers(0, 12 * SECOND))
 
 
-class LeaseMachine(RuleBasedStateMachine):
-    """One operation after another, through real Redis, the memory store and the bare specification."""
-
-    store: RedisStore
-    raw: redis.Redis
+class LeaseMachine(Machine):
+    """One operation after another in Redis, in memory and in the specification, beside a plain model."""
 
     @initialize()
     def begin(self) -> None:
-        self.raw.flushall()
-        self.memory = MemoryStore(shards=3, sweep_interval=3_600)
-        self.states = DictStates()
+        self.open()
         self.now = START
         self.ends: dict[str, int] = {}
         """The model: when the lease of each holder ends."""
@@ -78,27 +69,20 @@ class LeaseMachine(RuleBasedStateMachine):
         """Whom the last operation has woken."""
 
     def teardown(self) -> None:
-        if hasattr(self, "memory"):
-            self.memory.close()
+        super().teardown()
+        if hasattr(self, "hearing"):
             self.hearing.close()
 
     # --- the three, and the model -------------------------------------------------------------------------------------
 
     def done(self, operation: Operation) -> Any:
         """Do an operation in all three places, and return the reply."""
-        self.states.woken = ()
-        replies = [place.run(operation, self.now) for place in (self.store, self.memory)]
-        replies.append(operation.run(self.states, self.now))
+        self.places.states.woken = ()
+        reply = self.places.run(operation, self.now)
         self.woken = self.heard()
-        assert self.woken == list(self.states.woken)
-        on_redis, in_memory, specified = (
-            [text(part) if isinstance(part, bytes) else part for part in reply] if isinstance(reply, list) else reply
-            for reply in replies
-        )
-        assert on_redis == specified == in_memory
-        assert self.stored() == {key: value for key, (value, _) in self.states.kept.items()}
-        assert all(self.raw.pttl(key) > 0 for key in self.raw.scan_iter())
-        return specified
+        assert self.woken == list(self.places.states.woken)
+        assert self.stored() == {key: value for key, (value, _) in self.places.states.kept.items()}
+        return reply
 
     def heard(self) -> list[str]:
         """Return who was woken in Redis since the last time."""
@@ -251,14 +235,8 @@ class LeaseMachine(RuleBasedStateMachine):
 
 @pytest.mark.hypothesis
 @pytest.mark.usefixtures("redis_cache")
-def test_lua_and_specification_never_differ(raw: redis.Redis, redis_server: RedisServer) -> None:
-    LeaseMachine.store = RedisStore("default")
-    LeaseMachine.raw = raw
-    run_state_machine_as_test(
-        LeaseMachine,
-        settings=inputs(150, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
-    )
-    LeaseMachine.store.close()
+def test_lua_and_specification_never_differ(raw: redis.Redis) -> None:
+    run_machine(LeaseMachine, raw, examples=150, steps=40)
 
 
 # --- real processes ---------------------------------------------------------------------------------------------------

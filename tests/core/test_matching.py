@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from fnmatch import translate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota.core.matching import Glob, Match
+from django_quota import Rule
 from django_quota.exceptions import RuleError
 from tests.support.inputs import inputs
 
@@ -21,8 +21,13 @@ class Place(NamedTuple):
     host: str = ""
 
 
+def read(match: object, option: str = "match") -> Any:
+    """Return the option as a rule of the settings has it."""
+    return getattr(Rule.from_setting("r", {"rate": "1/s", option: match}), option)
+
+
 def holds(match: object, path: str = "/", view: str = "", host: str = "") -> bool:
-    return Match.read("match", match).matches(Place(path, view, host))
+    return bool(read(match).matches(Place(path, view, host)))
 
 
 class TestPaths:
@@ -63,11 +68,6 @@ class TestPaths:
         pattern = f"/{glob}"
         if "*" in pattern:
             assert holds(pattern, f"/{path}") is bool(_expression(pattern).fullmatch(f"/{path}"))
-
-    def test_a_glob_reads_a_path_once_and_never_goes_back(self) -> None:
-        signs = iter("-" * 5 + ".csv")
-        assert Glob("*-*-**.csv").follow(signs)  # an iterator cannot go back
-        assert next(signs, None) is None
 
     def test_many_stars_on_a_long_path_are_compared_without_going_back(self) -> None:
         for glob in ("/reports/*-*-*.csv", "/**-**-**.csv", "/**-*-**-*.csv", "/reports/" + "*-" * 100 + ".csv"):
@@ -149,7 +149,7 @@ class TestAnchors:
     def test_what_can_be_looked_up_is_known_and_nothing_else(
         self, match: object, index_keys: set[object] | None
     ) -> None:
-        assert Match.read("match", match).index_keys == index_keys
+        assert read(match).index_keys == index_keys
 
     @given(
         st.sampled_from(["/", "/a", "/a/", "/a/b", "/a/*", "/*/b", "/a*", "/**", "re:a", "a", "a:b", "a:*", "a:b:*"]),
@@ -157,7 +157,7 @@ class TestAnchors:
         st.sampled_from(["", "a", "b", "a:b", "a:c", "a:b:c", "b:a"]),
     )
     def test_what_fits_has_one_of_the_anchors(self, text: str, path: str, view: str) -> None:
-        match = Match.read("match", text)
+        match = read(text)
         parts = view.split(":")
         has = {("path", path.split("/", 2)[1]), ("view", view)}
         has |= {("view", ":".join(parts[:end]) + ":") for end in range(1, len(parts))}
@@ -171,7 +171,7 @@ class TestAnchors:
         ("", "is not a path, a view or a host"), ("*", "Use '/' for all paths"), ("api/search", "is not a path"),
         ("api:", "is not a path, a view or a host"), ("api*", "'api:*' (a namespace)"), (":a", "is not a path"),
         (5, "match=5 is int, not a text"),
-        (None, "is NoneType"), ([], "match=[] is empty"), ({}, "is empty"), (["/a", 5], "match=5 is int"),
+        ([None], "is NoneType"), ([], "match=[] is empty"), ({}, "is empty"), (["/a", 5], "match=5 is int"),
         ({"paths": "/a"}, "Did you mean 'path'"), ({"path": []}, "match['path']=[] is empty"),
         ({"path": "api:x"}, "which is not a path"), ({"view": "/x"}, "which is not a view"),
         ({"host": "a b"}, "is not a host"),
@@ -185,7 +185,7 @@ class TestAnchors:
 )  # fmt: skip
 def test_an_error_names_the_wrong_value_and_a_value_to_use(match: object, says: str) -> None:
     with pytest.raises(RuleError) as refused:
-        Match.read("match", match)
+        read(match)
     assert says in str(refused.value)
     assert "match" in str(refused.value)
 
@@ -193,13 +193,13 @@ def test_an_error_names_the_wrong_value_and_a_value_to_use(match: object, says: 
 @given(st.recursive(
     st.none() | st.integers() | st.text() | st.sampled_from(["/", "api:*", "host:a.b", "re:a"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["path", "view", "host", "x"]), inner),
-), st.text(), st.text(), st.text())  # fmt: skip
+).filter(lambda written: written is not None), st.text(), st.text(), st.text())  # fmt: skip
 def test_whatever_is_written_is_read_or_refused(written: object, path: str, view: str, host: str) -> None:
     try:
-        match = Match.read("exclude", written)
+        match = read(written, "exclude")
     except RuleError:
         return
     assert match.matches(Place(path, view, host)) in (True, False)
-    assert Match.read("exclude", match) is match
-    assert Match.read("exclude", written) == match
+    assert read(match, "exclude") is match
+    assert read(written, "exclude") == match
     hash(match)

@@ -12,7 +12,7 @@ import pytest
 import redis
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, rule
 
 from django_quota import Rule
 from django_quota.core.algorithms import NEVER
@@ -21,7 +21,6 @@ from django_quota.core.algorithms.token_bucket import TokenBucket
 from django_quota.core.keys import field
 from django_quota.engine.codec import (
     ALLOWED,
-    OVERRIDDEN,
     PER_LIMIT,
     REFUSED,
     RETRY_WITH,
@@ -35,18 +34,14 @@ from django_quota.engine.codec import (
 )
 from django_quota.engine.decide import Decide
 from django_quota.engine.hits import Hit
-from django_quota.engine.operations import DictStates
 from django_quota.engine.plans import Plan
 from django_quota.engine.subject_operations import BanSubject, LiftBans
 from django_quota.services.overrides import status_key
-from django_quota.stores.memory import MemoryStore
-from django_quota.stores.redis.store import RedisStore
-from django_quota.testing import RedisServer
 from tests.support.inputs import inputs
+from tests.support.places import Machine, Places, run_machine
 from tests.support.published import publish
 from tests.support.random_plans import COSTS, GAPS, RULES, VALUES, Asked
-from tests.support.steps import ALGORITHMS, SECOND, START, answers, driven, hits_of
-from tests.support.stores import current_store, forget_forms
+from tests.support.steps import ALGORITHMS, SECOND, START, answers, hits_of, include_holds
 
 TTLS = st.one_of(st.integers(1, 90 * SECOND), st.just(3_600 * SECOND))
 SUBJECTS = st.sampled_from(["ip:1.2.3.4", "user:1"])
@@ -61,25 +56,15 @@ def hits() -> st.SearchStrategy[Asked]:
     )  # fmt: skip
 
 
-class Stores(RuleBasedStateMachine):
-    """One plan after another, through real Redis, the memory store and the bare specification."""
-
-    store: RedisStore
-    raw: redis.Redis
+class Stores(Machine):
+    """One plan after another in Redis, in memory and in the specification."""
 
     @initialize(phase=st.integers(0, 86_400 * SECOND))
     def begin(self, phase: int) -> None:
-        self.raw.flushall()
-        forget_forms()
-        self.memory = MemoryStore(shards=3, sweep_interval=3_600)
-        self.states = DictStates()
+        self.open()
         self.now = self.latest = START + phase
         self.held: list[tuple[list[Asked], list[HoldId | None]]] = []
         self.tokens = 0
-
-    def teardown(self) -> None:
-        if hasattr(self, "memory"):
-            self.memory.close()
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -94,7 +79,7 @@ class Stores(RuleBasedStateMachine):
     @rule(gap=GAPS)
     def the_memory_store_sweeps(self, gap: int) -> None:
         self.now += gap
-        self.memory.sweep(self.now - 2 * SECOND)  # no further than the clock may step back
+        self.places.memory.sweep(self.now - 2 * SECOND)  # no further than the clock may step back
 
     # --- decisions ----------------------------------------------------------------------------------------------------
 
@@ -107,9 +92,9 @@ class Stores(RuleBasedStateMachine):
     )
     def a_plan_is_decided(self, mode: Mode, asked: list[Asked], stale: int, with_events: bool) -> None:
         guess = self.now - (0 if stale else 3 * 86_400 * SECOND)
-        before = self.dump()
+        before = self.places.dump()
         plan, reply = self.everywhere(lambda: self.plan(asked, with_events), mode, guess)
-        after = self.dump()
+        after = self.places.dump()
         replied = answers(reply[: 2 + PER_LIMIT * len(list(plan.limits))])
         for step, answer in zip(plan.limits, replied, strict=True):
             assert not answer.allowed or answer.retry_after == 0 or step.limit.algorithm.name == "leaky_bucket"
@@ -126,7 +111,7 @@ class Stores(RuleBasedStateMachine):
                 # A bucket follows a clock that has stepped back, whether or not the hit is admitted.
                 follows = self.now < self.latest and isinstance(step.limit.algorithm, TokenBucket)
                 if not (step.limit.options.count_refused and hit.group in refused) and not follows:
-                    assert after.get(step.key.encode()) == before.get(step.key.encode())
+                    assert after.get(step.key) == before.get(step.key)
         if mode == "peek":
             assert after == before
 
@@ -162,7 +147,7 @@ class Stores(RuleBasedStateMachine):
         if not self.held:
             return
         asked, held = self.held[which % len(self.held)]
-        plan, reply = self.everywhere(lambda: self.holding(asked), Renew(held, ttl))
+        plan, reply = self.everywhere(lambda: self.holding(asked), Renew.of(held, [ttl] * len(held)))
         dues = {index: value for index, flag, value in Reply.decode(reply, plan.hits).flags if flag == Flag.HELD}
         for index, (hit, hold) in enumerate(zip(plan.hits, held, strict=True)):
             if hold is None:
@@ -181,15 +166,15 @@ class Stores(RuleBasedStateMachine):
         if not self.held:
             return
         asked, held = self.held.pop(which % len(self.held))
-        self.everywhere(lambda: self.holding(asked), Settle(held, actual[: len(held)]))
+        self.everywhere(lambda: self.holding(asked), Settle.of(held, actual[: len(held)]))
         if all(hold is None or self.now < hold.due for hold in held):
-            before = self.dump()
-            self.everywhere(lambda: self.holding(asked), Settle(held, actual[: len(held)][::-1]))
-            assert self.dump() == before  # settling twice in time changes nothing
+            before = self.places.dump()
+            self.everywhere(lambda: self.holding(asked), Settle.of(held, actual[: len(held)][::-1]))
+            assert self.places.dump() == before  # settling twice in time changes nothing
 
     def holding(self, asked: list[Asked]) -> Plan:
         plan = self.plan(asked, with_events=False)
-        plan.include_holds()
+        include_holds(plan)
         return plan
 
     def due_of(self, hit: Hit, hold: HoldId) -> int | None:
@@ -214,33 +199,25 @@ class Stores(RuleBasedStateMachine):
         start = self.now + begins if begins else 0
         stop = 0 if ends is None else self.now + ends
         value = "" if mode == "gone" else f"{mode} {start} {stop} {rates if mode == 'r' else ''}"
-        for run in self.stores():
-            run(publish(subject, its_rule, value), self.now)
+        self.places.run(publish(subject, its_rule, value), self.now)
 
     @rule(its_rule=st.sampled_from(RULES), subject=SUBJECTS, span=st.integers(1, 90 * SECOND))
     def code_bans_a_subject(self, its_rule: Rule, subject: str, span: int) -> None:
         remembered = its_rule.ban.durations[-1] if its_rule.ban else 0
         operation = BanSubject(status_key("quota", subject), field(its_rule.name), span, remembered)
-        replies = [run(operation, self.now) for run in self.stores()]
-        assert replies[0] == replies[1] == replies[2]
-        assert replies[0][0] >= self.now + span
-        self.every_key_has_a_ttl()
+        assert self.places.run(operation, self.now)[0] >= self.now + span
 
     @rule(its_rules=st.lists(st.sampled_from(RULES), max_size=3), subject=SUBJECTS)
     def code_lifts_bans(self, its_rules: list[Rule], subject: str) -> None:
         operation = LiftBans(status_key("quota", subject), [field(each.name) for each in its_rules])
-        replies = [run(operation, self.now) for run in self.stores()]
-        assert replies[0] == replies[1] == replies[2]
+        self.places.run(operation, self.now)
 
     @rule(its_rule=st.sampled_from(RULES), subject=SUBJECTS)
     def a_rule_is_reset(self, its_rule: Rule, subject: str) -> None:
-        replies = []
-        for run in self.stores():
-            forgetting = self.plan([(its_rule, subject, 0, "")], with_events=True).reset_operation()
-            replies.append(run(forgetting, self.now))
-        assert replies[0] == replies[2]
-        left = {key.encode() for key in forgetting.keys[1:]} & self.dump().keys()
-        assert left <= {b"quota:1:{!}:bans"}
+        forgetting = self.plan([(its_rule, subject, 0, "")], with_events=True).reset_operation()
+        self.places.in_memory(forgetting, self.now)  # which may have dropped what has expired: it counts less
+        assert self.places.in_redis(forgetting, self.now) == self.places.specified(forgetting, self.now)
+        assert set(forgetting.keys[1:]) & self.places.dump().keys() <= {"quota:1:{!}:bans"}
         self.held = [held for held in self.held if (its_rule, subject) not in [hit[:2] for hit in held[0]]]
 
     # --- how ----------------------------------------------------------------------------------------------------------
@@ -251,23 +228,11 @@ class Stores(RuleBasedStateMachine):
             plan.add(its_rule, subject, cost, value)
         return plan
 
-    def stores(self) -> list[Callable[..., Any]]:
-        return [self.store.run, self.memory.run, lambda operation, now: operation.run(self.states, now)]
-
     def everywhere(self, make: Callable[[], Plan], mode: Mode, guess: int | None = None) -> tuple[Plan, list[Any]]:
-        """Decide the same on all three; return the plan in the form that it came to, and the reply."""
-        made = [make() for _ in range(3)]
-        replies = [driven(run, plan, mode, self.now, guess) for run, plan in zip(self.stores(), made, strict=True)]
-        assert replies[0] == replies[1] == replies[2]
-        self.every_key_has_a_ttl()
+        """Decide the same in all places; return the plan in the form that it came to, and the reply."""
+        decided = self.places.decide(make, mode, self.now, guess)
         self.latest = max(self.latest, self.now)
-        return made[0], replies[0]
-
-    def dump(self) -> dict[bytes, bytes | None]:
-        return {key: self.raw.dump(key) for key in self.raw.scan_iter()}
-
-    def every_key_has_a_ttl(self) -> None:
-        assert all(self.raw.pttl(key) > 0 for key in self.raw.scan_iter())
+        return decided
 
 
 # --- giving back ------------------------------------------------------------------------------------------------------
@@ -298,30 +263,25 @@ ACTS = st.lists(
 DAY = 86_400 * SECOND
 
 
-class Pair:
-    """One subject under one rule, in Redis and under the specification, with what is held and taken there."""
+class Subject:
+    """One subject under one rule in all places, with what is held and taken there."""
 
-    def __init__(self, its_rule: Rule, now: int) -> None:
+    def __init__(self, places: Places, its_rule: Rule, now: int) -> None:
+        self.places = places
         self.rule = its_rule
         self.now = now
-        self.states = DictStates()
         self.held: list[HoldId] = []
         self.taken: list[Decide] = []
 
-    def run(self, make: Callable[[Callable[..., Any]], Any]) -> Any:
-        """Do the same in both, and return the reply."""
-        replies = [make(run) for run in (current_store().run, lambda asked, now: asked.run(self.states, now))]
-        assert replies[0] == replies[1]
-        return replies[0]
-
     def ask(self, mode: Mode, cost: int, reservation: Reservation | None = None) -> Any:
-        return self.run(lambda run: driven(run, self.plan(mode, cost, reservation), mode, self.now))
+        _, reply = self.places.decide(lambda: self.plan(mode, cost, reservation), mode, self.now)
+        return reply
 
     def plan(self, mode: Mode, cost: int, reservation: Reservation | None = None) -> Plan:
         plan = Plan("quota")
         plan.add(self.rule, "ip:1.2.3.4", cost)
         if isinstance(mode, (Renew, Settle)):
-            plan.include_holds()
+            include_holds(plan)
         if reservation is not None:
             plan.reserve(reservation)
         return plan
@@ -332,22 +292,21 @@ class Pair:
 
     def settle(self, actual: int, which: int) -> None:
         if self.held:
-            self.ask(Settle([self.held.pop(which % len(self.held))], [actual]), 1)
+            self.ask(Settle.of([self.held.pop(which % len(self.held))], [actual]), 1)
 
     def renew(self, ttl: int, which: int) -> None:
         if self.held:
-            self.ask(Renew([self.held[which % len(self.held)]], ttl), 1)  # found later, as if its reply were lost
+            self.ask(Renew.of([self.held[which % len(self.held)]], [ttl]), 1)  # found later, as if its reply were lost
 
     def take(self, cost: int, reservation: Reservation | None = None) -> None:
-        plan = self.plan("tentative", cost, reservation)
-        plan.read(self.run(lambda run: driven(run, plan, "tentative", self.now)))
+        plan, reply = self.places.decide(lambda: self.plan("tentative", cost, reservation), "tentative", self.now)
+        plan.read(reply)
         operation = plan.compensation()
         self.taken += [operation] if operation else []
 
     def undo(self, which: int) -> None:
         if self.taken:
-            undo = self.taken.pop(which % len(self.taken))
-            self.run(lambda run: run(undo, self.now))
+            self.places.run(self.taken.pop(which % len(self.taken)), self.now)
 
 
 @pytest.mark.usefixtures("redis_cache")
@@ -359,137 +318,110 @@ def test_lua_and_specification_never_differ_in_what_they_give_back(
 ) -> None:
     """One subject's holds, refunds, and tentative hits that are compensated, many at a time."""
     raw.flushall()
-    forget_forms()
-    pair = Pair(its_rule, START + phase)
+    places = Places(raw)
+    one = Subject(places, its_rule, START + phase)
     for number, (gap, what, cost, other) in enumerate(acts):
-        pair.now += gap
+        one.now += gap
         if what in ("reserve", "abandon"):
-            pair.reserve(cost, DAY if what == "reserve" else other * SECOND + 1, f"t{number}")
+            one.reserve(cost, DAY if what == "reserve" else other * SECOND + 1, f"t{number}")
         elif what == "settle":
-            pair.settle(cost - 1, other)
+            one.settle(cost - 1, other)
         elif what == "renew":
-            pair.renew(other * SECOND + 1, cost)
+            one.renew(other * SECOND + 1, cost)
         elif what == "tentative":
-            pair.take(cost)
+            one.take(cost)
         elif what == "held":
-            pair.take(cost, Reservation(f"t{number}", other * SECOND + 1))
+            one.take(cost, Reservation(f"t{number}", other * SECOND + 1))
         elif what == "undo":
-            pair.undo(other)
+            one.undo(other)
         else:
             modes: dict[str, Mode] = {"check": "check", "refund": "refund", "peek": "peek"}
-            pair.ask(modes[what], cost)
-        pair.ask("peek", 1)
-        assert all(raw.pttl(key) > 0 for key in raw.scan_iter())
+            one.ask(modes[what], cost)
+        one.ask("peek", 1)
+    places.close()
 
 
-@pytest.mark.usefixtures("redis_cache")
-def test_a_calendar_limit_asks_for_new_edges_outside_the_two_periods_sent() -> None:
+def test_a_calendar_limit_asks_for_new_edges_outside_the_two_periods_sent(places: Places) -> None:
     hits = hits_of(Rule.make("calendar", "9/m", algorithm="calendar"))
     begins, _, ends, *_ = hits[0].limits[0].parameters[1:]
-    states = DictStates()
-    for run in (current_store().run, lambda asked, now: asked.run(states, now)):
-        replies = [run(Decide(hits, "check"), now) for now in (begins - 1, begins, ends - 1, ends)]
-        assert [reply[1] for reply in replies] == [RETRY_WITH, ALLOWED, ALLOWED, RETRY_WITH]
+    verdicts = [places.run(Decide(hits, "check"), now)[1] for now in (begins - 1, begins, ends - 1, ends)]
+    assert verdicts == [RETRY_WITH, ALLOWED, ALLOWED, RETRY_WITH]
 
 
-@pytest.mark.usefixtures("redis_cache")
-def test_a_counted_day_asks_for_new_edges_outside_the_day_sent() -> None:
+def test_a_counted_day_asks_for_new_edges_outside_the_day_sent(places: Places) -> None:
     hits = hits_of(Rule.make("daily", "9/m"), subject="user:1")
-    day = hits[0].day
-    assert day is not None
-    states = DictStates()
-    for run in (current_store().run, lambda asked, now: asked.run(states, now)):
-        replies = [run(Decide(hits, "check"), now) for now in (day.begins - 1, day.begins, day.ends - 1, day.ends)]
-        assert [reply[1] for reply in replies] == [RETRY_WITH, ALLOWED, ALLOWED, RETRY_WITH]
+    day: Any = hits[0].day
+    moments = (day.begins - 1, day.begins, day.ends - 1, day.ends)
+    assert [places.run(Decide(hits, "check"), now)[1] for now in moments] == [RETRY_WITH, ALLOWED, ALLOWED, RETRY_WITH]
 
 
-@pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_rate_of_zero_keeps_nothing_even_if_refusals_count(algorithm: str, raw: redis.Redis) -> None:
+def test_a_rate_of_zero_keeps_nothing_even_if_refusals_count(algorithm: str, places: Places) -> None:
     rule = Rule.make("never", "0/m", algorithm=algorithm, count_refused=True)
-    states = DictStates()
-    for run in (current_store().run, lambda asked, now: asked.run(states, now)):
-        for moment in (START, START + SECOND):
-            reply = run(Decide(hits_of(rule, now=moment), "check"), moment)
-            assert (reply[1], answers(reply[: 2 + PER_LIMIT])[0].retry_after) == (0, NEVER)
-    assert list(raw.scan_iter("*:r:*")) == []
+    for moment in (START, START + SECOND):
+        reply = places.run(Decide(hits_of(rule, now=moment), "check"), moment)
+        assert (reply[1], answers(reply[: 2 + PER_LIMIT])[0].retry_after) == (REFUSED, NEVER)
+    assert not [key for key in places.dump() if ":r:" in key]
 
 
-@pytest.mark.usefixtures("redis_cache")
-def test_a_subject_without_a_status_hides_no_other_one() -> None:
-    states = DictStates()
+def test_a_subject_without_a_status_hides_no_other_one(places: Places) -> None:
     its_rule = Rule.make("exact", "5/m")
     hits = [hit for subject in ("ip:1.2.3.4", "user:1") for hit in hits_of(its_rule, subject=subject)]
-    for run in (current_store().run, lambda asked, now: asked.run(states, now)):
-        run(publish("user:1", "*", "b 0 0 "), START)
-        reply = run(Decide(hits, "check"), START)
-        assert (reply[1], reply[-3:]) == (REFUSED, [1, Flag.BLOCKED, 0])
+    places.run(publish("user:1", "*", "b 0 0 "), START)
+    reply = places.run(Decide(hits, "check"), START)
+    assert (reply[1], reply[-3:]) == (REFUSED, [1, Flag.BLOCKED, 0])
 
 
-@pytest.mark.usefixtures("redis_cache")
-def test_the_day_counts_who_is_exempt_and_not_a_hit_that_another_one_refuses(raw: redis.Redis) -> None:
-    states = DictStates()
+def test_the_day_counts_who_is_exempt_and_not_a_hit_that_another_one_refuses(places: Places) -> None:
     hits = hits_of(Rule.make("free", "5/m"), Rule.make("full", "0/m"), subject="user:1")
-    for run in (current_store().run, lambda asked, now: asked.run(states, now)):
-        run(publish("user:1", "free", "x 0 0 "), START)
-        for _ in range(2):
-            run(Decide(hits[:1], "check"), START)
-        run(publish("user:1", "free", ""), START)
-        run(Decide(hits, "check"), START)
-    key = hits[0].keys[-1]
-    counts: Any = raw.hgetall(key)
-    assert {name.decode(): int(count) for name, count in counts.items()} == states.get(key)
-    assert states.get(key) == {"#": START, "free:a": 2, "full:r": 1}
+    places.run(publish("user:1", "free", "x 0 0 "), START)
+    for _ in range(2):
+        places.run(Decide(hits[:1], "check"), START)
+    places.run(publish("user:1", "free", ""), START)
+    places.run(Decide(hits, "check"), START)
+    counts: Any = places.raw.hgetall(hits[0].keys[-1])
+    assert {name.decode(): int(count) for name, count in counts.items()} == places.states.get(hits[0].keys[-1])
+    assert places.states.get(hits[0].keys[-1]) == {"#": START, "free:a": 2, "full:r": 1}
 
 
-@pytest.mark.usefixtures("redis_cache")
-def test_an_override_that_is_gone_with_the_whole_status_is_noticed() -> None:
-    states = DictStates()
+def test_an_override_that_is_gone_with_the_whole_status_is_noticed(places: Places) -> None:
     (hit,) = hits_of(Rule.make("exact", "5/m"))
     hit.override = "r 0 0 7/m"
-    for run in (current_store().run, lambda asked, now: asked.run(states, now)):
-        assert run(Decide([hit], "check"), START)[:4] == [START, RETRY_WITH, 0, OVERRIDDEN]
+    assert places.run(Decide([hit], "check"), START)[:4] == [START, RETRY_WITH, 0, Flag.OVERRIDDEN]
 
 
-@pytest.mark.usefixtures("redis_cache")
-def test_running_totals_wrap_around_in_lua_as_in_the_specification(raw: redis.Redis) -> None:
-    its_rule = Rule.make("sliding", f"{10**12}/d")
-    (hit,) = hits_of(its_rule, cost=10**12 // 3)
-    key, states, expiry = hit.limits[0].key, DictStates(), START + 3_600 * SECOND
-    raw.zadd(key, {f"{2 * WRAP - 2}:1": expiry})
-    raw.pexpire(key, 3_600_000)
-    states.put(key, (Entry(2 * WRAP - 2, 1, expiry),), expiry)
+def has_used_all_but(places: Places, key: str, left: int) -> None:
+    """Let a sliding window have one entry, whose running total is so far from the end of its numbers."""
+    expiry = START + 3_600 * SECOND
+    places.raw.zadd(key, {f"{2 * WRAP - left}:1": expiry})
+    places.raw.pexpire(key, 3_600_000)
+    for states in (places.states, places.memory._shard(key)):
+        states.put(key, (Entry(2 * WRAP - left, 1, expiry),), expiry)
+
+
+def test_running_totals_wrap_around_in_lua_as_in_the_specification(places: Places) -> None:
+    (hit,) = hits_of(Rule.make("sliding", f"{10**12}/d"), cost=10**12 // 3)
+    key = hit.limits[0].key
+    has_used_all_but(places, key, 2)
     for number in range(1, 4):
-        replies = [
-            run(Decide([hit], "check"), START + number)
-            for run in (current_store().run, lambda asked, now: asked.run(states, now))
-        ]
-        assert replies[0] == replies[1]
-        kept: Any = raw.zrange(key, 0, -1, withscores=True)
+        places.run(Decide([hit], "check"), START + number)
+        kept: Any = places.raw.zrange(key, 0, -1, withscores=True)
+        entries = places.states.get(key)
         assert [(member.decode(), int(score)) for member, score in kept] == [
-            (f"{entry.total}:{entry.cost}", entry.expiry) for entry in states.get(key)
+            (f"{entry.total}:{entry.cost}", entry.expiry) for entry in entries
         ]
-        assert all(WRAP <= entry.total < 2 * WRAP for entry in states.get(key))
+        assert all(WRAP <= entry.total < 2 * WRAP for entry in entries)
 
 
-@pytest.mark.usefixtures("redis_cache")
-def test_a_running_total_that_wraps_to_zero_hides_no_entry(raw: redis.Redis) -> None:
-    (hit,) = hits_of(Rule.make("sliding", "10/m"))
-    (key, states, expiry), hit.cost = (hit.limits[0].key, DictStates(), START + 10 * SECOND), 3
-    raw.zadd(key, {f"{2 * WRAP - 3}:1": expiry})
-    states.put(key, (Entry(2 * WRAP - 3, 1, expiry),), expiry)
-    for run in (current_store().run, lambda asked, now: asked.run(states, now)):
-        assert [answers(run(Decide([hit], "check"), START + n))[0].remaining for n in (1, 2)] == [6, 3]
-        assert answers(run(Decide([hit], "peek"), START + 3))[0].remaining == 3
+def test_a_running_total_that_wraps_to_zero_hides_no_entry(places: Places) -> None:
+    (hit,) = hits_of(Rule.make("sliding", "10/m"), cost=3)
+    has_used_all_but(places, hit.limits[0].key, 3)
+    modes: list[Mode] = ["check", "check", "peek"]
+    left = [answers(places.run(Decide([hit], mode), START + n))[0].remaining for n, mode in enumerate(modes, 1)]
+    assert left == [6, 3, 3]
 
 
 @pytest.mark.hypothesis
 @pytest.mark.usefixtures("redis_cache")
-def test_lua_and_specification_never_differ(raw: redis.Redis, redis_server: RedisServer) -> None:
-    Stores.store = RedisStore("default")
-    Stores.raw = raw
-    run_state_machine_as_test(
-        Stores,
-        settings=inputs(200, stateful_step_count=30, suppress_health_check=list(HealthCheck), always=True),
-    )
-    Stores.store.close()
+def test_lua_and_specification_never_differ(raw: redis.Redis) -> None:
+    run_machine(Stores, raw, examples=200, steps=30, always=True)

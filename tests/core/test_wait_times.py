@@ -13,7 +13,6 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from django_quota import Decision, Rule, check, quota, reserve
-from django_quota.core.algorithms import AlgorithmName
 from django_quota.engine.operations import DictStates
 from django_quota.engine.plans import Plan
 from django_quota.testing import freeze
@@ -129,6 +128,14 @@ def test_more_is_left_when_the_outcome_says_and_not_a_microsecond_sooner(
 
 @pytest.mark.usefixtures("either_store")
 class TestOnEveryStore:
+    def test_a_cost_of_several_waits_until_the_last_hit_that_it_needs_has_expired(self) -> None:
+        for second in range(5):
+            with freeze(START + second * SECOND):
+                check("5/m", SUBJECT)
+        with freeze(START + 10 * SECOND):
+            waits = [check("5/m", SUBJECT, cost).retry_after for cost in (1, 2, 3, 4, 5)]
+        assert waits == [50.0, 51.0, 52.0, 53.0, 54.0]
+
     def test_a_ban_that_ends_before_the_limit_has_room_says_when_there_is_room(self) -> None:
         ban = {"after": "2/m", "for": "10m"}
         with freeze(START):
@@ -152,7 +159,7 @@ class TestOnEveryStore:
         ]
 
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
-    def test_a_hit_without_cost_has_no_wait_for_more_after_it_is_admitted(self, algorithm: AlgorithmName) -> None:
+    def test_a_hit_without_cost_has_no_wait_for_more_after_it_is_admitted(self, algorithm: Any) -> None:
         with freeze(START):
             reserve("10/h", SUBJECT, 1, algorithm=algorithm).settle(25)
             decision = check("10/h", SUBJECT, 0, algorithm=algorithm)
@@ -166,7 +173,7 @@ class TestOnEveryStore:
             assert [check("1/m", SUBJECT, ban=ban).retry_after for _ in range(2)] == [600.0, 600.0]
 
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
-    def test_a_cost_above_the_limit_is_promised_no_time_by_a_ban_or_a_block(self, algorithm: AlgorithmName) -> None:
+    def test_a_cost_above_the_limit_is_promised_no_time_by_a_ban_or_a_block(self, algorithm: Any) -> None:
         options: dict[str, Any] = {"algorithm": algorithm, "ban": {"after": "1/m", "for": "10m"}}
         with freeze(START):
             banned = [check("5/h", SUBJECT, 6, **options) for _ in range(2)]
@@ -228,7 +235,7 @@ class TestOnEveryStore:
         assert (never["RateLimit"], never.get("Retry-After")) == ('"three";r=0', None)
 
     @pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket"])
-    def test_a_clock_that_steps_back_locks_nobody_out_of_a_bucket(self, algorithm: AlgorithmName) -> None:
+    def test_a_clock_that_steps_back_locks_nobody_out_of_a_bucket(self, algorithm: Any) -> None:
         with freeze(START):
             assert check("10/m", SUBJECT, 10, algorithm=algorithm)
         with freeze(START - HOUR):

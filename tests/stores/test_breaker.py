@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from django_quota.stores.redis.breaker import CLOSED, PROBE_TIMEOUT, Breaker, probing
+from django_quota.stores.redis.breaker import CLOSED, PROBE_TIMEOUT, Breaker
 from tests.support.inputs import inputs
 from tests.support.steps import Clock
 
@@ -272,60 +272,3 @@ class Life(RuleBasedStateMachine):
 
 TestLife = Life.TestCase
 TestLife.settings = inputs(200, stateful_step_count=50)
-
-
-class TestABlockThatHoldsATurn:
-    def test_calls_within_the_block_belong_to_its_probe(self, breaker: Breaker, clock: Clock) -> None:
-        fail(breaker, 3)
-        clock.now += 1
-        probe = probe_of(breaker)
-        others: list[object] = []
-        with probing(probe):
-            assert (breaker.acquire(), breaker.is_refusing()) == (probe, False)
-            other = threading.Thread(target=lambda: others.extend((breaker.acquire(), breaker.is_refusing())))
-            other.start()
-            other.join()
-        assert others == [None, True]
-        assert (breaker.acquire(), breaker.is_refusing()) == (None, True)
-
-    @pytest.mark.parametrize("how", ["failed", "release"])
-    def test_the_first_of_them_ends_it(self, how: str, breaker: Breaker, clock: Clock) -> None:
-        fail(breaker, 3)
-        clock.now += 1
-        probe = probe_of(breaker)
-        with probing(probe):
-            getattr(breaker, how)(probe)
-            asked = breaker.acquire()
-        assert asked != probe
-        assert (asked is None) == (how == "failed")  # or it is anybody's
-
-    def test_a_lost_probe_lets_nobody_in(self, breaker: Breaker, clock: Clock) -> None:
-        fail(breaker, 3)
-        clock.now += 1
-        probe = probe_of(breaker)
-        with probing(probe):
-            clock.now += PROBE_TIMEOUT
-            next_turn = threading.Thread(target=breaker.acquire)
-            next_turn.start()
-            next_turn.join()
-            assert breaker.acquire() is None
-
-    def test_a_probe_of_one_breaker_is_no_probe_of_another(self, breaker: Breaker, clock: Clock) -> None:
-        other = Breaker(failures=3, clock=clock)
-        fail(breaker, 3)
-        fail(other, 3)
-        with probing(CLOSED):
-            assert other.acquire() is None
-        clock.now += 1
-        probe = probe_of(breaker)
-        with probing(probe):
-            assert probe_of(other) != probe
-
-    def test_blocks_can_be_nested(self, breaker: Breaker, clock: Clock) -> None:
-        fail(breaker, 3)
-        clock.now += 1
-        probe = probe_of(breaker)
-        with probing(probe):
-            with probing(CLOSED):
-                assert breaker.acquire() == probe
-            assert breaker.acquire() == probe

@@ -112,6 +112,20 @@ def forget_connections() -> None:
     ClusterConnectionFactory.forget()
 
 
+def empty_local_store() -> None:
+    """Let this process have counted nothing while Redis was away."""
+    get_limiter().local = MemoryStore()
+
+
+def remembered_overrides() -> int:
+    """Return how many overrides this process knows of."""
+    return len(plans._known)
+
+
+def with_room_for_overrides(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "MAX_KNOWN", number)
+
+
 def forget_forms() -> None:
     """Forget which form of a plan each subject asked for, as a process that has just started."""
     plans._known.clear()

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from itertools import count
 
 from django_quota.core.forks import register_fork_aware
@@ -30,20 +28,6 @@ CLOSED = 0
 
 _numbers = count(1)
 
-_probing: ContextVar[frozenset[int]] = ContextVar("django_quota_probes", default=frozenset())
-"""The probes of the blocks that the running thread or task is in."""
-
-
-@contextmanager
-def probing(probe: int) -> Iterator[None]:
-    """Let calls within the block be part of its probe. Otherwise they would be refused until the block has ended."""
-    before = _probing.get()
-    _probing.set(before if probe == CLOSED else before | {probe})
-    try:
-        yield
-    finally:
-        _probing.set(before)  # without a token: a block may be left in another context
-
 
 class Breaker:
     """The breaker of one server, shared by all threads and event loops of a process.
@@ -52,11 +36,6 @@ class Breaker:
 
     `failures`: in a row, at least 1. `reset_timeout`: seconds. `clock`: returns seconds and never goes back.
     """
-
-    __slots__ = (
-        "__weakref__", "_clock", "_failed", "_lock", "_probe", "_probe_expires", "_probe_from", "_reset_timeout",
-        "_threshold",
-    )  # fmt: skip
 
     def __init__(
         self,
@@ -91,8 +70,6 @@ class Breaker:
         with self._lock:
             if self._failed < self._threshold:  # another thread has closed it: nobody would end this probe
                 return CLOSED
-            if self._probe in _probing.get():
-                return self._probe
             if self._is_waiting():
                 return None
             self._probe = next(_numbers)
@@ -101,7 +78,7 @@ class Breaker:
 
     def is_refusing(self) -> bool:
         """Say whether `acquire` would return None now."""
-        return self._failed >= self._threshold and self._probe not in _probing.get() and self._is_waiting()
+        return self.is_open and self._is_waiting()
 
     def _is_waiting(self) -> bool:
         now = self._clock()

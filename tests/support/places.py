@@ -1,0 +1,105 @@
+"""Redis, the memory store and the specification: the same is done in all three, and they must never differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
+
+from django_quota.engine.codec import Mode
+from django_quota.engine.operations import DictStates, Operation, text
+from django_quota.engine.plans import Plan
+from django_quota.stores.memory import MemoryStore
+from tests.support.inputs import inputs
+from tests.support.specifications import Specified, specify
+from tests.support.steps import driven
+from tests.support.stores import current_store, forget_forms
+
+Run = Callable[[Operation, int], Any]
+
+
+class Places:
+    """The three, all empty. `raw`: a plain client of the Redis of the settings."""
+
+    def __init__(self, raw: redis.Redis) -> None:
+        forget_forms()
+        self.raw = raw
+        self.memory = MemoryStore(shards=3, sweep_interval=3_600)
+        self.states = DictStates()
+        self._store = current_store()
+
+    def close(self) -> None:
+        self.memory.close()
+
+    def in_redis(self, operation: Operation, now: int) -> Any:
+        reply = self._store.run(operation, now)
+        return [text(part) if isinstance(part, bytes) else part for part in reply] if type(reply) is list else reply
+
+    def in_memory(self, operation: Operation, now: int) -> Any:
+        return self.memory.run(Specified(operation), now)
+
+    def specified(self, operation: Operation, now: int) -> Any:
+        return specify(operation, self.states, now)
+
+    def each(self, act: Callable[[Run], Any]) -> Any:
+        """Do the same in each place, and return the reply."""
+        replies = [act(run) for run in (self.in_redis, self.in_memory, self.specified)]
+        assert replies[0] == replies[1] == replies[2]
+        assert all(self.raw.pttl(key) > 0 for key in self.raw.scan_iter()), "a key has no TTL"
+        return replies[0]
+
+    def run(self, operation: Operation, now: int) -> Any:
+        """Run an operation in each place, and return the reply."""
+        return self.each(lambda run: run(operation, now))
+
+    def decide(
+        self, make: Callable[[], Plan], mode: Mode, now: int, guess: int | None = None
+    ) -> tuple[Plan, list[Any]]:
+        """Decide the same plan in each place; return it in the form that it came to, and the reply."""
+        made: list[Plan] = []
+
+        def decided(run: Run) -> list[Any]:
+            made.append(make())
+            return driven(run, made[-1], mode, now, guess)
+
+        reply = self.each(decided)
+        return made[0], reply
+
+    def dump(self) -> dict[str, bytes | None]:
+        """Return all that lies in Redis, as it lies there."""
+        return {key.decode(): self.raw.dump(key) for key in self.raw.scan_iter()}
+
+
+@pytest.fixture
+def places(redis_cache: Any, raw: redis.Redis) -> Iterator[Places]:
+    """The three, with an empty Redis."""
+    made = Places(raw)
+    yield made
+    made.close()
+
+
+class Machine(RuleBasedStateMachine):
+    """One operation after another in all three places; `open` begins anew."""
+
+    raw: redis.Redis
+
+    def open(self) -> None:
+        self.raw.flushall()
+        self.places = Places(self.raw)
+
+    def teardown(self) -> None:
+        if hasattr(self, "places"):
+            self.places.close()
+
+
+def run_machine(machine: type[Machine], raw: redis.Redis, examples: int, steps: int, *, always: bool = False) -> None:
+    """Run a state machine on the Redis of the settings; see `inputs`."""
+    machine.raw = raw
+    run_state_machine_as_test(
+        machine,
+        settings=inputs(examples, stateful_step_count=steps, suppress_health_check=list(HealthCheck), always=always),
+    )
