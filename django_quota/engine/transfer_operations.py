@@ -30,9 +30,9 @@ import logging
 from collections.abc import Generator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from django_quota.core.clock import SECOND
+from django_quota.core.clock import DAY, SECOND
 from django_quota.core.errors import StoreUnavailable
-from django_quota.engine.counter_operations import DONE, MILLISECOND, NO_COUNTER, OVERFLOW, REFUSED, Transfer
+from django_quota.engine.counter_operations import DONE, NO_COUNTER, OVERFLOW, REFUSED, Transfer
 from django_quota.engine.operations import Operation, RedisOperation, Script, script, text
 
 logger = logging.getLogger("django_quota")
@@ -43,7 +43,7 @@ LATE = -4
 OVERDUE = 5 * SECOND
 """The age from which others resume a transfer: by then its own process has usually ended."""
 
-PENDING_TTL = 400 * 86_400 * SECOND
+PENDING_TTL = 400 * DAY
 """How long a pending transfer can be resumed."""
 
 LEASE = 3_600 * SECOND
@@ -110,7 +110,7 @@ def read_overdue(reply: Sequence[Any]) -> list[OutboxEntry]:
 
 
 def _script(name: str) -> Script:
-    return script("counter_common", "transfer_common", name)
+    return script("clock", "counter_common", "transfer_common", name)
 
 
 class Send(RedisOperation):
@@ -119,8 +119,7 @@ class Send(RedisOperation):
     script: ClassVar[Script] = _script("transfer_send")
 
     def __init__(self, source: Source, transfer: PendingTransfer) -> None:
-        ttl = transfer.ttl // MILLISECOND
-        super().__init__(source, transfer.amount, ttl, transfer.encoded, PENDING_TTL, OVERDUE, MAX_RESUMED)
+        super().__init__(source, transfer.amount, transfer.ttl, transfer.encoded, PENDING_TTL, OVERDUE, MAX_RESUMED)
         self.transfer = transfer
 
 
@@ -133,11 +132,10 @@ class Receive(RedisOperation):
     script: ClassVar[Script] = _script("transfer_receive")
 
     def __init__(self, transfer: PendingTransfer, forget_at: int, late_at: int) -> None:
-        ttl = transfer.ttl // MILLISECOND
-        super().__init__([transfer.total, transfer.inbox], transfer.amount, ttl, transfer.id, forget_at, late_at)
+        super().__init__(
+            [transfer.total, transfer.inbox], transfer.amount, transfer.ttl, transfer.id, forget_at, late_at
+        )
         self.transfer = transfer
-        self.forget_at = forget_at
-        self.late_at = late_at
 
 
 class Settle(RedisOperation):
@@ -150,10 +148,8 @@ class Settle(RedisOperation):
     script: ClassVar[Script] = _script("transfer_settle")
 
     def __init__(self, source: Source, transfer: PendingTransfer, encoded: str, *, gives_back: bool) -> None:
-        super().__init__(source, transfer.amount if gives_back else "", transfer.ttl // MILLISECOND, encoded)
+        super().__init__(source, transfer.amount if gives_back else "", transfer.ttl, encoded)
         self.transfer = transfer
-        self.encoded = encoded
-        self.gives_back = gives_back
 
 
 class Close(RedisOperation):
@@ -163,8 +159,6 @@ class Close(RedisOperation):
 
     def __init__(self, transfer: PendingTransfer, forget_at: int) -> None:
         super().__init__([transfer.inbox], transfer.id, forget_at)
-        self.id = transfer.id
-        self.forget_at = forget_at
 
 
 class FindOverdueTransfers(RedisOperation):
@@ -174,8 +168,6 @@ class FindOverdueTransfers(RedisOperation):
 
     def __init__(self, outbox: str, skipped: int, most: int) -> None:
         super().__init__([outbox], PENDING_TTL, OVERDUE, skipped, most)
-        self.skipped = skipped
-        self.most = most
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from django_quota.core.clock import frozen_now
 from django_quota.core.errors import RuleError
 from django_quota.core.keys import key_of, subject_base
 from django_quota.core.rates import parse_seconds
-from django_quota.engine.once_operation import Once
+from django_quota.engine.subject_operations import Once
 from django_quota.services.registry import get_limiter
 from django_quota.services.subjects import digest
 

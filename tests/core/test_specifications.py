@@ -10,13 +10,18 @@ import redis
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from django_quota.engine.metrics_operation import FIELDS, OTHER, SUBJECTS, AddMetrics, MetricsKeys
 from django_quota.engine.operations import DictStates, Operation, text
 from django_quota.engine.override_operations import CompletePublication, PublishOverrides, RaiseGeneration
-from django_quota.engine.refusal_operation import RecordRefusals
-from django_quota.engine.sweep_operation import Sweep
-from django_quota.engine.usage_operations import DropDay, ReadDays
-from django_quota.engine.worker_operation import RegisterWorker
+from django_quota.engine.subject_operations import DropDay, ReadDays, RecordRefusals
+from django_quota.engine.system_operations import (
+    FIELDS,
+    OTHER,
+    SUBJECTS,
+    AddMetrics,
+    MetricsKeys,
+    RegisterWorker,
+    Sweep,
+)
 from tests.support.inputs import inputs
 from tests.support.specifications import specify
 from tests.support.steps import SECOND, START

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from django_quota.core.clock import SECOND
@@ -35,6 +34,10 @@ class Parameters(NamedTuple):
     c: int = 0
     value: str = ""
     """The digest of the value that a hit brings, if different values are counted."""
+
+    def ever_admits(self, cost: int) -> bool:
+        """Say whether a hit has room when nothing is used. A limit of 0 admits nothing, even at no cost."""
+        return 0 < self.capacity >= cost
 
 
 class Verdict(NamedTuple):
@@ -66,8 +69,9 @@ class Options:
     count_refused: bool = False
 
 
+@dataclass(frozen=True)
 class Algorithm(ABC, Generic[State]):
-    """One algorithm: stateless, shared by all limits that use it."""
+    """One algorithm: stateless, shared by all limits that use it. Two objects of one class are equal."""
 
     name: ClassVar[str]
     code: ClassVar[str]
@@ -78,6 +82,8 @@ class Algorithm(ABC, Generic[State]):
     """The most it admits in any window, in words."""
     timeless: ClassVar[bool] = True
     """Whether the parameters are the same at any time."""
+    knows: ClassVar[int] = 0
+    """How many numbers `known_before` returns."""
 
     def validate(self, rate: Rate, options: Options) -> None:
         """Raise `RuleError` if the algorithm cannot serve this rate with these options."""
@@ -93,9 +99,6 @@ class Algorithm(ABC, Generic[State]):
         """Return what tells this limit's state from the other limits of the rule; the count may change, this stays."""
         return f"{self.code}.{rate.period // 1_000_000}s"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _registered, (self.name,)
-
     def refill(self, rate: Rate, capacity: int) -> int:
         """Return how long it takes for the whole capacity to come back, in microseconds."""
         return rate.period
@@ -103,6 +106,10 @@ class Algorithm(ABC, Generic[State]):
     @abstractmethod
     def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:
         """Return the limit as integers; `now` matters to the calendar alone."""
+
+    def encode(self, p: Parameters) -> tuple[str, ...]:
+        """Return a limit with these parameters as arguments of `lua/decide.lua`."""
+        return self.name, str(p.capacity), str(p.a), str(p.b)
 
     @abstractmethod
     def peek(self, state: State | None, p: Parameters, cost: int, now: int) -> Verdict:
@@ -118,13 +125,26 @@ class Algorithm(ABC, Generic[State]):
     def refund(self, state: State | None, p: Parameters, cost: int, now: int) -> State | None:
         """Give the cost back, never more than is used; None if there is nothing left to keep."""
 
-    def receipt(self, state: State | None, p: Parameters, cost: int, stop: int, now: int) -> Sequence[int]:
-        """Return the receipt of a hold that was just consumed: first `stop`, when nothing of it is used any more."""
+    def known_before(self, state: State | None, p: Parameters, now: int) -> Sequence[int]:
+        """Return what the receipt of a hit must say of the state before it."""
+        return ()
+
+    def receipt(self, p: Parameters, cost: int, stop: int, known: Sequence[int], now: int) -> Sequence[int]:
+        """Return the receipt of a hit: first `stop`, when nothing of it is used any more.
+
+        `known`: what `known_before` has returned.
+        """
         return (stop,)
 
+    @abstractmethod
     def restore(self, state: State | None, p: Parameters, units: int, receipt: Sequence[int], now: int) -> State | None:
-        """Restore those units of a hold that still count, by its receipt; None if there is nothing left to keep."""
-        return self.refund(state, p, units, now) if receipt[0] > now else state
+        """Restore those units of a hit that still count, by its receipt; None if there is nothing left to keep."""
+
+    def compensate(
+        self, state: State | None, p: Parameters, cost: int, receipt: Sequence[int], now: int
+    ) -> State | None:
+        """Take back a hit whose plan was refused, by its receipt; None if there is nothing left to keep."""
+        return self.restore(state, p, cost, receipt, now)
 
     def follow_clock(self, state: State | None, now: int) -> State | None:
         """Return the state after a clock has stepped back; the same state if it has not."""
@@ -135,7 +155,7 @@ class Algorithm(ABC, Generic[State]):
         """Return when the state means nothing any more (microseconds)."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Limit:
     """One rate of one rule: what a store decides for a subject. `Limit.of` makes and checks it."""
 
@@ -144,11 +164,11 @@ class Limit:
     rate: Rate
     algorithm: Algorithm[Any]
     options: Options
-    state_id: str
+    state_id: str = field(compare=False, repr=False)
     """The name of its state among the limits of the rule, such as `"sw.60s"`."""
-    timeless_parameters: Parameters | None
+    timeless_parameters: Parameters | None = field(compare=False, repr=False)
     """Its parameters if they are the same at any time; None for the calendar."""
-    encoded: tuple[str, ...]
+    encoded: tuple[str, ...] = field(compare=False, repr=False)
     """Its name and these parameters as the script takes them; empty for the calendar."""
     unit: ClassVar[str] = "requests"
     """What is counted, as the RateLimit-Policy header has it."""
@@ -165,51 +185,10 @@ class Limit:
             return None
         return -(-self.algorithm.refill(self.rate, self.capacity) // SECOND)
 
-    def __eq__(self, other: object) -> bool:
-        # Written out because most comparisons are of one object with itself: see `_limit`.
-        return self is other or (isinstance(other, Limit) and self.__reduce__() == other.__reduce__())
-
-    def __hash__(self) -> int:
-        return hash((self.rule, self.state_id, self.rate.count))
-
-    def __repr__(self) -> str:
-        return f"<Limit {self.rate} by {self.algorithm.name} of {self.rule!r}>"
-
     @classmethod
     def of(cls, rule: str, rate: Rate, algorithm: Algorithm[Any], options: Options) -> Limit:
-        """Return the limit, the same object for the same arguments. Raises `RuleError` if they do not fit together."""
-        return _limit(rule, rate, algorithm, options)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _limit, (self.rule, self.rate, self.algorithm, self.options)
-
-
-@lru_cache(maxsize=4096)
-def _limit(rule: str, rate: Rate, algorithm: Algorithm[Any], options: Options) -> Limit:
-    # Mostly one object for equal limits: then they compare by identity, which the hot path does many times.
-    algorithm.validate(rate, options)
-    timeless = algorithm.parameters(rate, options, 0) if algorithm.timeless else None
-    encoded = () if timeless is None else encode_limit(algorithm, timeless)
-    return Limit(rule, rate, algorithm, options, algorithm.state_id(rate, options), timeless, encoded)
-
-
-REGISTRY: dict[str, Algorithm[Any]] = {}
-"""Every algorithm that the decision script knows, by its name."""
-
-
-def register(algorithm: Algorithm[State]) -> Algorithm[State]:
-    """Add the one instance of an algorithm to the registry, and return it."""
-    REGISTRY[algorithm.name] = algorithm
-    return algorithm
-
-
-def _registered(name: str) -> Algorithm[Any]:
-    """Return the one instance of an algorithm, when it is unpickled."""
-    return REGISTRY[name]
-
-
-def encode_limit(algorithm: Algorithm[Any], parameters: Parameters) -> tuple[str, ...]:
-    """Return a limit as arguments of `lua/decide.lua`: only the calendar uses `c`."""
-    capacity, a, b, c, _ = parameters
-    encoded = (algorithm.name, str(capacity), str(a), str(b))
-    return encoded if algorithm.timeless else (*encoded, str(c))
+        """Return the limit. Raises `RuleError` if the arguments do not fit together."""
+        algorithm.validate(rate, options)
+        timeless = algorithm.parameters(rate, options, 0) if algorithm.timeless else None
+        encoded = () if timeless is None else algorithm.encode(timeless)
+        return cls(rule, rate, algorithm, options, algorithm.state_id(rate, options), timeless, encoded)
