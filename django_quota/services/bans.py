@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 from django_quota.conf import current, rule_of
-from django_quota.core.clock import frozen_now
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import RateError, RuleError, StoreUnavailable, did_you_mean
 from django_quota.core.flow import Flow, IOCall, run_async, run_sync
@@ -19,7 +18,7 @@ from django_quota.services.api import RuleOrRate, Subject, decision_flow, django
 from django_quota.services.known_rules import known_rules
 from django_quota.services.limiter import Limiter
 from django_quota.services.overrides import status_key
-from django_quota.services.registry import get_limiter
+from django_quota.services.registry import get_limiter, store_call
 from django_quota.services.request_decisions import new_plan
 from django_quota.services.reset import lift_bans_flow
 from django_quota.services.subjects import subject_flow, subject_of
@@ -72,11 +71,10 @@ def _ban_flow(subject: Subject, given: RuleOrRate, seconds: float) -> Flow[Decis
     settings, limiter = current(), get_limiter()
     if not settings.enabled:
         return plan.unlimited()
-    store = limiter.reporting_store
     remembered = rule.ban.durations[-1] if rule.ban else 0
     operation = BanSubject(status_key(settings.prefix, name), field(rule.name), span, remembered)
     try:
-        ends, level = yield IOCall(store.run, store.arun, operation, frozen_now())
+        ends, level = yield store_call(operation)
     finally:
         limiter.refusals.forget([name])
     decision = yield from decision_flow(plan, "peek")
@@ -87,7 +85,7 @@ def _ban_flow(subject: Subject, given: RuleOrRate, seconds: float) -> Flow[Decis
         left = (first.limit, first.remaining) if first else (0, 0)
         event = EventRecord("banned", field(rule.name), escape(name), ends, level, *left)
         try:
-            yield IOCall(store.run, store.arun, AppendEvents(event_log_of(settings.prefix, settings.events), [event]))
+            yield store_call(AppendEvents(event_log_of(settings.prefix, settings.events), [event]))
         except StoreUnavailable as error:
             logger.warning("The event of a ban could not be written: %s", error)
         yield IOCall(send, asend, [(banned, {"rule": rule, "subject": name, "decision": decision})], Limiter)

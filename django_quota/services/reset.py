@@ -11,7 +11,7 @@ from asgiref.sync import sync_to_async
 from django_quota.conf import current
 from django_quota.core import keys
 from django_quota.core.clock import frozen_now
-from django_quota.core.flow import Flow, IOCall, run_sync
+from django_quota.core.flow import Flow, run_sync
 from django_quota.core.rules import Rule
 from django_quota.engine.events import EventLog
 from django_quota.engine.operations import text
@@ -27,7 +27,7 @@ from django_quota.services.inspection import (
 )
 from django_quota.services.known_rules import known_rules
 from django_quota.services.overrides import status_key
-from django_quota.services.registry import get_limiter
+from django_quota.services.registry import get_limiter, store_call
 from django_quota.services.subjects import subject_of
 from django_quota.services.usage import usage
 
@@ -90,12 +90,11 @@ def lift_bans(subject: str, fields: Collection[str] | None = None) -> int:
 def lift_bans_flow(subject: str, fields: Collection[str] | None = None) -> Flow[int]:
     """End the bans of a subject; see `lift_bans`."""
     limiter, key = get_limiter(), status_key(current().prefix, subject)
-    store, now = limiter.reporting_store, frozen_now()
     if fields is None:
-        _, words = yield IOCall(store.run, store.arun, InspectSubject(key, []), now)
+        _, words = yield store_call(InspectSubject(key, []))
         fields = [name.removeprefix("b:") for name in map(text, words[::2]) if name.startswith("b:")]
     try:
-        return int((yield IOCall(store.run, store.arun, LiftBans(key, list(fields), _log()), now)))
+        return int((yield store_call(LiftBans(key, list(fields), _log()))))
     finally:
         limiter.refusals.forget([subject])
 
