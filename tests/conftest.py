@@ -18,10 +18,11 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.backends.sqlite3.base import DatabaseWrapper as SqliteWrapper
 
+from django_quota.core.clock import freeze_for_all, moment_of
 from django_quota.core.flow import Flow
 from django_quota.services.flusher import Flusher, flusher
 from django_quota.services.leases import LeaseRefresher
-from django_quota.testing import RedisServer, running_redis
+from django_quota.testing import QuotaKit, RedisServer, running_redis
 from tests.support import inputs, selection
 from tests.support.clusters import Cluster, running_cluster
 from tests.support.commands import PATIENCE
@@ -37,6 +38,7 @@ from tests.support.databases import (
 from tests.support.outages import clock, mute
 from tests.support.places import places
 from tests.support.sentinels import sentinel_port
+from tests.support.steps import START
 from tests.support.stores import (
     PATIENT,
     caches,
@@ -135,9 +137,13 @@ def a_connection_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def no_tables_where_there_is_no_database(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that look for what waits in the database do without it, as on a site that has none."""
+    """Commands that look for what waits in the database do without it, as on a site that has none.
+
+    The end of a response leaves the connections alone that earlier tests of this process have opened.
+    """
     if "database" not in request.fixturenames and request.node.get_closest_marker("django_db") is None:
         monkeypatch.setattr("django_quota.management.pending_overrides.has_tables", lambda _: False)
+        monkeypatch.setattr(BaseDatabaseWrapper, "close_if_unusable_or_obsolete", lambda _: None)
 
 
 @pytest.fixture(autouse=True)
@@ -251,6 +257,15 @@ def either_store(request: pytest.FixtureRequest, started: Callable[[Path], Redis
     with redis.Redis.from_url(server.url) as client:
         client.flushall()
     settings.CACHES = caches(server)
+
+
+@pytest.fixture
+def the_clock_stands() -> Iterator[QuotaKit]:
+    """Have all threads and tasks see one time, which the test moves."""
+    kit = QuotaKit()
+    kit.now = moment_of(START)
+    yield kit
+    freeze_for_all(None)
 
 
 @pytest.fixture

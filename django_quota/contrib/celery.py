@@ -38,15 +38,13 @@ from django_quota.adapters import (
     rule_named,
     take_place,
 )
+from django_quota.contrib.tasks import MAX_COUNT, asked_by, check_rule, queue_of
 
 __all__ = ["QuotaTask", "TaskRefused", "TaskWouldExpire"]
 
 logger = logging.getLogger("django_quota")
 
 SECOND = 1_000_000
-
-MAX_COUNT = 10**12
-"""The highest count and `burst` of a rule."""
 
 SLICES = 100
 """The slices of a sliding window, unless the rule has `precision`."""
@@ -63,9 +61,6 @@ LONGEST_SPACED = 3600 * SECOND
 
 QUOTA_PACE = 10
 """What waits for a used-up quota comes back at this multiple of its rate. A calendar quota is free again at once."""
-
-ROOM = 30 * 86_400 * SECOND
-"""How long the queue of a limit may get. After that, tasks come back later to ask for a place."""
 
 MAX_DOUBLINGS = 6
 """While Redis does not answer and its rule says "deny", a task asks again after 1, 2, 4 and at most 64 seconds."""
@@ -99,8 +94,7 @@ class TaskLimits(NamedTuple):
     @classmethod
     def of(cls, rule: Rule) -> TaskLimits:
         """Return the limits that follow from a rule. Raises `RuleError` if a rule needs a request."""
-        if rule.dynamic or rule.distinct is not None:
-            raise RuleError(f"Rule {rule.name!r} needs a request, so no task can use it.", "Use a rule with a rate.")
+        check_rule(rule)
         start = replace(rule, count_refused=False, ban=None, match=None, exclude=None)
         rates = cast("tuple[Rate, ...]", rule.rates)
         if not rates or rule.shadow or not rule.block:
@@ -129,17 +123,7 @@ def _queue(rule: Rule, name: str, rates: Sequence[Rate], pace: int = 1, room: in
         else rate
         for rate in rates
     ]
-    return replace(
-        rule,
-        name=name,
-        rates=tuple(paces),
-        algorithm="leaky_bucket",
-        burst=room or max(1, min(MAX_COUNT, *(ROOM * each.count // each.period for each in paces))),
-        precision=None,
-        tz=None,
-        warn_at=None,
-        daily=False,
-    )
+    return queue_of(replace(rule, name=name, daily=False), paces, room)
 
 
 class Place(NamedTuple):
@@ -244,9 +228,7 @@ class QuotaTask(Task):
 
     def _asks(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, int | None]:
         """Return whom a run of the task counts for, and its cost."""
-        key, cost = type(self).key, type(self).cost
-        subject = key(self, args, kwargs) if callable(key) else key
-        return subject, (cost(self, args, kwargs) if callable(cost) else cost)
+        return asked_by(self, type(self).key, type(self).cost, args, kwargs)
 
     def _wait_for_turn(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Return if the task may start; else publish it again and raise `Ignore`, which ends this run."""

@@ -8,10 +8,10 @@ bucket says how long the task must wait, and `run_after` carries that to the bac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from django_quota import ConfigurationError, Decision, Rule, RuleError, acheck, check
 from django_quota.adapters import Rate, moment_of, now, rule_of
@@ -19,10 +19,10 @@ from django_quota.adapters import Rate, moment_of, now, rule_of
 __all__ = ["TaskQuota"]
 
 ROOM = 30 * 86_400 * 1_000_000
-"""How far ahead tasks are enqueued, unless `burst` of a `leaky_bucket` rule says how many may wait."""
+"""How far ahead tasks get a place, unless `burst` of a `leaky_bucket` rule says how many may wait."""
 
-MAX_BURST = 10**12
-"""The highest `burst` of a rule."""
+MAX_COUNT = 10**12
+"""The highest count and `burst` of a rule."""
 
 
 class TaskQuota:
@@ -58,20 +58,37 @@ class TaskQuota:
                 f"The backend {task.backend!r} of task {task.name!r} cannot defer tasks (supports_defer is False).",
                 "Use a backend in TASKS that can.",
             )
-        subject = self.key(task, args, kwargs) if callable(self.key) else self.key
-        cost = self.cost(task, args, kwargs) if callable(self.cost) else self.cost
-        return _bucket(rule_of(self.rule)), subject, cost
+        return _bucket(rule_of(self.rule)), *asked_by(task, self.key, self.cost, args, kwargs)
+
+
+def asked_by(task: Any, key: Any, cost: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, int | None]:
+    """Return whom a run of a task counts for, and its cost; `key` and `cost` may be functions."""
+    return (
+        key(task, args, kwargs) if callable(key) else key,
+        cost(task, args, kwargs) if callable(cost) else cost,
+    )
 
 
 def _bucket(rule: Rule) -> Rule:
+    check_rule(rule)
+    room = rule.burst if rule.algorithm == "leaky_bucket" else None
+    return queue_of(rule, cast("tuple[Rate, ...]", rule.rates), room)
+
+
+def check_rule(rule: Rule) -> None:
+    """Raise `RuleError` if a rule needs a request."""
     if rule.dynamic or rule.distinct is not None:
         raise RuleError(f"Rule {rule.name!r} needs a request, so no task can use it.", "Use a rule with a rate.")
-    rooms = [ROOM * rate.count // rate.period for rate in rule.rates if isinstance(rate, Rate)]
-    room = rule.burst if rule.algorithm == "leaky_bucket" else None
+
+
+def queue_of(rule: Rule, rates: Sequence[Rate], room: int | None = None) -> Rule:
+    """Return a leaky bucket that spaces tasks by these rates. `room`: how many may wait, for 30 days by default."""
+    rooms = (ROOM * rate.count // rate.period for rate in rates)
     return replace(
         rule,
+        rates=tuple(rates),
         algorithm="leaky_bucket",
-        burst=room or max(1, min(MAX_BURST, *rooms)),
+        burst=room or max(1, min((MAX_COUNT, *rooms))),
         precision=None,
         tz=None,
         count_refused=False,

@@ -101,6 +101,11 @@ def part_base(prefix: str, part: str) -> str:
     return f"{prefix}:{VERSION}:{{{part}"
 
 
+def subject_part(key: str) -> str:
+    """Return the subject of a key, escaped as it is there."""
+    return key.partition("{")[2].partition("}")[0]
+
+
 def state_key(base: str, limit: Limit) -> str:
     """Return the key of the state of a limit; `base` is the `subject_base` of its subject."""
     return f"{base}}}:r:{field(limit.rule)}:{limit.state_id}"

@@ -417,8 +417,10 @@ class Rule:
             return replace(self, rates=parsed, tier=None)
 
     def is_compatible_with(self, other: Rule) -> bool:
-        """Say whether two rules of one name differ in nothing but their rates, key and algorithm."""
-        return all(getattr(self, name) == getattr(other, name) for name in _SHARED)
+        """Say whether two rules of one name differ in rates, key and algorithm alone, and share no count."""
+        shared = [(own, limit) for own in self.limits for limit in other.limits if own.state_id == limit.state_id]
+        is_same = all(getattr(self, name) == getattr(other, name) for name in _SHARED)
+        return is_same and all(own == limit for own, limit in shared)
 
     def renamed(self, name: str) -> Rule:
         """Return the rule under another name."""

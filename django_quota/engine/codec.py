@@ -9,7 +9,7 @@ import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from django_quota.core.algorithms import NEVER, Limit, Verdict
 from django_quota.core.clock import SECOND
@@ -46,85 +46,78 @@ class HoldId(NamedTuple):
     token: str
 
 
-@dataclass(frozen=True, slots=True)
-class Settle:
-    """Replace what holds consumed by what was really used (units), whatever the limit. Then peek."""
+class HoldChange(NamedTuple):
+    """What becomes of the hold of a hit."""
 
-    holds: Sequence[HoldId | None]
-    """The hold of each hit; None: it has none."""
-    actual: Sequence[int]
-    """What was used, for each hit."""
+    hold: HoldId
+    amount: int
+    """What was really used (units), or for how long it lasts from now on (microseconds)."""
 
     def encode(self) -> str:
-        """Return the mode as `lua/decide.lua` takes it."""
-        words = [
-            f"{actual}:{hold.due}:{hold.token}" if hold else "-"
-            for hold, actual in zip(self.holds, self.actual, strict=True)
-        ]
-        return f"settle {' '.join(words)}"
-
-    def only(self, hits: Sequence[int]) -> Settle:
-        """Return the mode for some of the hits, by their places."""
-        return Settle([self.holds[hit] for hit in hits], [self.actual[hit] for hit in hits])
-
-
-@dataclass(frozen=True, slots=True)
-class Renew:
-    """Let holds that are not due yet last for at least `ttl` microseconds from now on. Then peek."""
-
-    holds: Sequence[HoldId | None]
-    """The hold of each hit; None: it has none."""
-    ttl: int
-
-    def encode(self) -> str:
-        """Return the mode as `lua/decide.lua` takes it."""
-        words = [f"{hold.due}:{hold.token}" if hold else "-" for hold in self.holds]
-        return f"renew {self.ttl} {' '.join(words)}"
-
-    def only(self, hits: Sequence[int]) -> Renew:
-        """Return the mode for some of the hits, by their places."""
-        return Renew([self.holds[hit] for hit in hits], self.ttl)
-
-
-class Receipt(NamedTuple):
-    """What a hit consumed of one limit, so that it can be compensated."""
-
-    stop: int
-    """When nothing of the hit is in use any more (microseconds). For different values: the expiry of the value."""
-    before: int | None = None
-    """The value's earlier expiry (0: it was not known). For a bucket: how much had been restored before."""
-    refunded: int | None = None
-    """For a bucket: how much had been refunded before."""
-    alone: int | None = None
-    """For a bucket: when the hit would have flowed back if nothing had been ahead of it."""
+        """Return it as `lua/holds.lua` takes it."""
+        return f"{self.amount}:{self.hold.due}:{self.hold.token}"
 
 
 class ConsumedHit(NamedTuple):
     """What a hit consumed: a receipt for each limit, whether it emitted a "near" event, and its hold."""
 
-    receipts: Sequence[Receipt]
+    receipts: Sequence[Sequence[int]]
     near: bool
     hold: HoldId | None = None
 
+    def encode(self) -> str:
+        """Return it as `lua/compensate.lua` takes it."""
+        receipts = ",".join([":".join(map(str, receipt)) for receipt in self.receipts])
+        held = f";{self.hold.due}:{self.hold.token}" if self.hold else ""
+        return f"{'n' if self.near else '-'}{receipts}{held}"
+
 
 @dataclass(frozen=True, slots=True)
-class Compensate:
-    """Take back what hits consumed, since a later part of their plan was refused. Then peek."""
+class ModeOfHits:
+    """A mode that says something else of each hit. Then it peeks."""
 
-    consumed: Sequence[ConsumedHit]
+    name: ClassVar[str]
+    of_hits: Sequence[HoldChange | ConsumedHit | None]
+    """What it says of each hit; None: nothing."""
 
     def encode(self) -> str:
         """Return the mode as `lua/decide.lua` takes it."""
-        words = ["compensate"]
-        for receipts, near, hold in self.consumed:
-            encoded = [":".join([str(number) for number in receipt if number is not None]) for receipt in receipts]
-            held = f";{hold.due}:{hold.token}" if hold else ""
-            words.append(f"{'n' if near else '-'}{','.join(encoded)}{held}")
-        return " ".join(words)
+        return " ".join([self.name, *("-" if of_hit is None else of_hit.encode() for of_hit in self.of_hits)])
 
-    def only(self, hits: Sequence[int]) -> Compensate:
+    def only(self, hits: Sequence[int]) -> Self:
         """Return the mode for some of the hits, by their places."""
-        return Compensate([self.consumed[hit] for hit in hits])
+        return type(self)([self.of_hits[hit] for hit in hits])
+
+
+class HoldMode(ModeOfHits):
+    """A mode that changes holds."""
+
+    of_hits: Sequence[HoldChange | None]
+
+    @classmethod
+    def of(cls, holds: Sequence[HoldId | None], amounts: Sequence[int]) -> Self:
+        """Return the mode for the hold of each hit (None: it has none), with an amount each."""
+        pairs = zip(holds, amounts, strict=True)
+        return cls([None if hold is None else HoldChange(hold, amount) for hold, amount in pairs])
+
+
+class Settle(HoldMode):
+    """Replace what holds consumed by what was really used, whatever the limit."""
+
+    name = "settle"
+
+
+class Renew(HoldMode):
+    """Let holds that are not due yet last longer."""
+
+    name = "renew"
+
+
+class Compensate(ModeOfHits):
+    """Take back what hits consumed, since a later part of their plan was refused."""
+
+    name = "compensate"
+    of_hits: Sequence[ConsumedHit | None]
 
 
 PlainMode = Literal["check", "peek", "refund", "tentative", "record_refusal", "record_day"]
@@ -171,6 +164,10 @@ class Flag(IntEnum):
     """The hold was due at the value, before it was settled."""
     HELD = 10
     """What the hit consumed is noted as a hold, or the hold was renewed. It is due at the value."""
+    OVERRIDDEN = 11
+    """RETRY_WITH: another rate override is in force. The value: as it was published, empty for none."""
+    HOLDS_DUE = 12
+    """RETRY_WITH: holds are due. The value: the limits whose keys are missing."""
 
 
 class Flagged(NamedTuple):
@@ -179,20 +176,8 @@ class Flagged(NamedTuple):
     hit: int
     """The place of the hit in the plan."""
     flag: int
-    value: int
-
-
-OVERRIDDEN, HOLDS_DUE = 1, 2
-"""Why a plan must be sent again: another rate override is in force, or holds are due whose keys are missing."""
-
-
-class RetryReason(NamedTuple):
-    """Why a hit must be sent in another form."""
-
-    hit: int
-    reason: int
-    value: str
-    """The override as it was published (empty: none); or the names of the limits whose keys are missing."""
+    value: Any
+    """A number; a text where the plan must be sent again."""
 
 
 @dataclass(slots=True)
@@ -205,7 +190,6 @@ class Reply:
     hits: list[list[Verdict]] = field(default_factory=list)
     """For each hit a verdict for each limit."""
     flags: list[Flagged] = field(default_factory=list)
-    retries: list[RetryReason] = field(default_factory=list)
 
     @classmethod
     def decode(cls, reply: Sequence[Any], hits: Sequence[Hit]) -> Reply:
@@ -223,33 +207,21 @@ class Reply:
         if not isinstance(reply, list):
             raise TypeError("it is no list")
         now, verdict = reply[0], reply[1]
-        if verdict == RETRY_WITH:
-            rest = range(HEADER, len(reply), 3)
-            reasons = [RetryReason(reply[i], reply[i + 1], text(reply[i + 2])) for i in rest]
-            if not all(0 <= reason.hit < len(hits) and isinstance(reason.value, str) for reason in reasons):
-                raise ValueError("it asks for another form of nothing that was sent")
-            return cls(now, verdict, [], [], reasons)
         found, at = [], HEADER
-        for hit in hits:
+        for hit in hits if verdict != RETRY_WITH else ():
             of_hit = []
             for _ in hit.limits:
                 allowed, remaining, retry_after, reset, more = reply[at : at + PER_LIMIT]
                 of_hit.append(Verdict(allowed == 1, remaining, retry_after, reset, more))
                 at += PER_LIMIT
             found.append(of_hit)
-        if at == len(reply):
-            return cls(now, verdict, found)
-        flags = [Flagged(*reply[i : i + 3]) for i in range(at, len(reply), 3)]
-        if not all(0 <= flagged.hit < len(hits) for flagged in flags):
-            raise ValueError("it has a flag of a hit that was not sent")
+        flags = [Flagged(reply[i], reply[i + 1], text(reply[i + 2])) for i in range(at, len(reply), 3)]
         return cls(now, verdict, found, flags)
 
     def encode(self) -> list[Any]:
         """Return the reply as `Decide.read_reply` returns that of the script."""
-        if self.verdict == RETRY_WITH:
-            return [self.now, RETRY_WITH, *(word for reason in self.retries for word in reason)]
         limits = [int(number) for verdicts in self.hits for verdict in verdicts for number in verdict]
-        return [self.now, self.verdict, *limits, *(number for flagged in self.flags for number in flagged)]
+        return [self.now, self.verdict, *limits, *(word for flagged in self.flags for word in flagged)]
 
     def flags_of(self, index: int) -> dict[int, int]:
         """Return the flags of a hit with their values."""
@@ -300,7 +272,7 @@ class AllowedReply(NamedTuple):
         at = HEADER
         for hit in self.hits:
             for limit in hit.limits:
-                verdict = self.numbers[at + 1 : at + PER_LIMIT]
+                verdict = self.numbers[at + 1 : at + PER_LIMIT]  # faster than to decode the reply
                 outcomes.append(_outcome(hit, limit.limit, "override" if hit.override else "", True, *verdict))
                 at += PER_LIMIT
         return tuple(outcomes)

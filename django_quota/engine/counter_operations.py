@@ -20,12 +20,9 @@ DONE, REFUSED, WRONG_DAY, NO_COUNTER, OVERFLOW = 1, 0, -1, -2, -3
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 """The bounds of a total."""
 
-MILLISECOND = 1_000
-"""Microseconds in a millisecond."""
-
 
 def _script(name: str) -> Script:
-    return script("counter_common", name)
+    return script("clock", "counter_common", name)
 
 
 class FaultError(Exception):
@@ -70,7 +67,7 @@ def added(value: int, amount: int, number: int) -> int:
 class Get(CounterOperation):
     """Read a total; the reply is DONE and the total."""
 
-    script: ClassVar[Script] = _script("counter_get")
+    script: ClassVar[Script] = script("counter_common", "counter_get")
 
     def __init__(self, key: str) -> None:
         super().__init__([key])
@@ -83,7 +80,7 @@ class Get(CounterOperation):
 class Pop(Get):
     """Read a total and set it to zero; the reply is that of `Get`."""
 
-    script: ClassVar[Script] = _script("counter_pop")
+    script: ClassVar[Script] = script("counter_common", "counter_pop")
 
     def apply(self, states: States, now: int) -> list[Any]:
         """Read it, and drop it."""
@@ -93,10 +90,10 @@ class Pop(Get):
 
 
 class _Changing(CounterOperation):
-    """An operation by an amount; what it writes lives for `ttl` from then on (microseconds, whole milliseconds)."""
+    """An operation by an amount, or of a value; what it writes lives for `ttl` from then on (microseconds)."""
 
-    def __init__(self, keys: Sequence[str], amount: int, ttl: int, *more: str | int) -> None:
-        super().__init__(keys, amount, ttl // MILLISECOND, *more)
+    def __init__(self, keys: Sequence[str], amount: Any, ttl: int, *more: str | int) -> None:
+        super().__init__(keys, amount, ttl, *more)
         self.amount = amount
         self.ttl = ttl
 
@@ -208,7 +205,7 @@ class Days(CounterOperation):
     `ranges`: the first and the last day of each key.
     """
 
-    script: ClassVar[Script] = _script("counter_days")
+    script: ClassVar[Script] = script("counter_common", "counter_days")
 
     def __init__(self, keys: Sequence[str], ranges: Sequence[tuple[int, int]]) -> None:
         super().__init__(keys, *(f"{first} {last}" for first, last in ranges))
@@ -223,7 +220,7 @@ class Days(CounterOperation):
         return reply
 
 
-class Unique(_DayOperation):
+class Unique(_Changing, _DayOperation):
     """Count a value among the different ones, in all and of a day; the reply is DONE and 1 if it was new in all.
 
     This is exact. Redis uses a HyperLogLog, which may take a new value for a known one.
@@ -232,28 +229,22 @@ class Unique(_DayOperation):
     script: ClassVar[Script] = _script("counter_unique")
 
     def __init__(self, keys: Sequence[str], value: str, ttl: int, begins: int, ends: int) -> None:
-        super().__init__(keys, value, ttl // MILLISECOND, begins, ends)
-        self.value = value
-        self.ttl = ttl
+        super().__init__(keys, value, ttl, begins, ends)
         self.begins = begins
         self.ends = ends
-
-    def has_written(self, reply: Any) -> bool:
-        """Say whether it was counted; a known value counts as written too."""
-        return bool(reply[0] == DONE)
 
     def apply(self, states: States, now: int) -> list[Any]:
         """Count it in both."""
         known: list[frozenset[str]] = [self.read(states, now, number, frozenset()) for number in (1, 2)]
         for key, values in zip(self.keys, known, strict=True):
-            states.put(key, values if self.value in values else values | {self.value}, now + self.ttl)
-        return [DONE, int(self.value not in known[0])]
+            states.put(key, values if self.amount in values else values | {self.amount}, now + self.ttl)
+        return [DONE, int(self.amount not in known[0])]
 
 
 class UniqueCount(Get):
     """Count the different values under a key; the reply is DONE and how many."""
 
-    script: ClassVar[Script] = _script("counter_unique_count")
+    script: ClassVar[Script] = script("counter_common", "counter_unique_count")
 
     def apply(self, states: States, now: int) -> list[Any]:
         """Count them."""

@@ -14,26 +14,32 @@ from typing import Any, ClassVar
 from django_quota.core.algorithms import REGISTRY, Verdict, is_outside
 from django_quota.engine.codec import (
     ALLOWED,
-    HOLDS_DUE,
     REFUSED,
     RETRY_WITH,
     Compensate,
     Flag,
     Flagged,
+    HoldMode,
     Mode,
-    Renew,
     Reply,
-    RetryReason,
     Settle,
     consumes,
     encode_mode,
 )
-from django_quota.engine.compensate import compensate, flags_before
+from django_quota.engine.compensate import compensate
 from django_quota.engine.events import NO_LOG, REMOTE_LOG, EventLog, count_day, emit
 from django_quota.engine.hits import CompiledLimit, Hit, HitContext
-from django_quota.engine.holds import hold, missing_limits, renew, replace, restore_due, settle, states_without_due
-from django_quota.engine.operations import Operation, Script, States, lua_source
-from django_quota.engine.resp import bulk
+from django_quota.engine.holds import (
+    hold,
+    missing_limits,
+    receipts_of,
+    renew,
+    replace,
+    restore_due,
+    settle,
+    states_without_due,
+)
+from django_quota.engine.operations import Operation, Script, States, bulk, lua_source
 from django_quota.engine.subject_status import load_status, shut_out
 
 MODULES: dict[str, tuple[str, ...]] = {
@@ -124,16 +130,16 @@ class Decide(Operation):
                 count_day(states, HitContext(hit, index), now, passed=True)
             return Reply(now, ALLOWED).encode()
         contexts = [HitContext(hit, index) for index, hit in enumerate(self.hits)]
-        retries = self._prepare(states, contexts, now)
+        flags: list[Flagged] = []
+        retries = self._prepare(states, contexts, flags, now)
         if retries is not None:
-            return Reply(now, RETRY_WITH, retries=retries).encode()
+            return Reply(now, RETRY_WITH, flags=retries).encode()
         for context in contexts:
             context.verdicts = [_peek(states, context, number, now) for number in range(len(context.hit.limits))]
             context.is_refused = any(not verdict.allowed for verdict in context.verdicts)
         refused = {context.hit.group for context in contexts if context.is_refused}
         if self.mode == "record_refusal":
             refused.add(0)
-        flags = [flagged for context in contexts for flagged in context.hold_flags]
         flags += [Flagged(context.index, context.status, context.stop) for context in contexts if context.status]
         if consumes(self.mode):
             for context in contexts:
@@ -142,23 +148,31 @@ class Decide(Operation):
         verdict = REFUSED if 0 in refused else ALLOWED
         return Reply(now, verdict, [context.verdicts for context in contexts], flags).encode()
 
-    def _prepare(self, states: States, contexts: Sequence[HitContext], now: int) -> list[RetryReason] | None:
+    def _prepare(
+        self, states: States, contexts: Sequence[HitContext], flags: list[Flagged], now: int
+    ) -> list[Flagged] | None:
         """Do what comes before the limits are read; return why the plan must be sent again, if it must."""
         mode = self.mode
         if isinstance(mode, Compensate):
-            compensate(states, self.hits, mode, now)
+            for hit, consumed in zip(self.hits, mode.of_hits, strict=True):
+                if consumed is not None:
+                    compensate(states, hit, consumed, now)
             return None
         if any(_is_outside(context.hit, now) for context in contexts):
             return []
-        if isinstance(mode, (Settle, Renew)):
-            for context in contexts:
-                _change_hold(states, context, mode, now)
+        if isinstance(mode, HoldMode):
+            act, flag = (settle, Flag.SETTLED_LATE) if isinstance(mode, Settle) else (renew, Flag.HELD)
+            for context, change in zip(contexts, mode.of_hits, strict=True):
+                due = 0 if change is None else act(states, context.hit, change, now)
+                if due:
+                    flags.append(Flagged(context.index, flag, due))
+                context.states = states_without_due(states, context.hit, now)
             return None
         retries = [reason for context in contexts for reason in load_status(states, context, now)]
         for context in contexts:
             missing = missing_limits(states, context.hit, now) if context.hit.holds and mode != "peek" else ""
             if missing:
-                retries.append(RetryReason(context.index, HOLDS_DUE, missing))
+                retries.append(Flagged(context.index, Flag.HOLDS_DUE, missing))
         return retries or _restore(states, contexts, mode, now) or None
 
     def _leave_traces(self, states: States, context: HitContext, refused: set[int], now: int) -> list[Flagged]:
@@ -166,7 +180,11 @@ class Decide(Operation):
         hit, mode = context.hit, self.mode
         passed = not refused & {0, hit.group}
         consumed = passed and not context.status
-        before = flags_before(states, context, now) if mode == "tentative" and consumed else []
+        known = [
+            number
+            for limit in hit.limits
+            for number in limit.algorithm.known_before(states.get(limit.key), limit.parameters, now)
+        ]
         if not context.status:
             context.verdicts = [
                 _consume(states, hit, limit, verdict, refused, now)
@@ -174,14 +192,16 @@ class Decide(Operation):
             ]
         held = []
         if hit.reservation and consumed:
-            due = hold(states, hit, [now + verdict.reset for verdict in context.verdicts], now)
+            due = hold(states, hit, receipts_of(hit, context.verdicts, known, now), now)
             held.append(Flagged(context.index, Flag.HELD, due))
         if mode != "tentative" or context.is_refused:
             count_day(states, context, now, passed=passed)
         flags = emit(states, context, now, passed=passed, emits=self.log is not NO_LOG)
         if self.log is REMOTE_LOG and any(flagged.flag == Flag.BAN_BEGAN for flagged in flags):
             flags.append(Flagged(context.index, Flag.BAN_LEVEL, context.level))
-        return held + flags + before
+        if mode == "tentative" and consumed:
+            flags += [Flagged(context.index, Flag.KNOWN_BEFORE, number) for number in known]
+        return held + flags
 
 
 _NUMBER = 8
@@ -200,28 +220,14 @@ def _is_outside(hit: Hit, now: int) -> bool:
     return any(is_outside(limit.parameters, now) for limit in hit.limits if not limit.algorithm.timeless)
 
 
-def _change_hold(states: States, context: HitContext, mode: Settle | Renew, now: int) -> None:
-    """Settle or renew the hold of a hit."""
-    hit, hold_id = context.hit, mode.holds[context.index]
-    if hold_id is not None and isinstance(mode, Settle):
-        late = settle(states, hit, hold_id, mode.actual[context.index], now)
-        if late:
-            context.hold_flags.append(Flagged(context.index, Flag.SETTLED_LATE, late))
-    elif hold_id is not None and isinstance(mode, Renew):
-        due = renew(states, hit, hold_id, mode, now)
-        if due is not None:
-            context.hold_flags.append(Flagged(context.index, Flag.HELD, due))
-    context.states = states_without_due(states, hit, now)
-
-
-def _restore(states: States, contexts: Sequence[HitContext], mode: Mode, now: int) -> list[RetryReason]:
+def _restore(states: States, contexts: Sequence[HitContext], mode: Mode, now: int) -> list[Flagged]:
     """Restore abandoned holds and, for a refund, the costs; return why the plan must be sent again, if it must."""
     retries = []
     for context in contexts:
         if context.hit.holds and mode == "peek":
             context.states = states_without_due(states, context.hit, now)
         elif context.hit.holds and restore_due(states, context.hit, now, context.due):
-            retries.append(RetryReason(context.index, HOLDS_DUE, ""))
+            retries.append(Flagged(context.index, Flag.HOLDS_DUE, ""))
     if retries or mode != "refund":
         return retries
     for context in contexts:

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from django_quota.core.algorithms import Algorithm, Limit, Parameters, Verdict, encode_limit
+from django_quota.core.algorithms import Algorithm, Limit, Parameters, Verdict
 from django_quota.core.keys import field as field_of
-from django_quota.core.keys import state_key
 from django_quota.core.rules import Rule
-from django_quota.engine.resp import bulk
+from django_quota.engine.operations import bulk
 
 
 class CompiledLimit(NamedTuple):
@@ -20,20 +19,11 @@ class CompiledLimit(NamedTuple):
     """The key of its state."""
     limit: Limit
     parameters: Parameters
-    encoded: tuple[str, ...]
-    """The limit as arguments of `lua/decide.lua`."""
 
     @classmethod
-    def of(cls, key: str, limit: Limit, now: int, value: str = "") -> CompiledLimit:
-        """Compile a limit.
-
-        `now` (microseconds) is used by calendar limits only, `value` (a digest) by limits that count different values.
-        """
-        timeless = limit.timeless_parameters
-        if timeless is not None:
-            return cls(key, limit, timeless._replace(value=value) if value else timeless, limit.encoded)
-        parameters = limit.algorithm.parameters(limit.rate, limit.options, now)
-        return cls(key, limit, parameters, encode_limit(limit.algorithm, parameters))
+    def of(cls, key: str, limit: Limit, now: int) -> CompiledLimit:
+        """Compile a limit; `now` (microseconds) is used by calendar limits only."""
+        return cls(key, limit, limit.timeless_parameters or limit.algorithm.parameters(limit.rate, limit.options, now))
 
     @property
     def algorithm(self) -> Algorithm[Any]:
@@ -58,61 +48,49 @@ class CompiledRule(NamedTuple):
 
     field: str
     """The rule's name as fields of hashes have it."""
+    limits: tuple[CompiledLimit, ...]
+    """Its limits. Their keys lack the beginning, `Hit.base`, and a calendar needs its edges; see `at`."""
+    timeless: bool
+    """Whether all limits are the same at any time."""
     before_cost: str
-    """The argument before the cost, as Redis takes it."""
+    """The argument of a hit before the cost, as Redis takes it."""
     after_cost: str
-    """Those after it, except for the options that depend on the hit. Of use only if the rule is timeless."""
+    """Those after it, up to those that not all hits of the rule share."""
     for_one_unit: str
     """All arguments of a hit that costs 1 and has no such options."""
     number_of_arguments: int
     """How many arguments that are."""
-    timeless_limits: tuple[tuple[str, Limit, Parameters], ...]
-    """For each limit that is the same at any time: what its key has behind the `subject_base`, and its parameters."""
-    timeless: bool
-    """Whether all limits are the same at any time."""
-    decides_alone: bool
-    """Whether its refusals do not refuse the plan: a shadow, or a rule that does not block."""
 
     @classmethod
     def of(cls, rule: Rule) -> CompiledRule:
         """Return the compiled rule."""
-        made: CompiledRule | None = rule.compiled
-        if made is None:
-            made = cls._compile(rule)
-            object.__setattr__(rule, "compiled", made)
-        return made
+        if rule.compiled is None:
+            object.__setattr__(rule, "compiled", cls._compile(rule))
+        return rule.compiled  # type: ignore[no-any-return]
 
     @classmethod
     def _compile(cls, rule: Rule) -> CompiledRule:
         field = field_of(rule.name)
-        after = _after_cost(rule, [(limit, limit.encoded) for limit in rule.limits])
-        timeless = tuple(
-            (state_key("", limit), limit, limit.timeless_parameters)
-            for limit in rule.limits
-            if limit.timeless_parameters is not None
-        )
+        limits = tuple(CompiledLimit.of(f"r:{field}:{limit.state_id}", limit, 0) for limit in rule.limits)
+        arguments = _arguments(field, 1, rule, limits)
         return cls(
             field=field,
+            limits=limits,
+            timeless=all(limit.timeless_parameters is not None for limit in rule.limits),
             before_cost=bulk((field,)),
-            after_cost=bulk(after),
-            for_one_unit=bulk((field, 1, *after, "")),
-            number_of_arguments=3 + len(after),
-            timeless_limits=timeless,
-            timeless=len(timeless) == len(rule.limits),
-            decides_alone=rule.shadow or not rule.block,
+            after_cost=bulk(arguments[2:]),
+            for_one_unit=bulk((*arguments, "")),
+            number_of_arguments=len(arguments) + 1,
         )
 
 
-def _after_cost(rule: Rule, limits: Sequence[tuple[Limit, Sequence[str]]]) -> list[str | int]:
-    """Return the arguments of a hit behind its cost, up to the options that not all hits of the rule share.
-
-    `limits`: each with its own arguments.
-    """
-    arguments: list[str | int] = [rule.warn_share, len(limits)]
-    for _, encoded in limits:
-        arguments += encoded
-    for number, (limit, _) in enumerate(limits, 1):
-        if limit.options.count_refused:  # rules of one name may differ in it
+def _arguments(field: str, cost: int, rule: Rule, limits: Sequence[CompiledLimit]) -> list[str | int]:
+    """Return the arguments of a hit, up to the options that not all hits of the rule share."""
+    arguments: list[str | int] = [field, cost, rule.warn_share, len(limits)]
+    for limit in limits:
+        arguments += limit.limit.encoded or limit.algorithm.encode(limit.parameters)
+    for number, limit in enumerate(limits, 1):
+        if limit.limit.options.count_refused:  # rules of one name may differ in it
             arguments += ("counted", str(number))
     return [*arguments, *rule.encoded]
 
@@ -120,14 +98,10 @@ def _after_cost(rule: Rule, limits: Sequence[tuple[Limit, Sequence[str]]]) -> li
 class Hit:
     """One rule for one subject: its limits are decided together, under the overrides and bans of the subject."""
 
-    compiled: CompiledRule | None = None
-    """The compiled rule, if the hit has the limits of its rule and no others."""
     group = 0
     """0: a refusal refuses the plan. n: the hit belongs to the n-th rule that decides for itself alone."""
     override = ""
     """The rate override that the limits belong to, as it was published; empty for the rule's own limits."""
-    has_override_limits = False
-    """Whether the limits are those of the override: one that does not fit the rule is ignored."""
     refusals_key = ""
     """The key of the refusals that lead to a ban; empty if the rule has no ban."""
     day: DayKey | None = None
@@ -138,22 +112,31 @@ class Hit:
     extra_keys: Sequence[str] = ()
     """The keys of other limits of the rule that due holds have consumed."""
 
-    def __init__(
-        self, rule: Rule, field: str, status_key: str, subject: str, cost: int, limits: Sequence[CompiledLimit] = ()
-    ) -> None:
+    def __init__(self, rule: Rule, base: str, subject: str, cost: int, value: str = "") -> None:
         self.rule = rule
-        self.field = field
+        self.rules = [rule]
+        """All rules of that name; they have their own limits, and all else in common."""
+        compiled = CompiledRule.of(rule)
+        self.compiled = compiled if compiled.timeless else None
+        """The compiled rule, if the hit has its limits and no others, and they are the same at any time."""
+        self.limits: Sequence[CompiledLimit] = [
+            CompiledLimit(base + key, limit, parameters) for key, limit, parameters in compiled.limits
+        ]
+        self.field = compiled.field
         """The rule's name as fields of hashes have it."""
-        self.status_key = status_key
+        self.base = base
+        """What all its keys begin with."""
+        self.status_key = base + "s"
         """The key of the subject's status: overrides, bans, events."""
         self.subject = subject
         self.cost = cost
-        self.limits = limits
+        self.value = value
+        """The digest that the hit brings, if its limits count different values."""
 
     @property
-    def value(self) -> str:
-        """The digest that the hit brings, if its limits count different values."""
-        return self.limits[0].parameters.value
+    def holds_key(self) -> str:
+        """The key of its holds, whether or not they are needed."""
+        return f"{self.base}h:{self.field}"
 
     @property
     def keys(self) -> list[str]:
@@ -171,8 +154,7 @@ class Hit:
     @property
     def arguments(self) -> list[str | int]:
         """Its arguments, in the order that `lua/decide.lua` lists."""
-        arguments: list[str | int] = [self.field, self.cost]
-        arguments += _after_cost(self.rule, [(limit.limit, limit.encoded) for limit in self.limits])
+        arguments = _arguments(self.field, self.cost, self.rule, self.limits)
         if self.override:
             arguments += ("override", self.override)
         if self.value:
@@ -192,7 +174,7 @@ class Hit:
     def packed_arguments(self) -> tuple[int, str]:
         """The number of its arguments, and the arguments as Redis takes them."""
         compiled = self.compiled
-        if compiled is None or self.group or self.holds or self.value:
+        if compiled is None or self.group or self.holds:
             arguments = self.arguments
             return len(arguments), bulk(arguments)
         if self.cost == 1 and not self.day:
@@ -215,8 +197,6 @@ class HitContext:
     """When that ends; 0 for never."""
     due: int | None = None
     """When the first open hold is due."""
-    hold_flags: list[Any] = field(default_factory=list)
-    """What the reply says of its hold, which is settled or renewed."""
     states: list[Any] | None = None
     """For a peek: how the limits would be without the holds that are due."""
     level: int = 0

@@ -6,11 +6,12 @@ token and the moment at which it is due name it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
 
-from django_quota.core.algorithms import BY_CODE, Algorithm, Parameters
-from django_quota.engine.codec import HoldId, Renew
+from django_quota.core.algorithms import BY_CODE, Algorithm, Parameters, Verdict
+from django_quota.engine.codec import HoldChange, HoldId
 from django_quota.engine.hits import CompiledLimit, Hit
 from django_quota.engine.operations import States
 from django_quota.engine.subject_status import drop_field, set_field
@@ -25,28 +26,31 @@ Holds = Mapping[str, int]
 """Holds by member, each with the moment (microseconds) at which it is restored by itself."""
 
 
-class _Place(NamedTuple):
-    """A limit that a hold may have consumed."""
-
-    key: str
-    algorithm: Algorithm[Any]
-    parameters: Parameters
-
-    @property
-    def window(self) -> str:
-        """The name of the limit within its rule."""
-        return _window_of(self.key)
+_Place = tuple[str, Algorithm[Any], Parameters]
+"""A limit that a hold may have consumed: its key, its algorithm and its parameters."""
 
 
-def hold(states: States, hit: Hit, used_until: Sequence[int], now: int) -> int:
+def receipts_of(hit: Hit, verdicts: Sequence[Verdict], known: Iterable[int], now: int) -> list[Sequence[int]]:
+    """Return a receipt for each limit of a hit that was just consumed.
+
+    `known`: what `Algorithm.known_before` has returned for the limits, one after the other.
+    """
+    numbers, receipts = iter(known), list[Sequence[int]]()
+    for limit, verdict in zip(hit.limits, verdicts, strict=True):
+        algorithm, stop = limit.algorithm, now + verdict.reset
+        of_limit = list(islice(numbers, algorithm.knows))
+        receipts.append(algorithm.receipt(limit.parameters, hit.cost, stop, of_limit, now))
+    return receipts
+
+
+def hold(states: States, hit: Hit, receipts: Sequence[Sequence[int]], now: int) -> int:
     """Note what the hit has just consumed as a hold; return when it is due."""
     due = now + hit.reservation.ttl
     words = [hit.reservation.token, str(hit.cost)]
-    for limit, stop in zip(hit.limits, used_until, strict=True):
-        receipt = limit.algorithm.receipt(states.get(limit.key), limit.parameters, hit.cost, stop, now)
+    for limit, receipt in zip(hit.limits, receipts, strict=True):
         words.append(f"{_window_of(limit.key)}={':'.join(map(str, receipt))}")
     holds = {**_holds_of(states, hit), " ".join(words): due}
-    keep_until = max(due, *used_until)
+    keep_until = max(due, *(receipt[0] for receipt in receipts))
     states.put(hit.holds, holds, max(states.expiry(hit.holds), keep_until))
     _note_first_due(states, hit, keep_until)
     return int(due)
@@ -54,7 +58,7 @@ def hold(states: States, hit: Hit, used_until: Sequence[int], now: int) -> int:
 
 def missing_limits(states: States, hit: Hit, now: int) -> str:
     """Return the limits that due holds consumed and whose keys the hit lacks: their names, joined by commas."""
-    present = {place.window for place in _places(hit)}
+    present = {_window_of(key) for key, _, _ in _places(hit)}
     missing = dict[str, None]()
     for member in _due(_holds_of(states, hit), now, BATCH_SIZE):
         for window, receipt in _receipts(member).items():
@@ -87,12 +91,13 @@ def states_without_due(states: States, hit: Hit, now: int) -> list[Any]:
     return found
 
 
-def settle(states: States, hit: Hit, hold_id: HoldId, actual: int, now: int) -> int:
+def settle(states: States, hit: Hit, change: HoldChange, now: int) -> int:
     """Replace what a hold consumed by what was really used, whatever the limit; return when it was due if that is over.
 
     A late hold was restored, or is restored now, and everything that was used is consumed now. A hold that vanished
     before it was due was settled or reset: then nothing changes. Return 0 if the hold is in time.
     """
+    hold_id, actual = change
     member, due = drop(states, hit, hold_id)
     is_late, held = due <= now, 0
     if member:
@@ -118,13 +123,13 @@ def drop(states: States, hit: Hit, hold_id: HoldId) -> tuple[str, int]:
     return member, due
 
 
-def renew(states: States, hit: Hit, hold_id: HoldId, mode: Renew, now: int) -> int | None:
-    """Let a hold last longer, never shorter; return when it is due. None if it is gone, or was due already."""
+def renew(states: States, hit: Hit, change: HoldChange, now: int) -> int:
+    """Let a hold last longer, never shorter; return when it is due. 0 if it is gone, or was due already."""
     holds = dict(_holds_of(states, hit))
-    member, due = _find(holds, hold_id)
+    member, due = _find(holds, change.hold)
     if not member or due <= now:
-        return None
-    holds[member] = due = max(due, now + mode.ttl)
+        return 0
+    holds[member] = due = max(due, now + change.amount)
     states.put(hit.holds, holds, max(states.expiry(hit.holds), due))
     _note_first_due(states, hit, states.expiry(hit.holds))
     return due
@@ -143,31 +148,29 @@ def _due(holds: Holds, now: int, most: int) -> list[str]:
 
 
 def _restore(states: States, hit: Hit, member: str, units: int, now: int) -> None:
-    restored = set[str]()
-    for place in _places(hit):
-        if place.key not in restored:
-            restored.add(place.key)
-            state = states.get(place.key)
-            replace(states, place.key, place.algorithm, state, _restored(state, place, member, units, now))
+    for key, place in {place[0]: place for place in _places(hit)}.items():
+        state = states.get(key)
+        replace(states, key, place[1], state, _restored(state, place, member, units, now))
 
 
 def _restored(state: Any, place: _Place, member: str, units: int, now: int) -> Any:
     """Return the state of a limit after those units of a hold that still count were restored."""
-    receipt = _receipts(member).get(place.window)
+    key, algorithm, parameters = place
+    receipt = _receipts(member).get(_window_of(key))
     if receipt is None:  # an override has replaced the limits that the hold consumed
         return state
-    return place.algorithm.restore(state, place.parameters, units, receipt, now)
+    return algorithm.restore(state, parameters, units, receipt, now)
 
 
 def _places(hit: Hit) -> Iterator[_Place]:
     """Yield the limits of a hit, then those of its extra keys."""
     yield from map(_place, hit.limits)
     for key in hit.extra_keys:
-        yield _Place(key, BY_CODE[_window_of(key).partition(".")[0]], Parameters(0, 0))
+        yield key, BY_CODE[_window_of(key).partition(".")[0]], Parameters(0, 0)
 
 
 def _place(limit: CompiledLimit) -> _Place:
-    return _Place(limit.key, limit.algorithm, limit.parameters)
+    return limit.key, limit.algorithm, limit.parameters
 
 
 def _receipts(member: str) -> dict[str, list[int]]:

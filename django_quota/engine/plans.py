@@ -10,18 +10,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from django_quota.core.days import day_of
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError
-from django_quota.core.keys import BAN_EVENTS, key_of, state_key, subject_base, system_key
+from django_quota.core.keys import BAN_EVENTS, subject_base, system_key
 from django_quota.core.rules import Rule, name_conflict
 from django_quota.engine.codec import (
     ALLOWED,
-    HOLDS_DUE,
     RETRY_WITH,
     AllowedReply,
+    Compensate,
     EventKind,
     Flag,
     HoldId,
@@ -46,7 +46,7 @@ MAX_KNOWN = 10_000
 """How many rate overrides a process remembers."""
 
 _known: dict[tuple[str, str], str] = {}
-"""The last rate override of a subject (its status key) and a rule, as it was published."""
+"""The last rate override of a subject (`Hit.base`) and a rule, as it was published."""
 
 
 Asked = tuple[Rule, str, int, str]
@@ -68,9 +68,7 @@ class Plan:
     """How hits note what they consume as holds. Then the plan is used again."""
     _reserves: Callable[[Rule], bool]
     """Whether the hit of a rule does so."""
-    _remembers = True
-    """Whether rate overrides that the process remembers replace rates."""
-    _compiled: list[Hit] | None = None
+    _hits: list[Hit] | None = None
     _raw: Sequence[Any] | None = None
     """A reply that is not decoded yet, to a plan that all limits allowed."""
     _decoded: Reply | None = None
@@ -107,74 +105,61 @@ class Plan:
 
         Raises `RuleError` if rules of one name differ in more than their rates.
         """
-        hits = self._compiled
-        if hits is None:
-            hits = self._compile()
-            if self._reservation is not None:
-                for hit in filter(lambda hit: self._reserves(hit.rule), hits):
-                    hit.reservation, hit.holds = self._reservation, _subject_key(hit, f"h:{hit.field}")
-        return hits
+        if self._hits is None:
+            self._hits = self._compile()
+        return self._hits
 
     def _compile(self) -> list[Hit]:
         hits: dict[tuple[str, str], Hit] = {}
         self.timeless, self._groups = True, 0
-        known = base = status_key = ""
-        is_user = False
+        known, base, is_user = "", "", False
         for rule, subject, cost, value in self.asked:
             if rule.distinct is not None and cost > 1:
                 raise RuleError(f"Rule {rule.name!r} counts different values: a hit costs 1, not {cost}.")
             if subject != known:  # mostly, all rules of a request have the same subject
-                known, base = subject, subject_base(self._prefix, subject)
-                status_key = f"{base}}}:s"
+                known, base = subject, subject_base(self._prefix, subject) + "}:"
                 is_user = subject.startswith("user:") and "+" not in subject
-            compiled = CompiledRule.of(rule)
-            place = (status_key, compiled.field)
-            hit = hits.get(place)
+            hit = hits.get((base, rule.name))
             if hit is not None:
-                self._extend(hit, rule, base, cost, value)
-                continue
-            hit = Hit(rule, compiled.field, status_key, subject, cost)
-            published = _known.get(place) if _known and self._remembers else None
-            limited_by = _overridden(hit, published) if published else rule
-            hit.limits = self._limits_of(limited_by, base, value)
-            if not hit.limits:
-                continue
-            hits[place] = hit
-            if compiled.timeless and not published:
-                hit.compiled = compiled
-            if compiled.decides_alone:
-                self._groups += 1
-                hit.group = self._groups
-            if rule.ban is not None and not rule.shadow:
-                hit.refusals_key = key_of(base, "b", rule.name)
-            if rule.daily or (is_user and rule.daily is None):
-                hit.day = _NO_DAY
-                self.timeless = False
-        self._compiled = found = list(hits.values())
-        return found
+                if (hit.cost, hit.value) != (cost, value) or not all(map(rule.is_compatible_with, hit.rules)):
+                    raise name_conflict(rule, hit.rule)
+                hit.rules.append(rule)
+                self._set_limits(hit, hit.override)
+            elif rule.limits:
+                hits[base, rule.name] = hit = Hit(rule, base, subject, cost, value)
+                self._prepare(hit, counts_day=is_user if rule.daily is None else rule.daily)
+        return list(hits.values())
 
-    def _extend(self, hit: Hit, rule: Rule, base: str, cost: int, value: str) -> None:
-        """Add the limits of a rule to the hit of another rule of that name."""
-        if (hit.cost, hit.value) != (cost, value) or not rule.is_compatible_with(hit.rule):
-            raise name_conflict(rule, hit.rule)
-        if hit.has_override_limits:  # they replace those of all rules of the name
-            return
-        for limit in self._limits_of(rule, base, value):
-            same = next((other for other in hit.limits if other.key == limit.key), None)
-            if same is None:
-                hit.limits, hit.compiled = [*hit.limits, limit], None
-            elif same.limit != limit.limit:
-                raise name_conflict(rule, hit.rule)
+    def _prepare(self, hit: Hit, *, counts_day: bool) -> None:
+        """Give a hit what its rule brings beside its limits, and the limits of an override that is known."""
+        rule = hit.rule
+        if hit.compiled is None:
+            self.timeless = False
+        published = _known.get((hit.base, hit.field), "") if _known else ""
+        if published or hit.value:
+            self._set_limits(hit, published)
+        if rule.shadow or not rule.block:
+            self._groups += 1
+            hit.group = self._groups
+        if rule.ban is not None and not rule.shadow:
+            hit.refusals_key = f"{hit.base}b:{hit.field}"
+        if counts_day:
+            hit.day = _NO_DAY
+            self.timeless = False
+        if self._reservation is not None and self._reserves(rule):
+            hit.reservation, hit.holds = self._reservation, hit.holds_key
 
-    def _limits_of(self, rule: Rule, base: str, value: str) -> list[CompiledLimit]:
-        compiled = CompiledRule.of(rule)
-        if compiled.timeless and not value:
-            return [
-                CompiledLimit(base + suffix, limit, parameters, limit.encoded)
-                for suffix, limit, parameters in compiled.timeless_limits
-            ]
-        self.timeless = self.timeless and compiled.timeless
-        return [CompiledLimit.of(state_key(base, limit), limit, 0, value) for limit in rule.limits]
+    def _set_limits(self, hit: Hit, published: str) -> None:
+        """Give a hit the limits of a rate override, if it fits; empty: those of its own rules."""
+        hit.override, hit.compiled = published, None
+        overridden = _overridden(hit.rule, published) if published else None
+        limits: dict[str, CompiledLimit] = {}
+        for rule in [overridden] if overridden else hit.rules:
+            compiled = CompiledRule.of(rule)
+            self.timeless = self.timeless and compiled.timeless
+            for key, limit, parameters in compiled.limits:
+                limits[key] = CompiledLimit(hit.base + key, limit, parameters._replace(value=hit.value))
+        hit.limits = list(limits.values())
 
     def __len__(self) -> int:
         return len(self.hits)
@@ -197,12 +182,7 @@ class Plan:
         for hit in self.hits:
             hit.limits = [limit.at(now) for limit in hit.limits]
             if hit.day is not None:
-                hit.day = DayKey(_subject_key(hit, f"day:{day.date}"), day.begins, day.ends)
-
-    def include_holds(self) -> None:
-        """Send the keys of holds along, so that a reset drops them."""
-        for hit in self.hits:
-            hit.holds = _subject_key(hit, f"h:{hit.field}")
+                hit.day = DayKey(f"{hit.base}day:{day.date}", day.begins, day.ends)
 
     def reserve(self, reservation: Reservation, reserves: Callable[[Rule], bool] = lambda _: True) -> None:
         """Let the hits of these rules note what they consume as holds. Call it before the first look at `hits`.
@@ -226,23 +206,14 @@ class Plan:
         return self._reply.now if self._reply else None
 
     def compensation(self) -> Decide | None:
-        """Return the operation that takes back what the last, tentative decision consumed; None if it consumed nothing.
+        """Return the operation that takes back what a tentative decision consumed; None if it consumed nothing."""
+        mode = self._reply and compensation(self.hits, self._reply, keep_near=True)
+        return Decide(self.hits, mode) if mode else None
 
-        Raises `StoreUnavailable` if the reply lacks what that takes.
-        """
-        if self._reply is None:
-            return None
-        mode, chosen = compensation(self.hits, self._reply, keep_near=True)
-        return None if mode is None else Decide([self.hits[index] for index in chosen], mode)
-
-    def compensated(self, raw: Sequence[Any]) -> Decision:
-        """Return the decision after its costs were taken back; `raw`: the reply to `compensation`."""
-        before = self._reply
-        if before is None:
-            raise RuntimeError("a plan that no store has decided has nothing to take back")
-        _, chosen = compensation(self.hits, before, keep_near=True)
-        after = Reply.decode(raw, [self.hits[index] for index in chosen])
-        self._decoded = compensated(before, chosen, after)
+    def compensated(self, operation: Decide, raw: Sequence[Any]) -> Decision:
+        """Return the decision after its costs were taken back; `raw`: the reply to the `operation` that did so."""
+        before, mode = cast("Reply", self._reply), cast("Compensate", operation.mode)
+        self._decoded = compensated(before, mode, Reply.decode(raw, self.hits))
         return Decision.of(outcomes_of(self._decoded, self.hits))
 
     def day_record(self) -> Decide | None:
@@ -281,15 +252,7 @@ class Plan:
 
     def reset_operation(self) -> Reset:
         """Return the operation that drops all that it counted, and lifts bans."""
-        self.include_holds()
-        return Reset([self._rule_state(hit) for hit in self.hits], self._log)
-
-    def _rule_state(self, hit: Hit) -> RuleState:
-        """Return where a hit counts: under its own limits, and under those of an override."""
-        base = subject_base(self._prefix, hit.subject)
-        own = [state_key(base, limit) for rule in self._rules_of(hit) for limit in rule.limits]
-        found = RuleState.of(hit)
-        return found._replace(states=list(dict.fromkeys([*found.states, *own])))
+        return Reset([RuleState.of(hit) for hit in self.hits], self._log)
 
     def revise(self, raw: Sequence[Any]) -> bool:
         """Bring the plan into the form that a reply asks for.
@@ -297,36 +260,16 @@ class Plan:
         Return whether it asks only for the keys of due holds. Their number is limited, so this may be repeated.
         """
         reply = Reply.decode(raw, self.hits)
-        for index, reason, value in reply.retries:
+        for index, reason, value in reply.flags:
             hit = self.hits[index]
-            if reason == HOLDS_DUE:
-                hit.holds = _subject_key(hit, f"h:{hit.field}")
+            if reason == Flag.HOLDS_DUE:
+                hit.holds = hit.holds_key
                 missing = filter(None, value.split(","))
-                hit.extra_keys = [
-                    *hit.extra_keys,
-                    *(_subject_key(hit, f"r:{hit.field}:{window}") for window in missing),
-                ]
+                hit.extra_keys = [*hit.extra_keys, *(f"{hit.base}r:{hit.field}:{window}" for window in missing)]
             else:
-                self._override(hit, value)
-        return bool(reply.retries) and all(retry.reason == HOLDS_DUE for retry in reply.retries)
-
-    def _override(self, hit: Hit, published: str) -> None:
-        """Give a hit the limits of a rate override; empty: those of its own rules."""
-        _remember(hit, published)
-        base, value = subject_base(self._prefix, hit.subject), hit.value
-        hit.override, hit.has_override_limits, hit.compiled = published, False, None
-        overridden = _overridden(hit, published) if published else hit.rule
-        limits: dict[str, CompiledLimit] = {}
-        for rule in [overridden] if hit.has_override_limits else self._rules_of(hit):
-            for limit in self._limits_of(rule, base, value):
-                limits.setdefault(limit.key, limit)
-        hit.limits = list(limits.values())
-
-    def _rules_of(self, hit: Hit) -> Iterator[Rule]:
-        """Return the rules of a hit: those of its name and subject."""
-        for rule, subject, _, _ in self.asked:
-            if (rule.name, subject) == (hit.rule.name, hit.subject):
-                yield rule
+                _remember(hit, value)
+                self._set_limits(hit, value)
+        return {reason for _, reason, _ in reply.flags} == {Flag.HOLDS_DUE}
 
     def read(self, raw: Sequence[Any], *, degraded: bool = False, is_last: bool = False) -> Decision | None:
         """Return the decision that a store's reply says; None if it asks for the plan in another form.
@@ -349,39 +292,27 @@ class Plan:
         rule, subject, _, _ = self.asked[0]
         return Decision(allowed=True, rule=rule.name, subject=subject, degraded=degraded)
 
-    def denied(self, rule: Rule) -> Decision:
-        """Return the refusal of a rule that denies everything while the store does not answer."""
-        subject = self.subjects[self.rules.index(rule)]
-        return Decision(allowed=False, rule=rule.name, subject=subject, degraded=True, enforced=rule.block)
+    def without_store(self, refusing: Sequence[Rule]) -> Decision:
+        """Return the refusal by one of these rules, if any of them binds: by one that blocks, if there is one."""
+        found = [
+            Decision(allowed=False, rule=rule.name, subject=subject, degraded=True, enforced=rule.block)
+            for rule, subject, _, _ in self.asked
+            if rule in refusing and rule.limits and not rule.shadow
+        ]
+        return max(found, key=lambda refusal: refusal.enforced, default=self.unlimited(degraded=True))
 
-    def uncounted(self, rules: Sequence[Rule]) -> Decision:
-        """Return the refusal by one of these rules if nothing more can be counted: the limit may be reached."""
-        binding = [rule for rule in rules if rule.limits and not rule.shadow]
-        if not binding:
-            return self.unlimited(degraded=True)
-        return self.denied(next((rule for rule in binding if rule.block), binding[0]))
-
-    def only(self, rules: Sequence[Rule], changed: Callable[[Rule], Rule] = lambda rule: rule) -> Plan:
-        """Return the plan with only these rules, each `changed`, and without overrides."""
-        plan = Plan(self._prefix, zone=self._zone)
-        plan._remembers = False
-        for rule, subject, cost, value in self.asked:
-            if rule in rules:
-                plan.add(changed(rule), subject, cost, value)
-        return plan
+    def only(self, rules: Sequence[Rule], changed: Callable[[Rule], Rule]) -> Plan:
+        """Return the plan with only these rules, each `changed`, and without overrides, for another store."""
+        asked = [(changed(rule), subject, cost, value) for rule, subject, cost, value in self.asked if rule in rules]
+        return Plan("local", zone=self._zone, asked=asked)  # under another prefix no override is remembered
 
 
 _NO_DAY = DayKey("", 0, 0)
 """A day that is not known yet."""
 
 
-def _subject_key(hit: Hit, what: str) -> str:
-    """Return another key of the hit's subject; the status key is the base and `s`."""
-    return hit.status_key.removesuffix("s") + what
-
-
 def _remember(hit: Hit, published: str) -> None:
-    place = (hit.status_key, hit.field)
+    place = (hit.base, hit.field)
     if not published:
         _known.pop(place, None)
         return
@@ -395,17 +326,15 @@ def clear_known_overrides() -> None:
     _known.clear()
 
 
-def _overridden(hit: Hit, published: str) -> Rule:
-    """Return the rule of a hit with the rates of an override, and note on the hit whose limits those are."""
-    hit.override = published
+def _overridden(rule: Rule, published: str) -> Rule | None:
+    """Return a rule with the rates of an override; None if they do not fit."""
     *_, rates = published.split(" ", 3)
     try:
-        rule = hit.rule.with_rates(rates)
+        overridden = rule.with_rates(rates)
     except RuleError as error:
-        _log_unfit_override(hit.rule.name, rates, str(error))
-        return hit.rule
-    hit.has_override_limits = bool(rule.limits)
-    return rule if hit.has_override_limits else hit.rule
+        _log_unfit_override(rule.name, rates, str(error))
+        return None
+    return overridden if overridden.limits else None
 
 
 @lru_cache(maxsize=256)

@@ -11,14 +11,15 @@ never more. A transfer between two slots notes what is pending, so that others c
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import singledispatch
-from typing import Any
+from typing import Any, NamedTuple
 
-from django_quota.core.algorithms import NEVER, Verdict
+from django_quota.core.algorithms import DISTINCT, NEVER, Verdict
 from django_quota.core.errors import QuotaError, StoreUnavailable
-from django_quota.engine.codec import ALLOWED, REFUSED, RETRY_WITH, Compensate, Flag, Mode, Renew, Reply, Settle
-from django_quota.engine.compensate import compensated, compensation, counts_values
+from django_quota.core.keys import subject_part
+from django_quota.engine.codec import ALLOWED, REFUSED, RETRY_WITH, Flag, Flagged, Mode, ModeOfHits, Reply
+from django_quota.engine.compensate import compensated, compensation
 from django_quota.engine.counter_operations import Transfer
 from django_quota.engine.decide import Decide
 from django_quota.engine.events import (
@@ -32,8 +33,8 @@ from django_quota.engine.events import (
 )
 from django_quota.engine.hits import Hit, all_limits
 from django_quota.engine.operations import Operation
-from django_quota.engine.subject_operations import LiftBans, Reset, RuleState
-from django_quota.engine.sweep_operation import Sweep
+from django_quota.engine.subject_operations import LiftBans, Reset
+from django_quota.engine.system_operations import Sweep
 from django_quota.engine.transfer_operations import transfer_between_slots
 
 logger = logging.getLogger("django_quota")
@@ -54,19 +55,30 @@ def scatter(operation: Operation, slot_of: SlotOf) -> Scatter:  # noqa: ARG001 â
 # --- decisions --------------------------------------------------------------------------------------------------------
 
 
-class _Part:
+def _by_slot(keys: Iterable[str], slot_of: SlotOf) -> list[list[int]]:
+    """Return the places of the keys of each slot."""
+    places: dict[object, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(slot_of(key), []).append(place)
+    return list(places.values())
+
+
+class _Part(NamedTuple):
     """The hits of a plan whose keys are in one slot."""
 
-    def __init__(self) -> None:
-        self.hits: list[Hit] = []
-        self.numbers: list[int] = []
-        """Their places in the plan."""
+    hits: Sequence[Hit]
+    places: Sequence[int]
+    """Their places in the plan."""
 
     def operation(self, mode: Mode, log: EventLog) -> Decide:
         """Return the operation that decides them."""
-        if isinstance(mode, (Compensate, Renew, Settle)):
-            mode = mode.only(self.numbers)
+        if isinstance(mode, ModeOfHits):
+            mode = mode.only(self.places)
         return Decide(self.hits, mode, log if log is NO_LOG else REMOTE_LOG)
+
+    def renumbered(self, flags: Iterable[Flagged]) -> list[Flagged]:
+        """Return flags of these hits with their places in the plan."""
+        return [flagged._replace(hit=self.places[flagged.hit]) for flagged in flags]
 
     def decide(self, mode: Mode, log: EventLog) -> Scatter:
         """Decide them; return (as the scatter's result) the `Reply`."""
@@ -97,12 +109,9 @@ def _decide(operation: Decide, slot_of: SlotOf) -> Scatter:
 
 
 def _parts(hits: Sequence[Hit], slot_of: SlotOf) -> list[_Part]:
-    parts: dict[object, _Part] = {}
-    for number, hit in enumerate(hits):
-        part = parts.setdefault(slot_of(hit.status_key), _Part())
-        part.hits.append(hit)
-        part.numbers.append(number)
-    return sorted(parts.values(), key=_compensation_order) if len(parts) > 1 else list(parts.values())
+    by_slot = _by_slot((hit.status_key for hit in hits), slot_of)
+    parts = [_Part([hits[place] for place in places], places) for places in by_slot]
+    return sorted(parts, key=_compensation_order) if len(parts) > 1 else parts
 
 
 def _compensation_order(part: _Part) -> tuple[bool, bool, bool]:
@@ -111,7 +120,7 @@ def _compensation_order(part: _Part) -> tuple[bool, bool, bool]:
     return (
         any(limit.algorithm.name == "leaky_bucket" for limit in limits),
         any(hit.day is not None for hit in part.hits),
-        any(counts_values(limit) for limit in limits),
+        any(limit.algorithm == DISTINCT for limit in limits),
     )
 
 
@@ -168,15 +177,14 @@ def day_record(hits: Sequence[Hit], reply: Reply) -> Decide | None:
 def _compensate(part: _Part, reply: Reply) -> Scatter:
     """Take back what a part consumed, and return its reply after that. A failure stops no other part."""
     try:
-        mode, chosen = compensation(part.hits, reply)
+        mode = compensation(part.hits, reply)
         if mode is None:
             return reply
-        hits = [part.hits[index] for index in chosen]
-        (raw,) = yield [Decide(hits, mode)]
+        (raw,) = yield [Decide(part.hits, mode)]
     except StoreUnavailable as error:
         logger.warning("A refused plan keeps what it consumed of a part of its limits: %s", error)
         return reply
-    return compensated(reply, chosen, Reply.decode(raw, hits))
+    return compensated(reply, mode, Reply.decode(raw, part.hits))
 
 
 def _record_refusal(part: _Part, log: EventLog, now: int) -> Scatter:
@@ -198,18 +206,15 @@ def _gathered(parts: Sequence[_Part], replies: Sequence[Reply], mode: Mode) -> R
     """Return the reply of the plan that these parts make up."""
     for part, reply in zip(parts, replies, strict=False):
         if reply.verdict == RETRY_WITH:
-            retries = [retry._replace(hit=part.numbers[retry.hit]) for retry in reply.retries]
-            return Reply(reply.now, RETRY_WITH, retries=retries)
+            return Reply(reply.now, RETRY_WITH, flags=part.renumbered(reply.flags))
     # These flags serve the parts only; the caller of a tentative plan compensates it as a whole.
     dropped = {Flag.BAN_LEVEL} if mode == "tentative" else {Flag.BAN_LEVEL, Flag.KNOWN_BEFORE}
     gathered = Reply(replies[0].now, ALLOWED if all(reply.verdict == ALLOWED for reply in replies) else REFUSED)
     verdicts: dict[int, list[Verdict]] = {}
     for part, reply in zip(parts, replies, strict=True):
-        verdicts.update(zip(part.numbers, reply.hits, strict=True))
-        gathered.flags += [
-            flagged._replace(hit=part.numbers[flagged.hit]) for flagged in reply.flags if flagged.flag not in dropped
-        ]
-    gathered.hits = [verdicts[number] for number in range(len(verdicts))]
+        verdicts.update(zip(part.places, reply.hits, strict=True))
+        gathered.flags += part.renumbered(flagged for flagged in reply.flags if flagged.flag not in dropped)
+    gathered.hits = [verdicts[place] for place in sorted(verdicts)]
     return gathered
 
 
@@ -233,7 +238,7 @@ def _event(
     kind: Any, hit: Hit, number: int, verdicts: Sequence[Verdict], until: int = 0, level: int = 0
 ) -> EventRecord:
     capacity, remaining = hit.limits[number].parameters.capacity, verdicts[number].remaining
-    return EventRecord(kind, hit.field, _subject_of(hit.status_key), until, level, capacity, remaining)
+    return EventRecord(kind, hit.field, subject_part(hit.status_key), until, level, capacity, remaining)
 
 
 def _append(log: EventLog, events: Sequence[EventRecord]) -> Scatter:
@@ -246,8 +251,10 @@ def _append(log: EventLog, events: Sequence[EventRecord]) -> Scatter:
         logger.warning("%d events could not be written: %s", len(events), error)
 
 
-def _subject_of(key: str) -> str:
-    return key[key.index("{") + 1 : key.index("}")]
+def _append_lifted(log: EventLog, bans: Iterable[tuple[str, str]]) -> Scatter:
+    """Take bans off the index: each with the key of its subject's status, and its rule."""
+    if log is not NO_LOG:
+        yield from _append(log, [EventRecord("lifted", rule, subject_part(status_key)) for status_key, rule in bans])
 
 
 # --- other operations -------------------------------------------------------------------------------------------------
@@ -255,22 +262,17 @@ def _subject_of(key: str) -> str:
 
 @scatter.register
 def _reset(operation: Reset, slot_of: SlotOf) -> Scatter:
-    by_slot: dict[object, list[RuleState]] = {}
-    for found in operation.rule_states:
-        by_slot.setdefault(slot_of(found.status_key), []).append(found)
-    replies = yield [Reset(rule_states) for rule_states in by_slot.values()]
-    if operation.log is not NO_LOG:
-        lifted = [EventRecord("lifted", found.field, _subject_of(found.status_key)) for found in operation.rule_states]
-        yield from _append(operation.log, lifted)
+    states = operation.rule_states
+    by_slot = _by_slot((state.status_key for state in states), slot_of)
+    replies = yield [Reset([states[place] for place in places]) for places in by_slot]
+    yield from _append_lifted(operation.log, ((state.status_key, state.field) for state in states))
     return sum(replies)
 
 
 @scatter.register
 def _lift_bans(operation: LiftBans, slot_of: SlotOf) -> Scatter:  # noqa: ARG001 â€” it is about one subject
     (reply,) = yield [LiftBans(operation.status_key, operation.rules)]
-    if operation.log is not NO_LOG:
-        lifted = [EventRecord("lifted", rule, _subject_of(operation.status_key)) for rule in operation.rules]
-        yield from _append(operation.log, lifted)
+    yield from _append_lifted(operation.log, ((operation.status_key, rule) for rule in operation.rules))
     return reply
 
 
@@ -285,22 +287,11 @@ def _transfer(operation: Transfer, slot_of: SlotOf) -> Scatter:
 @scatter.register
 def _sweep(operation: Sweep, slot_of: SlotOf) -> Scatter:
     """Sweep each slot by itself: no call drops more entries than one call drops without a Cluster."""
-    numbers: dict[object, list[int]] = {}
-    for number, key in enumerate(operation.keys):
-        numbers.setdefault(slot_of(key), []).append(number)
-    replies = yield [
-        Sweep(
-            [operation.keys[number] for number in some],
-            [operation.sweepable[number] for number in some],
-            [operation.lifetimes[number] for number in some],
-            operation.most,
-            repairs=operation.repairs,
-        )
-        for some in numbers.values()
-    ]
-    found: Mapping[int, Sequence[int]] = {
-        number: reply[4 * place : 4 * place + 4]
-        for some, reply in zip(numbers.values(), replies, strict=True)
-        for place, number in enumerate(some)
+    by_slot = _by_slot(operation.keys, slot_of)
+    replies = yield [operation.only(places) for places in by_slot]
+    found = {
+        place: reply[4 * at : 4 * at + 4]
+        for places, reply in zip(by_slot, replies, strict=True)
+        for at, place in enumerate(places)
     }
-    return [word for number in range(len(operation.keys)) for word in found[number]]
+    return [word for place in sorted(found) for word in found[place]]

@@ -1,13 +1,13 @@
-"""Operations on one subject: inspect it, lift its bans, reset what its rules have counted."""
+"""Operations on one subject: inspect it, ban it, reset what its rules have counted, read its days, know a value."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from django_quota.engine.events import NO_LOG, EventLog
-from django_quota.engine.hits import Hit
-from django_quota.engine.operations import Operation, Script, States, script
+from django_quota.engine.events import DAY_TTL, NO_LOG, EventLog
+from django_quota.engine.hits import CompiledRule, Hit
+from django_quota.engine.operations import Operation, RedisOperation, Script, States, script
 from django_quota.engine.subject_status import drop_field, fields_of, set_field
 
 MAX_READ = 100
@@ -102,9 +102,10 @@ class RuleState(NamedTuple):
 
     @classmethod
     def of(cls, hit: Hit) -> RuleState:
-        """Return the keys of a hit, without those of days."""
-        states = [limit.key for limit in hit.limits]
-        return cls(hit.field, hit.status_key, [*states, *(key for key in (hit.refusals_key, hit.holds) if key)])
+        """Return the keys of a hit, without those of days: of its own limits, and of those of an override."""
+        own = [hit.base + limit.key for rule in hit.rules for limit in CompiledRule.of(rule).limits]
+        states = dict.fromkeys([*(limit.key for limit in hit.limits), *own, hit.refusals_key, hit.holds_key])
+        return cls(hit.field, hit.status_key, [key for key in states if key])
 
 
 class Reset(Operation):
@@ -127,3 +128,73 @@ class Reset(Operation):
             had_field = [drop_field(states, status_key, f"{kind}:{field}") for kind in RESET_FIELDS]
             dropped += had_field[0]
         return dropped
+
+
+class ReadDays(Operation):
+    """Read what was counted under these keys, all of one subject; the reply is that of `lua/read_days.lua`."""
+
+    script: ClassVar[Script] = script("read_days")
+
+    def run(self, states: States, now: int) -> list[list[str]]:  # noqa: ARG002 — a day is kept until it is copied
+        """Read them."""
+        days = [states.get(key) or {} for key in self.keys]
+        return [[str(part) for pair in day.items() for part in pair] for day in days]
+
+
+class DropDay(RedisOperation):
+    """Drop a day's counts if nothing was counted since; the reply is 1 if they were dropped, else 0."""
+
+    script: ClassVar[Script] = script("drop_day")
+
+    def __init__(self, key: str, fields: Mapping[str, str]) -> None:
+        super().__init__([key], *(word for pair in fields.items() for word in pair))
+
+
+class RecordRefusals(Operation):
+    """Count refusals of a rule for the day of a subject. The reply is 1 if a "refused" event is due, else 0.
+
+    `field`: the rule's name as fields of hashes have it. `day_key`: where the day is counted; empty if it is not.
+    `span`: microseconds from one event to the next; 0: no event.
+    """
+
+    script: ClassVar[Script] = script("clock", "record_refusals")
+
+    def __init__(self, status_key: str, day_key: str, field: str, number: int, span: int) -> None:
+        super().__init__([status_key, day_key] if day_key else [status_key], field, number, span, DAY_TTL)
+        self.field = field
+        self.number = number
+        self.span = span
+
+    def run(self, states: States, now: int) -> int:
+        """Count them."""
+        status_key, *days = self.keys
+        for key in days:
+            counts = dict(states.get(key) or {"#": now})
+            counts[f"{self.field}:r"] = counts.get(f"{self.field}:r", 0) + self.number
+            states.put(key, counts, states.expiry(key) or now + DAY_TTL)
+        quiet_until = int(fields_of(states, status_key).get(f"e:{self.field}", 0))
+        if not self.span or quiet_until > now:
+            return 0
+        set_field(states, status_key, f"e:{self.field}", str(now + self.span), now + self.span)
+        return 1
+
+
+class Once(Operation):
+    """Remember a value under its key for `span` microseconds; the reply is 1 the first time, else 0."""
+
+    script: ClassVar[Script] = script("clock", "once")
+
+    def __init__(self, key: str, span: int) -> None:
+        super().__init__([key], span)
+        self.span = span
+
+    def has_written(self, reply: Any) -> bool:
+        """Say whether it was remembered."""
+        return bool(reply)
+
+    def run(self, states: States, now: int) -> int:
+        """Look for it, and remember it."""
+        if states.get(self.keys[0], now) is not None:
+            return 0
+        states.put(self.keys[0], now + self.span, now + self.span)
+        return 1

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from django_quota.core.algorithms import NEVER, Verdict
-from django_quota.engine.codec import HOLDS_DUE, OVERRIDDEN, Flag, RetryReason
+from django_quota.engine.codec import Flag, Flagged
 from django_quota.engine.hits import HitContext
 from django_quota.engine.operations import States
 
@@ -25,7 +25,7 @@ class ActiveOverride(NamedTuple):
     """The override as it was published."""
 
 
-def load_status(states: States, context: HitContext, now: int) -> list[RetryReason]:
+def load_status(states: States, context: HitContext, now: int) -> list[Flagged]:
     """Put the status of the subject on the context; return why the hit must be sent in another form."""
     hit = context.hit
     fields = fields_of(states, hit.status_key)
@@ -34,11 +34,11 @@ def load_status(states: States, context: HitContext, now: int) -> list[RetryReas
     rates = override.published if override and override.mode == "r" else ""
     retries = []
     if rates != hit.override:
-        retries.append(RetryReason(context.index, OVERRIDDEN, rates))
+        retries.append(Flagged(context.index, Flag.OVERRIDDEN, rates))
     due = fields.get(f"d:{hit.field}")
     context.due = None if due is None else int(due)
     if context.due is not None and context.due <= now and not hit.holds:
-        retries.append(RetryReason(context.index, HOLDS_DUE, ""))
+        retries.append(Flagged(context.index, Flag.HOLDS_DUE, ""))
     banned_until = now
     ban = fields.get(f"b:{hit.field}")
     if ban is not None:

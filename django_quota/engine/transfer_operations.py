@@ -32,7 +32,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from django_quota.core.clock import SECOND
 from django_quota.core.errors import StoreUnavailable
-from django_quota.engine.counter_operations import DONE, MILLISECOND, NO_COUNTER, OVERFLOW, REFUSED, Transfer
+from django_quota.engine.counter_operations import DONE, NO_COUNTER, OVERFLOW, REFUSED, Transfer
 from django_quota.engine.operations import Operation, RedisOperation, Script, script, text
 
 logger = logging.getLogger("django_quota")
@@ -110,7 +110,7 @@ def read_overdue(reply: Sequence[Any]) -> list[OutboxEntry]:
 
 
 def _script(name: str) -> Script:
-    return script("counter_common", "transfer_common", name)
+    return script("clock", "counter_common", "transfer_common", name)
 
 
 class Send(RedisOperation):
@@ -119,8 +119,7 @@ class Send(RedisOperation):
     script: ClassVar[Script] = _script("transfer_send")
 
     def __init__(self, source: Source, transfer: PendingTransfer) -> None:
-        ttl = transfer.ttl // MILLISECOND
-        super().__init__(source, transfer.amount, ttl, transfer.encoded, PENDING_TTL, OVERDUE, MAX_RESUMED)
+        super().__init__(source, transfer.amount, transfer.ttl, transfer.encoded, PENDING_TTL, OVERDUE, MAX_RESUMED)
         self.transfer = transfer
 
 
@@ -133,8 +132,9 @@ class Receive(RedisOperation):
     script: ClassVar[Script] = _script("transfer_receive")
 
     def __init__(self, transfer: PendingTransfer, forget_at: int, late_at: int) -> None:
-        ttl = transfer.ttl // MILLISECOND
-        super().__init__([transfer.total, transfer.inbox], transfer.amount, ttl, transfer.id, forget_at, late_at)
+        super().__init__(
+            [transfer.total, transfer.inbox], transfer.amount, transfer.ttl, transfer.id, forget_at, late_at
+        )
         self.transfer = transfer
         self.forget_at = forget_at
         self.late_at = late_at
@@ -150,7 +150,7 @@ class Settle(RedisOperation):
     script: ClassVar[Script] = _script("transfer_settle")
 
     def __init__(self, source: Source, transfer: PendingTransfer, encoded: str, *, gives_back: bool) -> None:
-        super().__init__(source, transfer.amount if gives_back else "", transfer.ttl // MILLISECOND, encoded)
+        super().__init__(source, transfer.amount if gives_back else "", transfer.ttl, encoded)
         self.transfer = transfer
         self.encoded = encoded
         self.gives_back = gives_back

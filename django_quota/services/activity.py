@@ -17,9 +17,9 @@ from django_quota.core.clock import frozen_now
 from django_quota.core.days import day_of
 from django_quota.core.errors import StoreRefusesWrites
 from django_quota.core.keys import named, part_base, system_key
-from django_quota.engine.metrics_operation import FIELDS, OTHER, OUTAGES
 from django_quota.engine.operations import text
-from django_quota.engine.usage_operations import ReadDays
+from django_quota.engine.subject_operations import ReadDays
+from django_quota.engine.system_operations import FIELDS, OTHER, OUTAGES
 from django_quota.services.metrics import MINUTE, OTHER_LABEL
 from django_quota.services.registry import get_limiter
 from django_quota.services.scanning import Walk

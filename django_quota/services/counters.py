@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, cast
 
 from django_quota.conf import current
-from django_quota.core.clock import MAX_GUESSES, frozen_now, machine_now
+from django_quota.core.clock import MAX_GUESSES, SECOND, frozen_now, machine_now
 from django_quota.core.days import Day, day_of
 from django_quota.core.errors import ConfigurationError, CounterError, StoreUnavailable
 from django_quota.core.flow import Flow, run_async, run_sync
@@ -333,7 +333,7 @@ def _microseconds(ttl: object) -> int:
             f"ttl={ttl!r} is not a time from one second to a hundred years.",
             "Use a timedelta or whole seconds, for example timedelta(days=30).",
         )
-    return round(seconds * 1_000) * operations.MILLISECOND
+    return round(seconds * SECOND)
 
 
 def _months(first: date, last: date) -> Iterator[tuple[str, int, int]]:

@@ -25,7 +25,7 @@ from django_quota.core.errors import RateError, RuleError, StoreUnavailable, did
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, Rule
 from django_quota.engine.codec import RETRY_WITH, Reply, outcomes_of
 from django_quota.engine.decide import Decide
-from django_quota.engine.hits import CompiledLimit, Hit
+from django_quota.engine.hits import Hit
 from django_quota.engine.operations import text
 from django_quota.engine.plans import Plan
 from django_quota.engine.subject_operations import InspectSubject
@@ -568,12 +568,12 @@ def _preview_rate(
 
 def _peek_ignoring_overrides(subject: str, rules: Sequence[Rule], now: int) -> Iterator[Outcome]:
     base = keys.subject_base(current().prefix, subject)
-    nothing = keys.key_of(base, "s", "preview")  # a hash that is never written, so it holds no override
     hits = []
     for rule in rules:
-        hit = Hit(rule, keys.field(rule.name), nothing, subject, 1)
-        hit.limits = [CompiledLimit.of(keys.state_key(base, limit), limit, now) for limit in rule.limits]
-        hit.holds = keys.key_of(base, "h", rule.name)
+        hit = Hit(rule, f"{base}}}:", subject, 1)
+        hit.limits = [limit.at(now) for limit in hit.limits]
+        hit.holds = hit.holds_key
+        hit.status_key = keys.key_of(base, "s", "preview")  # a hash that is never written, so it holds no override
         hits.append(hit)
     for batch in batches(hits):
         yield from _peek_hits(batch)

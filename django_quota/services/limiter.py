@@ -94,7 +94,7 @@ class Limiter:
                 guess = self._learn_clock(reply[0])
             raise StoreUnavailable(_SLOW)  # noqa: TRY301 — it is an outage like any other
         except StoreFull:
-            decision = plan.uncounted(plan.rules)
+            decision = plan.without_store(plan.rules)
             return decision if is_step else _observed(plan, decision, mode, began)
         except StoreUnavailable as error:
             yield IOCall(send, asend, self.outages.failed(error, plan.subjects), Limiter)
@@ -178,7 +178,7 @@ class Limiter:
             if operation is None:
                 return decision
             reply = yield IOCall(self.store.run, self.store.arun, operation, frozen_now())
-            return plan.compensated(reply)
+            return plan.compensated(operation, reply)
         except StoreUnavailable as error:
             logger.warning("A refused request stays counted under some of its limits: %s", error)
             return decision
@@ -220,19 +220,17 @@ class Limiter:
     def _decide_without_store(self, plan: Plan, mode: Mode, failure: StoreUnavailable) -> Decision:
         """Decide each rule by its `on_unavailable`."""
         default = current().without_store(is_full=isinstance(failure, StoreOutOfMemory))
-        binding = [rule for rule in plan.rules if rule.limits and not rule.shadow]
-        denying = [rule for rule in binding if (rule.on_unavailable or default) == "deny"]
-        for rule in denying:
-            if rule.block:
-                return plan.denied(rule)
+        denied = plan.without_store([rule for rule in plan.rules if (rule.on_unavailable or default) == "deny"])
+        if denied.enforced:
+            return denied
         local = [rule for rule in plan.rules if rule.limits and (rule.on_unavailable or default) == "local"]
         workers = 1 if self.workers is None else self.workers.number
         divided = partial(part_of, workers=workers)
         try:
             decision = self._decide_locally(plan.only(local, divided), mode) if local else plan.unlimited(degraded=True)
         except StoreFull:
-            decision = plan.uncounted(local)
-        return decision.combined_with(plan.denied(denying[0])) if denying else decision
+            decision = plan.without_store(local)
+        return decision if denied.allowed else decision.combined_with(denied)
 
     def _decide_locally(self, plan: Plan, mode: Mode) -> Decision:
         """Decide in the memory of this process."""

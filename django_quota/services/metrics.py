@@ -20,8 +20,8 @@ from django_quota.core.days import day_of
 from django_quota.core.decisions import Decision, Outcome
 from django_quota.core.forks import register_fork_aware
 from django_quota.core.keys import escape, field, named, system_key
-from django_quota.engine.metrics_operation import FIELDS, OTHER, OUTAGES, AddMetrics, MetricsKeys
 from django_quota.engine.plans import Plan
+from django_quota.engine.system_operations import FIELDS, OTHER, OUTAGES, AddMetrics, MetricsKeys
 from django_quota.services.flusher import flusher
 from django_quota.stores.base import Store
 

@@ -10,7 +10,7 @@ from django_quota.conf import current
 from django_quota.core.errors import RuleError
 from django_quota.core.keys import key_of, subject_base
 from django_quota.core.rates import parse_seconds
-from django_quota.engine.once_operation import Once
+from django_quota.engine.subject_operations import Once
 from django_quota.services.registry import store_call
 from django_quota.services.subjects import digest
 

@@ -24,7 +24,7 @@ from django_quota.core.rules import Rule
 from django_quota.engine.events import AppendEvents, EventRecord
 from django_quota.engine.hits import Hit
 from django_quota.engine.plans import Plan, event_log_of
-from django_quota.engine.refusal_operation import RecordRefusals
+from django_quota.engine.subject_operations import RecordRefusals
 from django_quota.services.flusher import flusher
 from django_quota.services.metrics import DecisionMetrics
 from django_quota.services.overrides import try_all

@@ -137,7 +137,7 @@ class Hold:
             (rule.name, subject): cost for (rule, subject, _, _), cost in zip(self._plan.asked, costs, strict=True)
         }
         settled = [by_entry[hit.rule.name, hit.subject] for hit in self._plan.hits]
-        return (yield from decision_flow(self._plan, Settle(holds, settled)))
+        return (yield from decision_flow(self._plan, Settle.of(holds, settled)))
 
     def _settling_used(self, used: Callable[[], Actual]) -> Flow[Decision]:
         try:
@@ -171,7 +171,7 @@ class Hold:
         holds = self._holds
         if holds is None:
             return False
-        decision = yield from decision_flow(self._plan, Renew(holds, span))
+        decision = yield from decision_flow(self._plan, Renew.of(holds, [span] * len(holds)))
         if decision.degraded or self._holds is not holds:
             return False
         renewed = self._plan.holds

@@ -36,7 +36,7 @@ from django_quota.core.clock import frozen_now
 from django_quota.core.keys import KINDS, is_system, pattern, read, system_key
 from django_quota.core.keys import field as name_field
 from django_quota.engine.operations import Operation, text
-from django_quota.engine.sweep_operation import Sweep, Swept
+from django_quota.engine.system_operations import Sweep, Swept
 from django_quota.services.counters import resume_overdue
 from django_quota.services.scanning import Walk
 from django_quota.stores.redis.store import RedisStore

@@ -21,7 +21,7 @@ from django_quota.core.errors import RuleError
 from django_quota.core.keys import escape, key_of, named, part_base, pattern, read
 from django_quota.engine.events import DAY, DAY_TTL
 from django_quota.engine.operations import text
-from django_quota.engine.usage_operations import DropDay, ReadDays
+from django_quota.engine.subject_operations import DropDay, ReadDays
 from django_quota.services.registry import get_limiter
 from django_quota.services.scanning import Walk, find_hashes
 from django_quota.services.subjects import is_user, named_subject, user_subject

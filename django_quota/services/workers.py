@@ -18,7 +18,7 @@ from django_quota.core.forks import register_fork_aware
 from django_quota.core.keys import system_key
 from django_quota.core.rates import Rate
 from django_quota.core.rules import Rule
-from django_quota.engine.worker_operation import RegisterWorker
+from django_quota.engine.system_operations import RegisterWorker
 from django_quota.services.flusher import flusher
 from django_quota.stores.base import Store
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakValueDictionary
 
 from redis.exceptions import RedisError, ResponseError
@@ -27,6 +27,7 @@ from django_quota.core.forks import register_fork_aware
 from django_quota.engine.lease_operations import KeepPlaces, SlotKeys, make_token
 from django_quota.engine.operations import Operation, text
 from django_quota.stores.redis.errors import translate_error
+from django_quota.stores.redis.wake_up import WakeUpChannel
 
 logger = logging.getLogger("django_quota")
 
@@ -47,18 +48,6 @@ RETRY = 0.2
 
 IDLE = 10.0
 """Seconds that the thread goes on while nobody waits."""
-
-
-class Channel(Protocol):
-    """Brings the wake-ups of a process. Its methods raise redis-py's errors."""
-
-    def wait(self, seconds: float) -> list[str]:
-        """Wait for wake-ups; return the tokens to wake."""
-        ...
-
-    def close(self) -> None:
-        """Close the connection."""
-        ...
 
 
 class Waiter:
@@ -134,7 +123,7 @@ class WaitQueue:
     """
 
     def __init__(
-        self, run: Callable[[Operation, int | None], Any], open_channel: Callable[[str], Channel] | None
+        self, run: Callable[[Operation, int | None], Any], open_channel: Callable[[str], WakeUpChannel] | None
     ) -> None:
         self._run = run
         self._open_channel = open_channel
@@ -234,13 +223,13 @@ class _Thread(threading.Thread):
         self,
         queue: WaitQueue,
         run: Callable[[Operation, int | None], Any],
-        open_channel: Callable[[], Channel] | None,
+        open_channel: Callable[[], WakeUpChannel] | None,
     ) -> None:
         super().__init__(name="django-quota-waiters", daemon=True)
         self._queue = queue
         self._run_operation = run
         self._open_channel = open_channel
-        self._channel: Channel | None = None
+        self._channel: WakeUpChannel | None = None
         self._stopped = threading.Event()
         self._due = 0.0
         self._busy_at = time.monotonic()

@@ -18,9 +18,9 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+import django_quota
 from django_quota import check, peek
 from django_quota.adapters import digest
-from django_quota.admin import override_admin
 from django_quota.models import QuotaOverride
 from django_quota.testing import RedisServer
 from tests.admin.operators import operator, superuser
@@ -60,10 +60,10 @@ def do(client: Client, action: str, rows: list[QuotaOverride], **given: str) -> 
 
 
 def test_the_style_sheet_names_columns_of_the_list() -> None:
-    styles = Path(override_admin.__file__).parents[1].joinpath("static/django_quota/subject.css").read_text()
+    styles = Path(django_quota.__file__).parent.joinpath("static/django_quota/subject.css").read_text()
     styled = set(re.findall(r"\.field-(\w+)", styles))
     assert styled == {"subject", "rule_name", "short_reason"}
-    assert styled <= set(override_admin.QuotaOverrideAdmin.list_display)
+    assert styled <= set(admin.site.get_model_admin(QuotaOverride).list_display)
 
 
 def listed(client: Client, **query: str) -> list[str]:
@@ -373,7 +373,7 @@ class TestActions:
         assert 'name="select_across" value="1"' in shown.content.decode()
         do(client, "block_selected", [], select_across="1", _selected_action="0")
         assert QuotaOverride.objects.filter(mode="blocked").count() == 4
-        monkeypatch.setattr(override_admin, "MAX_BULK_CHANGES", 3)
+        monkeypatch.setattr("django_quota.admin.override_admin.MAX_BULK_CHANGES", 3)
         do(client, "exempt_selected", [], select_across="1", _selected_action="0")
         assert not QuotaOverride.objects.filter(mode="exempt").exists()
 

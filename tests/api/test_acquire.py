@@ -3,49 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import time
 from typing import Any
 
 import pytest
 
 from django_quota import Decision, RuleError, aacquire, acquire, ban, check, peek
-from django_quota.core.clock import freeze_for_all
-from django_quota.core.flow import IOCall
-from django_quota.services import api
-from tests.support.steps import SECOND, START
+from django_quota.testing import QuotaKit
+from tests.support.calls import both
 
 SUBJECT = "user:42"
 
 
 @pytest.fixture
-def slept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+def slept(the_clock_stands: QuotaKit, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return what was slept; sleeping moves the clock instead."""
     found: list[float] = []
-    now = [START]
 
     def sleep(seconds: float) -> None:
         found.append(seconds)
-        now[0] += int(seconds * SECOND)
-        freeze_for_all(now[0])
+        the_clock_stands.advance(seconds)
 
     async def asleep(seconds: float) -> None:
         sleep(seconds)
 
-    freeze_for_all(START)
-    monkeypatch.setattr(api, "sleep", lambda seconds: IOCall(sleep, asleep, seconds))
-    yield found
-    freeze_for_all(None)
-
-
-@pytest.fixture(params=["sync", "async"])
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "sleep", asleep)
+    return found
 
 
 def take(kind: str, *given: Any, **options: Any) -> Decision:
     return acquire(*given, **options) if kind == "sync" else asyncio.run(aacquire(*given, **options))
 
 
+@both
 @pytest.mark.usefixtures("either_store")
 class TestWaiting:
     def test_with_room_it_is_a_check(self, kind: str, slept: list[float]) -> None:
@@ -83,20 +74,20 @@ class TestTries:
     def test_who_finds_the_room_taken_waits_again_and_no_longer_than_the_timeout(
         self, slept: list[float], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        moves_the_clock = vars(api)["sleep"]
+        sleep = time.sleep
 
         def beaten(seconds: float) -> None:
-            moves_the_clock(seconds).run_sync()
+            sleep(seconds)
             check("1/10s", SUBJECT)  # another caller is faster each time
 
-        monkeypatch.setattr(api, "sleep", lambda seconds: IOCall(beaten, asyncio.sleep, seconds))
+        monkeypatch.setattr(time, "sleep", beaten)
         check("1/10s", SUBJECT)
         assert not acquire("1/10s", SUBJECT, timeout=35).allowed
         assert slept == [pytest.approx(10, abs=0.01)] * 3
 
-    @pytest.mark.usefixtures("slept")
+    @pytest.mark.usefixtures("the_clock_stands")
     def test_a_frozen_clock_does_not_make_it_wait_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(api, "sleep", lambda seconds: IOCall(lambda: None, asyncio.sleep))
+        monkeypatch.setattr(time, "sleep", lambda _: None)
         check("1/10s", SUBJECT)
         assert not acquire("1/10s", SUBJECT, timeout=35).allowed
 

@@ -33,10 +33,10 @@ from django_quota import (
     reset_subject,
     unban,
 )
-from django_quota.services.inspection import load_snapshot
 from django_quota.signals import banned
 from django_quota.testing import freeze
 from tests.support.calls import always
+from tests.support.inspection import bans_of
 from tests.support.published import override
 from tests.support.steps import SECOND, START
 from tests.support.stores import forget_forms
@@ -69,10 +69,6 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 def do(kind: str, verb: Any, averb: Any, *given: Any) -> Any:
     return verb(*given) if kind == "sync" else asyncio.run(averb(*given))
-
-
-def bans_of(subject: str = SUBJECT) -> list[tuple[str, float, int]]:
-    return [(each.rule, each.ends_in, each.level) for each in load_snapshot(subject).bans]
 
 
 def get(**meta: Any) -> HttpRequest:
@@ -111,7 +107,7 @@ class TestBan:
             assert (decision.allowed, decision.enforced, decision.retry_after) == (False, True, 600.0)
             assert decision.outcomes[0].why == "banned"
             assert decision.explain() == f"Rule 'search' refuses {SUBJECT}, which is banned; try again in 10 minutes."
-            assert bans_of() == [("search", 600.0, 1)]
+            assert bans_of(SUBJECT) == [("search", 600.0, 1)]
             assert check("login", SUBJECT).allowed
         with freeze(START + 10 * MINUTE - 1):
             refused = check("search", SUBJECT)
@@ -129,7 +125,7 @@ class TestBan:
             assert check("search", SUBJECT).remaining == 1
             assert do(kind, unban, aunban, SUBJECT) == 2
             assert do(kind, unban, aunban, SUBJECT) == 0
-            assert bans_of() == []
+            assert bans_of(SUBJECT) == []
 
     def test_reset_lifts_it(self) -> None:
         with freeze(START):
@@ -142,7 +138,7 @@ class TestBan:
             ban(SUBJECT, "search", 600)
             assert ban(SUBJECT, "search", 60).retry_after == 600.0
             assert ban(SUBJECT, "search", 900).retry_after == 900.0
-            assert bans_of() == [("search", 900.0, 1)]
+            assert bans_of(SUBJECT) == [("search", 900.0, 1)]
 
     def test_it_is_one_in_the_row_of_the_bans_of_its_rule(self) -> None:
         with freeze(START):
@@ -150,10 +146,10 @@ class TestBan:
         with freeze(START + 2 * MINUTE):
             for _ in range(3):
                 check("login", SUBJECT)
-            assert bans_of() == [("login", 3_600.0, 2)]
+            assert bans_of(SUBJECT) == [("login", 3_600.0, 2)]
             unban(SUBJECT, "login")
             ban(SUBJECT, "login", 60)
-            assert bans_of() == [("login", 60.0, 1)]
+            assert bans_of(SUBJECT) == [("login", 60.0, 1)]
 
     def test_a_block_and_an_exemption_go_before_it(self) -> None:
         with freeze(START):
@@ -185,7 +181,7 @@ class TestBan:
         with freeze(START):
             for rule in ("of-the-view", "7 per hour", Rule.make("own", "2/m")):
                 assert ban(SUBJECT, rule, 600).retry_after == 600.0
-            assert [rule for rule, _, _ in bans_of()] == ["7/h", "of-the-view", "own"]
+            assert [rule for rule, _, _ in bans_of(SUBJECT)] == ["7/h", "of-the-view", "own"]
             assert not check("7/h", SUBJECT)
 
     def test_other_limits_of_the_request_spend_nothing(self) -> None:
@@ -211,7 +207,7 @@ class TestBan:
         settings.QUOTA = {**before, "ENABLED": False}
         assert ban(SUBJECT, "search", 600).allowed
         settings.QUOTA = before
-        assert bans_of() == []
+        assert bans_of(SUBJECT) == []
         assert signalled == []
 
 

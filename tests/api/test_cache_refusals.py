@@ -15,10 +15,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from django_quota import (
-    Decision,
     Rule,
     RuleError,
-    StoreUnavailable,
     acheck,
     arefund,
     areset,
@@ -29,54 +27,35 @@ from django_quota import (
     reserve,
     reset,
     reset_subject,
+    unban,
 )
-from django_quota.core.flow import Flow, IOCall, run_sync
-from django_quota.core.rules import MAX_CACHE_REFUSALS
-from django_quota.engine.decide import Decide
-from django_quota.engine.plans import Plan
-from django_quota.engine.refusal_operation import RecordRefusals
+from django_quota.adapters import decide, set_body_parser
 from django_quota.exceptions import QuotaExceeded
 from django_quota.models import QuotaOverride
-from django_quota.services import refusals
-from django_quota.services.activity import activity
-from django_quota.services.flusher import flusher
-from django_quota.services.registry import get_limiter
-from django_quota.services.reset import lift_bans
-from django_quota.services.usage import Count, usage
 from django_quota.testing import clear, freeze
-from tests.support.calls import decide_plan
+from tests.support.calls import before_the_next_answer_is_read, calls_of, get
+from tests.support.counts import checks_of, checks_of_today, count_what_waits, days_of, refused_today
 from tests.support.inputs import inputs
+from tests.support.memory import (
+    as_another_process,
+    remembered_refusals,
+    uncounted_refusals,
+    with_room_for_refusals,
+    with_room_for_uncounted,
+)
+from tests.support.outages import no_answer
 from tests.support.processes import ended, forks, processes, started, threads_ran
 from tests.support.published import override
 from tests.support.steps import SECOND, START
-from tests.support.stores import current_store
 
 SUBJECT = "ip:203.0.113.9"
 NOON = START // (86_400 * SECOND) * 86_400 * SECOND + 43_200 * SECOND
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Decide]:
-    """What the store was asked to decide."""
-    found: list[Decide] = []
-    store = current_store()
-    once, later = store.run, store.arun
-
-    def note(operation: Any) -> None:
-        if isinstance(operation, Decide) and operation not in found[-1:]:  # the memory store's `arun` calls its `run`
-            found.append(operation)
-
-    def run_noted(operation: Any, now: int | None = None) -> Any:
-        note(operation)
-        return once(operation, now)
-
-    async def arun_noted(operation: Any, now: int | None = None) -> Any:
-        note(operation)
-        return await later(operation, now)
-
-    monkeypatch.setattr(store, "run", run_noted)
-    monkeypatch.setattr(store, "arun", arun_noted)
-    return found
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The calls of the store."""
+    return calls_of(monkeypatch)
 
 
 def fill(rate: str = "1/m", subject: str = SUBJECT, **options: Any) -> None:
@@ -89,7 +68,7 @@ def fill(rate: str = "1/m", subject: str = SUBJECT, **options: Any) -> None:
 
 @pytest.mark.usefixtures("either_store")
 class TestARefusalIsRepeated:
-    def test_to_a_reservation_too(self, asked: list[Decide]) -> None:
+    def test_to_a_reservation_too(self, asked: list[int]) -> None:
         with freeze(NOON):
             fill(cache_refusals=10)
             asked.clear()
@@ -97,7 +76,7 @@ class TestARefusalIsRepeated:
                 reserve("1/m", SUBJECT, cache_refusals=10)
         assert asked == []
 
-    def test_without_the_store_and_its_times_count_down(self, asked: list[Decide]) -> None:
+    def test_without_the_store_and_its_times_count_down(self, asked: list[int]) -> None:
         with freeze(NOON):
             check("2/m", SUBJECT, cache_refusals=10)
         with freeze(NOON + 5 * SECOND):
@@ -111,7 +90,7 @@ class TestARefusalIsRepeated:
         assert (decision.retry_after, decision.reset_after, outcome.next_after) == (52.0, 57.0, 52.0)
         assert (decision.rule, decision.subject, decision.limit, decision.remaining) == ("2/m", SUBJECT, 2, 0)
 
-    def test_refusals_are_repeated_for_as_long_as_the_option_says(self, asked: list[Decide]) -> None:
+    def test_refusals_are_repeated_for_as_long_as_the_option_says(self, asked: list[int]) -> None:
         with freeze(NOON):
             fill(cache_refusals=2)
             asked.clear()
@@ -128,7 +107,7 @@ class TestARefusalIsRepeated:
         with freeze(NOON + 5 * SECOND):
             assert check("1/5s", SUBJECT, cache_refusals=60)
 
-    def test_in_async_code_too(self, asked: list[Decide]) -> None:
+    def test_in_async_code_too(self, asked: list[int]) -> None:
         async def ask() -> None:
             for _ in range(5):
                 await acheck("1/m", SUBJECT, cache_refusals=60)
@@ -142,36 +121,35 @@ class TestARefusalIsRepeated:
         with freeze(NOON):
             asyncio.run(ask())
 
-    def test_by_the_setting_unless_the_rule_says_otherwise(self, settings: Any, asked: list[Decide]) -> None:
+    def test_by_the_setting_unless_the_rule_says_otherwise(
+        self, settings: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with freeze(NOON):
-            for _ in range(4):
-                check("1/m", SUBJECT)
-            assert len(asked) == 4
-            store = current_store()
             settings.QUOTA = {**settings.QUOTA, "CACHE_REFUSALS": 1.5}
-            assert current_store() is not store
-            fill(name="on")
-            fill(name="off", cache_refusals=0)
-            assert [name for rules in get_limiter().refusals.table.values() for name in rules] == ["on"]
+            for rule, trips in ((Rule.make("on", "1/m"), 2), (Rule.make("off", "1/m", cache_refusals=0), 4)):
+                asked = calls_of(monkeypatch)
+                for _ in range(4):
+                    check(rule, SUBJECT)
+                assert len(asked) == trips
 
-    def test_of_a_plan_if_one_of_its_rules_refuses(self, asked: list[Decide]) -> None:
+    def test_of_a_plan_if_one_of_its_rules_refuses(self, asked: list[int]) -> None:
         one, other = Rule.make("one", "1/m", cache_refusals=10), Rule.make("other", "9/m")
         with freeze(NOON):
             fill("1/m", name="one")
-            assert not plan_of(one)
+            assert not request_under(one)
             asked.clear()
-            decision = plan_of(other, one)
+            decision = request_under(other, one)
             assert [outcome.rule for outcome in decision.outcomes] == ["one"]
             assert asked == []
             assert peek("9/m", SUBJECT, name="other").remaining == 9
 
-    def test_retry_after_is_the_longest_wait_of_all_that_refuse(self, asked: list[Decide]) -> None:
+    def test_retry_after_is_the_longest_wait_of_all_that_refuse(self, asked: list[int]) -> None:
         short, long = Rule.make("short", "1/m", cache_refusals=10), Rule.make("long", "1/h", cache_refusals=10)
         with freeze(NOON):
-            plan_of(short, long)
-            plan_of(short, long)
+            request_under(short, long)
+            request_under(short, long)
             asked.clear()
-            assert plan_of(short, long).retry_after == 3600
+            assert request_under(short, long).retry_after == 3600
             assert asked == []
 
     def test_of_one_subject_only(self) -> None:
@@ -180,12 +158,9 @@ class TestARefusalIsRepeated:
             assert check("1/m", "ip:203.0.113.10", cache_refusals=10)
 
 
-def plan_of(*rules: Rule, cost: int = 1) -> Any:
-    """Decide these rules for the subject, as a request does."""
-    plan = Plan("quota")
-    for rule in rules:
-        plan.add(rule, SUBJECT, cost)
-    return decide_plan(plan, "check")
+def request_under(*rules: Rule) -> Any:
+    """Decide these rules for a request of the subject."""
+    return decide(get(REMOTE_ADDR="203.0.113.9"), rules)
 
 
 @pytest.mark.usefixtures("memory_store")
@@ -202,38 +177,38 @@ class TestTheStoreIsAskedForEach:
         ],
         ids=lambda options: next(iter(options)),
     )
-    def test_refusal_of_a_rule_that_needs_it(self, asked: list[Decide], options: dict[str, Any]) -> None:
+    def test_refusal_of_a_rule_that_needs_it(self, asked: list[int], options: dict[str, Any]) -> None:
         rule = Rule.make("a", "1/m", **{"cache_refusals": 10, **options})
         with freeze(NOON):
             for _ in range(5):
                 check(rule, SUBJECT)
         assert len(asked) == 5
 
-    def test_value_of_a_rule_that_counts_different_ones(self, asked: list[Decide]) -> None:
+    def test_value_of_a_rule_that_counts_different_ones(self, asked: list[int]) -> None:
         rule = Rule.make("a", "1/m", distinct=True, cache_refusals=10)
         with freeze(NOON):
             assert [check(rule, SUBJECT, value=value).allowed for value in "abba"] == [True, False, False, True]
         assert len(asked) == 4
 
-    def test_request_with_another_rule_that_counts_refusals(self, asked: list[Decide]) -> None:
+    def test_request_with_another_rule_that_counts_refusals(self, asked: list[int]) -> None:
         plain = Rule.make("plain", "1/m", cache_refusals=10)
         banning = Rule.make("banning", "2/m", ban={"after": "90/m", "for": "1h"})
         with freeze(NOON):
             for _ in range(3):
-                plan_of(plain)
+                request_under(plain)
             assert len(asked) == 2
             for _ in range(3):
-                assert not plan_of(plain, banning)
+                assert not request_under(plain, banning)
         assert len(asked) == 5
 
-    def test_other_cost(self, asked: list[Decide]) -> None:
+    def test_other_cost(self, asked: list[int]) -> None:
         with freeze(NOON):
             assert check("5/m", SUBJECT, 3, cache_refusals=10)
             for cost, allowed, trips in ((3, False, 2), (3, False, 2), (4, False, 3), (2, True, 4)):
                 assert check("5/m", SUBJECT, cost, cache_refusals=10).allowed is allowed
                 assert len(asked) == trips
 
-    def test_peek(self, asked: list[Decide]) -> None:
+    def test_peek(self, asked: list[int]) -> None:
         with freeze(NOON):
             fill(cache_refusals=10)
             asked.clear()
@@ -249,8 +224,8 @@ class TestTheStoreIsAskedForEach:
         narrow, wide = (Rule.make("a", rate, cache_refusals=10) for rate in ("1/m", "9/h"))
         with freeze(NOON):
             for _ in range(3):
-                plan_of(wide, narrow)
-            assert plan_of(wide)  # the limit of the narrow one has refused
+                request_under(wide, narrow)
+            assert request_under(wide)  # the limit of the narrow one has refused
 
 
 class TestWhatMakesRoomInThisProcess:
@@ -287,49 +262,39 @@ class TestWhatElseMakesRoomInThisProcess:
             assert check("5/m", SUBJECT, cache_refusals=60)
 
     def test_a_reset_while_a_refusal_is_under_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        store = current_store()
-        original = store.run
-
-        def reset_in_between(operation: Any, now: int | None = None) -> Any:
-            reply = original(operation, now)
-            monkeypatch.setattr(store, "run", original)
-            reset("1/m", SUBJECT)
-            return reply
-
         with freeze(NOON):
             check("1/m", SUBJECT, cache_refusals=60)
-            monkeypatch.setattr(store, "run", reset_in_between)
+            before_the_next_answer_is_read(monkeypatch, lambda: reset("1/m", SUBJECT))
             assert not check("1/m", SUBJECT, cache_refusals=60)
             assert check("1/m", SUBJECT, cache_refusals=60)
 
-    def test_a_lifted_ban(self) -> None:
-        # The rule had a ban until a moment ago; its refusals now come from an override.
+    def test_a_lifted_ban(self, asked: list[int]) -> None:
+        # The rule had a ban until a moment ago; its refusals now come from its limit.
         with freeze(NOON):
             fill(cache_refusals=60)
-            assert get_limiter().refusals.table
-            lift_bans(SUBJECT, [])
-            assert not get_limiter().refusals.table
+            unban(SUBJECT)
+            asked.clear()
+            assert not check("1/m", SUBJECT, cache_refusals=60)
+        assert len(asked) == 1
 
     def test_a_part_of_a_request_that_is_given_back(self) -> None:
-        first, second = Plan("quota"), Plan("quota")
-        first.add(Rule.make("first", "1/m", cache_refusals=60), SUBJECT, 1)
-        second.add(Rule.make("second", "0/m"), SUBJECT, 1)
+        first, second = Rule.make("first", "1/m", cache_refusals=60), Rule.make("second", "0/m", key="json:phone")
+        request = get("post", content_type="application/json", REMOTE_ADDR="203.0.113.9")
 
-        def made() -> Flow[Plan]:
-            assert not (yield IOCall(other_request, acheck))
-            return second
+        def parse() -> dict[str, str]:
+            assert not request_under(first)  # meanwhile another request is refused
+            return {"phone": "1"}
 
-        def other_request() -> Decision:
-            return check("1/m", SUBJECT, name="first", cache_refusals=60)
-
+        set_body_parser(request, parse)
         with freeze(NOON):
-            assert not run_sync(get_limiter().two_step_flow(first, made))
-            assert check("1/m", SUBJECT, name="first", cache_refusals=60)
+            assert decide(request, [first, second]).rule == "second"
+            assert request_under(first)
 
     def test_a_change_of_the_settings(self, settings: Any) -> None:
-        settings.QUOTA = {**settings.QUOTA, "CACHE_REFUSALS": 60, "RULES": {"a": "1/m"}}
+        settings.QUOTA = {**settings.QUOTA, "RULES": {"a": {"rate": "1/m", "cache_refusals": 60}}}
         with freeze(NOON):
             fill("a")
+            assert remembered_refusals() == 1
             settings.QUOTA = {**settings.QUOTA, "RULES": {"a": "5/m"}}
             assert check("a", SUBJECT)
 
@@ -368,15 +333,14 @@ class TestRefusalsFromMemoryAreCounted:
         with freeze(NOON):
             for _ in range(8):
                 check("3/m", "user:1", name="a", cache_refusals=10)
-            flusher.flush()
+            count_what_waits()
             for _ in range(2):
                 check("3/m", "user:1", name="a", cache_refusals=10)
-            flusher.flush()
-            flusher.flush()
-            (rule,) = activity().rules
-            assert (rule.rule, rule.allowed, rule.refused) == ("a", 3, 7)
-            assert [(each.subject, each.count) for each in activity().refused] == [("user:1", 7)]
-            assert list(usage("user:1").values()) == [{"a": Count(3, 7)}]
+            count_what_waits()
+            count_what_waits()
+            assert checks_of_today() == {"a": (3, 7, 0)}
+            assert refused_today() == [("user:1", 7)]
+            assert checks_of("user:1") == {"a": (3, 7)}
 
     def test_on_the_day_of_the_refusal(self) -> None:
         midnight = NOON + 43_200 * SECOND
@@ -386,8 +350,8 @@ class TestRefusalsFromMemoryAreCounted:
         with freeze(midnight):
             check("1/m", "user:1", name="a", cache_refusals=10)
             check("1/m", "user:1", name="a", cache_refusals=10)
-            flusher.flush()
-            assert [counts["a"] for counts in usage("user:1").values()] == [Count(1, 2), Count(0, 2)]
+            count_what_waits()
+            assert [counts["a"] for counts in days_of("user:1").values()] == [(1, 2), (0, 2)]
 
     def test_by_threads_that_refuse_at_the_same_time(self) -> None:
         from concurrent.futures import ThreadPoolExecutor
@@ -399,22 +363,8 @@ class TestRefusalsFromMemoryAreCounted:
             with ThreadPoolExecutor(8) as pool:
                 refused = pool.map(lambda each: each.run(check, "1/m", SUBJECT, name="a", cache_refusals=60), contexts)
                 assert not any(refused)
-            flusher.flush()
-            (rule,) = activity().rules
-        assert (rule.allowed, rule.refused) == (1, 401)
-
-
-@pytest.mark.usefixtures("either_store")
-def test_a_batch_says_whether_an_event_is_due() -> None:
-    base = "quota:1:{user:1}"
-    run_one = current_store().run
-    replies = [
-        run_one(RecordRefusals(f"{base}:s", f"{base}:day:2025-11-21", "a", 3, span), NOON + after)
-        for after, span in ((0, 0), (0, SECOND), (SECOND - 1, SECOND), (SECOND, SECOND))
-    ]
-    assert replies == [0, 1, 0, 1]
-    with freeze(NOON):
-        assert list(usage("user:1").values()) == [{"a": Count(0, 12)}]
+            count_what_waits()
+            assert checks_of_today() == {"a": (1, 401, 0)}
 
 
 @pytest.mark.usefixtures("redis_cache")
@@ -433,42 +383,40 @@ class TestTheEventsOfRefusalsFromMemory:
             with freeze(NOON + after):
                 for _ in range(3):
                     assert not check("1/m", SUBJECT, name="a", cache_refusals=30, warn_at=None)
-                flusher.flush()
+                count_what_waits()
         assert self.kinds(raw) == 3 * [(b"refused", b"a", NOON + 60 * SECOND)]
 
     def test_a_short_memory_needs_none_of_its_own(self, raw: redis.Redis) -> None:
-        with freeze(NOON):
-            fill(name="a", cache_refusals=1, warn_at=None)
-            check("1/m", SUBJECT, name="a", cache_refusals=1, warn_at=None)
-            raw.config_resetstat()
-            get_limiter().refusals.flush()
-        assert "cmdstat_evalsha" not in raw.info("commandstats")
+        calls = {}
+        check("1/m", "ip:203.0.113.10")
+        count_what_waits()  # says first that this process is there
+        for seconds in (30, 1):
+            with freeze(NOON):
+                fill(name="a", cache_refusals=seconds, warn_at=None)
+                check("1/m", SUBJECT, name="a", cache_refusals=seconds, warn_at=None)
+                raw.config_resetstat()
+                count_what_waits()
+            calls[seconds] = raw.info("commandstats")["cmdstat_evalsha"]["calls"]
+            count_what_waits()
+        assert calls == {30: 2, 1: 1}  # with the metrics
 
     def test_none_if_events_are_off(self, raw: redis.Redis, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "EVENTS": 0}
         with freeze(NOON):
             fill(name="a", cache_refusals=30, warn_at=None)
             check("1/m", SUBJECT, name="a", cache_refusals=30, warn_at=None)
-            flusher.flush()
+            count_what_waits()
         assert not raw.exists("quota:1:{!}:events")
 
 
-def test_what_the_store_does_not_take_is_sent_again(memory_store: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = current_store()
-    original = store.run
-
-    def away(operation: Any, now: int | None = None) -> Any:
-        raise StoreUnavailable("it is away")
-
+def test_what_the_store_does_not_take_is_sent_again(memory_store: None) -> None:
     with freeze(NOON):
         fill(subject="user:1", name="a", cache_refusals=10)
         check("1/m", "user:1", name="a", cache_refusals=10)
-        monkeypatch.setattr(store, "run", away)
-        with pytest.raises(StoreUnavailable):
-            get_limiter().refusals.flush()
-        monkeypatch.setattr(store, "run", original)
-        flusher.flush()
-        assert list(usage("user:1").values()) == [{"a": Count(1, 2)}]
+        with no_answer():
+            assert not count_what_waits()
+        count_what_waits()
+        assert checks_of("user:1") == {"a": (1, 2)}
 
 
 @pytest.mark.usefixtures("redis_cache")
@@ -481,20 +429,21 @@ def test_what_one_subject_cannot_count_is_counted_once_for_the_others(raw: redis
         raw.delete(broken)
         raw.set(broken, "of another program")
         for _ in range(3):
-            with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
-                get_limiter().refusals.flush()
+            assert not count_what_waits()
         raw.delete(broken)
-        flusher.flush()
-        assert [list(usage(user).values()) for user in ("user:1", "user:3")] == [[{"a": Count(1, 2)}]] * 2
-        assert list(usage("user:2").values()) == [{"a": Count(0, 1)}]
+        count_what_waits()
+        assert [checks_of(user) for user in ("user:1", "user:2", "user:3")] == [
+            {"a": (1, 2)},
+            {"a": (0, 1)},
+            {"a": (1, 2)},
+        ]
 
 
 @forks
 @threads_ran
 def test_a_forked_process_starts_without_memory(memory_store: None) -> None:
     def child() -> None:
-        assert not get_limiter().refusals.table
-        assert check("1/m", SUBJECT, cache_refusals=60)  # and so does the memory store
+        assert check("1/m", SUBJECT, cache_refusals=60)  # its memory store is empty too
 
     with freeze(NOON), processes() as children:
         fill(cache_refusals=60)
@@ -508,38 +457,34 @@ def test_a_forked_process_starts_without_memory(memory_store: None) -> None:
 
 @pytest.mark.usefixtures("memory_store")
 class TestTheTable:
-    def size(self) -> int:
-        return sum(map(len, get_limiter().refusals.table.values()))
-
     def test_has_a_bound_and_no_count_is_lost(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(refusals, "MAX_SUBJECTS", 10)
+        with_room_for_refusals(10, monkeypatch)
         with freeze(NOON):
             for number in range(25):
                 for _ in range(2):
                     check("0/m", f"ip:192.0.2.{number}", name="a", cache_refusals=60)
-                assert 1 <= self.size() <= 10
-            flusher.flush()
-            (rule,) = activity().rules
-        assert rule.refused == 50
+                assert 1 <= remembered_refusals() <= 10
+            count_what_waits()
+            assert checks_of_today() == {"a": (0, 50, 0)}
 
     def test_and_what_waits_to_be_counted_have_a_bound_without_rounds(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(refusals, "MAX_UNCOUNTED", 100)
+        with_room_for_uncounted(100, monkeypatch)
         with freeze(NOON):
             for number in range(250):
                 for _ in range(2):
                     check("0/m", f"ip:192.0.2.{number}", name="a", cache_refusals=60)
-        assert len(get_limiter().refusals._uncounted) == 100
+        assert uncounted_refusals() == 100
 
     def test_lets_go_what_is_over(self) -> None:
         with freeze(NOON):
             fill(cache_refusals=5)
-            flusher.flush()
-            assert self.size() == 1
+            count_what_waits()
+            assert remembered_refusals() == 1
         with freeze(NOON + 5 * SECOND):
-            flusher.flush()
-        assert self.size() == 0
+            count_what_waits()
+        assert remembered_refusals() == 0
 
-    def test_is_no_use_to_a_clock_that_steps_back(self, asked: list[Decide]) -> None:
+    def test_is_no_use_to_a_clock_that_steps_back(self, asked: list[int]) -> None:
         with freeze(NOON):
             fill(cache_refusals=5)
         asked.clear()
@@ -589,13 +534,8 @@ def test_no_answer_differs_from_the_store_for_longer_than_said(memory_store: Non
             elif step == "reset":
                 reset(rule, SUBJECT)
             elif step == "elsewhere":
-                remembered = dict(get_limiter().refusals.table)
-                reset(rule, SUBJECT)
-                get_limiter().refusals.table.update(remembered)
-                for refusal in remembered.get(SUBJECT, {}).values():
-                    refusal.ends = refusal.begins + int(
-                        min(refusal.hit.rule.cache_refusals or 0, waits(refusal)) * SECOND
-                    )
+                with as_another_process():
+                    reset(rule, SUBJECT)
                 elsewhere[rule.name] = now
             else:
                 for _ in range(3):
@@ -604,12 +544,6 @@ def test_no_answer_differs_from_the_store_for_longer_than_said(memory_store: Non
                     if answer.allowed != true.allowed or answer.retry_after != pytest.approx(true.retry_after):
                         assert not answer.allowed
                         assert now < elsewhere[rule.name] + (rule.cache_refusals or 0) * SECOND
-
-
-def waits(refusal: refusals.Refusal) -> float:
-    """Return for how long the first limit of a refusal has no room."""
-    found = [each.retry_after for each in refusal.outcomes if not each.allowed and each.retry_after is not None]
-    return min(found, default=float(MAX_CACHE_REFUSALS))
 
 
 # --- floods -----------------------------------------------------------------------------------------------------------
@@ -644,7 +578,7 @@ def test_a_flood_of_a_view_hardly_reaches_redis(client: type[Any], raw: redis.Re
     assert (served.status_code, first.status_code) == (200, 429)
     raw.config_resetstat()
     *_, last = responses = visits(200)
-    flusher.flush()
+    count_what_waits()
     stats: Any = raw.info("commandstats")
     trips = sum(stat["calls"] for name, stat in stats.items() if name.startswith("cmdstat_eval"))
     assert {response.status_code for response in responses} == {429}
@@ -662,10 +596,3 @@ def test_another_value_is_refused_with_what_to_write(value: Any) -> None:
     with pytest.raises(RuleError, match=r"cache_refusals=.* from 0 to 60.*1\.0") as caught:
         Rule.make("a", "1/m", cache_refusals=value)
     assert repr(value) in str(caught.value)
-
-
-def test_a_rule_of_the_settings_takes_it(settings: Any) -> None:
-    from django_quota.conf import current
-
-    settings.QUOTA = {**settings.QUOTA, "RULES": {"a": {"rate": "1/m", "cache_refusals": 0.5}}}
-    assert current().rule("a").cache_refusals == 0.5

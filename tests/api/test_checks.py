@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 
 import django_quota
 from django_quota import quota
-from django_quota.conf import KNOWN_SETTINGS
 from django_quota.middleware import QuotaMiddleware
-from tests.support.findings import REDIS, TIMEOUTS, findings, ids
+from tests.support.findings import REDIS, SETTINGS, TIMEOUTS, findings, ids
 from tests.support.site_response import in_vain
 
 
@@ -587,7 +586,7 @@ def test_manage_check_fails_with_the_findings() -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from(KNOWN_SETTINGS) | st.text(),
+        st.sampled_from(SETTINGS) | st.text(),
         st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text() | st.lists(st.text(), max_size=1))
         | st.dictionaries(st.text(), st.none() | st.lists(st.text()) | st.dictionaries(st.text(), st.text())),
     )

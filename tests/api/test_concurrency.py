@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,13 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_quota import QuotaRequest, check, concurrency, quota, slot
-from django_quota.engine.lease_operations import Renew, SlotKeys
 from django_quota.exceptions import ConfigurationError, RuleError
-from django_quota.testing import RedisServer, freeze
+from django_quota.testing import RedisServer, clear, freeze
 from tests.support.calls import get, run
 from tests.support.commands import wait_until
-from tests.support.steps import SECOND, START
-from tests.support.stores import current_store
+from tests.support.outages import no_answer
+from tests.support.slots import lease_lasts
+from tests.support.steps import START
 
 both_stores = pytest.mark.usefixtures("either_store")
 in_memory = pytest.mark.usefixtures("memory_store")
@@ -236,7 +237,7 @@ class TestWhoIsLimited:
         limited = quota("2/m", name="rate")
         view = plain_async if asynchronous else plain
         for stacked in (one(limited(view)), limited(one(view))):
-            check_store_is_empty()
+            clear()
             first: Any = run(stacked)
             assert first.content == b"1"
             assert set(first.headers["RateLimit-Policy"].split(", ")) == {
@@ -246,16 +247,10 @@ class TestWhoIsLimited:
             with slot("view", 1):
                 assert run(stacked).status_code == 429
             assert held() == 0
-        check_store_is_empty()
+        clear()
         inner = one(limited(view))
         assert [run(inner).status_code for _ in range(3)] == [200, 200, 429]
         assert held() == 0
-
-
-def check_store_is_empty() -> None:
-    store: Any = current_store()
-    for shard in store._shards:
-        shard.kept.clear()
 
 
 # --- streaming --------------------------------------------------------------------------------------------------------
@@ -301,7 +296,6 @@ urlpatterns = [
 
 
 @both_stores
-@pytest.mark.django_db  # the end of a response looks after connections, which other tests may have opened
 @pytest.mark.urls("tests.api.test_concurrency")
 class TestStreaming:
     @pytest.mark.parametrize("url", ["/stream/", "/twice/"])
@@ -392,11 +386,10 @@ class TestStreaming:
         def view(request: Any) -> StreamingHttpResponse:
             return StreamingHttpResponse(parts())
 
-        keys = SlotKeys(*(f"quota:1:{{global}}:{kind}:view" for kind in "lqa"))
         response: Any = concurrency(1, name="view", lease=60, renew=True)(view)(get())
         for _ in range(2):
             ((token, _),) = slot("view", 1).holders()
-            assert current_store().run(Renew(keys, token, 20 * SECOND))
+            lease_lasts("view", token, 20)
             wait_until(lambda: slot("view", 1).holders()[0][1] > 30)
         response.close()
         assert held() == 0
@@ -448,26 +441,20 @@ class TestWithoutRedis:
 
 
 @pytest.mark.usefixtures("redis_cache")
-def test_a_view_whose_store_goes_away_meanwhile_is_answered(
-    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_view_whose_store_goes_away_meanwhile_is_answered(caplog: pytest.LogCaptureFixture) -> None:
     def view(request: Any) -> HttpResponse:
-        from django_quota.exceptions import StoreUnavailable
-
-        def fail(*asked: Any) -> Any:
-            raise StoreUnavailable("it is gone")
-
-        monkeypatch.setattr(current_store(), "run", fail)
+        stack.enter_context(no_answer())
         return HttpResponse("ok")
 
-    assert one(view)(get()).status_code == 200
+    with ExitStack() as stack:
+        assert one(view)(get()).status_code == 200
     assert "stays taken until its lease ends" in caplog.text
 
 
 @in_memory
 def test_a_view_that_outlives_its_lease_is_answered_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
     def view(request: Any) -> HttpResponse:
-        check_store_is_empty()
+        clear()
         return HttpResponse("ok")
 
     assert one(view)(get()).status_code == 200

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from enum import Enum
-from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -20,11 +19,11 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from django_quota import Counter, counter
-from django_quota.engine.counter_operations import MAX_INT64, MIN_INT64, WRONG_DAY
 from django_quota.exceptions import ConfigurationError, CounterError, RuleError, StoreUnavailable
-from django_quota.services import counters
 from django_quota.testing import freeze
+from tests.support.calls import calls_of
 from tests.support.inputs import inputs
+from tests.support.memory import with_a_store_whose_clock_runs, with_our_clock_off
 from tests.support.steps import SECOND, START
 
 REDIS = pytest.mark.usefixtures("redis_cache")
@@ -32,6 +31,7 @@ MEMORY = pytest.mark.usefixtures("memory_store")
 DAY = 86_400 * SECOND
 TODAY = datetime.fromtimestamp(START // SECOND, UTC).date()
 VIEWS = counter("views")
+MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 BASE = "quota:1:{user:1}"
 
 Do = Callable[..., Any]
@@ -287,10 +287,12 @@ class Verbs:
         settings.QUOTA = {**settings.QUOTA, "TIME_ZONE": "UTC"}
         before = datetime.now(UTC).date()
         for skew in (-3 * DAY, 5 * DAY):
-            monkeypatch.setattr(counters, "_skew", skew)
-            do(VIEWS, "incr", "user:1", 2)
-            assert abs(counters._skew) < DAY
-            monkeypatch.setattr(counters, "_skew", skew)
+            with_our_clock_off(skew, monkeypatch)
+            do(VIEWS, "incr", "user:1", 1)
+            calls = calls_of(monkeypatch)
+            do(VIEWS, "incr", "user:1", 1)
+            assert len(calls) == 1  # the first has told how far off we are
+            with_our_clock_off(skew, monkeypatch)
             assert do(VIEWS, "unique", "user:1", skew) is True
         after = datetime.now(UTC).date()
         assert sum(do(VIEWS, "series", "user:1", before, after).values()) == 4
@@ -404,14 +406,14 @@ def test_without_a_frozen_clock_a_key_lives_for_its_ttl(raw: redis.Redis) -> Non
         change()
     keys = list(raw.scan_iter())
     assert len(keys) == 5
-    assert all(900_000 < raw.pttl(key) <= 1_000_000 for key in keys)
+    assert all(900_000 < raw.pttl(key) <= 1_000_001 for key in keys)
 
 
 @REDIS
 def test_400_days_are_the_default(raw: redis.Redis) -> None:
     VIEWS.incr("user:1")
     assert VIEWS.ttl == timedelta(days=400)
-    assert all(399 * 86_400_000 < raw.pttl(key) <= 400 * 86_400_000 for key in raw.scan_iter())
+    assert all(399 * 86_400_000 < raw.pttl(key) <= 400 * 86_400_000 + 1 for key in raw.scan_iter())
 
 
 @REDIS
@@ -571,22 +573,12 @@ def test_without_a_store_every_verb_says_so(do: Do) -> None:
             do(VIEWS, verb, "user:1", *arguments)
 
 
+@MEMORY
 def test_a_store_whose_day_runs_away_is_asked_five_times(do: Do, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = itertools.count()
-
-    def run(operation: Any, now: int | None) -> list[int]:
-        return [WRONG_DAY, START + next(asked) * DAY]
-
-    async def arun(operation: Any, now: int | None) -> list[int]:
-        return run(operation, now)
-
-    monkeypatch.setattr(
-        counters, "get_limiter", lambda: SimpleNamespace(reporting_store=SimpleNamespace(run=run, arun=arun))
-    )
-    monkeypatch.setattr(counters, "_skew", 0)
+    calls = with_a_store_whose_clock_runs(DAY, monkeypatch)
     with pytest.raises(StoreUnavailable, match="another day with each call"):
         do(VIEWS, "incr", "user:1")
-    assert next(asked) == 5
+    assert len(calls) == 5
 
 
 @pytest.mark.parametrize("name", ["", " ", None, 7, b"views"])

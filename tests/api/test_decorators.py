@@ -16,8 +16,7 @@ from django.views import View
 
 from django_quota import RateError, check, quota
 from django_quota.exceptions import ConfigurationError, RuleError
-from django_quota.stores.memory import MemoryStore
-from tests.support.calls import get, run
+from tests.support.calls import get, limits_of_each_call, run
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
@@ -73,20 +72,6 @@ WAYS: dict[str, Callable[[type[View], Any], Callable[..., Any]]] = {
     "md-name-get": lambda cls, dec: method_decorator(dec, name="get")(copied(cls)).as_view(),
     "as_view": lambda cls, dec: dec(cls.as_view()),
 }
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many limits each call to the store decided."""
-    counted: list[int] = []
-    run = MemoryStore.run
-
-    def spy(self: MemoryStore, operation: Any, now: Any) -> Any:
-        counted.append(sum(len(hit.limits) for hit in operation.hits))
-        return run(self, operation, now)
-
-    monkeypatch.setattr(MemoryStore, "run", spy)
-    return counted
 
 
 class TestKindsOfViews:
@@ -233,20 +218,23 @@ def transparent(view: Callable[..., Any], seen: list[str] | None = None) -> Call
 
 class TestStacks:
     @pytest.mark.parametrize("view", [plain, plain_async])
-    def test_a_stack_is_one_call_and_all_or_nothing(self, view: Any, calls: list[int]) -> None:
+    def test_a_stack_is_one_call_and_all_or_nothing(self, view: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         stacked = quota("9/m", name="a")(quota("1/m; 5/h", name="b")(quota(rule="c")(view)))
         with override_settings(QUOTA={"STORE": "memory", "RULES": {"c": "3/m"}}):
+            calls = limits_of_each_call(monkeypatch)
             assert statuses(stacked) == [200, 429, 429]
             assert calls == [4, 4, 4]
             request = get()
             run(stacked, request)
             assert [outcome.remaining for outcome in request.quota.outcomes] == [8, 0, 4, 2]
 
-    def test_a_list_of_method_decorator_is_one_call(self, calls: list[int]) -> None:
+    def test_a_list_of_method_decorator_is_one_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = limits_of_each_call(monkeypatch)
         run(method_decorator([quota("9/m"), quota("9/h")], name="dispatch")(copied(Sync)).as_view())
         assert calls == [2]
 
-    def test_what_stands_in_between_runs_and_is_not_skipped(self, calls: list[int]) -> None:
+    def test_what_stands_in_between_runs_and_is_not_skipped(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = limits_of_each_call(monkeypatch)
         seen: list[str] = []
         view = quota("3/m", name="outer")(transparent(quota("2/m", name="inner")(plain), seen))
         assert statuses(view) == [200, 200, 429]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import django_quota
 from django_quota import Decision, Outcome, QuotaError, QuotaExceeded, RateError, Rule, StoreUnavailable
-from django_quota.core.errors import did_you_mean
 from django_quota.exceptions import ConfigurationError, RuleError, StoreCommandDenied
 
 LIMIT = Rule.make("search", "10/m").limits[0]
@@ -77,15 +75,12 @@ def test_store_unavailable_names_the_reason() -> None:
     assert error.reason == "ConnectionError: refused"
 
 
-def test_did_you_mean_names_the_nearest_word_or_all_known_words() -> None:
-    assert did_you_mean("serach", ["search", "login"]) == " Did you mean 'search'?"
-    assert did_you_mean("zzz", ["search", "login"]) == " Known: login, search."
-    assert did_you_mean("zzz", []) == ""
-
-
-@given(st.text(), st.lists(st.text(), max_size=5))
-def test_did_you_mean_never_raises(word: str, known: list[str]) -> None:
-    assert isinstance(did_you_mean(word, known), str)
+@pytest.mark.parametrize(
+    ("option", "said"), [("algoritm", "Did you mean 'algorithm'?"), ("zzz", "Known: algorithm, ban,")]
+)
+def test_an_unknown_word_gets_the_nearest_one_or_all_that_are_known(option: str, said: str) -> None:
+    with pytest.raises(RuleError, match=re.escape(said)):
+        Rule.make("search", "10/m", **{option: 1})
 
 
 def test_every_public_name_exists_and_has_a_docstring() -> None:

@@ -15,9 +15,9 @@ from django.test import AsyncRequestFactory, RequestFactory
 
 from django_quota import RateError, Rule, check, concurrency, quota, slot
 from django_quota.exceptions import QuotaError, RuleError
-from django_quota.services import addresses
 from django_quota.testing import RedisServer
 from tests.support.calls import always
+from tests.support.outages import log_everything_again
 from tests.support.stores import caches
 
 
@@ -62,7 +62,7 @@ def test_the_error_for_networks_that_are_no_list_says_so(settings: Any, memory_s
 def test_an_unknown_proxy_is_logged_once(
     peer: str, proxies: list[str], expected: int, settings: Any, memory_store: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    addresses._warned_proxies.clear()
+    log_everything_again()
     settings.QUOTA = {**settings.QUOTA, "TRUSTED_PROXIES": proxies}
     for client in ("203.0.113.1", "203.0.113.2"):
         request = RequestFactory().get("/", REMOTE_ADDR=peer, HTTP_X_FORWARDED_FOR=client)
@@ -89,14 +89,12 @@ def test_a_server_that_trusts_every_proxy_is_logged_once(
 ) -> None:
     monkeypatch.setattr("sys.argv", words)
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", allowed)
-    addresses._server_trusts_everybody.cache_clear()
-    addresses._warn_of_server.cache_clear()
+    log_everything_again()
     for client in ("203.0.113.1", "203.0.113.2"):
         request = AsyncRequestFactory().get("/", headers={"x-forwarded-for": client})
         check("1/m", request, key="ip")
     found = [line for line in caplog.messages if "--no-proxy-headers" in line]
     assert len(found) == expected
-    addresses._server_trusts_everybody.cache_clear()
 
 
 @pytest.mark.usefixtures("memory_store")
@@ -104,11 +102,9 @@ def test_under_wsgi_no_server_rewrites_the_address(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("sys.argv", ["gunicorn", "--forwarded-allow-ips", "*"])
-    addresses._server_trusts_everybody.cache_clear()
-    addresses._warn_of_server.cache_clear()
+    log_everything_again()
     check("1/m", RequestFactory().get("/", REMOTE_ADDR="8.8.8.8", HTTP_X_FORWARDED_FOR="203.0.113.1"), key="ip")
     assert caplog.messages == []
-    addresses._server_trusts_everybody.cache_clear()
 
 
 SITE_WITHOUT_USERS = """

@@ -23,9 +23,9 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from django_quota import Decision, Rule, acheck, check, concurrency, quota
+from django_quota.adapters import write_headers
 from django_quota.exceptions import RuleError
 from django_quota.testing import freeze
-from django_quota.web.responses import set_headers
 from tests.support.calls import always, get, run
 from tests.support.inputs import inputs
 
@@ -239,7 +239,6 @@ def test_a_number_out_of_bounds_is_an_integer_of_a_structured_field(
     found: dict[str, Any], parameters: dict[str, int]
 ) -> None:
     outcome = check("1/m", f"number-{next(NUMBERS)}").outcomes[0]._replace(**found)
-    response = HttpResponse()
     with freeze(NOW):
-        set_headers(response, Decision.of((outcome,)))
+        response = write_headers(HttpResponse(), Decision.of((outcome,)))
     assert parsed(response, "RateLimit") == [("1/m", parameters)]

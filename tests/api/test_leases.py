@@ -7,7 +7,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -15,14 +15,22 @@ import redis
 from django.contrib.auth.models import User
 
 from django_quota import Lease, lock, slot
-from django_quota.engine.lease_operations import Acquire, Release, SlotKeys, make_token
-from django_quota.engine.operations import text
 from django_quota.exceptions import LeaseLost, QuotaExceeded, RuleError, StoreUnavailable
-from django_quota.stores.memory import MemoryStore
-from django_quota.stores.wait_queue import Waiter, WaitQueue
 from django_quota.testing import RedisServer, freeze
 from tests.support.clusters import Cluster
 from tests.support.commands import wait_until
+from tests.support.outages import no_answer
+from tests.support.slots import (
+    asked_elsewhere,
+    forget,
+    is_asked_for_by,
+    is_release,
+    keys_of,
+    nobody_is_told,
+    released_elsewhere,
+    waiting,
+    waits,
+)
 from tests.support.steps import SECOND, START
 from tests.support.stores import caches, current_store
 
@@ -30,16 +38,6 @@ LEASE = 30 * SECOND
 
 
 both_stores = pytest.mark.usefixtures("either_store")
-
-
-def waiting(name: str) -> list[str]:
-    """Return who waits for a slot, as the store has it."""
-    key = f"quota:1:{{global}}:q:{name}"
-    store: Any = current_store()
-    if isinstance(store, MemoryStore):
-        return list(store._shard(key).get(key) or ())
-    with store.commands(store.server_of(key)) as client:
-        return [text(token) for token in client.lrange(key, 0, -1)]
 
 
 def until_so_many_wait(name: str, number: int) -> None:
@@ -305,18 +303,6 @@ class TestLeases:
         lease.release()
 
 
-def forget(name: str) -> None:
-    """Lose all leases of a slot, as when Redis loses its memory."""
-    keys = [f"quota:1:{{global}}:{kind}:{name}" for kind in "lqa"]
-    store: Any = current_store()
-    if isinstance(store, MemoryStore):
-        for key in keys:
-            store._shard(key).drop(key)
-        return
-    with store.commands(store.server_of(keys[0])) as client:
-        client.delete(*keys)
-
-
 def seconds_left(name: str) -> float:
     """Return how long the lease of the one who holds a slot lasts."""
     ((_, seconds),) = lock(name).holders()
@@ -424,15 +410,6 @@ def only_wake_ups_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_quota.stores.wait_queue.KEEP_INTERVAL", 60.0)
 
 
-def keys_of(name: str) -> SlotKeys:
-    return SlotKeys(*(f"quota:1:{{global}}:{kind}:{name}" for kind in "lqa"))
-
-
-def token_elsewhere(number: int = 1) -> str:
-    """Return a token of another process, for a lock."""
-    return make_token("elsewhere", number, 1, 60 * SECOND)
-
-
 @both_stores
 @pytest.mark.usefixtures("a_place_is_kept")
 class TestWaiting:
@@ -486,15 +463,14 @@ class TestWaiting:
             assert len([future.result(60) for future in futures[3:]]) == 2
 
     def test_a_caller_that_does_not_wait_does_not_overtake(self) -> None:
-        store = current_store()
         held = lock("line").acquire()
-        store.run(Acquire(keys_of("line"), token_elsewhere(), 60 * SECOND))
+        assert not asked_elsewhere("line", wait=60)
         held.release()
         with pytest.raises(QuotaExceeded) as refused:
             lock("line").acquire()
         assert refused.value.decision.remaining == 1
         assert 30 < (refused.value.decision.retry_after or 0) <= 60  # its place is kept so long; a lease is 30
-        assert store.run(Acquire(keys_of("line"), token_elsewhere(), 0))[0]
+        assert asked_elsewhere("line", wait=0)
 
     def test_a_slot_that_is_handed_over_is_never_free_in_between(self) -> None:
         held = lock("line").acquire()
@@ -587,11 +563,11 @@ class TestWaiting:
         asyncio.run(cancel())
 
     def test_an_interrupted_caller_leaves_the_queue(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def interrupt(waiter: Waiter, seconds: float) -> None:
-            assert waiting("line") == [waiter.token]
+        def interrupt(token: str, seconds: float) -> None:
+            assert waiting("line") == [token]
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(Waiter, "wait", interrupt)
+        waits(monkeypatch, interrupt)
         with lock("line"):
             with pytest.raises(KeyboardInterrupt):
                 lock("line", wait=60).acquire()
@@ -610,23 +586,14 @@ class TestWaiting:
 
     def test_the_first_in_the_queue_waits_for_the_end_of_the_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
         spans: list[float] = []
-        wait = Waiter.wait
-
-        def spy(waiter: Waiter, seconds: float) -> None:
-            spans.append(seconds)
-            wait(waiter, seconds)
-
-        monkeypatch.setattr(Waiter, "wait", spy)
+        waits(monkeypatch, lambda token, seconds: spans.append(seconds))
         lock("line", lease=0.25).acquire()
         lock("line", wait=60).acquire()
         assert all(span <= 0.26 for span in spans)
 
     @pytest.mark.usefixtures("places_are_kept_often")
     def test_a_lost_wake_up_only_delays_a_caller(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def lose(waiters: WaitQueue, token: str, free: int, wait: int, reset: int) -> None:
-            """Tell nobody."""
-
-        monkeypatch.setattr(WaitQueue, "grant", lose)
+        nobody_is_told(monkeypatch)
         held = lock("line").acquire()
         with in_line("line", 2) as futures:
             held.release()
@@ -668,30 +635,20 @@ class TestWaiting:
         lease.release()
 
     def test_a_store_that_never_answers_raises_after_the_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fail(*asked: Any) -> Any:
-            raise StoreUnavailable("it is gone")
-
-        store = current_store()
         lock("line", lease=60).acquire()
-        wait = Waiter.wait
-
-        def fall_silent(waiter: Waiter, seconds: float) -> None:
-            monkeypatch.setattr(store, "run", fail)
-            wait(waiter, seconds)
-
-        monkeypatch.setattr(Waiter, "wait", fall_silent)
-        with pytest.raises(StoreUnavailable, match="gone"):
-            lock("line", wait=0.3).acquire()
+        with ExitStack() as stack:
+            waits(monkeypatch, lambda token, seconds: stack.enter_context(no_answer()))
+            with pytest.raises(StoreUnavailable, match="gone"):
+                lock("line", wait=0.3).acquire()
 
     @pytest.mark.usefixtures("only_wake_ups_count")
     def test_a_waiter_in_the_process_of_the_holder_asks_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         store = current_store()
-        asked: list[str] = []
+        asked: list[str | None] = []
         run = store.run
 
         def spy(operation: Any, now: int | None = None) -> Any:
-            if isinstance(operation, Acquire):
-                asked.append(operation.token)
+            asked.append(is_asked_for_by(operation))
             return run(operation, now)
 
         held = lock("line", lease=120).acquire()
@@ -778,7 +735,7 @@ class TestWaiting:
         stalled: list[asyncio.Event] = []
 
         async def stall(operation: Any, now: int | None = None) -> Any:
-            if isinstance(operation, Release) and len(stalled) < times:
+            if is_release(operation) and len(stalled) < times:
                 stalled.append(asyncio.Event())
                 await stalled[-1].wait()
             return await arun(operation, now)
@@ -800,22 +757,10 @@ class TestWaiting:
         asyncio.run(cancel())
 
     @pytest.mark.parametrize("is_done", [False, True], ids=["not done", "done"])
-    def test_a_release_that_was_not_answered_may_be_tried_again(
-        self, monkeypatch: pytest.MonkeyPatch, is_done: bool
-    ) -> None:
-        store = current_store()
-        run = store.run
-
-        def lose(operation: Any, now: int | None = None) -> Any:
-            if is_done:
-                run(operation, now)
-            raise StoreUnavailable("no answer")
-
+    def test_a_release_that_was_not_answered_may_be_tried_again(self, is_done: bool) -> None:
         lease = lock("line").acquire()
-        monkeypatch.setattr(store, "run", lose)
-        with pytest.raises(StoreUnavailable):
+        with no_answer(done=is_done), pytest.raises(StoreUnavailable):
             lease.release()
-        monkeypatch.setattr(store, "run", run)
         lease.release()
         assert lock("line").holders() == []
         lease.release()
@@ -951,12 +896,11 @@ class TestOnRedis:
 
     @pytest.mark.usefixtures("places_are_kept_often")
     def test_a_waiter_continues_if_its_connection_is_cut(self, raw: redis.Redis) -> None:
-        store = current_store()
-        assert store.run(Acquire(keys_of("line"), token_elsewhere(), 0))[0]
+        assert asked_elsewhere("line", wait=0)
         with in_line("line", 1) as futures:
             wait_until(lambda: bool(listening(raw)))
             raw.client_kill_filter(_id=listening(raw)[0])
-            store.run(Release(keys_of("line"), token_elsewhere()))
+            released_elsewhere("line")
             futures[0].result(60).release()
 
     @pytest.mark.usefixtures("only_wake_ups_count")
@@ -983,10 +927,10 @@ class TestOnRedis:
         settings.CACHES = caches(server)
         store = current_store()
         try:
-            assert store.run(Acquire(keys_of("line"), token_elsewhere(), 0))[0]
+            assert asked_elsewhere("line", wait=0)
             with in_line("line", 1) as futures:
                 wait_until(lambda: "Nobody is told when a slot comes free" in caplog.text)
-                store.run(Release(keys_of("line"), token_elsewhere()))
+                released_elsewhere("line")
                 futures[0].result(60).release()
             assert caplog.text.count("Nobody is told") == 1
         finally:
@@ -1056,11 +1000,10 @@ def evalsha_calls(raw: redis.Redis) -> int:
 
 def wakes_up_from_elsewhere(is_heard: Callable[[], bool]) -> None:
     """Let another process give back what somebody here waits for."""
-    store = current_store()
-    assert store.run(Acquire(keys_of("line"), token_elsewhere(), 0))[0]
+    assert asked_elsewhere("line", wait=0)
     with in_line("line", 1) as futures:
         wait_until(is_heard)
-        store.run(Release(keys_of("line"), token_elsewhere()))
+        released_elsewhere("line")
         futures[0].result(60).release()
 
 

@@ -34,8 +34,8 @@ from django_quota import (
 )
 from django_quota.adapters import decide
 from django_quota.exceptions import RuleError
-from django_quota.services.registry import get_limiter
 from django_quota.testing import RedisServer, freeze
+from tests.support.calls import calls_of
 from tests.support.steps import ALGORITHMS, SECOND, START
 from tests.support.stores import caches, current_store
 
@@ -170,15 +170,7 @@ def test_a_peek_and_a_refusal_write_nothing_without_events(raw: redis.Redis, set
 def test_a_calendar_limit_is_asked_again_where_our_clock_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     yesterday = START - 3 * 86_400 * SECOND
     monkeypatch.setattr("django_quota.core.clock.time.time_ns", lambda: yesterday * 1_000)
-    limiter = get_limiter()
-    asked = []
-    run = limiter.store.run
-
-    def counted(*arguments: Any) -> Any:
-        asked.append(1)
-        return run(*arguments)
-
-    monkeypatch.setattr(limiter.store, "run", counted)
+    asked = calls_of(monkeypatch)
     assert bools([check("2/d", SUBJECT, algorithm="calendar") for _ in range(3)]) == [True, True, False]
     assert len(asked) == 4  # the first was asked twice, and taught us how far off we are
 

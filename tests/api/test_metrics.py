@@ -12,39 +12,25 @@ from typing import Any, cast
 
 import pytest
 import redis
-from redis.exceptions import ConnectionError as RedisConnectionError
 
-from django_quota import QuotaExceeded, Rule, acheck, check, peek, refund, reserve, slot
-from django_quota.engine.metrics_operation import FIELDS, OTHER, SUBJECTS, AddMetrics, MetricsKeys
-from django_quota.services.activity import Activity, activity
-from django_quota.services.flusher import flusher
-from django_quota.services.metrics import (
-    MAX_SUBJECTS,
-    MINUTE,
-    SLOT_TTL,
-    DecisionMetrics,
-)
-from django_quota.services.registry import get_limiter
-from django_quota.stores.memory import MemoryStore
-from django_quota.stores.redis.store import RedisStore
+from django_quota import QuotaExceeded, Rule, acheck, check, check_all, peek, refund, reserve, slot
 from django_quota.testing import RedisServer, freeze
 from tests.support.commands import PATIENCE, managing, wait_until
+from tests.support.counts import (
+    checks_a_minute,
+    checks_by_minute,
+    checks_of_today,
+    count_what_waits,
+    refused_today,
+    slots_in_use,
+)
+from tests.support.memory import metrics_that_wait
+from tests.support.outages import no_answer
 from tests.support.processes import ended, forks, processes, started, threads_ran
 from tests.support.steps import SECOND, START
-from tests.support.stores import caches, current_store, redis_store
+from tests.support.stores import caches, current_store
 
 SUBJECT = "ip:203.0.113.9"
-
-
-def metrics() -> DecisionMetrics:
-    found = get_limiter().metrics
-    assert found is not None
-    return found
-
-
-def counts(found: Activity | None = None) -> dict[str | None, tuple[int, int, int]]:
-    """Return allowed, refused and shadowed of today by rule, as the page reads them."""
-    return {rule.rule: (rule.allowed, rule.refused, rule.shadowed) for rule in (found or activity()).rules}
 
 
 @pytest.mark.usefixtures("either_store")
@@ -53,7 +39,7 @@ class TestWhatIsCounted:
         for _ in range(5):
             check("3/m", SUBJECT, name="a")
         check("3/m", SUBJECT, name="b")
-        assert counts() == {"a": (3, 2, 0), "b": (1, 0, 0)}
+        assert checks_of_today() == {"a": (3, 2, 0), "b": (1, 0, 0)}
 
     def test_async_checks_are_counted_too(self) -> None:
         async def ask() -> None:
@@ -61,7 +47,7 @@ class TestWhatIsCounted:
                 await acheck("2/m", SUBJECT, name="a")
 
         asyncio.run(ask())
-        assert counts() == {"a": (2, 1, 0)}
+        assert checks_of_today() == {"a": (2, 1, 0)}
 
     def test_a_reservation_is_a_check_and_a_look_a_refund_and_a_settling_are_none(self) -> None:
         with reserve("10/m", SUBJECT, 5, name="a") as hold:
@@ -72,61 +58,51 @@ class TestWhatIsCounted:
         refund("10/m", SUBJECT, name="a")
         check("10/m", SUBJECT, 0, name="a")
         assert not check("0/m", SUBJECT, 0, name="b")
-        assert counts() == {"a": (1, 1, 0)}
+        assert checks_of_today() == {"a": (1, 1, 0)}
 
     def test_refusals_of_a_shadow_rule_are_counted_apart(self) -> None:
         for _ in range(3):
             check("1/m", SUBJECT, name="a", shadow=True)
-        found = activity()
-        assert counts(found) == {"a": (1, 0, 2)}
-        assert found.refused == []
+        assert checks_of_today() == {"a": (1, 0, 2)}
+        assert refused_today() == []
 
     def test_of_a_refused_plan_only_the_refusing_rules_count(self) -> None:
-        from django_quota.engine.plans import Plan
-        from tests.support.calls import decide_plan
-
+        rules = [
+            Rule.make("strict", "1/m"),
+            Rule.make("wide", "9/m"),
+            Rule.make("soft", "9/m", block=False),
+            Rule.make("ghost", "2/m", shadow=True),
+        ]
         for _ in range(3):
-            plan = Plan("quota")
-            for rule in (
-                Rule.make("strict", "1/m"),
-                Rule.make("wide", "9/m"),
-                Rule.make("soft", "9/m", block=False),
-                Rule.make("ghost", "2/m", shadow=True),
-            ):
-                plan.add(rule, SUBJECT, 1)
-            decide_plan(plan, "check")
-        assert counts() == {"strict": (1, 2, 0), "wide": (1, 0, 0), "soft": (1, 0, 0), "ghost": (1, 0, 0)}
+            check_all([(rule, SUBJECT) for rule in rules])
+        assert checks_of_today() == {"strict": (1, 2, 0), "wide": (1, 0, 0), "soft": (1, 0, 0), "ghost": (1, 0, 0)}
 
     def test_a_minute_and_a_day_by_the_clock_that_decided(self) -> None:
-        minute = START // MINUTE
         for at in (START, START + 60 * SECOND, START + 61 * SECOND):
             with freeze(at):
                 check("2/d", SUBJECT, name="a")
-                metrics().flush()
+                count_what_waits()
         with freeze(START + 120 * SECOND):
-            (rule,) = activity().rules
-        assert minute + 2 == (START + 120 * SECOND) // MINUTE
-        assert [tuple(each) for each in rule.minutes[-3:]] == [(1, 0), (1, 1), (0, 0)]
-        assert len(rule.minutes) == 60
+            assert checks_by_minute("a")[-3:] == [(1, 0), (1, 1), (0, 0)]
+            assert len(checks_by_minute("a")) == 60
         with freeze(START + 86_400 * SECOND):
-            assert activity().rules == []
+            assert checks_of_today() == {}
 
     def test_the_rate_is_that_of_the_last_sixty_seconds_about(self) -> None:
-        begins = START // MINUTE * MINUTE
+        begins = START // (60 * SECOND) * 60 * SECOND
         with freeze(begins):
             for _ in range(8):
                 check("100/d", SUBJECT, name="a")
-            metrics().flush()
+            count_what_waits()
         with freeze(begins + 75 * SECOND):
             check("100/d", SUBJECT, name="a")
-            (rule,) = activity().rules
-        assert rule.rate == 1 + 8 * 0.75
+            assert checks_a_minute("a") == 1 + 8 * 0.75
 
     def test_the_most_refused_subject_comes_first(self) -> None:
         for address, refusals in (("192.0.2.1", 1), ("192.0.2.2", 3), ("192.0.2.3", 2)):
             for _ in range(refusals):
                 check("0/m", f"ip:{address}", name="a")
-        assert [(each.subject, each.count) for each in activity().refused] == [
+        assert refused_today() == [
             ("ip:192.0.2.2", 3),
             ("ip:192.0.2.3", 2),
             ("ip:192.0.2.1", 1),
@@ -136,68 +112,26 @@ class TestWhatIsCounted:
         with slot("wide", 10), slot("export", 1, subject=SUBJECT):
             with pytest.raises(QuotaExceeded), slot("export", 1, subject=SUBJECT):
                 pass
-            found = activity().slots
-        uses = [(use.name, use.subject, use.held, use.limit, use.waiting, use.is_full) for use in found]
-        assert uses == [("export", SUBJECT, 1, 1, 0, True), ("wide", "global", 1, 10, 0, False)]
+            assert slots_in_use() == [("export", SUBJECT, 1, 1, 0), ("wide", "global", 1, 10, 0)]
 
     def test_a_slot_is_forgotten_when_nobody_has_asked_for_it(self) -> None:
         with freeze(START), slot("export", 1, lease=5):
-            assert len(activity().slots) == 1
-        with freeze(START + SLOT_TTL + SECOND):
-            assert activity().slots == []
-
-    def test_rules_beyond_the_bound_are_counted_as_one(self) -> None:
-        keys = MetricsKeys("{!}d", "{!}m", "{!}r", "{!}s", "{!}n", "{!}t")
-        many = {f"rule{number}:a": 1 for number in range(FIELDS + 7)}
-        run = current_store().run
-        assert run(AddMetrics(keys, 1, many, {}, {})) == 1
-        assert run(AddMetrics(keys, 2, {"rule0:a": 1, "one-more:a": 1, "one-more:r": 4}, {}, {})) == 1
-        from django_quota.engine.usage_operations import ReadDays
-
-        (flat,) = run(ReadDays(["{!}d"]))
-        words = [word.decode() if isinstance(word, bytes) else word for word in flat]
-        found = dict(zip(words[::2], map(int, words[1::2]), strict=True))
-        assert found["rule0:a"] == 2
-        assert (found[f"{OTHER}:a"], found[f"{OTHER}:r"]) == (8, 4)
-        assert len(found) <= FIELDS + 3
-
-    def test_beyond_the_bound_the_least_refused_subjects_go_first(self) -> None:
-        keys = MetricsKeys("{!}d", "{!}m", "{!}r", "{!}s", "{!}n", "{!}t")
-        many = {f"ip:{number}": 1 + (number == 5) for number in range(SUBJECTS * 3 // 2 + 1)}
-        current_store().run(AddMetrics(keys, 1, {}, many, {}))
-        from django_quota.engine.usage_operations import ReadDays
-
-        if isinstance(current_store(), RedisStore):
-            with redis_store().commands() as client:
-                assert client.zcard("{!}r") == SUBJECTS
-                assert client.zscore("{!}r", "ip:5") == 2
-        else:
-            (flat,) = current_store().run(ReadDays(["{!}r"]))
-            assert len(flat) == 2 * SUBJECTS
-            assert "ip:5" in flat
+            assert len(slots_in_use()) == 1
+        with freeze(START + 601 * SECOND):
+            assert slots_in_use() == []
 
     def test_a_wrong_time_zone_fails_no_check(self, settings: Any) -> None:
         settings.QUOTA = {**settings.QUOTA, "TIME_ZONE": "Nowhere/Atall"}
         assert check("3/m", SUBJECT, name="a")
 
-    def test_a_number_is_added_once(self) -> None:
-        keys = MetricsKeys("{!}d", "{!}m", "{!}r", "{!}s", "{!}n", "{!}t")
-        add = AddMetrics(keys, 3, {"a:a": 1}, {}, {})
-        earlier = AddMetrics(keys, 2, {"a:a": 1}, {}, {})
-        run = current_store().run
-        assert [run(add), run(add), run(earlier)] == [1, 0, 0]
 
-
-class TestTheMemoryOfAProcess:
-    """What is kept while the store takes none is bounded."""
-
-    def test_rules_and_subjects_are_bounded_and_no_count_of_a_rule_is_lost(self) -> None:
-        mine = DecisionMetrics(MemoryStore())
-        for number in range(FIELDS + 10):
-            mine.count_refusals(START, f"rule{number}", f"ip:{number}", 1)
-        assert len(mine._counts) == FIELDS + 1
-        assert sum(mine._counts.values()) == FIELDS + 10
-        assert len(mine._refused) == MAX_SUBJECTS
+@pytest.mark.usefixtures("memory_store")
+def test_what_waits_to_be_sent_is_bounded_and_no_count_of_a_rule_is_lost() -> None:
+    with freeze(START):
+        for number in range(2_000):
+            check("0/m", f"user:{number}", name=f"rule{number}")
+        assert metrics_that_wait() == (1_001, 500)
+        assert sum(refused for _, refused, _ in checks_of_today().values()) == 2_000
 
 
 @pytest.mark.usefixtures("redis_cache")
@@ -215,8 +149,8 @@ class TestTheWay:
         for _ in range(3):
             check("2/m", SUBJECT, name="a")
         assert self.day(raw) == {}
-        flusher.flush()
-        flusher.flush()
+        count_what_waits()
+        count_what_waits()
         assert self.day(raw) == {"a:a": 2, "a:r": 1}
 
     def test_a_check_sends_nothing_but_its_own_command(self, raw: redis.Redis) -> None:
@@ -225,46 +159,42 @@ class TestTheWay:
         check("9/m", SUBJECT, name="a")
         assert raw.info("stats")["total_reads_processed"] - before == 2  # the check, and this question
 
-    def test_a_lost_answer_counts_nothing_twice(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_lost_answer_counts_nothing_twice(self, raw: redis.Redis) -> None:
         check("9/m", SUBJECT, name="a")
-        run = RedisStore.run
-
-        def lose(self: RedisStore, operation: Any, now: int | None = None) -> Any:
-            run(self, operation, now)
-            raise RedisConnectionError("lost")
-
-        monkeypatch.setattr(RedisStore, "run", lose)
-        with pytest.raises(RedisConnectionError):
-            metrics().flush()
-        monkeypatch.setattr(RedisStore, "run", run)
+        with no_answer(done=True):
+            assert not count_what_waits()
         assert self.day(raw) == {"a:a": 1}
         check("9/m", SUBJECT, name="a")
-        metrics().flush()
+        count_what_waits()
         assert self.day(raw) == {"a:a": 2}
 
     def test_metrics_that_redis_refuses_fail_no_request_and_are_kept(
         self, raw: redis.Redis, caplog: pytest.LogCaptureFixture
     ) -> None:
-        number = f"quota:1:{{!}}:sent:{metrics()._token}"
+        check("9/m", SUBJECT, name="a")
+        count_what_waits()
+        (number,) = raw.scan_iter("quota:1:{!}:sent:*")  # of the last that this process has sent
+        sent: Any = raw.get(number)
+        raw.delete(number)
         raw.rpush(number, "not a number")
         for _ in range(4):
             assert check("9/m", SUBJECT, name="a")
-            assert not flusher.flush()
+            assert not count_what_waits()
         assert caplog.text.count("Cannot send the metrics") == 1
-        assert self.day(raw) == {}
-        raw.delete(number)
-        assert flusher.flush()
-        assert self.day(raw) == {"a:a": 4}
+        assert self.day(raw) == {"a:a": 1}
+        raw.set(number, sent)
+        assert count_what_waits()
+        assert self.day(raw) == {"a:a": 5}
 
     def test_racing_threads_lose_and_double_nothing(self, raw: redis.Redis) -> None:
         def ask(number: int) -> bool:
             if number % 20 == 0:
-                metrics().flush()
+                count_what_waits()
             return bool(check("500/m", SUBJECT, name="a"))
 
         with ThreadPoolExecutor(8) as threads:
             allowed = sum(threads.map(ask, range(8 * 250)))
-        metrics().flush()
+        count_what_waits()
         assert allowed == 500
         assert self.day(raw) == {"a:a": 500, "a:r": 1500}
         (refused,) = cast("Any", raw).keys("quota:1:{!}:refused:*")
@@ -273,7 +203,7 @@ class TestTheWay:
     def test_every_key_has_a_ttl(self, raw: redis.Redis) -> None:
         check("0/m", SUBJECT, name="a")
         with slot("export", 1):
-            activity()
+            count_what_waits()
         client: Any = raw
         keys = [key for key in client.keys("*") if b"{!}" in key]
         assert len(keys) >= 5
@@ -300,7 +230,7 @@ class TestTheWay:
             allowed.append(bool(await acheck("9/m", SUBJECT, name="a")))
             return all(allowed)
 
-        monkeypatch.setattr(RedisStore, "run", hang)
+        monkeypatch.setattr(current_store(), "run", hang)
         try:
             assert asyncio.run(ask())
         finally:
@@ -314,13 +244,13 @@ class TestTheWay:
         def work() -> None:
             for _ in range(3):
                 check("90/m", SUBJECT, name="a")
-            metrics().flush()
+            count_what_waits()
 
         with processes() as children:
             children += [started(work) for _ in range(4)]
             assert ended(children) == [0] * 4
         assert self.day(raw) == {"a:a": 12}
-        metrics().flush()
+        count_what_waits()
         assert self.day(raw) == {"a:a": 13}
 
 
@@ -329,21 +259,22 @@ import os, sys, threading
 import django
 django.setup()
 from django_quota import check
-from django_quota.services.registry import get_limiter
+from tests.support.counts import count_what_waits
+from tests.support.stores import current_store
 
-class Hung:
-    def run(self, *_):
-        threading.Event().wait()
-
-metrics = get_limiter().metrics
-if "hangs" in sys.argv:
-    metrics._store = Hung()
 def ask():
     for _ in range(7):
         check("90/m", "ip:203.0.113.9", name="a")
+if "hangs" in sys.argv:
+    run = current_store().run
+    def hang_in_the_background(*asked):
+        if threading.current_thread() is not threading.main_thread():
+            threading.Event().wait()
+        return run(*asked)
+    current_store().run = hang_in_the_background
 ask()
 if "killed" in sys.argv:
-    metrics.flush()
+    count_what_waits()
     check("90/m", "ip:203.0.113.9", name="a")
     os.kill(os.getpid(), 9)
 """

@@ -3,126 +3,127 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
+from django.test import override_settings
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_quota import aonce, check, concurrency, counter, once, slot
-from django_quota.core.days import day_of
+from django_quota import aonce, check, concurrency, counter, once, peek, slot
 from django_quota.exceptions import StoreCommandDenied, StoreFull, StoreOutOfMemory, StoreUnavailable
-from django_quota.services.outages import (
-    PERMISSION_SETTLE_TIME,
-    SETTLE_TIME,
-    Outages,
-    _log_denied_command,
-    _log_foreign_data,
-    ongoing,
-)
-from django_quota.services.registry import get_limiter
-from django_quota.signals import store_back, store_lost
 from django_quota.testing import RedisServer, freeze
 from tests.support.calls import get, run
+from tests.support.outages import SETTLE_TIME, heard, log_everything_again, new_outages, no_answer
 from tests.support.steps import START, Clock
-from tests.support.stores import current_store
 
-GONE = StoreUnavailable("gone")
-FULL = StoreOutOfMemory("OOM")
+GONE, FULL = StoreUnavailable("gone"), StoreOutOfMemory("OOM")
 
 
 @pytest.fixture(autouse=True)
-def nothing_told() -> None:
-    _log_foreign_data.cache_clear()
-    _log_denied_command.cache_clear()
+def nothing_was_logged() -> None:
+    log_everything_again()
 
 
-def reported(announcements: list[Any]) -> list[str]:
-    return [{store_lost: "lost", store_back: "back"}[signal] for signal, _ in announcements]
+class Reported:
+    """The outages of the memory store, on a clock that the test moves."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.outages = new_outages(clock)
+        self.numbers = itertools.count()
+
+    def check(self, error: StoreUnavailable | None = None) -> None:
+        """Check a limit; where there is an error, the store does not answer."""
+        with no_answer(error) if error else nullcontext():
+            check("9/m", f"user:{next(self.numbers)}")
+
+    def read(self) -> None:
+        peek("9/m", "user:1")
 
 
-def test_an_outage_ends_with_an_answer_after_the_settle_time(caplog: pytest.LogCaptureFixture) -> None:
-    clock = Clock()
-    outages = Outages(clock)
-    assert reported(outages.answered()) == []
-    assert reported(outages.failed(GONE, ["user:1"])) == ["lost"]
-    assert outages in ongoing
-    clock.now += 4
-    assert reported(outages.failed(GONE, ["user:1"])) == []
-    clock.now += SETTLE_TIME
-    assert outages.answered() == [(store_back, {"seconds": 4 + SETTLE_TIME})]
-    assert outages not in ongoing
+@pytest.fixture
+def site(memory_store: None, clock: Clock) -> Reported:
+    return Reported(clock)
+
+
+def test_an_outage_ends_with_an_answer_after_a_second(site: Reported, caplog: pytest.LogCaptureFixture) -> None:
+    with heard() as reported:
+        site.check()
+        assert reported == []
+        site.check(GONE)
+        site.clock.now += 4
+        site.check(GONE)
+        site.check()
+        assert [what for what, _ in reported] == ["lost"]
+        site.clock.now += SETTLE_TIME
+        site.check()
+    assert [(what, carried.get("seconds")) for what, carried in reported] == [("lost", None), ("back", 5.0)]
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
 
 
-def test_a_store_that_comes_and_goes_is_one_outage(caplog: pytest.LogCaptureFixture) -> None:
-    clock = Clock()
-    outages = Outages(clock)
-    found: list[str] = []
-    for _ in range(100):
-        clock.now += SETTLE_TIME / 10
-        found += reported(outages.failed(GONE, [])) + reported(outages.answered())
-    clock.now += SETTLE_TIME
-    assert [*found, *reported(outages.answered())] == ["lost", "back"]
+def test_a_store_that_comes_and_goes_is_one_outage(site: Reported, caplog: pytest.LogCaptureFixture) -> None:
+    with heard() as reported:
+        for _ in range(100):
+            site.clock.now += SETTLE_TIME / 10
+            site.check(GONE)
+            site.check()
+        site.clock.now += SETTLE_TIME
+        site.check()
+    assert [what for what, _ in reported] == ["lost", "back"]
     assert len(caplog.records) == 2
 
 
-def test_a_read_does_not_end_an_outage_of_writes() -> None:
-    clock = Clock()
-    outages = Outages(clock)
-    outages.failed(FULL, [])
-    clock.now += 10
-    assert reported(outages.answered(wrote=False)) == []
-    assert reported(outages.answered()) == ["back"]
-    outages.failed(GONE, [])
-    clock.now += 10
-    assert reported(outages.answered(wrote=False)) == ["back"]
+def test_a_read_does_not_end_an_outage_of_writes(site: Reported) -> None:
+    with heard() as reported:
+        for error in (FULL, GONE):
+            site.check(error)
+            site.clock.now += 10
+            site.read()
+            site.check()
+    assert [what for what, _ in reported] == ["lost", "back"] * 2
+    with heard() as reported:
+        site.check(FULL)
+        site.clock.now += 10
+        site.read()
+    assert [what for what, _ in reported] == ["lost"]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["gone", "full", "wrote", "read"]), st.floats(0, 3))))
-def test_store_lost_and_store_back_alternate(
-    happenings: list[tuple[str, float]],
-) -> None:
-    clock = Clock()
-    outages = Outages(clock)
-    found: list[str] = []
-    last_failure = 0.0
-    for what, later in happenings:
-        clock.now += later
-        if what in ("gone", "full"):
-            announced = outages.failed(GONE if what == "gone" else FULL, [])
-            last_failure = clock.now
-        else:
-            announced = outages.answered(wrote=what == "wrote")
-            assert not announced or clock.now >= last_failure + SETTLE_TIME
-        found += reported(announced)
-        assert outages.is_on == (outages in ongoing) == (len(found) % 2 == 1)
-    ongoing.discard(outages)
-    assert found == ["lost", "back"] * (len(found) // 2) + ["lost"] * (len(found) % 2)
+def test_store_lost_and_store_back_alternate(happenings: list[tuple[str, float]]) -> None:
+    with override_settings(QUOTA={"STORE": "memory"}), heard() as reported:
+        site, last_failure = Reported(Clock()), 0.0
+        for what, later in happenings:
+            site.clock.now += later
+            before = len(reported)
+            match what:
+                case "gone" | "full":
+                    site.check(GONE if what == "gone" else FULL)
+                    last_failure = site.clock.now
+                case "wrote":
+                    site.check()
+                case "read":
+                    site.read()
+            if reported[before:] and reported[-1][0] == "back":
+                assert site.clock.now >= last_failure + SETTLE_TIME
+    assert [what for what, _ in reported] == (["lost", "back"] * len(reported))[: len(reported)]
 
 
-@pytest.mark.parametrize("what", ["r:9/m:sw.60s", "s", f"day:{day_of(START, 'UTC').date}"])
+@pytest.mark.parametrize("what", ["r:9/m:sw.60s", "s", "day:2025-11-21"])
 def test_a_key_of_another_type_is_logged_once_and_is_no_outage(
     what: str, redis_cache: RedisServer, raw: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     subject = "user:1"
-    heard: list[object] = []
-
-    def lost(**carried: object) -> None:
-        heard.append(carried)
-
-    store_lost.connect(lost)
-    try:
-        with freeze(START):
-            raw.set(f"quota:1:{{{subject}}}:{what}", "alien")
-            for _ in range(5):
-                assert check("9/m", subject).degraded
-                assert not check("9/m", "user:2", cost=0).degraded
-    finally:
-        store_lost.disconnect(lost)
+    with heard() as reported, freeze(START):
+        raw.set(f"quota:1:{{{subject}}}:{what}", "alien")
+        for _ in range(5):
+            assert check("9/m", subject).degraded
+            assert not check("9/m", "user:2", cost=0).degraded
     lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert (len(lines), heard) == (1, [])
+    assert (len(lines), reported) == (1, [])
     assert repr(subject) in lines[0].getMessage()
     assert "WRONGTYPE" in lines[0].getMessage()
 
@@ -136,17 +137,17 @@ def test_a_slot_of_another_type_is_no_outage(
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
 
 
-def test_answers_of_healthy_servers_do_not_end_an_outage() -> None:
-    clock = Clock()
-    whole = False
-    outages = Outages(clock, lambda: whole)
-    assert outages.failed(StoreUnavailable("gone"), [])
-    clock.now += 60
-    assert outages.answered() == []
-    assert outages.failed(StoreUnavailable("gone"), []) == []
-    whole = True
-    clock.now += 60
-    assert [what for what, _ in outages.answered()] == [store_back]
+def test_answers_of_healthy_servers_do_not_end_an_outage(site: Reported) -> None:
+    healthy: list[str] = []
+    new_outages(site.clock, lambda: bool(healthy))
+    with heard() as reported:
+        site.check(GONE)
+        site.clock.now += 60
+        site.check()
+        assert [what for what, _ in reported] == ["lost"]
+        healthy.append("all")
+        site.check()
+    assert [what for what, _ in reported] == ["lost", "back"]
 
 
 def write(what: str, number: int) -> None:
@@ -190,8 +191,8 @@ def test_an_outage_that_only_a_service_meets_is_reported_once(
     kind: str, what: str, redis_cache: RedisServer, raw: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     counter("stock").set("sku:1", 9)
-    limiter, clock = get_limiter(), Clock()
-    limiter.outages = Outages(clock)
+    clock = Clock()
+    outages = new_outages(clock)
     written(kind, what, 0)
     raw.config_set("maxmemory", 1)
     try:
@@ -201,7 +202,7 @@ def test_an_outage_that_only_a_service_meets_is_reported_once(
             clock.now += 10
             assert counter("stock").get("sku:1") > 0  # which says nothing of writing
             assert counter("stock").transfer("sku:1", "sku:1", 1)  # nor does this
-            assert limiter.outages.is_on
+            assert outages.is_on
     finally:
         raw.config_set("maxmemory", 0)
     written(kind, what, 9)
@@ -214,9 +215,9 @@ def test_a_key_of_another_type_in_a_service_is_logged_once(
 ) -> None:
     raw.set("quota:1:{global}:l:export", "alien")
     for _ in range(3):
-        with pytest.raises(StoreUnavailable):
+        with heard() as reported, pytest.raises(StoreUnavailable):
             written(kind, "slot", 0)
-    assert not get_limiter().outages.is_on
+        assert reported == []
     (line,) = caplog.records
     assert "holds for 'global'" in line.getMessage()
 
@@ -225,50 +226,45 @@ def test_a_key_of_another_type_in_a_service_is_logged_once(
 def test_a_forbidden_command_of_a_service_is_reported_once_and_is_no_outage(
     kind: str, redis_cache: RedisServer, raw: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    limiter, clock = get_limiter(), Clock()
-    limiter.outages = Outages(clock)
+    clock = Clock()
+    outages = new_outages(clock)
     raw.execute_command("ACL", "SETUSER", "default", "-pfadd")
     try:
         for number in range(3):
-            with pytest.raises(StoreUnavailable) as raised:
+            with pytest.raises(StoreUnavailable):
                 written(kind, "unique", number)
-            get_limiter().note_failure(raised.value)
-            assert not limiter.outages.is_on
+            assert not outages.is_on
             assert not check("9/m", "user:1").degraded
             clock.now += 10
         (line,) = caplog.records
         assert "does not permit a command" in line.getMessage()
         raw.execute_command("ACL", "SETUSER", "default", "-zadd")
         assert check("9/m", "user:1").degraded
-        assert limiter.outages.is_on
+        assert outages.is_on
     finally:
         raw.execute_command("ACL", "SETUSER", "default", "+@all")
 
 
-def test_a_command_forbidden_to_some_decisions_is_reported_once() -> None:
-    clock = Clock()
-    outages = Outages(clock)
+def test_a_command_forbidden_to_some_decisions_is_reported_once(site: Reported) -> None:
     lacking = StoreCommandDenied("may not use 'hincrby'")
-    reported = []
-    for _ in range(20):
-        reported += [signal for signal, _ in outages.failed(lacking, ["user:1"])]
-        for _ in range(5):
-            clock.now += PERMISSION_SETTLE_TIME / 6
-            reported += [signal for signal, _ in outages.answered()]
-    assert reported == [store_lost]
-    clock.now += PERMISSION_SETTLE_TIME
-    assert [signal for signal, _ in outages.answered()] == [store_back]
-    outages.failed(StoreUnavailable("gone"), ["user:1"])
-    clock.now += SETTLE_TIME
-    assert [signal for signal, _ in outages.answered()] == [store_back]
+    with heard() as reported:
+        for _ in range(20):
+            site.check(lacking)
+            for _ in range(5):
+                site.clock.now += 10
+                site.check()
+        assert [what for what, _ in reported] == ["lost"]
+        site.clock.now += 60
+        site.check()
+        site.check(GONE)
+        site.clock.now += SETTLE_TIME
+        site.check()
+    assert [what for what, _ in reported] == ["lost", "back"] * 2
 
 
-def test_a_full_memory_store_is_no_outage(memory_store: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise StoreFull
-
-    monkeypatch.setattr(current_store(), "run", full)
-    with pytest.raises(StoreFull):
-        counter("hits").incr("user:1")
-    get_limiter().note_failure(StoreFull())
-    assert not get_limiter().outages.is_on
+def test_a_full_memory_store_is_no_outage(memory_store: None) -> None:
+    with heard() as reported, no_answer(StoreFull()):
+        with pytest.raises(StoreFull):
+            counter("hits").incr("user:1")
+        assert check("9/m", "user:1").degraded
+    assert reported == []

@@ -5,50 +5,51 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import redis
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection, connections, transaction
-from hypothesis import HealthCheck, given
-from hypothesis import strategies as st
+from django.db.models import QuerySet
 
 from django_quota import check
-from django_quota.core.keys import MAX_PART, field
-from django_quota.engine.operations import DictStates, text
-from django_quota.engine.override_operations import AFTER_END, OVERRIDE_TTL, CompletePublication, RaiseGeneration
-from django_quota.exceptions import StoreUnavailable
 from django_quota.models import OverrideOutbox, Overview, QuotaOverride, Subject
-from django_quota.services import override_sync, overrides
-from django_quota.services.flusher import INTERVAL, flusher
-from django_quota.services.overrides import Override, marker_key, publication, status_key
-from django_quota.stores.memory import MemoryStore
-from django_quota.stores.redis.store import RedisStore
-from django_quota.testing import RedisServer, freeze
+from django_quota.testing import RedisServer, clear, freeze
 from tests.support.commands import wait_until
+from tests.support.counts import count_what_waits
 from tests.support.databases import default_database, sqlite_database
-from tests.support.inputs import inputs
-from tests.support.published import published
-from tests.support.specifications import specify
-from tests.support.steps import SECOND, START
-from tests.support.stores import current_store
-
-PREFIX = "quota"
-BLOCKED = Override("blocked")
-LONG = "user:" + "x" * (MAX_PART + 1)
-moments = st.one_of(st.just(0), st.integers(START - 60 * SECOND, START + 60 * SECOND))
-an_override = st.one_of(
-    st.builds(Override, st.sampled_from(["exempt", "blocked"]), moments, moments),
-    st.builds(Override, st.just("rate"), moments, moments, st.sampled_from(["5/m", "1/s; 9/d", "100/30s"])),
+from tests.support.published import (
+    another_process_looks,
+    before_the_next_publication,
+    check_overrides,
+    held,
+    keep_the_lock_for_a_minute,
+    let_others_look,
+    lock_key,
+    look_as_a_new_process,
+    look_often,
+    look_to_the_end,
+    marker_key,
+    not_published_by_the_next_command,
+    override,
+    publish_in_batches_of,
+    publishing_fails,
+    when_a_sync_has_published,
+    whenever_subjects_are_published,
 )
+from tests.support.steps import START
+
+BLOCKED, EXEMPT = ("blocked", 0, 0, ""), ("exempt", 0, 0, "")
+KEY = "quota:1:{user:1}:s"
+LONG = "user:" + "x" * 201
+"""Of so long a name Redis has a digest alone."""
 
 
 def blocked(subject: str = "user:1", rule: str = "search", **values: Any) -> QuotaOverride:
@@ -56,136 +57,27 @@ def blocked(subject: str = "user:1", rule: str = "search", **values: Any) -> Quo
     return QuotaOverride.objects.create(**{"subject": subject, "rule": rule, "mode": "blocked", **values})
 
 
-def held(subject: str = "user:1") -> dict[str | None, Override]:
-    """Return what Redis holds for a subject."""
-    store = current_store()
-    assert isinstance(store, RedisStore)
-    return published(store, subject)
-
-
 def microseconds(moment: datetime) -> int:
     return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
-# --- the published form -----------------------------------------------------------------------------------------------
+@pytest.mark.usefixtures("published_at_once")
+class TestTheKey:
+    """What it holds beside overrides stays, and it lives as long as they do."""
 
+    def test_publishing_shortens_no_ttl_and_changes_no_other_field(self, raw: redis.Redis) -> None:
+        raw.hset(KEY, mapping={"b:search": "1 2 3", "d:search": "7"})
+        raw.pexpire(KEY, 90 * 86_400_000)
+        blocked().delete()
+        assert raw.pttl(KEY) > 89 * 86_400_000
+        assert raw.hgetall(KEY) == {b"b:search": b"1 2 3", b"d:search": b"7"}
 
-@given(an_override)
-def test_an_override_is_read_as_it_was_written(override: Override) -> None:
-    assert Override.read(override.encoded) == override
-
-
-def test_the_published_form_is_what_the_script_reads() -> None:
-    assert Override("rate", 3, 7, "5/m; 9/d").encoded == "r 3 7 5/m; 9/d"
-    assert Override("exempt").encoded == "x 0 0 "
-    assert Override("blocked", 0, 9).encoded == "b 0 9 "
-    assert publication("key", {"*": BLOCKED, "a:*": BLOCKED}).overrides == {"o:*": "b 0 0 ", "o:a%3A%2A": "b 0 0 "}
-    assert publication("key", {"*": BLOCKED}).overrides.keys() != {f"o:{field('*')}"}
-
-
-@pytest.mark.parametrize("encoded", ["", "b 0 0", "q 0 0 ", "r x 0 5/m"])
-def test_what_was_not_published_is_not_read(encoded: str) -> None:
-    with pytest.raises(ValueError, match=r"published|invalid"):
-        Override.read(encoded)
-
-
-def test_an_override_applies_from_its_start_to_its_end() -> None:
-    override = Override("blocked", 10, 20)
-    assert [override.in_force(now) for now in (9, 10, 19, 20)] == [False, True, True, False]
-    assert Override("blocked").in_force(0)
-
-
-# --- the script and its specification ---------------------------------------------------------------------------------
-
-rules = st.sampled_from(["*", "search", "login"])
-steps = st.lists(st.tuples(st.dictionaries(rules, an_override), st.integers(0, 90 * SECOND)), max_size=6)
-
-
-@given(steps=steps, others=st.dictionaries(st.sampled_from(["b:x", "e:x", "ox:1", "w:search"]), st.just("1 2 3")))
-@inputs(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_lua_and_specification_never_differ(
-    redis_cache: RedisServer, raw: redis.Redis, steps: list[tuple[dict[str, Override], int]], others: dict[str, str]
-) -> None:
-    key, now = status_key(PREFIX, "user:1"), START
-    raw.flushall()
-    states = DictStates()
-    store = RedisStore("default")
-    if others:
-        raw.hset(key, mapping=dict(others.items()))
-        raw.pexpire(key, 30_000)
-        states.put(key, others, now + 30 * SECOND)
-    for wanted, gap in steps:
-        now += gap
-        operation = publication(key, wanted)
-        reply = store.run(operation, now)
-        assert reply == operation.run(states, now)
-        live = {name: override for name, override in wanted.items() if override.ends == 0 or override.ends > now}
-        assert reply == len(live)
-        fields = {text(name): text(value) for name, value in raw.hgetall(key).items()}
-        assert fields == (states.get(key) or {}) == others | {overrides.field_of(n): o.encoded for n, o in live.items()}
-        if fields:
-            until = [
-                now + OVERRIDE_TTL if override.ends == 0 else override.ends + AFTER_END for override in live.values()
-            ]
-            # Keys live at least as long as their content; Redis' own clock has gone on since.
-            assert raw.pttl(key) * 1_000 >= max(until, default=now) - now - 30 * SECOND
-            assert states.expiry(key) >= max(until, default=0)
-    store.close()
-
-
-marks = st.one_of(
-    st.builds(RaiseGeneration, st.just("quota:mark"), st.integers(0, 4), st.integers(0, 6)),
-    st.builds(
-        CompletePublication,
-        st.just("quota:mark"),
-        st.just("quota:count"),
-        st.integers(0, 2),
-        st.integers(1, 5),
-        st.just(60 * SECOND),
-    ),
-    st.integers(0, 2),
-)
-
-
-@given(steps=st.lists(marks, max_size=8))
-@inputs(100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_scripts_of_the_generation_and_their_specification_never_differ(
-    redis_cache: RedisServer, raw: redis.Redis, steps: list[RaiseGeneration | CompletePublication | int]
-) -> None:
-    raw.flushall()
-    states, store = DictStates(), RedisStore("default")
-    for step in steps:
-        if isinstance(step, int):  # what its server was told is counted
-            raw.set("quota:count", step, ex=60)
-            states.put("quota:count", step, START + 60 * SECOND)
-            continue
-        assert store.run(step, START) == specify(step, states, START)
-        for key in ("quota:mark", "quota:count"):
-            value = raw.get(key)
-            assert (None if value is None else int(value)) == states.get(key)
-            assert value is None or raw.pttl(key) > 0
-    store.close()
-
-
-@pytest.mark.usefixtures("redis_cache")
-def test_publishing_shortens_no_ttl(raw: redis.Redis) -> None:
-    key = status_key(PREFIX, "user:1")
-    raw.hset(key, "b:search", "1 2 3")
-    raw.pexpire(key, 90 * 86_400_000)
-    current_store().run(publication(key, {"*": BLOCKED}))
-    current_store().run(publication(key, {}))
-    assert raw.pttl(key) > 89 * 86_400_000
-    assert raw.hgetall(key) == {b"b:search": b"1 2 3"}
-
-
-@pytest.mark.usefixtures("redis_cache")
-def test_an_override_outlives_its_end_by_a_minute_and_an_endless_one_thirty_days(raw: redis.Redis) -> None:
-    key = status_key(PREFIX, "user:1")
-    now = int(raw.time()[0]) * SECOND
-    current_store().run(publication(key, {"*": Override("blocked", 0, now + 3_600 * SECOND)}))
-    assert 3_600_000 < raw.pttl(key) <= 3_661_000
-    current_store().run(publication(key, {"*": BLOCKED}))
-    assert 29 * 86_400_000 < raw.pttl(key) <= OVERRIDE_TTL // 1_000 + 1
+    def test_an_override_outlives_its_end_by_a_minute_and_an_endless_one_thirty_days(self, raw: redis.Redis) -> None:
+        row = blocked(expires=datetime.fromtimestamp(int(raw.time()[0]), UTC) + timedelta(hours=1))
+        assert 3_600_000 < raw.pttl(KEY) <= 3_661_000
+        row.expires = None
+        row.save()
+        assert 29 * 86_400_000 < raw.pttl(KEY) <= 30 * 86_400_000 + 1
 
 
 # --- saving -----------------------------------------------------------------------------------------------------------
@@ -194,18 +86,7 @@ def test_an_override_outlives_its_end_by_a_minute_and_an_endless_one_thirty_days
 @pytest.fixture
 def published_at_once(redis_cache: RedisServer, database: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables, and a Redis to publish to."""
-    vars(override_sync.watch).update(vars(override_sync.OverrideWatch()))
-
-
-def check_overrides() -> None:
-    """Have this process check that Redis holds all overrides."""
-    override_sync.watch.flush()
-    override_sync.watch.join()
-
-
-def next_look(raw: redis.Redis) -> None:
-    """Let the time pass until somebody may look again whether Redis holds all overrides."""
-    raw.delete(overrides.lock_key(PREFIX))
+    look_as_a_new_process()
 
 
 @contextmanager
@@ -230,8 +111,8 @@ class TestSaving:
         blocked(starts=starts, expires=expires)
         blocked(rule="*", mode="rate", rate=" 10 per minute;500/h")
         assert held() == {
-            "search": Override("blocked", microseconds(starts), microseconds(expires)),
-            "*": Override("rate", 0, 0, "10/m; 500/h"),
+            "search": ("blocked", microseconds(starts), microseconds(expires), ""),
+            "*": ("rate", 0, 0, "10/m; 500/h"),
         }
         assert not OverrideOutbox.objects.exists()
 
@@ -239,9 +120,9 @@ class TestSaving:
         row, other = blocked(), blocked(rule="*")
         row.mode = "exempt"
         row.save()
-        assert held() == {"search": Override("exempt"), "*": BLOCKED}
+        assert held() == {"search": EXEMPT, "*": BLOCKED}
         other.delete()
-        assert held() == {"search": Override("exempt")}
+        assert held() == {"search": EXEMPT}
 
     def test_a_changed_subject_leaves_nothing_under_the_old_one(self) -> None:
         row = blocked()
@@ -261,11 +142,11 @@ class TestSaving:
 
     def test_statements_over_many_rows_publish_too(self) -> None:
         QuotaOverride.objects.bulk_create(
-            [QuotaOverride(subject=f"user:{n}", rule="*", mode="blocked") for n in range(override_sync.BATCH_SIZE + 3)]
+            [QuotaOverride(subject=f"user:{n}", rule="*", mode="blocked") for n in range(500 + 3)]
         )
-        assert held("user:0") == held(f"user:{override_sync.BATCH_SIZE + 2}") == {"*": BLOCKED}
+        assert held("user:0") == held(f"user:{500 + 2}") == {"*": BLOCKED}
         QuotaOverride.objects.filter(subject="user:0").update(mode="exempt")
-        assert held("user:0") == {"*": Override("exempt")}
+        assert held("user:0") == {"*": EXEMPT}
         rows = list(QuotaOverride.objects.filter(subject__in=["user:1", "user:2"]))
         for row in rows:
             row.subject += "1"
@@ -274,7 +155,7 @@ class TestSaving:
         assert held("user:1") == held("user:2") == {}
         assert held("user:11") == held("user:21") == {"*": BLOCKED}
         QuotaOverride.objects.all().delete()
-        assert held("user:11") == held(f"user:{override_sync.BATCH_SIZE + 2}") == {}
+        assert held("user:11") == held(f"user:{500 + 2}") == {}
 
     def test_what_a_fixture_loads_is_published(self, tmp_path: Any) -> None:
         blocked()
@@ -283,12 +164,6 @@ class TestSaving:
         QuotaOverride.objects.all().delete()
         call_command("loaddata", str(file), verbosity=0)
         assert held() == {"search": BLOCKED}
-
-    def test_other_fields_of_the_hash_stay(self, raw: redis.Redis) -> None:
-        key = status_key(PREFIX, "user:1")
-        raw.hset(key, mapping={"b:search": "1 2 3", "d:search": "7"})
-        blocked().delete()
-        assert raw.hgetall(key) == {b"b:search": b"1 2 3", b"d:search": b"7"}
 
     def test_what_has_ended_is_not_published(self) -> None:
         blocked(expires=datetime(2001, 1, 1, tzinfo=UTC))
@@ -313,16 +188,9 @@ class TestSaving:
     def test_the_last_publisher_has_read_what_was_saved_last(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Another process saves and publishes between our reading of the rows and our telling Redis."""
         row = blocked()
-        run_all = overrides.run_all
-
-        def overtaken(*arguments: Any) -> Any:
-            monkeypatch.setattr(override_sync, "run_all", run_all)
-            QuotaOverride.objects.filter(pk=row.pk).update(mode="exempt")
-            return run_all(*arguments)
-
-        monkeypatch.setattr(override_sync, "run_all", overtaken)
-        override_sync.publish(["user:1"], "default")
-        assert held() == {"search": Override("exempt")}
+        before_the_next_publication(monkeypatch, lambda: QuotaOverride.objects.filter(pk=row.pk).update(mode="exempt"))
+        row.save()
+        assert held() == {"search": EXEMPT}
 
     @pytest.mark.always("postgresql")
     def test_many_saves_at_once_publish_what_the_rows_say(self) -> None:
@@ -342,7 +210,7 @@ class TestSaving:
             thread.start()
         for thread in threads:
             thread.join()
-        assert held() == {"search": Override(QuotaOverride.objects.get().mode)}  # type: ignore[arg-type]
+        assert held() == {"search": (QuotaOverride.objects.get().mode, 0, 0, "")}
         assert not OverrideOutbox.objects.exists()
 
 
@@ -352,12 +220,7 @@ class TestRedisAway:
     @pytest.fixture
     def away(self, published_at_once: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
         """Let Redis be away, or back."""
-        run_all = overrides.run_all
-
-        def refuse(*_: Any) -> Any:
-            raise StoreUnavailable("it is away")
-
-        return lambda is_away: monkeypatch.setattr(override_sync, "run_all", refuse if is_away else run_all)
+        return lambda is_away: publishing_fails(monkeypatch, "it is away" if is_away else "")
 
     def test_the_row_is_saved_the_error_logged_and_the_next_check_publishes_it(
         self, away: Callable[[bool], None], raw: redis.Redis, caplog: pytest.LogCaptureFixture
@@ -370,7 +233,7 @@ class TestRedisAway:
         check_overrides()
         assert held() == {}
         away(False)
-        next_look(raw)
+        let_others_look(raw)
         with caplog.at_level("INFO", "django_quota"):
             check_overrides()
         assert held() == {"search": BLOCKED}
@@ -390,10 +253,9 @@ class TestRedisAway:
         away(True)
         blocked()
         away(False)
-        assert override_sync.are_pending(["user:1"], "default")
         call_command("quota_sync", stdout=StringIO())
         assert held() == {"search": BLOCKED}
-        assert not override_sync.are_pending(["user:1"], "default")
+        assert not OverrideOutbox.objects.exists()
 
 
 def commanded(*words: str, at_fault: str = "") -> str:
@@ -485,54 +347,40 @@ class TestSync:
         assert synced() == {"subjects": 4, "withdrawn": 0}
         for row in QuotaOverride.objects.all():
             assert held(row.subject) == {"search": BLOCKED}
-        assert overrides.PUBLICATION_TTL < raw.ttl(marker_key(PREFIX)) <= overrides.MARKER_TTL
+        assert 3_600 < raw.ttl(marker_key()) <= 7 * 86_400
         assert all(raw.ttl(key) > 0 for key in raw.scan_iter())
 
     def test_only_overrides_without_a_row_are_withdrawn(self, raw: redis.Redis) -> None:
         blocked("user:1")
         blocked(LONG)
-        run = current_store().run
         for subject in ("user:1", "user:2", LONG, LONG + "y"):
-            run(publication(status_key(PREFIX, subject), {"search": BLOCKED, "gone": Override("exempt")}))
-        raw.hset(status_key(PREFIX, "user:2"), "b:search", "1 2 3")
-        raw.hset(status_key("other", "user:2"), "o:search", "b 0 0 ")
+            override("b 0 0 ", "search", subject)
+            override("x 0 0 ", "gone", subject)
+        raw.hset("quota:1:{user:2}:s", "b:search", "1 2 3")
+        raw.hset("other:1:{user:2}:s", "o:search", "b 0 0 ")
         raw.set("quota:1:{user:3}:s", "no hash")
         assert synced() == {"subjects": 2, "withdrawn": 2}
         assert held("user:1") == held(LONG) == {"search": BLOCKED}
         assert held("user:2") == held(LONG + "y") == {}
-        assert raw.hgetall(status_key(PREFIX, "user:2")) == {b"b:search": b"1 2 3"}
-        assert raw.hgetall(status_key("other", "user:2")) == {b"o:search": b"b 0 0 "}
+        assert raw.hgetall("quota:1:{user:2}:s") == {b"b:search": b"1 2 3"}
+        assert raw.hgetall("other:1:{user:2}:s") == {b"o:search": b"b 0 0 "}
 
     @pytest.mark.parametrize("subject", ["user:1", LONG])
     def test_a_row_saved_during_its_withdrawal_stays(self, subject: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        run_all = overrides.run_all
-        current_store().run(publication(status_key(PREFIX, subject), {"*": BLOCKED}))
-
-        def overtaken(store: Any, operations: Any, now: Any) -> Any:
-            if operations:
-                monkeypatch.setattr(override_sync, "run_all", run_all)
-                blocked(subject, "*")
-            return run_all(store, operations, now)
-
-        monkeypatch.setattr(override_sync, "run_all", overtaken)
+        override("b 0 0 ", "*", subject)
+        before_the_next_publication(monkeypatch, lambda: blocked(subject, "*"))
         synced()
         assert QuotaOverride.objects.exists()
         assert held(subject) == {"*": BLOCKED}
 
     def test_blocks_are_published_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(override_sync, "BATCH_SIZE", 2)
+        publish_in_batches_of(2, monkeypatch)
         for n in range(3):
             blocked(f"user:{n}", mode="exempt")
             blocked(f"user:{n}0")
         blocked("user:00", "*", mode="exempt")
         printed: list[str] = []
-        publish = override_sync.publish
-
-        def noted(subjects: Any, using: str) -> None:
-            printed.extend(subjects)
-            publish(subjects, using)
-
-        monkeypatch.setattr(override_sync, "publish", noted)
+        whenever_subjects_are_published(monkeypatch, printed.extend)
         assert synced() == {"subjects": 6, "withdrawn": 0}
         assert printed == ["user:00", "user:10", "user:20", "user:0", "user:1", "user:2"]
 
@@ -540,44 +388,24 @@ class TestSync:
         self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         blocked()
-        withdraw = override_sync._withdraw_orphans
-
-        def lose(*arguments: Any) -> int:
-            raw.flushall()
-            return withdraw(*arguments)
-
         with monkeypatch.context() as patched:
-            patched.setattr(override_sync, "_withdraw_orphans", lose)
+            when_a_sync_has_published(patched, raw.flushall)
             with pytest.raises(CommandError, match="lost its memory"):
                 synced()
-        assert not raw.exists(marker_key(PREFIX))
+        assert not raw.exists(marker_key())
         check_overrides()
         assert held() == {"search": BLOCKED}
-        assert raw.exists(marker_key(PREFIX))
+        assert raw.exists(marker_key())
 
     def test_a_check_during_which_redis_is_emptied_starts_again(
         self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         blocked()
         raw.flushall()
-        withdraw = override_sync._withdraw_orphans
-
-        def lose(*arguments: Any) -> int:
-            monkeypatch.setattr(override_sync, "_withdraw_orphans", withdraw)
-            raw.flushall()
-            return withdraw(*arguments)
-
-        monkeypatch.setattr(override_sync, "_withdraw_orphans", lose)
+        when_a_sync_has_published(monkeypatch, raw.flushall, times=1)
         check_overrides()
         assert held() == {"search": BLOCKED}
-        assert raw.exists(marker_key(PREFIX))
-
-    def test_it_reports_its_progress(self) -> None:
-        for n in range(3):
-            blocked(f"user:{n}", mode="exempt" if n else "blocked")
-        reported: list[int] = []
-        override_sync.republish("default", reported.append)
-        assert sum(reported) == override_sync.count_subjects("default") == 3
+        assert raw.exists(marker_key())
 
     def test_an_unavailable_redis_is_an_error(self, settings: Any) -> None:
         settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nonexistent/redis.sock"}}
@@ -596,27 +424,26 @@ class TestLost:
         raw.flushall()
         for key, (value, ttl) in snapshot.items():
             raw.restore(key, ttl, value or b"")
-        raw.delete(overrides.lock_key(PREFIX))
+        raw.delete(lock_key())
 
     def test_the_flusher_checks(self, raw: redis.Redis) -> None:
         blocked()
         raw.flushall()
-        flusher.flush()
-        override_sync.watch.join()
+        count_what_waits()
+        look_to_the_end()
         assert held() == {"search": BLOCKED}
 
     @pytest.mark.usefixtures("the_flusher_runs")
     def test_a_loss_right_after_a_check_is_repaired_too(
         self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("django_quota.services.flusher.INTERVAL", 0.01)
-        monkeypatch.setattr(overrides, "LOCK_TTL", 0.2)
+        look_often(monkeypatch)
         blocked()
         raw.flushall()
-        assert overrides.take_lock(RedisStore("default"), PREFIX)
-        flusher.wake()
+        another_process_looks()
+        assert check("5/m", "user:9")  # the background thread begins
         wait_until(lambda: held() == {"search": BLOCKED})
-        override_sync.watch.join()
+        look_to_the_end()
 
     def test_all_lost_overrides_come_back(self, raw: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
         blocked()
@@ -625,8 +452,8 @@ class TestLost:
         assert held() == {"search": BLOCKED}
         assert "those of 1 subject are published again" in caplog.text
         assert {key.decode() for key in raw.scan_iter("*overrides*")} == {
-            marker_key(PREFIX),
-            overrides.lock_key(PREFIX),
+            marker_key(),
+            lock_key(),
         }
         assert all(raw.ttl(key) > 0 for key in raw.scan_iter())
 
@@ -641,7 +468,7 @@ class TestLost:
         row = blocked(mode="exempt")
         synced()
         self.lose_the_last(raw, row.delete)
-        assert held() == {"search": Override("exempt")}
+        assert held() == {"search": EXEMPT}
         check_overrides()
         assert held() == {}
 
@@ -663,7 +490,7 @@ class TestLost:
             OverrideOutbox.objects.all().delete()
             synced()
 
-        with patch.object(override_sync, "publish_pending"):
+        with not_published_by_the_next_command():
             self.lose_the_last(raw, by_sql)
         assert held() == {}
         check_overrides()
@@ -680,14 +507,15 @@ class TestLost:
     def test_without_a_loss_nothing_is_done(self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
         synced()
         blocked()
-        monkeypatch.setattr(override_sync, "republish", None)
+        published: list[str] = []
+        whenever_subjects_are_published(monkeypatch, published.extend)
         check_overrides()
-        assert held() == {"search": BLOCKED}
+        assert (held(), published) == ({"search": BLOCKED}, [])
 
     def test_only_one_process_checks_at_a_time(self, raw: redis.Redis) -> None:
         blocked()
         raw.flushall()
-        assert overrides.take_lock(RedisStore("default"), PREFIX)
+        another_process_looks()
         check_overrides()
         assert held() == {}
 
@@ -695,24 +523,23 @@ class TestLost:
         for number in range(3):
             blocked(f"user:{number}")
         raw.flushall()
-        monkeypatch.setattr(override_sync, "BATCH_SIZE", 1)
-        monkeypatch.setattr(overrides, "LOCK_TTL", 60.0)
-        publish, left = override_sync.publish, []
+        publish_in_batches_of(1, monkeypatch)
+        keep_the_lock_for_a_minute(monkeypatch)
+        left = []
 
-        def late(subjects: Any, using: str) -> None:
+        def late(subjects: Collection[str]) -> None:
             if subjects:
-                left.append(raw.pttl(overrides.lock_key(PREFIX)))
-                raw.pexpire(overrides.lock_key(PREFIX), 10_000)
-            publish(subjects, using)
+                left.append(raw.pttl(lock_key()))
+                raw.pexpire(lock_key(), 10_000)
 
-        monkeypatch.setattr(override_sync, "publish", late)
+        whenever_subjects_are_published(monkeypatch, late)
         check_overrides()
         assert len(left) == 3
         assert min(left) > 10_000
 
     def test_a_process_that_dies_while_it_publishes_delays_others_under_three_seconds(self, raw: redis.Redis) -> None:
-        assert overrides.take_lock(RedisStore("default"), PREFIX)
-        assert raw.pttl(overrides.lock_key(PREFIX)) + 1_000 * INTERVAL < 3_000  # the others look once in `INTERVAL`
+        another_process_looks()
+        assert raw.pttl(lock_key()) + 1_000 < 3_000  # the others look once a second
 
     def test_a_failed_check_is_logged_once_and_repeated(
         self, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -723,13 +550,13 @@ class TestLost:
         blocked()
         raw.flushall()
         with monkeypatch.context() as patched:
-            patched.setattr(override_sync, "count_pending", fail)
+            patched.setattr(QuerySet, "count", fail)
             check_overrides()
-            assert 0 < raw.pttl(overrides.lock_key(PREFIX)) <= overrides.LOCK_TTL * 1_000
+            assert 0 < raw.pttl(lock_key()) <= 1_500
             for _ in range(2):
-                next_look(raw)
+                let_others_look(raw)
                 check_overrides()
-            next_look(raw)
+            let_others_look(raw)
         assert caplog.text.count("cannot be published: it is slow. The next check tries again.") == 1
         check_overrides()
         assert held() == {"search": BLOCKED}
@@ -748,21 +575,19 @@ class TestLost:
         for _ in range(2):
             check_overrides()
         assert caplog.text.count("Run `migrate` to create them") == 1
-        assert not raw.exists(marker_key(PREFIX))
+        assert not raw.exists(marker_key())
 
     def test_a_site_without_a_database_logs_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
         with default_database({"ENGINE": "django.db.backends.dummy"}):
             check_overrides()
         assert caplog.text == ""
 
-    def test_a_database_in_memory_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        looked: list[int] = []
-        monkeypatch.setattr(override_sync.watch, "_check", looked.append)
+    def test_a_database_in_memory_is_left_alone(self, raw: redis.Redis) -> None:
         with default_database({"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}):
             check_overrides()
-        assert looked == []
+        assert not raw.exists(lock_key())
         check_overrides()
-        assert len(looked) == 1
+        assert raw.exists(lock_key())
 
 
 @pytest.mark.usefixtures("published_at_once")
@@ -787,7 +612,7 @@ class TestWhatCounts:
         assert held() == {"search": BLOCKED}
         row.mode = "exempt"
         row.save()
-        assert held() == {"search": Override("exempt")}
+        assert held() == {"search": EXEMPT}
         model.objects.update(mode="blocked")
         assert held() == {"search": BLOCKED}
         row.delete()
@@ -812,10 +637,10 @@ def test_a_replica_is_not_asked(settings: Any) -> None:
     row.save()
     QuotaOverride.objects.filter(subject="user:1").update(mode="exempt")
     QuotaOverride.objects.bulk_create([QuotaOverride(subject="user:2", rule="*", mode="blocked")])
-    assert (held("user:1"), held("user:2")) == ({"search": Override("exempt")}, {"*": BLOCKED})
+    assert (held("user:1"), held("user:2")) == ({"search": EXEMPT}, {"*": BLOCKED})
     assert synced() == {"subjects": 2, "withdrawn": 0}
     said("set", "user:2", "exempt")
-    assert held("user:2") == {"*": Override("exempt")}
+    assert held("user:2") == {"*": EXEMPT}
     said("clear", "user:2")
     assert held("user:2") == {}
 
@@ -823,15 +648,13 @@ def test_a_replica_is_not_asked(settings: Any) -> None:
 @pytest.mark.usefixtures("memory_store", "database")
 def test_the_memory_store_gets_overrides_too() -> None:
     row = blocked()
-    store = current_store()
-    assert isinstance(store, MemoryStore)
-    key = status_key(PREFIX, "user:1")
-    assert store._shard(key).get(key) == {"o:search": BLOCKED.encoded}
-    store._shard(key).drop(key)
+    assert not check("5/m", "user:1", name="search")
+    clear()
+    assert check("5/m", "user:1", name="search")
     row.save()
-    assert store._shard(key).get(key) == {"o:search": BLOCKED.encoded}
+    assert not check("5/m", "user:1", name="search")
     row.delete()
-    assert store._shard(key).get(key) is None
+    assert check("5/m", "user:1", name="search")
     with pytest.raises(CommandError, match="STORE"):
         synced()
 
@@ -859,7 +682,7 @@ class TestTheCommand:
         assert held() == {"*": BLOCKED}
         said("set", "user:1", "5/m", "--json")
         said("set", "user:1", "exempt", "--rule", "search", "--until", "2126-01-31T12:00", "--json")
-        assert held() == {"*": Override("rate", 0, 0, "5/m"), "search": held()["search"]}
+        assert held() == {"*": ("rate", 0, 0, "5/m"), "search": held()["search"]}
         listed = said("list", "--subject", "user:1", "--active", "--json")
         assert [(row["rule"], row["mode"], row["rate"]) for row in listed] == [
             ("*", "rate", "5/m"),
@@ -952,10 +775,7 @@ class TestTheCommand:
             said("set", "user:1", "9/month", "--rule", "search")
 
     def test_without_redis_it_says_what_to_do(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refuse(*_: Any) -> Any:
-            raise StoreUnavailable("it is away")
-
-        monkeypatch.setattr(override_sync, "run_all", refuse)
+        publishing_fails(monkeypatch, "it is away")
         with pytest.raises(CommandError, match="published soon after Redis is back: by a process that serves requests"):
             said("set", "user:1", "blocked")
         assert QuotaOverride.objects.exists()

@@ -20,14 +20,14 @@ from django.test.utils import CaptureQueriesContext
 
 from django_quota import acheck, check, quota
 from django_quota.models import QuotaOverride
-from django_quota.services import override_sync, overrides
-from django_quota.services.flusher import INTERVAL, flusher
 from django_quota.testing import RedisServer
 from tests.support.calls import get, run
 from tests.support.clusters import Server
 from tests.support.commands import Manage, managing, wait_until
+from tests.support.counts import count_what_waits
 from tests.support.ports import free_port
-from tests.support.stores import caches, current_store, forget_forms, named, programs
+from tests.support.published import lock_key, look_as_a_new_process, look_to_the_end, marker_key
+from tests.support.stores import caches, forget_forms, named, programs, redis_store
 
 SUBJECT = "ip:192.0.2.1"
 
@@ -79,13 +79,12 @@ class Serving:
 
     def admits_after_three_seconds(self) -> bool:
         """Let three seconds pass: the lock of the last look ends, and the flusher does a round."""
-        store: Any = current_store()
-        with store.commands() as client:
-            ends_after = client.pttl(overrides.lock_key("quota")) / 1_000
-            client.delete(overrides.lock_key("quota"))
-        assert ends_after + INTERVAL < 3
-        flusher.flush()
-        override_sync.watch.join()
+        with redis_store().commands() as client:
+            ends_after = client.pttl(lock_key()) / 1_000
+            client.delete(lock_key())
+        assert ends_after + 1 < 3  # a process looks once a second
+        count_what_waits()
+        look_to_the_end()
         return self.admits()
 
 
@@ -93,7 +92,7 @@ class Serving:
 def serving(database: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Serving:
     """This process, on a database, looks whether Redis holds all overrides."""
     forget_forms()
-    vars(override_sync.watch).update(vars(override_sync.OverrideWatch()))
+    look_as_a_new_process()
     return Serving()
 
 
@@ -102,19 +101,15 @@ def block() -> QuotaOverride:
 
 
 def killed(manage: Manage, where: str, work: str) -> None:
-    """Run a process up to a function of `override_sync`, and kill it there."""
+    """Run a process up to a step of publishing, and kill it there."""
     process = manage.start(
         "shell",
         "--verbosity=0",
         "-c",
         f"""
-import time
-from django_quota.services import override_sync
 from django_quota.models import QuotaOverride
-def hang(*_):
-    print("It is there.", flush=True)
-    time.sleep(3600)
-override_sync.{where} = hang
+from tests.support.published import check_overrides, hang_at
+hang_at({where!r})
 {work}
 """,
     )
@@ -130,14 +125,14 @@ def test_a_redis_that_comes_back_empty_gets_its_overrides_again(serving: Serving
     assert not serving.admits()
     raw.flushall()  # scripts stay: nothing else tells
     assert not serving.admits_after_three_seconds()
-    assert raw.exists(overrides.marker_key("quota"))
+    assert raw.exists(marker_key())
 
 
 def test_if_a_publisher_is_killed_another_process_publishes(serving: Serving, manage: Manage, raw: redis.Redis) -> None:
     block()
     raw.flushall()
-    killed(manage, "publish", "override_sync.watch.flush(); override_sync.watch.join()")
-    assert raw.exists(overrides.lock_key("quota"))
+    killed(manage, "publish", "check_overrides()")
+    assert raw.exists(lock_key())
     assert not serving.admits_after_three_seconds()
 
 

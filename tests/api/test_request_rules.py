@@ -12,9 +12,8 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from django_quota import Rule, peek, quota
+from django_quota import peek, quota
 from django_quota.adapters import adecide, apply_decision, arefusal, decide, decides_later, refusal, take_waiting_rules
-from django_quota.web.request_rules import needs_view
 from tests.support.calls import both, fetch, run
 
 pytestmark = pytest.mark.usefixtures("memory_store")
@@ -202,12 +201,20 @@ def test_other_views_decide_at_once() -> None:
     ],
 )
 def test_rules_wait_for_the_user_the_body_and_functions(options: dict[str, Any], waits: bool) -> None:
-    assert needs_view(Rule.make("some", "10/m", **options)) is waits
+    assert is_left_to_the_view("10/m", **options) is waits
 
 
 def test_rates_by_tier_and_of_a_function_wait() -> None:
-    assert needs_view(Rule.make("tiers", {"anonymous": "1/m", "authenticated": "2/m"}))
-    assert needs_view(Rule.make("function", by_tenant))
+    assert is_left_to_the_view({"anonymous": "1/m", "authenticated": "2/m"})
+    assert is_left_to_the_view(by_tenant)
+
+
+def is_left_to_the_view(rate: Any, **options: Any) -> bool:
+    class Asking(TokenView):
+        def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+            return HttpResponse(status=202 if take_waiting_rules(request) else 200)
+
+    return run(quota(rate, name="some", **options)(Asking.as_view())).status_code == 202
 
 
 @pytest.mark.parametrize("keeps", [True, False])

@@ -18,11 +18,11 @@ from django_quota import (
     reserve_all,
     reset,
 )
-from django_quota.exceptions import QuotaExceeded, RuleError, StoreUnavailable
-from django_quota.services.registry import get_limiter
-from django_quota.services.usage import usage
+from django_quota.exceptions import QuotaExceeded, RuleError
 from django_quota.testing import freeze
 from tests.support.calls import calls_of, get
+from tests.support.counts import checks_of
+from tests.support.outages import no_answer
 from tests.support.steps import ALGORITHMS, SECOND, START
 
 USER, ORG = "user:42", "org:7"
@@ -194,13 +194,9 @@ class TestReserveAll:
             assert decision.late
             assert left() == [2, 300, 700]
 
-    def test_without_the_store_it_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fail(*_: Any) -> Any:
-            raise StoreUnavailable("a test")
-
+    def test_without_the_store_it_says_so(self) -> None:
         hold = reserve_all(ENTRIES)
-        with monkeypatch.context() as patched:
-            patched.setattr(get_limiter().store, "run", fail)
+        with no_answer():
             assert not hold.renew()
             assert hold.is_open
             assert hold.settle([1, 2, 3]).degraded
@@ -239,18 +235,10 @@ class TestRenewing:
             assert hold.settle([1, 2, 3]).late
             assert not hold.renew()
 
-    def test_a_renewal_whose_reply_is_lost_still_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_renewal_whose_reply_is_lost_still_counts(self) -> None:
         with freeze(START):
             hold = reserve_all(ENTRIES, ttl=5)
-            store = get_limiter().store
-            real = store.run
-
-            def lost(*arguments: Any) -> Any:
-                real(*arguments)
-                raise StoreUnavailable("a test")
-
-            with monkeypatch.context() as patched:
-                patched.setattr(store, "run", lost)
+            with no_answer(done=True):
                 assert not hold.renew(60)
         with freeze(START + 10 * SECOND):
             assert not hold.settle([1, 2, 3]).late
@@ -276,5 +264,4 @@ def test_the_day_counts_a_reservation_once_and_none_that_is_refused() -> None:
         with pytest.raises(QuotaExceeded):
             reserve_all([("rpm", "user:1"), ("org-tpm", "user:2", 900)])
         for subject, rule in (("user:1", "tpm"), ("user:2", "org-tpm")):
-            (counts,) = usage(subject).values()
-            assert {name: count.allowed for name, count in counts.items() if count.allowed} == {rule: 1}
+            assert {name: allowed for name, (allowed, _) in checks_of(subject).items() if allowed} == {rule: 1}

@@ -11,14 +11,12 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from django.core.signals import request_finished
-from django.db import close_old_connections
 from django.http import FileResponse, HttpResponse, StreamingHttpResponse
 
 from django_quota import Hold, areserve, peek, reserve, reserve_all
 from django_quota.exceptions import RuleError
-from django_quota.services.leases import LeaseRefresher
 from django_quota.testing import freeze
+from tests.support.slots import renew_all_the_time
 from tests.support.steps import SECOND, START
 
 SUBJECT = "user:42"
@@ -30,14 +28,6 @@ pytestmark = pytest.mark.usefixtures("either_store")
 def frozen(either_store: None) -> Iterator[None]:
     with freeze(START):
         yield
-
-
-@pytest.fixture(autouse=True)
-def no_database() -> Iterator[None]:
-    """A response that is closed also closes the connections that other tests have left."""
-    request_finished.disconnect(close_old_connections)
-    yield
-    request_finished.connect(close_old_connections)
 
 
 class Model:
@@ -231,9 +221,7 @@ class TestAsync:
 class TestRenewal:
     @pytest.fixture(autouse=True)
     def often(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Renew all the time, whatever the ttl."""
-        made = LeaseRefresher.__init__
-        monkeypatch.setattr(LeaseRefresher, "__init__", lambda self, renew, interval: made(self, renew, 0.001))
+        renew_all_the_time(monkeypatch)
 
     def test_a_stream_outlives_the_ttl_of_its_reservation(self, monkeypatch: pytest.MonkeyPatch) -> None:
         renewed = threading.Event()

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from django_quota import RateError, check, concurrency, quota, reset
 from django_quota.adapters import digest
 from django_quota.exceptions import ConfigurationError, RuleError, SubjectKeyError
-from django_quota.services.subjects import compile_key, named_subject
 from tests.support.calls import always, asubject_of, subject_of
 
 IP = "ip:192.0.2.1"
@@ -175,7 +174,7 @@ class TestTuples:
 
     def test_an_empty_tuple_is_no_key(self) -> None:
         with pytest.raises(RuleError, match="is empty"):
-            compile_key(())
+            quota("1/m", key=())
 
     def test_a_subject_of_several_parts_can_be_named_as_its_decision_shows_it(self, memory_store: None) -> None:
         decision = check("1/m", request(), key=("ip", "path"))
@@ -289,9 +288,10 @@ class TestFunctions:
 )  # fmt: skip
 def test_a_wrong_key_is_refused_with_what_to_write_instead(key: object, text: str) -> None:
     with pytest.raises(RuleError, match=text):
-        compile_key(key)
+        quota("1/m", key=key)
 
 
+@pytest.mark.usefixtures("memory_store")
 class TestNamedSubjects:
     @pytest.mark.parametrize(
         ("text", "found"),
@@ -302,14 +302,14 @@ class TestNamedSubjects:
         ],
     )  # fmt: skip
     def test_an_address_has_one_spelling(self, text: str, found: str) -> None:
-        assert named_subject(text) == found
+        assert check("1/m", text).subject == found
 
     @pytest.mark.parametrize(
         "text", ["", "ip:", "ip:x", "ip:1.2.3", "ip:2001:db8::/999", "ip:::/x", "ip:192.0.2.1/24", "ip:1.2.3.4/99"]
     )
     def test_what_holds_no_address_is_refused(self, text: str) -> None:
         with pytest.raises(RuleError):
-            named_subject(text)
+            check("1/m", text)
 
     @example("::/")
     @example("10.0.0.0/8")
@@ -318,7 +318,7 @@ class TestNamedSubjects:
     @given(st.text("0123456789abcdef:./%+", max_size=20) | st.just("::/" + "9" * 5000))
     def test_any_text_behind_ip_is_an_address_or_a_rule_error(self, text: str) -> None:
         try:
-            named_subject("ip:" + text)
+            check("1/m", "ip:" + text)
         except RuleError as error:
             problem = str(error)
         else:

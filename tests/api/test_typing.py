@@ -10,9 +10,28 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from django_quota import RuleError, acheck, apeek, arefund, areserve, areset, check, peek, quota, refund, reserve, reset
-from django_quota.core.algorithms import ALGORITHMS, AlgorithmName
-from django_quota.core.rules import CallOptions, RuleOptions, option_names
+from django_quota import (
+    Rule,
+    RuleError,
+    acheck,
+    apeek,
+    arefund,
+    areserve,
+    areset,
+    check,
+    peek,
+    quota,
+    refund,
+    reserve,
+    reset,
+)
+from tests.support.steps import ALGORITHMS
+
+OF_A_CALL, OF_A_VIEW = (
+    get_type_hints(get_args(get_type_hints(verb)[options])[0])
+    for verb, options in ((check, "rule_options"), (quota, "options"))
+)
+"""The options, and the type of each."""
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
@@ -63,13 +82,14 @@ def test_right_options_are_right_for_mypy_too() -> None:
 
 
 def test_the_types_name_every_option_and_algorithm() -> None:
-    assert get_args(AlgorithmName) == tuple(ALGORITHMS)
-    assert set(RuleOptions.__annotations__) == option_names() - {"match", "exclude"}
-    assert set(CallOptions.__annotations__) == set(RuleOptions.__annotations__) - {"cost", "counts", "settle"} | {
-        "name"
-    }
+    assert set(get_args(OF_A_CALL["algorithm"])) == set(ALGORITHMS)
+    with pytest.raises(RuleError, match="Known: ") as caught:
+        Rule.make("rule", "1/m", unknown=1)
+    known = set(str(caught.value).partition("Known: ")[2].rstrip(".").split(", "))
+    assert set(OF_A_VIEW) | {"name"} == known
+    assert set(OF_A_CALL) == known - {"cost", "counts", "settle"}
 
 
 @pytest.mark.parametrize("verb", [check, acheck, peek, apeek, refund, arefund, reset, areset, reserve, areserve])
 def test_each_function_has_typed_options(verb: object) -> None:
-    assert get_args(get_type_hints(verb)["rule_options"]) == (CallOptions,)
+    assert get_args(get_type_hints(verb)["rule_options"]) == get_args(get_type_hints(check)["rule_options"])

@@ -20,9 +20,8 @@ from rest_framework.routers import SimpleRouter
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
-from django_quota import concurrency, quota
-from django_quota.services.known_rules import known_rules, known_slots
-from django_quota.web.view_lookup import limited_views
+from django_quota import concurrency, quota, reset_subject
+from tests.support.inspection import slots_of_views
 
 pytestmark = pytest.mark.usefixtures("memory_store")
 
@@ -191,7 +190,7 @@ def met(route: str) -> list[str]:
 
 
 def test_the_rules_that_are_known_beforehand_are_those_that_requests_meet() -> None:
-    assert {name for route in ROUTES for name in met(route)} == set(known_rules())
+    assert {name for route in ROUTES for name in met(route)} == set(reset_subject("user:1").rules)
 
 
 def test_no_two_views_are_called_alike() -> None:
@@ -218,13 +217,13 @@ def test_a_view_is_called_by_its_path(route: str, name: str) -> None:
     assert f"{__name__}.{name}" in met(route)
 
 
-def test_views_of_one_class_differ_by_their_as_view_options_unseen_by_clients() -> None:
+def test_views_of_one_class_differ_by_their_as_view_options_unseen_by_clients(settings: Any) -> None:
     path_of_class = "django.views.generic.base.RedirectView"
     assert met("moved/") == [f"{path_of_class}(url='/a')"]
     assert met("moved-too/") == [f"{path_of_class}(url='/b', permanent=True)"]
-    long = quota("5/m")(RedirectView.as_view(url="/" + "a" * 100))
-    assert [view.path for view in limited_views([path("", long)])] == [f"{path_of_class}(url=builtins.str)"]
     assert Client().get("/moved/").headers["RateLimit-Policy"] == '"RedirectView";q=5;w=60'
+    settings.ROOT_URLCONF = SimpleURLs(quota("5/m")(RedirectView.as_view(url="/" + "a" * 100)))
+    assert reset_subject("user:1").rules == [f"{path_of_class}(url=builtins.str)"]
 
 
 class SimpleURLs:
@@ -364,4 +363,4 @@ def test_slots_are_known_by_the_names_that_requests_take(settings: Any) -> None:
     gated: Any = method_decorator(concurrency(5), name="dispatch")(type("Gated", (View,), {}))
     other: Any = concurrency(5)(type("Other", (ViewSet,), {"list": lambda self, request: Response()}))
     settings.ROOT_URLCONF = SimpleURLs(gated.as_view(), other.as_view({"get": "list"}))
-    assert known_slots() == [f"{__name__}.Gated", f"{__name__}.Other"]
+    assert slots_of_views() == [f"{__name__}.Gated", f"{__name__}.Other"]

@@ -26,7 +26,7 @@ from django_quota import Rule, acheck, check, check_all, peek, refund, slot
 from django_quota.adapters import counted, decide, observe, set_body_parser, unobserve
 from django_quota.contrib.opentelemetry import BUCKETS, instrument, uninstrument
 from django_quota.core.errors import StoreUnavailable
-from django_quota.engine.metrics_operation import FIELDS
+from django_quota.engine.system_operations import FIELDS
 from django_quota.exceptions import QuotaExceeded
 from django_quota.services import observers
 from django_quota.services.activity import running_totals

@@ -32,7 +32,7 @@ from django_quota.contrib.opentelemetry import instrument, uninstrument
 from django_quota.contrib.prometheus.collector import QuotaCollector
 from django_quota.contrib.prometheus.views import metrics
 from django_quota.core.keys import system_key
-from django_quota.engine.metrics_operation import FIELDS, AddMetrics, MetricsKeys
+from django_quota.engine.system_operations import FIELDS, AddMetrics, MetricsKeys
 from django_quota.models import OverrideOutbox
 from django_quota.signals import store_lost
 from django_quota.testing import RedisServer, freeze

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from django_quota import Rule
 from django_quota.core.algorithms import base
-from django_quota.engine.codec import OVERRIDDEN
+from django_quota.engine.codec import Flag
 from django_quota.engine.decide import Decide
 from django_quota.engine.hits import Hit
+from django_quota.engine.operations import pack_command
 from django_quota.engine.plans import Plan
-from django_quota.engine.resp import pack_command
-from tests.support.steps import START, hits_of
+from tests.support.steps import START, hits_of, include_holds
 
 
 def sent(hits: Sequence[Hit]) -> tuple[Sequence[str], list[str | int]]:
@@ -51,7 +51,7 @@ def test_an_override_that_a_reply_named_is_in_the_next_plan_of_its_subject(monke
     rule = Rule.make("rule", "50/m")
     (plan, again, other) = (Plan("quota") for _ in range(3))
     plan.add(rule, "user:1", 1)
-    plan.revise([START, -1, 0, OVERRIDDEN, "r 0 0 7/m"])
+    plan.revise([START, -1, 0, Flag.OVERRIDDEN, "r 0 0 7/m"])
     again.add(rule, "user:1", 1)
     other.add(rule, "user:2", 1)
     assert [[limit.parameters.capacity for limit in each.hits[0].limits] for each in (plan, again, other)] == [
@@ -86,7 +86,7 @@ def test_an_override_without_rates_is_ignored(monkeypatch: Any) -> None:
     monkeypatch.setattr("django_quota.engine.plans._known", {})
     plan = Plan("quota")
     plan.add(Rule.make("rule", "50/m"), "user:1", 1)
-    plan.revise([START, -1, 0, OVERRIDDEN, "r 0 0"])
+    plan.revise([START, -1, 0, Flag.OVERRIDDEN, "r 0 0"])
     assert [limit.parameters.capacity for limit in plan.limits] == [50]
 
 
@@ -124,7 +124,7 @@ def test_what_rules_have_ready_is_the_command_as_any_other_is_sent(
         plan.add(rule, subject, 3)
     for holds in (False, True):
         if holds:
-            plan.include_holds()
+            include_holds(plan)
         decide = plan.operation(START, "check")
         assert decide.evalsha(now) == pack_command(decide.command(now))
 

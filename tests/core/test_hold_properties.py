@@ -19,7 +19,7 @@ from django_quota.engine.operations import DictStates
 from django_quota.engine.plans import Plan
 from tests.support.bounds import MINUTE, most_in_a_window
 from tests.support.inputs import inputs
-from tests.support.steps import SECOND, START, Answer, answers, driven
+from tests.support.steps import SECOND, START, Answer, answers, driven, include_holds
 from tests.support.stores import forget_forms
 
 SUBJECT = "ip:203.0.113.9"
@@ -58,7 +58,7 @@ class Bench:
         plan = Plan("quota")
         plan.add(self.rule, SUBJECT, cost)
         if isinstance(mode, Settle):
-            plan.include_holds()
+            include_holds(plan)
         if reservation is not None:
             plan.reserve(reservation)
         reply = driven(lambda operation, now: operation.run(self.states, now), plan, mode, self.now)
@@ -87,7 +87,7 @@ class Bench:
             return None
         hit = self.open.pop(number % len(self.open))
         assert hit.name is not None
-        self.ask(Settle([hit.name], [hit.actual]), hit.cost)
+        self.ask(Settle.of([hit.name], [hit.actual]), hit.cost)
         return hit
 
     def refund(self, cost: int) -> None:

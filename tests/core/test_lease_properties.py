@@ -31,8 +31,8 @@ from django_quota.engine.lease_operations import (
     make_token,
     parse_token,
 )
-from django_quota.engine.once_operation import Once
 from django_quota.engine.operations import Operation
+from django_quota.engine.subject_operations import Once
 from django_quota.exceptions import QuotaExceeded
 from django_quota.stores.wait_queue import PLACE_TTL
 from tests.support.commands import wait_until

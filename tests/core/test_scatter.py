@@ -30,7 +30,7 @@ from tests.support.random_plans import (
     plan_of,
 )
 from tests.support.specifications import specify
-from tests.support.steps import SECOND, START, driven
+from tests.support.steps import SECOND, START, driven, include_holds
 from tests.support.stores import forget_forms
 
 
@@ -94,12 +94,13 @@ def test_any_plans_are_answered_as_in_one_place(phase: int, steps: list[Any]) ->
             if not held:
                 continue
             asked, found = held.pop() if kind == "settle" else held[-1]  # noqa: PLW2901
-            mode = Settle(found, range(len(found))) if kind == "settle" else Renew(found, ttl or 1)
+            amounts = range(len(found)) if kind == "settle" else [ttl or 1] * len(found)
+            mode = (Settle if kind == "settle" else Renew).of(found, amounts)
         plans, replies = list[Plan](), list[Any]()
         for run in (lambda operation, at: operation.run(together, at), apart.run):
             plans.append(plan_of(asked, with_events=with_events, holds=holds))
             if kind in ("settle", "renew"):
-                plans[-1].include_holds()
+                include_holds(plans[-1])
             replies.append(driven(run, plans[-1], mode, now))
             plans[-1].read(replies[-1])
         assert in_order(replies[1], asked) == in_order(replies[0], asked)

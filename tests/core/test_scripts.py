@@ -13,8 +13,7 @@ import django_quota
 from django_quota import Rule
 from django_quota.admin.admin_wording import ALGORITHM_NAMES
 from django_quota.core.algorithms import ALGORITHMS, REGISTRY
-from django_quota.engine.codec import HOLDS_DUE, OVERRIDDEN, PER_LIMIT, Flag, Reservation
-from django_quota.engine.compensate import _COMPENSATORS
+from django_quota.engine.codec import PER_LIMIT, Flag, Reservation
 from django_quota.engine.decide import MODULES, PLAIN_PLANS, Decide
 from django_quota.engine.hits import Hit
 from django_quota.engine.operations import lua_source
@@ -58,12 +57,9 @@ def test_every_file_is_an_algorithm_or_belongs_to_an_operation() -> None:
 
 
 def test_every_algorithm_can_be_taken_back_and_restored_and_has_a_name_in_the_admin() -> None:
-    lua = set(
-        re.findall(r"^ *(?:compensators\.)?(\w+) = (?:function|compensators\.)", code("compensate"), re.MULTILINE)
-    )
+    lua = re.findall(r"^  (\w+) = ", code("restore").rpartition("\nreturn {")[2], re.MULTILINE)
     restored = dict(re.findall(r"(\w+) = '(\w+)'", code("holds").partition("ALGORITHM_OF = {")[2].partition("}")[0]))
-    assert set(_COMPENSATORS) == set(REGISTRY) == set(ALGORITHM_NAMES)
-    assert lua >= set(REGISTRY)
+    assert set(lua) == set(REGISTRY) == set(ALGORITHM_NAMES)
     assert restored == {algorithm.code: name for name, algorithm in ALGORITHMS.items()}
 
 
@@ -121,7 +117,6 @@ def test_the_decision_and_the_codec_give_flags_the_same_numbers() -> None:
     for names, values in re.findall(r"^local ([A-Z_, ]+) = ([\d, ]+)$", code("constants"), re.MULTILINE):
         numbers.update(zip(names.split(", "), map(int, values.split(", ")), strict=True))
     assert {flag.name: flag.value for flag in Flag}.items() <= numbers.items()
-    assert (numbers["OVERRIDDEN"], numbers["HOLDS_DUE"]) == (OVERRIDDEN, HOLDS_DUE)
 
 
 def test_the_head_of_the_decision_is_what_it_replies(raw: redis.Redis) -> None:

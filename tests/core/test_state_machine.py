@@ -21,7 +21,6 @@ from django_quota.core.algorithms.token_bucket import TokenBucket
 from django_quota.core.keys import field
 from django_quota.engine.codec import (
     ALLOWED,
-    OVERRIDDEN,
     PER_LIMIT,
     REFUSED,
     RETRY_WITH,
@@ -42,7 +41,7 @@ from tests.support.inputs import inputs
 from tests.support.places import Machine, Places, run_machine
 from tests.support.published import publish
 from tests.support.random_plans import COSTS, GAPS, RULES, VALUES, Asked
-from tests.support.steps import ALGORITHMS, SECOND, START, answers, hits_of
+from tests.support.steps import ALGORITHMS, SECOND, START, answers, hits_of, include_holds
 
 TTLS = st.one_of(st.integers(1, 90 * SECOND), st.just(3_600 * SECOND))
 SUBJECTS = st.sampled_from(["ip:1.2.3.4", "user:1"])
@@ -148,7 +147,7 @@ class Stores(Machine):
         if not self.held:
             return
         asked, held = self.held[which % len(self.held)]
-        plan, reply = self.everywhere(lambda: self.holding(asked), Renew(held, ttl))
+        plan, reply = self.everywhere(lambda: self.holding(asked), Renew.of(held, [ttl] * len(held)))
         dues = {index: value for index, flag, value in Reply.decode(reply, plan.hits).flags if flag == Flag.HELD}
         for index, (hit, hold) in enumerate(zip(plan.hits, held, strict=True)):
             if hold is None:
@@ -167,15 +166,15 @@ class Stores(Machine):
         if not self.held:
             return
         asked, held = self.held.pop(which % len(self.held))
-        self.everywhere(lambda: self.holding(asked), Settle(held, actual[: len(held)]))
+        self.everywhere(lambda: self.holding(asked), Settle.of(held, actual[: len(held)]))
         if all(hold is None or self.now < hold.due for hold in held):
             before = self.places.dump()
-            self.everywhere(lambda: self.holding(asked), Settle(held, actual[: len(held)][::-1]))
+            self.everywhere(lambda: self.holding(asked), Settle.of(held, actual[: len(held)][::-1]))
             assert self.places.dump() == before  # settling twice in time changes nothing
 
     def holding(self, asked: list[Asked]) -> Plan:
         plan = self.plan(asked, with_events=False)
-        plan.include_holds()
+        include_holds(plan)
         return plan
 
     def due_of(self, hit: Hit, hold: HoldId) -> int | None:
@@ -282,7 +281,7 @@ class Subject:
         plan = Plan("quota")
         plan.add(self.rule, "ip:1.2.3.4", cost)
         if isinstance(mode, (Renew, Settle)):
-            plan.include_holds()
+            include_holds(plan)
         if reservation is not None:
             plan.reserve(reservation)
         return plan
@@ -293,11 +292,11 @@ class Subject:
 
     def settle(self, actual: int, which: int) -> None:
         if self.held:
-            self.ask(Settle([self.held.pop(which % len(self.held))], [actual]), 1)
+            self.ask(Settle.of([self.held.pop(which % len(self.held))], [actual]), 1)
 
     def renew(self, ttl: int, which: int) -> None:
         if self.held:
-            self.ask(Renew([self.held[which % len(self.held)]], ttl), 1)  # found later, as if its reply were lost
+            self.ask(Renew.of([self.held[which % len(self.held)]], [ttl]), 1)  # found later, as if its reply were lost
 
     def take(self, cost: int, reservation: Reservation | None = None) -> None:
         plan, reply = self.places.decide(lambda: self.plan("tentative", cost, reservation), "tentative", self.now)
@@ -388,7 +387,7 @@ def test_the_day_counts_who_is_exempt_and_not_a_hit_that_another_one_refuses(pla
 def test_an_override_that_is_gone_with_the_whole_status_is_noticed(places: Places) -> None:
     (hit,) = hits_of(Rule.make("exact", "5/m"))
     hit.override = "r 0 0 7/m"
-    assert places.run(Decide([hit], "check"), START)[:4] == [START, RETRY_WITH, 0, OVERRIDDEN]
+    assert places.run(Decide([hit], "check"), START)[:4] == [START, RETRY_WITH, 0, Flag.OVERRIDDEN]
 
 
 def has_used_all_but(places: Places, key: str, left: int) -> None:

@@ -19,7 +19,7 @@ from django_quota.stores.base import Store
 from django_quota.stores.memory import MemoryStore
 from django_quota.testing import RedisServer, running_redis
 from tests.support.inputs import inputs
-from tests.support.steps import SECOND, START
+from tests.support.steps import SECOND, START, include_holds
 from tests.support.stores import caches, current_store, named, programs
 
 SUBJECT = "ip:192.0.2.1"
@@ -60,7 +60,7 @@ def decided(
     for rule in rules:
         plan.add(rule, SUBJECT, cost)
     if isinstance(mode, Settle):
-        plan.include_holds()
+        include_holds(plan)
     if reservation is not None:
         plan.reserve(reservation)
     while True:
@@ -93,7 +93,7 @@ def test_a_full_redis_decides_correctly_or_changes_nothing(its_own: RedisServer,
                     if not held:
                         continue
                     settled = chance.choice(held)
-                    asked, cost, mode = [settled[0]], 1, Settle([settled[1]], [chance.choice([0, 1, 5])])
+                    asked, cost, mode = [settled[0]], 1, Settle.of([settled[1]], [chance.choice([0, 1, 5])])
                 is_full = chance.random() < 0.5
                 client.config_set("maxmemory", int(is_full))
                 try:

@@ -40,7 +40,7 @@ from django_quota.core.clock import SECOND
 from django_quota.core.keys import key_of, subject_base, system_key
 from django_quota.engine.counter_operations import Set
 from django_quota.engine.lease_operations import Acquire, Release, SlotKeys, make_token
-from django_quota.engine.metrics_operation import FIELDS, SUBJECTS, AddMetrics, MetricsKeys
+from django_quota.engine.system_operations import FIELDS, SUBJECTS, AddMetrics, MetricsKeys
 from django_quota.engine.transfer_operations import LEASE, MARGIN, OVERDUE, PendingTransfer, Send, Source
 from django_quota.models import QuotaOverride
 from django_quota.services import health, override_sync, overrides

@@ -19,7 +19,7 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from django_quota import acheck
-from django_quota.engine.resp import pack_command
+from django_quota.engine.operations import pack_command
 from django_quota.stores.redis import connections as connections_module
 from django_quota.stores.redis.connections import AsyncConnections
 from django_quota.testing import RedisServer

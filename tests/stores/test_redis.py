@@ -171,15 +171,15 @@ def test_threads_keep_only_as_many_connections_as_they_used_at_once() -> None:
     for _ in range(3):
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(work, range(4)))
-    assert 1 <= len(store.server.connections) <= 4
+    assert 1 <= len(store.server.connections._idle) <= 4
     store.close()
-    assert len(store.server.connections) == 0
+    assert len(store.server.connections._idle) == 0
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_worker_opens_its_own_connections() -> None:
     hit()
-    assert in_child(lambda: hit().remaining == 48 and len(redis_store().server.connections) == 1) == 1
+    assert in_child(lambda: hit().remaining == 48 and len(redis_store().server.connections._idle) == 1) == 1
     assert hit().remaining == 47
 
 
@@ -191,7 +191,7 @@ def test_an_event_loop_closes_its_connections_at_its_end(raw: redis.Redis) -> No
 
     for _ in range(3):
         asyncio.run(many())
-    assert len(redis_store().server.async_connections) == 0
+    assert len(redis_store().server.async_connections._by_loop) == 0
     wait_until(lambda: len(raw.client_list()) <= before)  # the server sees a closed socket a moment later
 
 
@@ -412,4 +412,4 @@ def test_a_loop_closed_without_its_generators_is_forgotten() -> None:
         loop.run_until_complete(held.aclose())  # so that no socket is left to the collector
         loop.close()
     asyncio.run(ahit())
-    assert len(of_loops) == 0
+    assert len(of_loops._by_loop) == 0

@@ -17,6 +17,7 @@ from django_quota.engine.codec import Mode
 from django_quota.engine.plans import Plan
 from django_quota.services.api import decision_flow
 from django_quota.services.subjects import subject_flow
+from django_quota.stores.memory import MemoryStore
 from tests.support.stores import current_store
 
 both = pytest.mark.parametrize("kind", ["sync", "async"])
@@ -46,17 +47,51 @@ def run(view: Callable[..., Any], request: Any = None) -> HttpResponseBase:
 
 
 def calls_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Note every operation of the store from now on."""
+    """Note every call of the store from now on, sync and async."""
     calls: list[int] = []
     store = current_store()
-    real = store.run
+    run, arun = store.run, store.arun
 
     def counted(*arguments: Any) -> Any:
         calls.append(1)
-        return real(*arguments)
+        return run(*arguments)
+
+    async def acounted(*arguments: Any) -> Any:
+        calls.append(1)
+        return await arun(*arguments)
 
     monkeypatch.setattr(store, "run", counted)
+    if not isinstance(store, MemoryStore):  # its `arun` calls its `run`
+        monkeypatch.setattr(store, "arun", acounted)
     return calls
+
+
+def limits_of_each_call(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Note how many limits each sync call of the store decides from now on."""
+    counted: list[int] = []
+    store = current_store()
+    run = store.run
+
+    def spy(operation: Any, now: int | None = None) -> Any:
+        counted.append(sum(len(hit.limits) for hit in operation.hits))
+        return run(operation, now)
+
+    monkeypatch.setattr(store, "run", spy)
+    return counted
+
+
+def before_the_next_answer_is_read(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Let something happen once, when the store has done the next call and its caller has not heard of it."""
+    store = current_store()
+    run = store.run
+
+    def overtaken(*arguments: Any) -> Any:
+        reply = run(*arguments)
+        monkeypatch.setattr(store, "run", run)
+        act()
+        return reply
+
+    monkeypatch.setattr(store, "run", overtaken)
 
 
 def decide_plan(plan: Plan, mode: Mode) -> Decision:

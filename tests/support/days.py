@@ -1,13 +1,16 @@
-"""Counts checks of a day in Redis, as the decision script does."""
+"""Counts checks of a day in Redis, as the decision script does, and meets the roll-up at its steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import date
+from typing import Any
 
+import pytest
 import redis
 
 from django_quota.core.keys import field, subject_base
+from django_quota.services import rollup
 from django_quota.services.usage import DAYS_KEPT, day_key
 
 EIGHT_DAYS = DAYS_KEPT * 86_400
@@ -26,3 +29,40 @@ def count(raw: redis.Redis, subject: str, rules: Mapping[str, tuple[int, int]], 
         pipeline.expire(key, EIGHT_DAYS)
         pipeline.execute()
     return key
+
+
+def _once(
+    monkeypatch: pytest.MonkeyPatch, name: str, before: Callable[[], object], after: Callable[[], object]
+) -> None:
+    """Let something happen once, before and after a step of the roll-up."""
+    step = getattr(rollup, name)
+
+    def met(*arguments: Any) -> Any:
+        monkeypatch.setattr(rollup, name, step)
+        before()
+        reply = step(*arguments)
+        after()
+        return reply
+
+    monkeypatch.setattr(rollup, name, met)
+
+
+def _nothing() -> None: ...
+
+
+def before_rows_are_locked(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    _once(monkeypatch, "begin_writing", act, _nothing)
+
+
+def before_rows_are_saved(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Let something happen when a roll-up has read what it will save."""
+    _once(monkeypatch, "_save", act, _nothing)
+
+
+def before_days_are_dropped(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    _once(monkeypatch, "run_all", act, _nothing)
+
+
+def when_rows_are_saved(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Let something happen when the second batch is saved and not yet committed."""
+    _once(monkeypatch, "_save", _nothing, lambda: _once(monkeypatch, "_save", _nothing, act))

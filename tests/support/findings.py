@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from django.core.checks import CheckMessage, run_checks
 from django.test import override_settings
+
+from tests.support.pages import read
 
 TIMEOUTS = {"SOCKET_TIMEOUT": 0.25, "SOCKET_CONNECT_TIMEOUT": 0.25}
 
@@ -14,6 +17,10 @@ REDIS: dict[str, Any] = {
     "LOCATION": "redis://127.0.0.1:1/0",
     "OPTIONS": TIMEOUTS,
 }
+
+
+SETTINGS = re.findall(r"^\| `([A-Z0-9_]+)`", read("docs/settings.md"), re.MULTILINE)
+"""The names of all settings."""
 
 
 def findings(quota: object = None, caches: dict[str, Any] | None = None) -> list[CheckMessage]:

@@ -12,16 +12,18 @@ from typing import Any
 
 import pytest
 
-from django_quota import acheck, check
-from django_quota.services.outages import Outages
+from django_quota import StoreUnavailable, acheck, check
+from django_quota.services import addresses
+from django_quota.services.outages import Outages, _log_denied_command, _log_foreign_data
 from django_quota.services.registry import get_limiter
+from django_quota.services.workers import Workers
 from django_quota.signals import store_back, store_lost
 from django_quota.stores.redis.breaker import Breaker
 from django_quota.stores.redis.config import ANSWER_TIMEOUT
 from django_quota.stores.redis.store import RedisStore
 from django_quota.testing import RedisServer
 from tests.support.steps import Clock
-from tests.support.stores import caches, redis_store
+from tests.support.stores import caches, current_store, redis_store
 
 
 def ask(kind: str, times: int = 1, subject: str = "user:1") -> list[Any]:
@@ -52,6 +54,28 @@ def heard() -> Iterator[list[tuple[str, dict[str, Any]]]]:
     finally:
         store_lost.disconnect(lost)
         store_back.disconnect(back)
+
+
+@contextmanager
+def no_answer(error: StoreUnavailable | None = None, *, done: bool = False) -> Iterator[None]:
+    """Have no call of the store answered in the block; `done`: each one is done, and its reply is lost."""
+    store, lost = current_store(), error or StoreUnavailable("it is gone")
+    run, arun = store.run, store.arun
+
+    def lose(*asked: Any) -> Any:
+        if done:
+            run(*asked)
+        raise lost
+
+    async def alose(*asked: Any) -> Any:
+        if done:
+            await arun(*asked)
+        raise lost
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(store, "run", lose)
+        patched.setattr(store, "arun", alose)
+        yield
 
 
 class Mute:
@@ -120,16 +144,26 @@ def due_breaker(clock: Clock | None = None, of: Any = None) -> Breaker:
     return breaker
 
 
-def new_outages(clock: Clock) -> Outages:
+def new_outages(clock: Clock, all_nodes_healthy: Callable[[], bool] = lambda: True) -> Outages:
     """Let this process know of no outage; return what will, on this clock."""
-    get_limiter().outages = Outages(clock)
+    get_limiter().outages = Outages(clock, all_nodes_healthy)
     return get_limiter().outages
 
 
+def log_everything_again() -> None:
+    """Forget what the log says once in a process."""
+    _log_foreign_data.cache_clear()
+    _log_denied_command.cache_clear()
+    addresses._warned_proxies.clear()
+    addresses._server_trusts_everybody.cache_clear()
+    addresses._warn_of_server.cache_clear()
+
+
 def with_clock(clock: Clock) -> RedisStore:
-    """Return the store of the settings, its breaker and its outages on this clock."""
+    """Return the store of the settings, with its breaker, its outages and the signs of life on this clock."""
     new_breaker(clock)
     new_outages(clock)
+    get_limiter().workers = Workers(redis_store(), clock)
     return redis_store()
 
 

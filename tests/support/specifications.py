@@ -9,7 +9,8 @@ from typing import Any
 from django_quota.engine.counter_operations import DONE, NO_COUNTER, OVERFLOW, REFUSED, FaultError, added
 from django_quota.engine.operations import Operation, States
 from django_quota.engine.override_operations import CompletePublication, RaiseGeneration
-from django_quota.engine.sweep_operation import Sweep
+from django_quota.engine.subject_operations import DropDay
+from django_quota.engine.system_operations import Sweep
 from django_quota.engine.transfer_operations import (
     LATE,
     MAX_RESUMED,
@@ -21,7 +22,6 @@ from django_quota.engine.transfer_operations import (
     Send,
     Settle,
 )
-from django_quota.engine.usage_operations import DropDay
 
 MAX_DROPPED = 100
 """How many expired entries of an inbox one call drops; see `lua/transfer_receive.lua`."""

@@ -52,6 +52,12 @@ def hits_of(*rules: Rule, subject: str = SUBJECT, cost: int = 1, now: int = STAR
     return list(plan.operation(now, "check").hits)
 
 
+def include_holds(plan: Plan) -> None:
+    """Send the keys of holds along, as a plan that reserves does."""
+    for hit in plan.hits:
+        hit.holds = hit.holds_key
+
+
 def limits_of(*rules: Rule, subject: str = SUBJECT) -> list[CompiledLimit]:
     """Return the limits of a plan of these rules."""
     return [limit for hit in hits_of(*rules, subject=subject) for limit in hit.limits]

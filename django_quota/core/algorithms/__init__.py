@@ -6,14 +6,11 @@ from typing import Any, Literal
 
 from django_quota.core.algorithms.base import (
     NEVER,
-    REGISTRY,
     Algorithm,
     Limit,
     Options,
     Parameters,
     Verdict,
-    encode_limit,
-    register,
 )
 from django_quota.core.algorithms.calendar import Calendar, is_outside
 from django_quota.core.algorithms.distinct import Distinct
@@ -34,7 +31,6 @@ __all__ = [
     "Options",
     "Parameters",
     "Verdict",
-    "encode_limit",
     "is_outside",
 ]
 
@@ -42,7 +38,7 @@ AlgorithmName = Literal["sliding_window", "fixed_window", "calendar", "token_buc
 """What `algorithm=` takes, so that editors complete it and type checkers find a typo."""
 
 ALGORITHMS: dict[str, Algorithm[Any]] = {
-    algorithm.name: register(algorithm)
+    algorithm.name: algorithm
     for algorithm in (SlidingWindow(), FixedWindow(), Calendar(), TokenBucket(), LeakyBucket())
 }
 """Every algorithm by its name; the first is the default."""
@@ -50,5 +46,8 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
 BY_CODE = {algorithm.code: algorithm for algorithm in ALGORITHMS.values()}
 """The same by their codes, which their keys contain."""
 
-DISTINCT = register(Distinct())
+DISTINCT = Distinct()
 """Decides rules with `distinct=`; `algorithm=` does not take it."""
+
+REGISTRY: dict[str, Algorithm[Any]] = {**ALGORITHMS, DISTINCT.name: DISTINCT}
+"""Every algorithm that the decision script knows, by its name."""

@@ -36,6 +36,10 @@ class Parameters(NamedTuple):
     value: str = ""
     """The digest of the value that a hit brings, if different values are counted."""
 
+    def ever_admits(self, cost: int) -> bool:
+        """Say whether a hit has room when nothing is used. A limit of 0 admits nothing, even at no cost."""
+        return 0 < self.capacity >= cost
+
 
 class Verdict(NamedTuple):
     """What one limit answers; times are spans in microseconds.
@@ -66,8 +70,9 @@ class Options:
     count_refused: bool = False
 
 
+@dataclass(frozen=True)
 class Algorithm(ABC, Generic[State]):
-    """One algorithm: stateless, shared by all limits that use it."""
+    """One algorithm: stateless, shared by all limits that use it. Two objects of one class are equal."""
 
     name: ClassVar[str]
     code: ClassVar[str]
@@ -78,6 +83,8 @@ class Algorithm(ABC, Generic[State]):
     """The most it admits in any window, in words."""
     timeless: ClassVar[bool] = True
     """Whether the parameters are the same at any time."""
+    knows: ClassVar[int] = 0
+    """How many numbers `known_before` returns."""
 
     def validate(self, rate: Rate, options: Options) -> None:
         """Raise `RuleError` if the algorithm cannot serve this rate with these options."""
@@ -93,9 +100,6 @@ class Algorithm(ABC, Generic[State]):
         """Return what tells this limit's state from the other limits of the rule; the count may change, this stays."""
         return f"{self.code}.{rate.period // 1_000_000}s"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _registered, (self.name,)
-
     def refill(self, rate: Rate, capacity: int) -> int:
         """Return how long it takes for the whole capacity to come back, in microseconds."""
         return rate.period
@@ -103,6 +107,10 @@ class Algorithm(ABC, Generic[State]):
     @abstractmethod
     def parameters(self, rate: Rate, options: Options, now: int) -> Parameters:
         """Return the limit as integers; `now` matters to the calendar alone."""
+
+    def encode(self, p: Parameters) -> tuple[str, ...]:
+        """Return a limit with these parameters as arguments of `lua/decide.lua`."""
+        return self.name, str(p.capacity), str(p.a), str(p.b)
 
     @abstractmethod
     def peek(self, state: State | None, p: Parameters, cost: int, now: int) -> Verdict:
@@ -118,13 +126,26 @@ class Algorithm(ABC, Generic[State]):
     def refund(self, state: State | None, p: Parameters, cost: int, now: int) -> State | None:
         """Give the cost back, never more than is used; None if there is nothing left to keep."""
 
-    def receipt(self, state: State | None, p: Parameters, cost: int, stop: int, now: int) -> Sequence[int]:
-        """Return the receipt of a hold that was just consumed: first `stop`, when nothing of it is used any more."""
+    def known_before(self, state: State | None, p: Parameters, now: int) -> Sequence[int]:
+        """Return what the receipt of a hit must say of the state before it."""
+        return ()
+
+    def receipt(self, p: Parameters, cost: int, stop: int, known: Sequence[int], now: int) -> Sequence[int]:
+        """Return the receipt of a hit: first `stop`, when nothing of it is used any more.
+
+        `known`: what `known_before` has returned.
+        """
         return (stop,)
 
+    @abstractmethod
     def restore(self, state: State | None, p: Parameters, units: int, receipt: Sequence[int], now: int) -> State | None:
-        """Restore those units of a hold that still count, by its receipt; None if there is nothing left to keep."""
-        return self.refund(state, p, units, now) if receipt[0] > now else state
+        """Restore those units of a hit that still count, by its receipt; None if there is nothing left to keep."""
+
+    def compensate(
+        self, state: State | None, p: Parameters, cost: int, receipt: Sequence[int], now: int
+    ) -> State | None:
+        """Take back a hit whose plan was refused, by its receipt; None if there is nothing left to keep."""
+        return self.restore(state, p, cost, receipt, now)
 
     def follow_clock(self, state: State | None, now: int) -> State | None:
         """Return the state after a clock has stepped back; the same state if it has not."""
@@ -189,27 +210,5 @@ def _limit(rule: str, rate: Rate, algorithm: Algorithm[Any], options: Options) -
     # Mostly one object for equal limits: then they compare by identity, which the hot path does many times.
     algorithm.validate(rate, options)
     timeless = algorithm.parameters(rate, options, 0) if algorithm.timeless else None
-    encoded = () if timeless is None else encode_limit(algorithm, timeless)
+    encoded = () if timeless is None else algorithm.encode(timeless)
     return Limit(rule, rate, algorithm, options, algorithm.state_id(rate, options), timeless, encoded)
-
-
-REGISTRY: dict[str, Algorithm[Any]] = {}
-"""Every algorithm that the decision script knows, by its name."""
-
-
-def register(algorithm: Algorithm[State]) -> Algorithm[State]:
-    """Add the one instance of an algorithm to the registry, and return it."""
-    REGISTRY[algorithm.name] = algorithm
-    return algorithm
-
-
-def _registered(name: str) -> Algorithm[Any]:
-    """Return the one instance of an algorithm, when it is unpickled."""
-    return REGISTRY[name]
-
-
-def encode_limit(algorithm: Algorithm[Any], parameters: Parameters) -> tuple[str, ...]:
-    """Return a limit as arguments of `lua/decide.lua`: only the calendar uses `c`."""
-    capacity, a, b, c, _ = parameters
-    encoded = (algorithm.name, str(capacity), str(a), str(b))
-    return encoded if algorithm.timeless else (*encoded, str(c))

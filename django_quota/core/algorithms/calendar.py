@@ -60,6 +60,10 @@ class Calendar(FixedWindow):
         """Return the edges around `now`."""
         return Parameters(rate.count, *edges(rate.unit, rate.multiple, options.tz, now))
 
+    def encode(self, p: Parameters) -> tuple[str, ...]:
+        """Add the end of the next period."""
+        return *super().encode(p), str(p.c)
+
     def end(self, p: Parameters, now: int) -> int:
         """Return the end of the period around `now`."""
         return p.b if now < p.b else p.c

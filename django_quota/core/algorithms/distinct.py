@@ -7,7 +7,7 @@ chooses it by `distinct=`, not by `algorithm=`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from django_quota.core.algorithms.base import NEVER, Algorithm, Options, Parameters, Verdict
 from django_quota.core.errors import RateError
@@ -26,6 +26,7 @@ class Distinct(Algorithm[Values]):
     name = "distinct"
     code = "dv"
     bound = "limit different values"
+    knows = 1
 
     def validate(self, rate: Rate, options: Options) -> None:
         """Check that there are not too many values to keep."""
@@ -45,14 +46,12 @@ class Distinct(Algorithm[Values]):
     def peek(self, state: Values | None, p: Parameters, cost: int, now: int) -> Verdict:
         """Admit a known value, and a new one if there is room; else wait until one is forgotten."""
         live = _live(state, now)
-        remaining = max(0, p.capacity - len(live))
         reset = max(live.values()) - now if live else 0
-        adds = int(cost > 0 and p.value not in live)
+        is_known = cost == 0 or p.value in live
         more = _until_more(live, p, now)
-        if p.capacity > 0 and (adds == 0 or len(live) + 1 <= p.capacity):
-            return Verdict(allowed=True, remaining=remaining, retry_after=0, reset=reset, more=more)
-        # A new value has no room: it waits for the same moment.
-        return Verdict(allowed=False, remaining=remaining, retry_after=more, reset=reset, more=more)
+        allowed = p.capacity > 0 and (is_known or len(live) < p.capacity)
+        # A new value that has no room waits for the same moment.
+        return Verdict(allowed, max(0, p.capacity - len(live)), 0 if allowed else more, reset, more)
 
     def consume(
         self, state: Values | None, p: Parameters, cost: int, now: int, *, over: bool = False
@@ -69,6 +68,24 @@ class Distinct(Algorithm[Values]):
     def refund(self, state: Values | None, p: Parameters, cost: int, now: int) -> Values | None:
         """Forget the value."""
         return {value: expiry for value, expiry in (state or {}).items() if cost == 0 or value != p.value} or None
+
+    def known_before(self, state: Values | None, p: Parameters, now: int) -> Sequence[int]:
+        """Return until when the value was known; 0: it was not."""
+        return (_live(state, now).get(p.value, 0),)
+
+    def receipt(self, p: Parameters, cost: int, stop: int, known: Sequence[int], now: int) -> Sequence[int]:
+        """Return until when the hit made the value known, and until when it was known before."""
+        return max(now + p.a, known[0] + 1), known[0]
+
+    def restore(
+        self, state: Values | None, p: Parameters, units: int, receipt: Sequence[int], now: int
+    ) -> Values | None:
+        """Know the value for as long as before, if nobody has used it since."""
+        stop, before = receipt
+        if not state or state.get(p.value) != stop:
+            return state
+        others = {value: expiry for value, expiry in state.items() if value != p.value}
+        return ({**others, p.value: before} if before > now else others) or None
 
     def expiry(self, state: Values) -> int:
         """Return when the last value is forgotten."""

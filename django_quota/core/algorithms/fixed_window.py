@@ -6,6 +6,7 @@ there is no INCR without its EXPIRE. The calendar shares everything except the e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from django_quota.core.algorithms.base import MAX_USED, NEVER, Algorithm, Options, Parameters, Verdict
@@ -38,13 +39,9 @@ class FixedWindow(Algorithm[WindowCount]):
         """Admit if count + cost stays within the limit; else wait for the end of the window."""
         count, end = _open(state, now)
         reset = end - now if count else 0
-        remaining = max(0, p.capacity - count)
-        more = reset if count and p.capacity else NEVER
-        if p.capacity > 0 and count + cost <= p.capacity:
-            return Verdict(allowed=True, remaining=remaining, retry_after=0, reset=reset, more=more)
-        if cost > p.capacity or p.capacity == 0:
-            return Verdict(allowed=False, remaining=remaining, retry_after=NEVER, reset=reset, more=more)
-        return Verdict(allowed=False, remaining=remaining, retry_after=end - now, reset=reset, more=more)
+        allowed = p.ever_admits(cost) and count + cost <= p.capacity
+        wait = 0 if allowed else reset if p.ever_admits(cost) else NEVER
+        return Verdict(allowed, max(0, p.capacity - count), wait, reset, reset if count and p.capacity else NEVER)
 
     def consume(
         self, state: WindowCount | None, p: Parameters, cost: int, now: int, *, over: bool = False
@@ -62,6 +59,13 @@ class FixedWindow(Algorithm[WindowCount]):
         """Take the cost off the open window's count."""
         count, end = _open(state, now)
         return WindowCount(count - cost, end) if count > cost else None
+
+    def restore(
+        self, state: WindowCount | None, p: Parameters, units: int, receipt: Sequence[int], now: int
+    ) -> WindowCount | None:
+        """Take the units off the window that they were counted in; one that was opened later ends at another moment."""
+        count, end = _open(state, now)
+        return self.refund(state, p, units, now) if count and end == receipt[0] else state
 
     def expiry(self, state: WindowCount) -> int:
         """Return the window's end."""

@@ -66,15 +66,11 @@ class SlidingWindow(Algorithm[tuple[Entry, ...]]):
         """Admit if used + cost stays within the limit; else wait for the entry whose end makes room."""
         live = _live(state, now)
         used = _used(live)
+        missing = used + cost - p.capacity
+        allowed = p.ever_admits(cost) and missing <= 0
+        wait = 0 if allowed else _until_back(live, missing, now) if p.ever_admits(cost) else NEVER
         reset = live[-1].expiry - now if live else 0
-        remaining = max(0, p.capacity - used)
-        more = _until_more(live, p, now)
-        if p.capacity > 0 and used + cost <= p.capacity:
-            return Verdict(allowed=True, remaining=remaining, retry_after=0, reset=reset, more=more)
-        if cost > p.capacity or p.capacity == 0:
-            return Verdict(allowed=False, remaining=remaining, retry_after=NEVER, reset=reset, more=more)
-        wait = _until_back(live, used + cost - p.capacity, now)
-        return Verdict(allowed=False, remaining=remaining, retry_after=wait, reset=reset, more=more)
+        return Verdict(allowed, max(0, p.capacity - used), wait, reset, _until_more(live, p, now))
 
     def consume(
         self, state: tuple[Entry, ...] | None, p: Parameters, cost: int, now: int, *, over: bool = False
@@ -113,15 +109,14 @@ class SlidingWindow(Algorithm[tuple[Entry, ...]]):
         """Take the units out of the entry that they were consumed in; if a refund took some, out of the oldest ones."""
         if receipt[0] <= now:
             return state
-        live = _live(state, now)
-        at = bisect_left(live, receipt[0], key=lambda entry: entry.expiry)
-        if at < len(live) and live[at].expiry == receipt[0]:
-            less = min(units, live[at].cost)
-            behind = [entry._replace(total=entry.total - less) for entry in live[at:]]
-            behind[0] = behind[0]._replace(cost=behind[0].cost - less)
-            live = (*live[:at], *(entry for entry in behind if entry.cost))
-            units -= less
-        return self.refund(live, p, units, now)
+        live, left = _without(_live(state, now), receipt[0], units)
+        return self.refund(live, p, left, now)
+
+    def compensate(
+        self, state: tuple[Entry, ...] | None, p: Parameters, cost: int, receipt: Sequence[int], now: int
+    ) -> tuple[Entry, ...] | None:
+        """Take the cost out of the hit's own entry alone: after a reset, the others are those of other hits."""
+        return _without(state or (), receipt[0], cost)[0] or None
 
     def expiry(self, state: tuple[Entry, ...]) -> int:
         """Return when the last entry expires."""
@@ -132,6 +127,17 @@ def _live(state: tuple[Entry, ...] | None, now: int) -> tuple[Entry, ...]:
     if not state or state[0].expiry > now:
         return state or ()
     return state[bisect_left(state, now + 1, key=lambda entry: entry.expiry) :]
+
+
+def _without(entries: tuple[Entry, ...], expiry: int, units: int) -> tuple[tuple[Entry, ...], int]:
+    """Take units out of the entry with this expiry; return the entries after it, and the units that it did not have."""
+    at = bisect_left(entries, expiry, key=lambda entry: entry.expiry)
+    if at == len(entries) or entries[at].expiry != expiry:
+        return entries, units
+    less = min(units, entries[at].cost)
+    behind = [entry._replace(total=entry.total - less) for entry in entries[at:]]
+    behind[0] = behind[0]._replace(cost=behind[0].cost - less)
+    return (*entries[:at], *(entry for entry in behind if entry.cost)), units - less
 
 
 def _until_back(live: tuple[Entry, ...], needed: int, now: int) -> int:

@@ -52,7 +52,7 @@ class Queued(NamedTuple):
     """How much had been restored, and refunded, before it came."""
     alone: int
     """When its last unit would have flowed back, had nothing been ahead of it."""
-    interval: int = 0
+    interval: int
     """The microseconds that one of its units takes."""
 
 
@@ -63,6 +63,7 @@ class TokenBucket(Algorithm[Bucket]):
     code = "tb"
     takes = frozenset({"burst"})
     bound = "burst + limit"
+    knows = 2
 
     def validate(self, rate: Rate, options: Options) -> None:
         """Check the burst, and that an interval is at least a microsecond."""
@@ -103,14 +104,10 @@ class TokenBucket(Algorithm[Bucket]):
         backlog = backlog_of(state, now)
         span = p.capacity * p.a
         remaining = max(0, (span - backlog) // p.a)
-        wait, more = backlog + cost * p.a - span, _until_more(p, backlog, remaining)
-        if p.capacity > 0 and wait <= 0:
-            return Verdict(
-                allowed=True, remaining=remaining, retry_after=self.held_back(backlog), reset=backlog, more=more
-            )
-        if cost > p.capacity or p.capacity == 0:
-            return Verdict(allowed=False, remaining=remaining, retry_after=NEVER, reset=backlog, more=more)
-        return Verdict(allowed=False, remaining=remaining, retry_after=wait, reset=backlog, more=more)
+        wait = backlog + cost * p.a - span
+        allowed = p.ever_admits(cost) and wait <= 0
+        retry_after = self.held_back(backlog) if allowed else wait if p.ever_admits(cost) else NEVER
+        return Verdict(allowed, remaining, retry_after, backlog, _until_more(p, backlog, remaining))
 
     def consume(
         self, state: Bucket | None, p: Parameters, cost: int, now: int, *, over: bool = False
@@ -132,10 +129,15 @@ class TokenBucket(Algorithm[Bucket]):
         """Move the TAT back, at most to now: a bucket is never more than full."""
         return restored_bucket(state, cost * p.a, now, is_refund=True)
 
-    def receipt(self, state: Bucket | None, p: Parameters, cost: int, stop: int, now: int) -> Queued:
-        """Return its place in the queue."""
+    def known_before(self, state: Bucket | None, p: Parameters, now: int) -> Sequence[int]:
+        """Return how much was restored, and how much of that by refunds."""
         known = known_of(state, now)
-        return Queued(stop, known.restored, known.refunded, now + cost * p.a, p.a)
+        return known.restored, known.refunded
+
+    def receipt(self, p: Parameters, cost: int, stop: int, known: Sequence[int], now: int) -> Queued:
+        """Return its place in the queue."""
+        restored, refunded = known
+        return Queued(stop, restored, refunded, now + cost * p.a, p.a)
 
     def restore(
         self, state: Bucket | None, p: Parameters, units: int, receipt: Sequence[int], now: int

@@ -1,4 +1,5 @@
--- counter_common: what the scripts of the counters share. It goes before each of them.
+-- counter_common: what the scripts of the counters share. It goes before each of them, and after clock
+-- if they need the time.
 --
 -- A counter's total is a string that INCRBY has written; its days are a hash for each month, with the fields "01" to "31". Lua
 -- counts in doubles, which are exact up to 2^53 only: so Redis adds, and totals are read and compared as texts.
@@ -8,18 +9,6 @@
 -- reply  a script's reply begins with DONE, or is one of {REFUSED}, {WRONG_DAY, now}, {NO_COUNTER, n} (KEYS[n] holds no counter)
 --        and {OVERFLOW, n} (KEYS[n] would leave 64 bits); except for {DONE, ...} nothing has changed
 local DONE, REFUSED, WRONG_DAY, NO_COUNTER, OVERFLOW = 1, 0, -1, -2, -3
-
-local function moment()
-  local now = tonumber(ARGV[1])
-  if now then return now end
-  local time = redis.call('TIME')
-  return tonumber(time[1]) * 1000000 + tonumber(time[2])
-end
-
--- Lets a key live for `ttl` milliseconds. Where the caller passes the time in (a test), Redis' own clock, by which keys
--- expire, is another one: then an hour more.
-local function lifetime(ttl) return string.format('%.0f', tonumber(ttl) + (ARGV[1] == '' and 0 or 3600000)) end
-local function keep(key, ttl) redis.call('PEXPIRE', key, lifetime(ttl)) end
 
 local function failed(reply) return type(reply) == 'table' and reply.err end
 

@@ -1,12 +1,11 @@
 -- counter_incr: adds to a total and to the count of the day.
 --
 -- KEYS   [1] the total; [2] the days of the month
--- ARGV   [1] now; [2] how much: a whole number of 64 bits, negative too; [3] how long both live from now, in milliseconds
+-- ARGV   [1] now; [2] how much: a whole number of 64 bits, negative too; [3] how long both live from now, in microseconds
 --        [4] the day's field; [5], [6] the edges of the day, in microseconds: [5] <= now < [6]
 -- reply  {DONE, the total after it as a text}; {WRONG_DAY, now} if now is in another day
 local total_key, month_key = KEYS[1], KEYS[2]
 local amount, ttl, field = ARGV[2], ARGV[3], ARGV[4]
-local now = moment()
 if now < tonumber(ARGV[5]) or now >= tonumber(ARGV[6]) then return { WRONG_DAY, now } end
 
 local before = redis.pcall('GET', total_key)
@@ -17,6 +16,6 @@ if failed(added) then
   put_back(total_key, before)
   return fault(added, 2)
 end
-keep(total_key, ttl)
-keep(month_key, ttl)
+expire(total_key, ttl)
+expire(month_key, ttl)
 return { DONE, redis.call('GET', total_key) }

@@ -1,7 +1,7 @@
 -- counter_transfer: moves an amount from one total to another, or nothing.
 --
 -- KEYS   [1] the total of the source; [2] the total of the destination; both may be the same
--- ARGV   [1] now; [2] how much: a whole number from 0 to 2^63 - 1; [3] how long both live from now, in milliseconds
+-- ARGV   [1] now; [2] how much: a whole number from 0 to 2^63 - 1; [3] how long both live from now, in microseconds
 -- reply  {DONE}; {REFUSED} if the source has less
 local from_key, to_key = KEYS[1], KEYS[2]
 local total, problem = read_total(1)
@@ -15,6 +15,6 @@ if from_key == to_key then return { DONE } end
 local added = redis.pcall('INCRBY', to_key, ARGV[2])
 if failed(added) then return fault(added, 2) end
 redis.call('DECRBY', from_key, ARGV[2])
-keep(from_key, ARGV[3])
-keep(to_key, ARGV[3])
+expire(from_key, ARGV[3])
+expire(to_key, ARGV[3])
 return { DONE }

@@ -6,10 +6,11 @@
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock
 --        [2] the mode: "check"; "peek" (changes nothing); "refund" (restores each cost, then peeks);
 --            "settle <actual>:<due>:<token> ..." (for each hit a word: replaces what its hold consumed by what was really used,
---            whatever the limit; "-": the hit has no hold; then peeks); "renew <ttl> <due>:<token> ..." (for each hit a word: its
---            hold lasts for <ttl> microseconds from now on; then peeks). For a plan in parts (several slots of a Cluster, or a body to be read in between): "tentative" (a check
---            that can be compensated); "record_refusal" (a check whose plan is refused already); and for hits that passed a
---            tentative check "record_day" (counts them for the day), "compensate <n|-><receipt>,<receipt> ..." (see compensate)
+--            whatever the limit; "-": the hit has no hold; then peeks); "renew <ttl>:<due>:<token> ..." (for each hit a word: its
+--            hold lasts for <ttl> microseconds from now on; then peeks). For a plan in parts (several slots of a Cluster, or a body
+--            to be read in between): "tentative" (a check that can be compensated); "record_refusal" (a check whose plan is
+--            refused already); and for hits that passed a tentative check "record_day" (counts them for the day), "compensate
+--            <n|-><receipt>,<receipt> ..." (see compensate)
 --        [3] how many events the stream keeps; 0: no events; -1: the log is in another slot, and the caller writes events
 --        then for each hit: the rule's name in the fields of hashes; the cost, a whole number from 0 up; the share of the limit,
 --            in thousandths, that emits "near" (0: never); how many limits
@@ -36,8 +37,8 @@
 --            hit, for each limit that counts values: the value's earlier expiry (0: it was not known); for each bucket two: how
 --            much had been restored before it, and how much of that by refunds; 9: settled late (value: when the hold was due);
 --            10: it is held now, or its hold was renewed (value: when that is due)
---        RETRY_WITH: a list, behind the verdict three for each reason {hit, reason, value}: 1: another rate override is in force
---            (value: as it was published; '' for none); 2: holds are due: their key is missing (value: also those of these
+--        RETRY_WITH: a list, behind the verdict three for each reason {hit, flag, value}: 11: another rate override is in force
+--            (value: as it was published; '' for none); 12: holds are due: their key is missing (value: also those of these
 --            limits, joined by commas), or more are due than one call restores. No reason: the edges of a day or of a calendar
 --            limit do not fit the time
 -- %% plain plans %%
@@ -166,10 +167,8 @@ if mode == 'refund' then
       if hit.status ~= EXEMPT then need('restore')[limit.name].refund(limit) end
     end
   end
-elseif mode == 'settle' then
-  need('holds').settle_all(hits)
-elseif mode == 'renew' then
-  need('holds').renew_all(hits)
+elseif mode == 'settle' or mode == 'renew' then
+  need('holds').change_all(hits)
 elseif mode == 'compensate' then
   need('compensate').compensate_all(hits)
 elseif mode == 'record_day' then

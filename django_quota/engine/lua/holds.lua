@@ -8,8 +8,8 @@
 --          the hold would have flowed back alone, and the microseconds that a unit takes
 --        hit.status_key: its field d:<rule> is the score of the first hold
 -- ARGV   as decide
--- reply  hold: notes what the hit has just consumed; drop: drops a hold, whatever it consumed; settle_all: replaces what holds
---        consumed by what was really used; renew_all: lets them last longer; restore_due: restores what is due; credit_due: lets
+-- reply  hold: notes what the hit has just consumed; drop: drops a hold, whatever it consumed; change_all: replaces what
+--        holds consumed by what was really used, or lets them last longer; restore_due: restores what is due; credit_due: lets
 --        a peek subtract it; foresee: a sliding window without it; missing_limits: the names of limits whose keys restore_due
 --        needs; extra_limit: one of those, for its key
 local restorers = need('restore')
@@ -24,14 +24,9 @@ local ALGORITHM_OF = {
 -- Returns the live entries without what holds restore. A hold takes its units out of the entry that it consumed; if a
 -- refund has taken some of that entry, the rest comes out of the oldest ones.
 local function sliding_without(limit, parts)
-  local found = redis.call('ZRANGEBYSCORE', limit.key, '(' .. integer(now), '+inf', 'WITHSCORES')
-  local entries, by_expiry, oldest = {}, {}, 1
-  for at = 1, #found, 2 do
-    local total, cost = string.match(found[at], '^(%d+):(%d+)$')
-    local entry = { member = found[at], score = found[at + 1], total = tonumber(total), cost = tonumber(cost) }
-    entries[#entries + 1] = entry
-    by_expiry[tonumber(entry.score)] = entry
-  end
+  local entries = restorers.sliding_window.entries_from(limit, '(' .. integer(now))
+  local by_expiry, oldest = {}, 1
+  for _, entry in ipairs(entries) do by_expiry[tonumber(entry.score)] = entry end
   limit.total = entries[1] and entries[1].total - entries[1].cost or 0
   for _, part in ipairs(parts) do
     local left, entry = part.stop > now and part.units or 0, by_expiry[part.stop]
@@ -64,23 +59,13 @@ end
 
 local function restore_sliding(limit, parts)
   local entries = sliding_without(limit, parts)
-  local added, kept, removed, total = {}, {}, {}, limit.total
+  local total = limit.total
   for _, entry in ipairs(entries) do
-    if entry.cost > 0 then
-      total = total + entry.cost
-      if total >= 2 * WRAP then total = total - WRAP end
-      local member = integer(total) .. ':' .. integer(entry.cost)
-      added[#added + 1], added[#added + 2] = entry.score, member
-      kept[member] = true
-    end
+    total = total + entry.cost
+    if total >= 2 * WRAP then total = total - WRAP end
+    entry.total = total
   end
-  if not added[1] then return redis.call('DEL', limit.key) end
-  -- Add before removing: an empty set is gone, and its TTL with it.
-  redis.call('ZADD', limit.key, unpack(added))
-  for _, entry in ipairs(entries) do
-    if not kept[entry.member] then removed[#removed + 1] = entry.member end
-  end
-  if removed[1] then redis.call('ZREM', limit.key, unpack(removed)) end
+  restorers.sliding_window.rewrite(limit, entries)
   redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now))
 end
 
@@ -92,32 +77,17 @@ local function extra_limit(key)
   return { key = key, name = ALGORITHM_OF[string.match(window_of(key), '^%l+')], cost = 0, capacity = 0, a = 0, b = 0 }
 end
 
--- How much of a hold's units still counts in a limit: in units; for a bucket in microseconds.
-local function still_used(limit, part)
-  local restorer = restorers[limit.name]
-  if restorer.still_used then return restorer.still_used(limit, part.units, part.stop, part.words) end
-  return part.stop > now and part.units or 0
-end
-
 local function restore_to(limit, parts)
-  local restorer = restorers[limit.name]
   if limit.name == 'sliding_window' then
     for _, part in ipairs(parts) do
       if part.stop > now then return restore_sliding(limit, parts) end
     end
     return
   end
+  local restorer = restorers[limit.name]
   for _, part in ipairs(parts) do
-    local amount = still_used(limit, part)
-    if amount > 0 and restorer.restore then
-      restorer.restore(limit, amount)
-    elseif amount > 0 then
-      local cost = limit.cost
-      limit.cost = amount
-      local done, problem = pcall(restorer.refund, limit)
-      limit.cost = cost -- also if the server takes no writes: the hit is decided anyway
-      if not done then error(problem, 0) end
-    end
+    local amount = restorer.still_used(limit, part.units, part.stop, part.words)
+    if amount > 0 then restorer.restore(limit, amount) end
   end
 end
 
@@ -203,7 +173,10 @@ local function credit_due(hit)
     if some and limit.name == 'sliding_window' then
       limit.abandoned = some
     else
-      for _, part in ipairs(some or {}) do limit.credit = (limit.credit or 0) + still_used(limit, part) end
+      for _, part in ipairs(some or {}) do
+        local amount = restorers[limit.name].still_used(limit, part.units, part.stop, part.words)
+        limit.credit = (limit.credit or 0) + amount
+      end
     end
   end
 end
@@ -247,8 +220,10 @@ local function drop(hit, token, due)
   return member, stop
 end
 
+local changes = {}
+
 -- If the hold is late, what it consumed was restored, or is restored now, and what was really used is consumed now.
-local function settle(hit, actual, due, token)
+function changes.settle(hit, actual, due, token)
   local member, stop = drop(hit, token, due)
   local held, is_late = 0, stop <= now
   if is_late then need('flag')(hit, SETTLED_LATE, tonumber(due)) end
@@ -271,18 +246,8 @@ local function settle(hit, actual, due, token)
   end
 end
 
-local function settle_all(hits)
-  local number = 0
-  for word in string.gmatch(mode_arguments, '%S+') do
-    number = number + 1
-    local actual, due, token = string.match(word, '^(%d+):(%d+):(%S+)$')
-    if actual then settle(hits[number], tonumber(actual), due, token) end
-    credit_due(hits[number])
-  end
-end
-
 -- Lets a hold last longer, never shorter. One that is due already is not renewed: others may have been promised what it holds.
-local function renew(hit, ttl, due, token)
+function changes.renew(hit, ttl, due, token)
   local member, stop = find(hit, token, due)
   if not member or stop <= now then return end
   stop = math.max(stop, now + ttl)
@@ -292,18 +257,17 @@ local function renew(hit, ttl, due, token)
   need('flag')(hit, HELD, stop)
 end
 
-local function renew_all(hits)
-  local ttl, words = string.match(mode_arguments, '^(%d+) (.+)$')
+local function change_all(hits)
   local number = 0
-  for word in string.gmatch(words, '%S+') do
+  for word in string.gmatch(mode_arguments, '%S+') do
     number = number + 1
-    local due, token = string.match(word, '^(%d+):(%S+)$')
-    if due then renew(hits[number], tonumber(ttl), due, token) end
+    local amount, due, token = string.match(word, '^(%d+):(%d+):(%S+)$')
+    if amount then changes[mode](hits[number], tonumber(amount), due, token) end
     credit_due(hits[number])
   end
 end
 
 return {
   extra_limit = extra_limit, missing_limits = missing_limits, restore_due = restore_due, credit_due = credit_due, hold = hold,
-  drop = drop, settle_all = settle_all, renew_all = renew_all, foresee = foresee,
+  drop = drop, change_all = change_all, foresee = foresee,
 }

@@ -2,16 +2,30 @@
 --
 -- KEYS   limit.key: see the algorithm
 -- ARGV   as decide
--- reply  a table for each algorithm. refund: of limit.cost, never more than is used. For buckets, whose holds have a place in a
---        queue: receipt; still_used: how much of it still counts; restore: both in microseconds
+-- reply  a table for each algorithm. refund: of limit.cost, never more than is used. Of a hit by its receipt, which is
+--        "<until><words>" (see holds): still_used: how much of it still counts; restore: gives that back; both in units, for a bucket
+--        in microseconds. For buckets also receipt: the words. A sliding window has entries_from and rewrite instead, for holds
+--        and compensate
 local bucket, window = need('token_bucket'), need('fixed_window')
 local RESTORED_WRAP = bucket.RESTORED_WRAP
 
-local function refund_window(limit)
-  window.read(limit)
-  limit.count = limit.count - limit.cost
+local function restore_window(limit, units)
+  limit.count = limit.count - units
   if limit.count > 0 then window.write(limit) else redis.call('DEL', limit.key) end
 end
+
+local of_window = {
+  refund = function(limit)
+    window.read(limit)
+    restore_window(limit, limit.cost)
+  end,
+  -- A window that was opened later ends at another moment.
+  still_used = function(limit, units, stop)
+    window.read(limit)
+    return limit.count > 0 and limit.stop == stop and units or 0
+  end,
+  restore = restore_window,
+}
 
 local function restore_bucket(limit, span, is_refund)
   span = math.min(span, limit.backlog)
@@ -26,15 +40,6 @@ local function restore_bucket(limit, span, is_refund)
   bucket.write(limit)
 end
 
--- How much (microseconds) is left of a hit; less if that is not known, never more. It has moved up by what was restored ahead
--- of it, at most by all that was restored. No more of it has flowed back than time has passed since it came, except that a
--- refund may have been of its own units.
-local function left_of(limit, stop, restored, refunded, alone)
-  local moved_up = (limit.restored - restored) % RESTORED_WRAP
-  local own = (limit.refunded - refunded) % RESTORED_WRAP
-  return math.max(0, math.min(math.max(stop - moved_up, alone - own) - now, limit.backlog))
-end
-
 -- The place of a hold in the queue.
 local function receipt(limit)
   return table.concat({
@@ -42,8 +47,38 @@ local function receipt(limit)
   }, ':')
 end
 
+-- Reads the entries of a sliding window from a score on.
+local function entries_from(limit, score)
+  local found, entries = redis.call('ZRANGEBYSCORE', limit.key, score, '+inf', 'WITHSCORES'), {}
+  for at = 1, #found, 2 do
+    local total, cost = string.match(found[at], '^(%d+):(%d+)$')
+    entries[#entries + 1] = { member = found[at], score = found[at + 1], total = tonumber(total), cost = tonumber(cost) }
+  end
+  return entries
+end
+
+-- Writes entries that were read with a new total or cost.
+local function rewrite(limit, entries)
+  local added, kept, removed = {}, {}, {}
+  for _, entry in ipairs(entries) do
+    if entry.cost > 0 then
+      local member = integer(entry.total) .. ':' .. integer(entry.cost)
+      added[#added + 1], added[#added + 2] = entry.score, member
+      kept[member] = true
+    end
+  end
+  for _, entry in ipairs(entries) do
+    if not kept[entry.member] then removed[#removed + 1] = entry.member end
+  end
+  -- Add before removing: an empty set is gone, and its TTL with it.
+  if added[1] then redis.call('ZADD', limit.key, unpack(added)) end
+  if removed[1] then redis.call('ZREM', limit.key, unpack(removed)) end
+end
+
 return {
   sliding_window = {
+    entries_from = entries_from,
+    rewrite = rewrite,
     -- Takes from the oldest entries: what stays expires no earlier than the hits that still count.
     refund = function(limit)
       redis.call('ZREMRANGEBYSCORE', limit.key, '-inf', integer(now))
@@ -62,9 +97,8 @@ return {
     end,
   },
 
-  fixed_window = { refund = refund_window },
-
-  calendar = { refund = refund_window },
+  fixed_window = of_window,
+  calendar = of_window,
 
   token_bucket = {
     refund = function(limit)
@@ -72,12 +106,15 @@ return {
       restore_bucket(limit, limit.cost * limit.a, true)
     end,
     receipt = receipt,
-    left_of = left_of,
+    -- Less if it is not known, never more. It has moved up by what was restored ahead of it, at most by all that was restored.
+    -- No more of it has flowed back than time has passed since it came, except that a refund may have been of its own units.
     still_used = function(limit, units, stop, words)
       bucket.read(limit)
       local restored, refunded, alone, interval = string.match(words, '^:(%d+):(%d+):(%d+):(%d+)$')
-      local left = left_of(limit, stop, tonumber(restored), tonumber(refunded), tonumber(alone))
-      return math.min(units * tonumber(interval), left)
+      local moved_up = (limit.restored - restored) % RESTORED_WRAP
+      local own = (limit.refunded - refunded) % RESTORED_WRAP
+      local left = math.max(stop - moved_up, alone - own) - now
+      return math.max(0, math.min(units * interval, left, limit.backlog))
     end,
     restore = restore_bucket,
   },

@@ -7,14 +7,10 @@
 -- KEYS   those of the script after it
 -- ARGV   [1] now in microseconds, or '' for Redis' own clock
 -- reply  that of the script after it
-local now = moment()
-
-local function integer(number) return string.format('%.0f', number) end
-
 -- Lets a sorted set live for as long as its last entry.
 local function keep_to_last(key)
   local last = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')
-  if last[1] then keep(key, math.max(1, math.ceil((tonumber(last[2]) - now) / 1000) + 1)) end
+  if last[1] then expire(key, math.max(0, tonumber(last[2]) - now)) end
 end
 
 -- Appends to a reply the transfers of an outbox that can still be resumed and began `age` ago or earlier: each with its score.

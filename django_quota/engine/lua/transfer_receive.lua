@@ -1,7 +1,7 @@
 -- transfer_receive: adds a pending amount to a total: once, however often it is delivered.
 --
 -- KEYS   [1] the total of the destination; [2] its inbox
--- ARGV   [1] now; [2] how much; [3] how long the total lives from now, in milliseconds; [4] the id of the transfer
+-- ARGV   [1] now; [2] how much; [3] how long the total lives from now, in microseconds; [4] the id of the transfer
 --        [5] when its arrival may be forgotten; [6] when it can no longer be delivered: microseconds
 -- reply  {DONE}: it is in the total, by this call or an earlier one; {NO_COUNTER, 1} or {OVERFLOW, 1}: it never can be;
 --        {LATE}: its arrival may have been forgotten, and nothing was done
@@ -28,7 +28,7 @@ if not problem then
   remember(id)
   local added = redis.pcall('INCRBY', total_key, ARGV[2])
   if not failed(added) then
-    keep(total_key, ARGV[3])
+    expire(total_key, ARGV[3])
     return { DONE }
   end
   redis.call('ZREM', inbox_key, id)

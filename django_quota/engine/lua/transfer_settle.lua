@@ -1,7 +1,7 @@
 -- transfer_settle: drops a pending transfer that has arrived; or returns its amount if it never can.
 --
 -- KEYS   [1] the total of the source; [2] its outbox
--- ARGV   [1] now; [2] how much is returned, or '' if it has arrived; [3] how long the total lives then, in milliseconds
+-- ARGV   [1] now; [2] how much is returned, or '' if it has arrived; [3] how long the total lives then, in microseconds
 --        [4] the pending transfer
 -- reply  {DONE, now}, also if it was settled before: then nothing is returned again; {NO_COUNTER, 1} or {OVERFLOW, 1} if the
 --        total cannot take it back: it stays pending
@@ -17,7 +17,7 @@ if amount ~= '' then
     keep_to_last(outbox_key)
     return fault(added, 1)
   end
-  keep(total_key, ARGV[3])
+  expire(total_key, ARGV[3])
 end
 keep_to_last(outbox_key)
 return { DONE, now }

@@ -6,7 +6,6 @@ Cluster. The cache's own operations go through redis-py; the store has its own c
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, cast
@@ -69,22 +68,17 @@ class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc]  # djan
     """Makes one `RedisCluster` for each LOCATION, for all threads of the process."""
 
     _clusters: ClassVar[dict[str, RedisCluster]] = {}
-    _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def connect_to(self, urls: Iterable[str]) -> RedisCluster:
-        """Return the client of the Cluster that these servers belong to.
-
-        It is made outside the lock, so servers that hang do not hold up other threads.
-        """
+        """Return the client of the Cluster that these servers belong to."""
         urls = list(urls)
         place = ",".join(urls)
         known = self._clusters.get(place)
         if known is not None:
             return known
         made = self._made(urls)
-        with self._lock:
-            kept = self._clusters.setdefault(place, made)
-        if kept is not made:
+        kept = self._clusters.setdefault(place, made)
+        if kept is not made:  # another thread was faster
             made.close()
         return kept
 
@@ -104,8 +98,7 @@ class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc]  # djan
     @classmethod
     def forget(cls) -> None:
         """Close all clients: the next use makes new ones."""
-        with cls._lock:
-            clusters, cls._clusters = dict(cls._clusters), {}
+        clusters, cls._clusters = cls._clusters, {}
         for cluster in clusters.values():
             cluster.close()
 

@@ -125,7 +125,7 @@ class SyncConnections:
         try:
             if is_new:  # idle ones are connected
                 connection.connect()
-            if _is_stale(connection):
+            if _is_stale(connection) or _leads_to_an_old_primary(connection, self._sentinel_pool):
                 connection.disconnect()
                 connection.connect()
         except BaseException as error:
@@ -157,8 +157,7 @@ class SyncConnections:
 
     def release(self, connection: Any) -> None:
         """Keep a connection for the next call. Its last reply must have been read."""
-        is_old = _leads_to_an_old_primary(connection, self._sentinel_pool)
-        if self._pool is None or is_old or len(self._idle) >= MAX_IDLE_CONNECTIONS:
+        if self._pool is None or len(self._idle) >= MAX_IDLE_CONNECTIONS:
             self.drop(connection)
             return
         self._idle.append(connection)
@@ -183,9 +182,6 @@ class SyncConnections:
         self._pool = None
         while self._idle:
             self.drop(self._idle.pop())
-
-    def __len__(self) -> int:
-        return len(self._idle)
 
 
 def _if_sentinel(pool: Any) -> Any:
@@ -448,9 +444,6 @@ class AsyncConnections:
         for client in self._sentinels:
             await client.aclose(close_connection_pool=True)
 
-    def __len__(self) -> int:
-        return len(self._idle)
-
 
 async def _connect(connection: Any) -> None:
     """Connect. Raises `CancelledError` if the task was cancelled meanwhile.
@@ -504,9 +497,6 @@ class ConnectionsByLoop:
             if loop is not None and loop.is_closed():
                 self._by_loop.pop(loop, None)
                 self._closers.pop(loop, None)
-
-    def __len__(self) -> int:
-        return len(self._by_loop)
 
 
 def async_connections(alias: str, at: Address | None = None) -> AsyncConnections:

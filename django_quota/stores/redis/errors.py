@@ -66,9 +66,10 @@ def is_passthrough(error: BaseException) -> bool:
     return isinstance(error, QuotaError) or not isinstance(error, Exception)
 
 
-def is_read_only(error: ResponseError) -> bool:
-    """Say whether this server has become a replica: then its connection must lead to the new primary next time."""
-    return isinstance(error, ReadOnlyError) or "READONLY" in str(error)  # Redis 6 wraps the error of a script
+def is_read_only(reply: object) -> bool:
+    """Say whether the server has become a replica: then its connection must lead to the new primary next time."""
+    # Redis 6 wraps the error of a script.
+    return isinstance(reply, ResponseError) and (isinstance(reply, ReadOnlyError) or "READONLY" in str(reply))
 
 
 _MASTER_NOT_FOUND = (MasterNotFoundError, AsyncMasterNotFoundError)

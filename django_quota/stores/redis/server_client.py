@@ -11,7 +11,7 @@ from redis import Redis, RedisError
 from redis.exceptions import BusyLoadingError, ResponseError
 
 from django_quota.core.errors import StoreUnavailable
-from django_quota.engine.resp import pack_command
+from django_quota.engine.operations import pack_command
 from django_quota.stores.cluster.slots import Address
 from django_quota.stores.redis.breaker import CLOSED, Breaker
 from django_quota.stores.redis.connections import (
@@ -79,7 +79,7 @@ class ServerClient:
             self._note(error, probe)
             self._name(error, is_sent=connection is not None)
             raise
-        if _is_of_a_replica(found[-1]):
+        if is_read_only(found[-1]):
             connections.drop(connection)
         else:
             connections.release(connection)
@@ -98,7 +98,7 @@ class ServerClient:
             self._note(error, probe)
             self._name(error, is_sent=connection is not None)
             raise
-        if _is_of_a_replica(found[-1]):
+        if is_read_only(found[-1]):
             await connections.drop(connection)
         else:
             connections.release(connection)
@@ -179,8 +179,3 @@ def _read(connection: Any) -> Any:
         return connection.read_response(disable_decoding=True)
     except ResponseError as error:
         return error
-
-
-def _is_of_a_replica(reply: Any) -> bool:
-    """Say whether the server has become a replica: then its connection must lead to the new primary next time."""
-    return isinstance(reply, ResponseError) and is_read_only(reply)

@@ -10,8 +10,7 @@ from redis import Redis, RedisError
 from redis.exceptions import NoScriptError, ResponseError
 
 from django_quota.core.clock import SECOND
-from django_quota.engine.operations import Operation
-from django_quota.engine.resp import pack_command
+from django_quota.engine.operations import Operation, pack_command
 from django_quota.stores.redis.errors import is_passthrough, translate_error, translated
 from django_quota.stores.redis.server_client import Command, ServerClient
 from django_quota.stores.redis.wake_up import WakeUpChannel

@@ -7,8 +7,7 @@ from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from django_quota.engine.operations import text
-from django_quota.engine.resp import pack_command
+from django_quota.engine.operations import pack_command, text
 from django_quota.stores.redis.connections import SyncConnections
 from django_quota.stores.redis.errors import GarbledError
 

@@ -1,12 +1,12 @@
-"""Add what a process has counted to what all have counted, once, however often it is sent; see `lua/metrics.lua`."""
+"""Operations on all subjects together: add metrics, count the workers, sweep expired entries."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from django_quota.core.clock import SECOND
-from django_quota.engine.operations import Operation, Script, States, script
+from django_quota.engine.operations import Operation, RedisOperation, Script, States, script
 
 FIELDS = 1_000
 """How many fields a hash has; further rules are counted together under `OTHER`."""
@@ -99,3 +99,75 @@ def _trimmed(scores: dict[str, int], most: int) -> dict[str, int]:
         return scores
     order: Any = sorted(scores.items(), key=lambda pair: (pair[1], pair[0]))
     return dict(order[-most:])
+
+
+class RegisterWorker(Operation):
+    """Count a worker for `ttl` microseconds; the reply is how many there are."""
+
+    script: ClassVar[Script] = script("clock", "register_worker")
+
+    def __init__(self, key: str, token: str, ttl: int) -> None:
+        super().__init__([key], token, ttl)
+        self.token = token
+        self.ttl = ttl
+
+    def run(self, states: States, now: int) -> int:
+        """Register it."""
+        (key,) = self.keys
+        workers = {token: stop for token, stop in (states.get(key, now) or {}).items() if stop > now}
+        workers[self.token] = now + self.ttl
+        states.put(key, workers, max(states.expiry(key), now + self.ttl))
+        return len(workers)
+
+
+class Swept(NamedTuple):
+    """What the reply says about one key."""
+
+    is_set: bool
+    """Whether the key is a sorted set that is swept."""
+    removed: int
+    left: int
+    """How many expired entries it still has."""
+    given: int
+    """The TTL (milliseconds) that it was given, or would be; 0 if it has one."""
+
+
+class Sweep(RedisOperation):
+    """Drop at most `most` expired entries of these keys; the reply is that of `lua/sweep.lua`: see `read`.
+
+    `sweepable`: which keys are swept if they are sorted sets. `lifetimes`: the TTL (milliseconds) for a key that has
+    none and whose scores do not say one. `repairs`: whether keys without a TTL get one.
+    """
+
+    script: ClassVar[Script] = script("clock", "sweep")
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        sweepable: Sequence[bool],
+        lifetimes: Sequence[int],
+        most: int,
+        *,
+        repairs: bool,
+    ) -> None:
+        treated = zip(sweepable, lifetimes, strict=True)
+        super().__init__(keys, most, int(repairs), *(f"{swept:d} {lifetime}" for swept, lifetime in treated))
+        self.sweepable = sweepable
+        self.lifetimes = lifetimes
+        self.most = most
+        self.repairs = repairs
+
+    def only(self, places: Sequence[int]) -> Sweep:
+        """Return the operation for some of the keys."""
+        return Sweep(
+            [self.keys[place] for place in places],
+            [self.sweepable[place] for place in places],
+            [self.lifetimes[place] for place in places],
+            self.most,
+            repairs=self.repairs,
+        )
+
+    @staticmethod
+    def read(reply: Sequence[int]) -> list[Swept]:
+        """Return what a reply says about each key."""
+        return [Swept(bool(reply[i]), *reply[i + 1 : i + 4]) for i in range(0, len(reply), 4)]

@@ -29,7 +29,7 @@ from django_quota.engine.counter_operations import (
     TransferRoute,
 )
 from django_quota.engine.operations import DictStates, Operation, text
-from django_quota.engine.sweep_operation import Sweep
+from django_quota.engine.system_operations import Sweep
 from django_quota.engine.transfer_operations import (
     LATE,
     LEASE,
