@@ -14,6 +14,8 @@ from datetime import UTC, datetime, timedelta
 SECOND = 1_000_000
 """Microseconds in a second."""
 
+DAY = 86_400 * SECOND
+
 MAX_GUESSES = 5
 """How often a caller that must know the day guesses the store's clock; each reply tells it."""
 

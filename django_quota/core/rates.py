@@ -65,7 +65,6 @@ _HINT = "Write a count, a slash and a window, such as '10/m', '5/30s' or '1000 p
 _COUNT = re.compile(r"[0-9]+")
 _SEPARATOR = re.compile(r" */ *| +per +")
 _WINDOW = re.compile(r"([0-9]*) *([A-Za-z]+)")
-_BLANK = re.compile(r" *")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +99,15 @@ class Rate:
 
 @lru_cache(maxsize=1024)
 def _parse(text: str) -> Rate:
-    start = _blank_end(text, 0)
+    start = len(text) - len(text.lstrip(" "))
     count, position = _read_count(text, start)
     separator = _SEPARATOR.match(text, position)
     if separator is None:
         raise RateError(text, position, "a slash or ' per ' is missing after the count", _HINT)
     rate, position = _read_window(text, separator.end(), count)
-    position = _blank_end(text, position)
-    if position != len(text):
-        raise RateError(text, position, f"unexpected {reprlib.repr(text[position:])}", _hint_for(text[position:], rate))
+    rest = text[position:].lstrip(" ")
+    if rest:
+        raise RateError(text, len(text) - len(rest), f"unexpected {reprlib.repr(rest)}", _hint_for(rest, rate))
     return rate
 
 
@@ -119,11 +118,6 @@ def _hint_for(rest: str, rate: Rate) -> str:
     if rest in ("/ip", "/user", "/key"):
         return f"Write {str(rate)!r}, and say who is limited by key=, such as key='ip'."
     return _HINT
-
-
-def _blank_end(text: str, position: int) -> int:
-    match = _BLANK.match(text, position)
-    return match.end() if match else position
 
 
 def _read_count(text: str, start: int) -> tuple[int, int]:

@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal, NamedTuple
 
 from django_quota.core.algorithms import ALGORITHMS, NEVER, Verdict
-from django_quota.core.clock import SECOND
+from django_quota.core.clock import DAY, SECOND
 from django_quota.engine.codec import EventKind, Flag, Flagged
 from django_quota.engine.hits import Hit, HitContext
 from django_quota.engine.operations import Operation, RedisOperation, Script, States, bulk, script
 from django_quota.engine.subject_status import fields_of, set_field, shut_out
-
-DAY = 86_400 * SECOND
 
 DAY_TTL = 8 * DAY
 """How long the counts of a day wait for the roll-up, in microseconds."""

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from django_quota.core.clock import SECOND
+from django_quota.core.clock import DAY, SECOND
 from django_quota.engine.operations import Operation, RedisOperation, Script, States, script
-
-DAY = 86_400 * SECOND
 
 OVERRIDE_TTL = 30 * DAY
 """How long an override without an end is kept, in microseconds, unless it is published again before."""

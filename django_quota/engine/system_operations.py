@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from django_quota.core.clock import SECOND
+from django_quota.core.clock import DAY, SECOND
 from django_quota.engine.operations import Operation, RedisOperation, Script, States, script
 
 FIELDS = 1_000
@@ -20,9 +20,9 @@ OUTAGES = "!:a"
 SUBJECTS = SLOTS = 2_000
 """How many members a sorted set keeps; half as many more for a while."""
 
-DAY_TTL = 2 * 86_400 * SECOND
+DAY_TTL = 2 * DAY
 MINUTE_TTL = 7_200 * SECOND
-TOTAL_TTL = 400 * 86_400 * SECOND
+TOTAL_TTL = 400 * DAY
 NUMBER_TTL = 3_600 * SECOND
 """How long each is kept, in microseconds."""
 

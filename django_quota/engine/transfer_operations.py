@@ -30,7 +30,7 @@ import logging
 from collections.abc import Generator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from django_quota.core.clock import SECOND
+from django_quota.core.clock import DAY, SECOND
 from django_quota.core.errors import StoreUnavailable
 from django_quota.engine.counter_operations import DONE, NO_COUNTER, OVERFLOW, REFUSED, Transfer
 from django_quota.engine.operations import Operation, RedisOperation, Script, script, text
@@ -43,7 +43,7 @@ LATE = -4
 OVERDUE = 5 * SECOND
 """The age from which others resume a transfer: by then its own process has usually ended."""
 
-PENDING_TTL = 400 * 86_400 * SECOND
+PENDING_TTL = 400 * DAY
 """How long a pending transfer can be resumed."""
 
 LEASE = 3_600 * SECOND
@@ -136,8 +136,6 @@ class Receive(RedisOperation):
             [transfer.total, transfer.inbox], transfer.amount, transfer.ttl, transfer.id, forget_at, late_at
         )
         self.transfer = transfer
-        self.forget_at = forget_at
-        self.late_at = late_at
 
 
 class Settle(RedisOperation):
@@ -152,8 +150,6 @@ class Settle(RedisOperation):
     def __init__(self, source: Source, transfer: PendingTransfer, encoded: str, *, gives_back: bool) -> None:
         super().__init__(source, transfer.amount if gives_back else "", transfer.ttl, encoded)
         self.transfer = transfer
-        self.encoded = encoded
-        self.gives_back = gives_back
 
 
 class Close(RedisOperation):
@@ -163,8 +159,6 @@ class Close(RedisOperation):
 
     def __init__(self, transfer: PendingTransfer, forget_at: int) -> None:
         super().__init__([transfer.inbox], transfer.id, forget_at)
-        self.id = transfer.id
-        self.forget_at = forget_at
 
 
 class FindOverdueTransfers(RedisOperation):
@@ -174,8 +168,6 @@ class FindOverdueTransfers(RedisOperation):
 
     def __init__(self, outbox: str, skipped: int, most: int) -> None:
         super().__init__([outbox], PENDING_TTL, OVERDUE, skipped, most)
-        self.skipped = skipped
-        self.most = most
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from django_quota.core.rules import CallOptions
 from django_quota.engine.codec import Renew, Reservation, Settle
 from django_quota.engine.plans import Plan
 from django_quota.services.api import Entry, RuleOrRate, Subject, decision_flow, entries_plan_flow, plan_flow
-from django_quota.services.streams import settled_stream
+from django_quota.services.settled_stream import settled_stream
 
 logger = logging.getLogger("django_quota")
 

@@ -11,12 +11,10 @@ from asgiref.sync import sync_to_async
 from django_quota.conf import current
 from django_quota.core import keys
 from django_quota.core.clock import frozen_now
-from django_quota.core.flow import Flow, run_sync
 from django_quota.core.rules import Rule
 from django_quota.engine.events import EventLog
-from django_quota.engine.operations import text
 from django_quota.engine.plans import event_log_of
-from django_quota.engine.subject_operations import InspectSubject, LiftBans, Reset, RuleState
+from django_quota.engine.subject_operations import Reset, RuleState
 from django_quota.services.inspection import (
     NamedRule,
     batches,
@@ -27,7 +25,7 @@ from django_quota.services.inspection import (
 )
 from django_quota.services.known_rules import known_rules
 from django_quota.services.overrides import status_key
-from django_quota.services.registry import get_limiter, store_call
+from django_quota.services.registry import get_limiter
 from django_quota.services.subjects import subject_of
 from django_quota.services.usage import usage
 
@@ -77,26 +75,6 @@ def reset_subject(
     finally:
         limiter.refusals.forget([subject])
     return ResetReport(list(rules), dropped)
-
-
-def lift_bans(subject: str, fields: Collection[str] | None = None) -> int:
-    """End the bans of a subject, all or those with these names (`BanStatus.field`); return how many were in force.
-
-    What was counted stays. The next ban is a first one again. Raises `StoreUnavailable`.
-    """
-    return run_sync(lift_bans_flow(subject, fields))
-
-
-def lift_bans_flow(subject: str, fields: Collection[str] | None = None) -> Flow[int]:
-    """End the bans of a subject; see `lift_bans`."""
-    limiter, key = get_limiter(), status_key(current().prefix, subject)
-    if fields is None:
-        _, words = yield store_call(InspectSubject(key, []))
-        fields = [name.removeprefix("b:") for name in map(text, words[::2]) if name.startswith("b:")]
-    try:
-        return int((yield store_call(LiftBans(key, list(fields), _log()))))
-    finally:
-        limiter.refusals.forget([subject])
 
 
 def _log() -> EventLog:

@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from django_quota.core.clock import frozen_now
 from django_quota.core.keys import KINDS, is_system, pattern, read, system_key
@@ -70,35 +70,21 @@ SWEPT = frozenset({"r", "b", "m", "n", "l", "a", "bans"})
 """The kinds whose expired entries go. Holds stay, since what they spent has to be returned first."""
 
 
-class SweepTarget(NamedTuple):
-    """One of our keys, and what the sweep does with it."""
-
-    key: str
-    kind: str
-
-    @property
-    def is_swept(self) -> bool:
-        """Whether its expired entries go."""
-        return self.kind in SWEPT
-
-    @property
-    def lifetime(self) -> int:
-        """The TTL in milliseconds that it gets if it has none and no entry says when it expires."""
-        return LIFETIMES.get(self.kind, LONG)
+Target = tuple[str, str]
+"""One of our keys, and its kind."""
 
 
-def target_of(prefix: str, key: str, rule: str | None = None) -> SweepTarget | None:
-    """Return what to do with a key; None for a key that is not ours, or not one of this rule."""
+def kind_of(prefix: str, key: str, rule: str | None = None) -> str | None:
+    """Return the kind of a key; None for a key that is not ours, or not one of this rule."""
     parts = read(prefix, key)
     if parts is None:
         return None
     kind, _, rest = parts.what.partition(":")
     if rule is not None:
-        is_of_rule = kind in ("r", "b", "h") and rest.partition(":")[0] == name_field(rule)
-        return SweepTarget(key, kind) if is_of_rule else None
+        return kind if kind in ("r", "b", "h") and rest.partition(":")[0] == name_field(rule) else None
     if is_system(prefix, key):
-        return SweepTarget(key, "bans" if parts.what == "bans" else "system")
-    return SweepTarget(key, kind) if kind in KINDS else None
+        return "bans" if parts.what == "bans" else "system"
+    return kind if kind in KINDS else None
 
 
 @dataclass
@@ -234,34 +220,34 @@ class Sweeper:
 
     # --- the calls ----------------------------------------------------------------------------------------------------
 
-    def _scan(self, client: Any, cursor: int) -> tuple[int, list[SweepTarget]]:
+    def _scan(self, client: Any, cursor: int) -> tuple[int, list[Target]]:
         with self._paced():
             after, keys = client.scan(cursor, match=pattern(self._prefix), count=SCAN_COUNT)
-        targets = (target_of(self._prefix, text(key), self._rule) for key in keys)
-        return int(after), [target for target in targets if target is not None]
+        kinds = ((text(key), kind_of(self._prefix, text(key), self._rule)) for key in keys)
+        return int(after), [(key, kind) for key, kind in kinds if kind is not None]
 
-    def _sweep_keys(self, targets: Sequence[SweepTarget]) -> None:
+    def _sweep_keys(self, targets: Sequence[Target]) -> None:
         """Look at keys, give a TTL to those without one, and remove what has expired."""
-        for batch in _batches(targets):
+        for first in range(0, len(targets), KEYS_PER_CALL):
             if self._stop.is_set():
                 return
             with self._walk.past():  # some keys may have moved to a server that does not answer
-                self._sweep_batch(batch)
+                self._sweep_batch(targets[first : first + KEYS_PER_CALL])
 
-    def _sweep_batch(self, batch: Sequence[SweepTarget]) -> None:
+    def _sweep_batch(self, batch: Sequence[Target]) -> None:
         expired = []
-        for target, found in zip(batch, self._run(batch, 0), strict=True):
+        for (key, kind), found in zip(batch, self._run(batch, 0), strict=True):
             self._report.keys += 1
             self._report.sets += found.is_set
             if found.given:
-                self._report.repaired[target.kind] += 1
+                self._report.repaired[kind] += 1
             if found.left and self._dry_run:
                 self._report.changed += 1
                 self._report.removed += found.left
             elif found.left:
-                expired.append(target)
-            if target.kind == "m" and found.is_set:
-                self._resume_transfers(target.key)
+                expired.append((key, kind))
+            if kind == "m" and found.is_set:
+                self._resume_transfers(key)
         if expired:
             self._remove_expired(expired)
 
@@ -278,30 +264,31 @@ class Sweeper:
             if self._stop.is_set():
                 return
 
-    def _remove_expired(self, targets: Sequence[SweepTarget]) -> None:
+    def _remove_expired(self, targets: Sequence[Target]) -> None:
         before = self._memory(targets)
         queue, changed = list(targets), set[str]()
         while queue and not self._stop.is_set():
             replies = self._run(queue, ENTRIES_PER_CALL)
             self._report.removed += sum(found.removed for found in replies)
-            changed |= {target.key for target, found in zip(queue, replies, strict=True) if found.removed}
+            changed |= {key for (key, _), found in zip(queue, replies, strict=True) if found.removed}
             queue = [target for target, found in zip(queue, replies, strict=True) if found.left]
         after = self._memory(targets)
         self._report.changed += len(changed)
         self._report.emptied += sum(size is None for size in after)
         self._report.freed += sum(was or 0 for was in before) - sum(size or 0 for size in after)
 
-    def _run(self, targets: Sequence[SweepTarget], most: int) -> list[Swept]:
-        keys, swept, lifetimes = zip(*((each.key, each.is_swept, each.lifetime) for each in targets), strict=True)
+    def _run(self, targets: Sequence[Target], most: int) -> list[Swept]:
+        keys, kinds = zip(*targets, strict=True)
+        swept, lifetimes = [kind in SWEPT for kind in kinds], [LIFETIMES.get(kind, LONG) for kind in kinds]
         operation = Sweep(keys, swept, lifetimes, most, repairs=not self._dry_run)
         with self._paced():
             reply = self._store.run(operation, frozen_now())
         return Sweep.read(reply)
 
-    def _memory(self, targets: Sequence[SweepTarget]) -> list[int | None]:
+    def _memory(self, targets: Sequence[Target]) -> list[int | None]:
         """Return the size of each key in bytes; None for a key that is gone."""
         with self._paced():
-            return self._store.of_each(("MEMORY", "USAGE"), [target.key for target in targets])
+            return self._store.of_each(("MEMORY", "USAGE"), [key for key, _ in targets])
 
     @contextmanager
     def _paced(self) -> Iterator[None]:
@@ -312,11 +299,6 @@ class Sweeper:
         self._report.slowest = max(self._report.slowest, took)
         spent = max(0.0, took - self._round_trip)
         self._stop.wait(spent * (1_000 - self._budget_ms) / self._budget_ms)
-
-
-def _batches(targets: Sequence[SweepTarget]) -> Iterator[Sequence[SweepTarget]]:
-    for first in range(0, len(targets), KEYS_PER_CALL):
-        yield targets[first : first + KEYS_PER_CALL]
 
 
 def _timed(call: Callable[[], object]) -> float:

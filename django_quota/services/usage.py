@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 from django_quota.conf import current
 from django_quota.core import clock
-from django_quota.core.clock import frozen_now
+from django_quota.core.clock import DAY, frozen_now
 from django_quota.core.days import day_of
 from django_quota.core.errors import RuleError
 from django_quota.core.keys import escape, key_of, named, part_base, pattern, read
-from django_quota.engine.events import DAY, DAY_TTL
+from django_quota.engine.events import DAY_TTL
 from django_quota.engine.operations import text
 from django_quota.engine.subject_operations import DropDay, ReadDays
 from django_quota.services.registry import get_limiter

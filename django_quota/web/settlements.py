@@ -26,7 +26,7 @@ from django_quota.engine.plans import Plan
 from django_quota.services.request_decisions import VIEW_TTL
 from django_quota.services.request_state import state_of
 from django_quota.services.reservations import Hold
-from django_quota.services.streams import settled_stream
+from django_quota.services.settled_stream import settled_stream
 from django_quota.services.subjects import call_flow
 from django_quota.web.responses import decision_of
 

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota import Rule
-from django_quota.core.algorithms import base
 from django_quota.engine.codec import Flag
 from django_quota.engine.decide import Decide
 from django_quota.engine.hits import Hit
@@ -74,9 +73,8 @@ def test_rules_that_differ_share_nothing(options: dict[str, Any], cost: int) -> 
     assert plain.arguments != other.arguments
 
 
-def test_two_rules_of_one_name_share_a_limit_whatever_was_made_in_between() -> None:
+def test_two_rules_of_one_name_share_a_limit() -> None:
     plan, rule = Plan("quota"), Rule.make("rule", "5/m")
-    base._limit.cache_clear()
     for each in (rule, Rule.make("rule", "5/m")):
         plan.add(each, "user:1", 1)
     assert len(plan.limits) == 1

@@ -65,20 +65,21 @@ def _send(operation: Send, states: States, now: int) -> list[Any]:
 @specify.register
 def _receive(operation: Receive, states: States, now: int) -> list[Any]:
     transfer, (total_key, inbox_key) = operation.transfer, operation.keys
+    *_, forget_at, late_at = map(int, operation.arguments()[3:])
     inbox = states.get(inbox_key) or {}
     for member, answer in _answers(transfer.id).items():
         if inbox.get(member, 0) > now:
             return answer
-    if now >= operation.late_at:
+    if now >= late_at:
         return [LATE]
     old = sorted((stop, member) for member, stop in inbox.items() if stop <= now)[:MAX_DROPPED]
     kept = {member: stop for member, stop in inbox.items() if (stop, member) not in old}
     try:
         total = added(_total(states, total_key, now), transfer.amount, 1)
     except FaultError as fault:
-        _put(states, inbox_key, {**kept, f"{transfer.id} {fault.reply[0]}": operation.forget_at})
+        _put(states, inbox_key, {**kept, f"{transfer.id} {fault.reply[0]}": forget_at})
         return fault.reply
-    _put(states, inbox_key, {**kept, transfer.id: operation.forget_at})
+    _put(states, inbox_key, {**kept, transfer.id: forget_at})
     states.put(total_key, total, now + transfer.ttl)
     return [DONE]
 
@@ -86,24 +87,25 @@ def _receive(operation: Receive, states: States, now: int) -> list[Any]:
 @specify.register
 def _settle(operation: Settle, states: States, now: int) -> list[Any]:
     total_key, outbox_key = operation.keys
+    amount, _, encoded = operation.arguments()
     outbox = states.get(outbox_key) or {}
-    if operation.encoded not in outbox:
+    if encoded not in outbox:
         return [DONE, now]
-    if operation.gives_back:
+    if amount:
         try:
             total = added(_total(states, total_key, now), operation.transfer.amount, 1)
         except FaultError as fault:
             return fault.reply
         states.put(total_key, total, now + operation.transfer.ttl)
-    _put(states, outbox_key, {entry: stop for entry, stop in outbox.items() if entry != operation.encoded})
+    _put(states, outbox_key, {entry: stop for entry, stop in outbox.items() if entry != encoded})
     return [DONE, now]
 
 
 @specify.register
 def _close(operation: Close, states: States, now: int) -> list[Any]:
     inbox = states.get(operation.keys[0]) or {}
-    forget_at = operation.forget_at
-    shorter = {member: forget_at for member in _answers(operation.id) if inbox.get(member, 0) > forget_at}
+    id_, forget_at = str(operation.arguments()[0]), int(operation.arguments()[1])
+    shorter = {member: forget_at for member in _answers(id_) if inbox.get(member, 0) > forget_at}
     if shorter:
         _put(states, operation.keys[0], {**inbox, **shorter})
     return [DONE]
@@ -112,7 +114,8 @@ def _close(operation: Close, states: States, now: int) -> list[Any]:
 @specify.register
 def _find_overdue(operation: FindOverdueTransfers, states: States, now: int) -> list[Any]:
     outbox = states.get(operation.keys[0]) or {}
-    return [DONE, now, *_overdue(outbox, now, operation.skipped, operation.most)]
+    *_, skipped, most = map(int, operation.arguments())
+    return [DONE, now, *_overdue(outbox, now, skipped, most)]
 
 
 @specify.register

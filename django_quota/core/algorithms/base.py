@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from django_quota.core.clock import SECOND
@@ -156,7 +155,7 @@ class Algorithm(ABC, Generic[State]):
         """Return when the state means nothing any more (microseconds)."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Limit:
     """One rate of one rule: what a store decides for a subject. `Limit.of` makes and checks it."""
 
@@ -165,11 +164,11 @@ class Limit:
     rate: Rate
     algorithm: Algorithm[Any]
     options: Options
-    state_id: str
+    state_id: str = field(compare=False, repr=False)
     """The name of its state among the limits of the rule, such as `"sw.60s"`."""
-    timeless_parameters: Parameters | None
+    timeless_parameters: Parameters | None = field(compare=False, repr=False)
     """Its parameters if they are the same at any time; None for the calendar."""
-    encoded: tuple[str, ...]
+    encoded: tuple[str, ...] = field(compare=False, repr=False)
     """Its name and these parameters as the script takes them; empty for the calendar."""
     unit: ClassVar[str] = "requests"
     """What is counted, as the RateLimit-Policy header has it."""
@@ -186,29 +185,10 @@ class Limit:
             return None
         return -(-self.algorithm.refill(self.rate, self.capacity) // SECOND)
 
-    def __eq__(self, other: object) -> bool:
-        # Written out because most comparisons are of one object with itself: see `_limit`.
-        return self is other or (isinstance(other, Limit) and self.__reduce__() == other.__reduce__())
-
-    def __hash__(self) -> int:
-        return hash((self.rule, self.state_id, self.rate.count))
-
-    def __repr__(self) -> str:
-        return f"<Limit {self.rate} by {self.algorithm.name} of {self.rule!r}>"
-
     @classmethod
     def of(cls, rule: str, rate: Rate, algorithm: Algorithm[Any], options: Options) -> Limit:
-        """Return the limit, the same object for the same arguments. Raises `RuleError` if they do not fit together."""
-        return _limit(rule, rate, algorithm, options)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _limit, (self.rule, self.rate, self.algorithm, self.options)
-
-
-@lru_cache(maxsize=4096)
-def _limit(rule: str, rate: Rate, algorithm: Algorithm[Any], options: Options) -> Limit:
-    # Mostly one object for equal limits: then they compare by identity, which the hot path does many times.
-    algorithm.validate(rate, options)
-    timeless = algorithm.parameters(rate, options, 0) if algorithm.timeless else None
-    encoded = () if timeless is None else algorithm.encode(timeless)
-    return Limit(rule, rate, algorithm, options, algorithm.state_id(rate, options), timeless, encoded)
+        """Return the limit. Raises `RuleError` if the arguments do not fit together."""
+        algorithm.validate(rate, options)
+        timeless = algorithm.parameters(rate, options, 0) if algorithm.timeless else None
+        encoded = () if timeless is None else algorithm.encode(timeless)
+        return cls(rule, rate, algorithm, options, algorithm.state_id(rate, options), timeless, encoded)
