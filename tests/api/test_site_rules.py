@@ -11,21 +11,16 @@ import pytest
 from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import PermissionDenied
 from django.http import FileResponse, HttpRequest, HttpResponse
-from django.test import AsyncClient, Client, RequestFactory, override_settings
-from django.urls import path, resolve
+from django.test import AsyncClient, Client, override_settings
+from django.urls import path
 from hypothesis import given
 from hypothesis import strategies as st
 
 from django_quota import peek, quota
-from django_quota.adapters import decide
-from django_quota.conf import current
-from django_quota.core.matching import Match, Target
 from django_quota.exceptions import RuleError
 from django_quota.middleware import QuotaMiddleware
-from django_quota.services.site_rules import RequestTarget, RuleIndex, site_rules
-from django_quota.stores.redis.store import RedisStore
-from tests.support.calls import both, calls_of, fetch
-from tests.support.stores import current_store
+from tests.support.calls import both, calls_of, fetch, matches_that_are_compared
+from tests.support.memory import remembered_paths, with_room_for_paths
 from tests.support.urls_of_rules import guarded, seen
 
 URLS = "tests.support.urls_of_rules"
@@ -36,15 +31,11 @@ def urls(settings: Any) -> None:
     settings.ROOT_URLCONF = URLS
 
 
-def to(path: str, **meta: Any) -> Any:
-    request = RequestFactory().get(path, **meta)
-    request.resolver_match = resolve(request.path_info, URLS)
-    return request
-
-
 def found(path: str, rules: dict[str, Any], **meta: Any) -> list[str]:
+    """Return which of these rules a request meets."""
     with override_settings(QUOTA={"STORE": "memory", "RULES": rules}):
-        return [rule.name for rule in site_rules(to(path, **meta))]
+        decision = getattr(Client().get(path, **meta).wsgi_request, "quota", None)
+    return [outcome.rule for outcome in decision.outcomes if outcome.rule in rules] if decision else []
 
 
 def matching(*matches: Any, **more: Any) -> dict[str, Any]:
@@ -120,33 +111,26 @@ class TestFinding:
 
     @pytest.mark.parametrize("target", ["*", "http://h/x", "", "x"])
     def test_a_rule_for_all_paths_holds_for_targets_that_no_slash_begins(self, target: str) -> None:
-        request = RequestFactory().options("/", PATH_INFO=target)
-        request.resolver_match = None
-        with override_settings(
-            QUOTA={"STORE": "memory", "RULES": matching("/", {"path": "/", "host": "testserver"}, "/x")}
-        ):
-            assert [rule.name for rule in site_rules(request)] == ["0", "1"]
+        rules = matching("/", {"path": "/", "host": "testserver"}, "/x")
+        assert found("/", rules, PATH_INFO=target) == ["0", "1"]
 
     def test_the_prefix_that_a_site_is_mounted_under_does_not_count(self) -> None:
-        request = RequestFactory().get("/plain/", SCRIPT_NAME="/mounted")
-        assert RequestTarget(request).path == "/plain/"
+        assert found("/plain/", matching("/plain/", "/mounted/"), SCRIPT_NAME="/mounted") == ["0"]
 
-    def test_a_rule_that_the_settings_add_replace_or_remove_is_seen(self, settings: Any) -> None:
-        request, site = to("/plain/"), {"rate": "1/m", "match": "/"}
+    def test_a_rule_that_the_settings_add_replace_or_remove_is_seen(self) -> None:
+        site = {"rate": "1/m", "match": "/"}
         for rules, names in (
             ({"site": site}, ["site"]),
             ({"site": site, "more": {"rate": "1/m", "match": "plain"}}, ["site", "more"]),
             ({"site": {"rate": "1/m", "match": "/elsewhere/"}}, []),
         ):
-            settings.QUOTA = {"STORE": "memory", "RULES": rules}
-            assert [rule.name for rule in site_rules(request)] == names
+            assert found("/plain/", rules) == names
 
-    def test_a_key_that_is_none_is_an_error_and_not_the_subject_of_the_rule_before(self, settings: Any) -> None:
+    def test_a_key_that_is_none_is_an_error_and_not_the_subject_of_the_rule_before(self) -> None:
         rules = {"first": {"rate": "9/m", "match": "/"}, "odd": {"rate": "9/m", "match": "/", "key": None}}
         for written in ({"odd": rules["odd"]}, rules):
-            settings.QUOTA = {"STORE": "memory", "RULES": written}
             with pytest.raises(RuleError, match="key=None is not a key"):
-                decide(to("/plain/"), site_rules(to("/plain/")))
+                found("/plain/", written)
 
     def test_a_rule_that_cannot_be_read_is_an_error_and_not_a_limit_that_is_missing(self) -> None:
         with pytest.raises(RuleError, match=r"RULES.*'0'.*match=5"):
@@ -157,41 +141,29 @@ class TestFinding:
         st.sampled_from(["/api/search/", "/api/plain/", "/api/v1/items/", "/plain/", "/twice/", "/class/"]),
     )  # fmt: skip
     def test_looking_up_finds_what_comparing_all_would(self, matches: list[Any], path: str) -> None:
-        with override_settings(QUOTA={"STORE": "memory", "RULES": matching(*matches)}, ROOT_URLCONF=URLS):
-            request = to(path)
-            where = RequestTarget(request)
-            rules = [current().rule(name) for name in current().rules]
-            expected = [rule for rule in rules if rule.match and rule.match.matches(where)]
-            assert site_rules(request) == site_rules(request) == expected  # the second time from memory
+        with override_settings(ROOT_URLCONF=URLS):
+            excluding = [matching("/", exclude=match) for match in matches]  # what is excluded is compared
+            expected = [str(number) for number, rules in enumerate(excluding) if found(path, rules) == []]
+            assert found(path, matching(*matches)) == expected
 
 
 def test_two_hundred_rules_are_not_compared_one_by_one(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = {f"r{n}": {"rate": "9/m", "match": [f"/area{n}/", f"shop{n}:item", f"ns{n}:*"][n % 3]} for n in range(200)}
     settings.QUOTA = {"STORE": "memory", "RULES": {**rules, "api": {"rate": "9/m", "match": "api:*"}}}
-    site_rules(to("/plain/"))
-    compared: list[Match] = []
-    matches = Match.matches
-
-    def comparing(match: Match, target: Target, *, unknown: bool = True) -> bool:
-        compared.append(match)
-        return matches(match, target, unknown=unknown)
-
-    monkeypatch.setattr(Match, "matches", comparing)
-    assert [rule.name for rule in site_rules(to("/api/search/"))] == ["api"]
-    assert compared == [current().rule("api").match]
-    site_rules(to("/api/search/"))
+    compared = matches_that_are_compared(monkeypatch)
+    for _ in range(2):  # the second time from memory
+        assert '"api"' in Client().get("/api/search/").headers["RateLimit"]
     assert len(compared) == 1
 
 
-def test_paths_that_clients_choose_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_quota.services.site_rules.MAX_KNOWN", 3)
-    with override_settings(QUOTA={"STORE": "memory", "RULES": matching("/a/")}):
-        index = RuleIndex([current().rule(name) for name in current().rules])
-        for path in [*(f"/a/{number}/" for number in range(10)), f"/a/{'x' * 300}/"]:
-            request = RequestFactory().get(path)
-            assert index.find(request) == index.find(request) == [current().rule("0")]
-            assert len(index._known) <= 3
-            assert all(len(known) < 300 for known, _ in index._known)
+def test_paths_that_clients_choose_do_not_fill_the_memory(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_room_for_paths(3, monkeypatch)
+    settings.QUOTA = {"STORE": "memory", "RULES": matching("/a/")}
+    for chosen in [*(f"/a/{number}/" for number in range(10)), f"/a/{'x' * 300}/"]:
+        for _ in range(2):
+            assert '"0"' in Client().get(chosen).headers["RateLimit"]
+        assert len(remembered_paths()) <= 3
+        assert max(map(len, remembered_paths()), default=0) < 300
 
 
 RULES = {
@@ -213,7 +185,7 @@ class TestJoining:
     ) -> None:
         path = "/api/search/" if kind == "sync" else "/api/search-async/"
         fetch(kind, path)  # finds the overrides of Redis, once
-        calls = store_calls(monkeypatch, kind)
+        calls = calls_of(monkeypatch)
         with django_assert_num_queries(0):
             (reply,) = fetch(kind, path)
         assert calls == [1]
@@ -233,7 +205,7 @@ class TestJoining:
     def test_a_decorator_that_stands_outermost_is_joined_on_whatever_kind_of_view(
         self, kind: str, path: str, own: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        calls = store_calls(monkeypatch, kind)
+        calls = calls_of(monkeypatch)
         (reply,) = fetch(kind, path)
         assert list(dict.fromkeys(reply.json()["rules"])) == ["site", own]
         assert calls == [1]
@@ -242,7 +214,7 @@ class TestJoining:
     def test_what_stands_in_front_runs_first_and_then_the_decorator_decides_for_itself(
         self, kind: str, path: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        calls = store_calls(monkeypatch, "both")
+        calls = calls_of(monkeypatch)
         (reply,) = fetch(kind, path)
         assert reply.json()["rules"][0] == "site"
         assert len(reply.json()["rules"]) > 1
@@ -263,7 +235,7 @@ class TestJoining:
         assert peek("20/m", "ip:127.0.0.1", name="method").remaining == 20
 
     def test_a_head_is_joined_with_what_stands_on_get(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        calls = store_calls(monkeypatch, "both")
+        calls = calls_of(monkeypatch)
         reply = Client().head("/method/") if kind == "sync" else asyncio.run(AsyncClient().head("/method/"))
         assert '"method";r=19' in reply.headers["RateLimit"]
         assert calls == [1]
@@ -313,7 +285,7 @@ class TestJoining:
         self, kind: str, settings: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django_quota.middleware.QuotaMiddleware"]
-        calls = store_calls(monkeypatch, kind)
+        calls = calls_of(monkeypatch)
         (reply,) = fetch(kind, "/api/search/" if kind == "sync" else "/api/search-async/")
         assert (reply.json()["rules"], calls) == (["site", "api", "two", "two"], [1])
         assert fetch(kind, "/nowhere/")[0].status_code == 404
@@ -360,7 +332,7 @@ class TestWithoutAView:
         assert [reply.status_code for reply in fetch(kind, "/plain/", 2)] == [200, 429]
 
     def test_a_request_is_decided_once(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        calls = store_calls(monkeypatch, kind)
+        calls = calls_of(monkeypatch)
         fetch(kind, "/plain/")
         fetch(kind, "/nowhere/")
         assert calls == [1, 1]
@@ -468,18 +440,3 @@ def test_a_tier_of_the_settings_may_be_sync_or_async_and_ask_the_database(kind: 
     assert limits_of(None) == ['"api";q=5;w=60'] * 3
     assert limits_of(user) == ['"api";q=50;w=60'] * 3
     assert peek("50/m", user, name="api").remaining == 47
-
-
-def store_calls(monkeypatch: pytest.MonkeyPatch, kind: str) -> list[int]:
-    """Note every operation of the store from now on, sync and async."""
-    calls = calls_of(monkeypatch)
-    store = current_store()
-    if isinstance(store, RedisStore):
-        real = store.arun
-
-        async def counted(*arguments: Any) -> Any:
-            calls.append(1)
-            return await real(*arguments)
-
-        monkeypatch.setattr(store, "arun", counted)
-    return calls

@@ -28,7 +28,7 @@ STARTS = 8
 def main() -> None:
     """Measure, print, and write what the options say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--laps", type=int, default=12, metavar="N", help="batches of 400 checks a row (default 12)")
+    parser.add_argument("--laps", type=int, default=40, metavar="N", help="batches of 120 checks a row (default 40)")
     parser.add_argument("--quick", action="store_true", help="the goals and their rows, on one Redis with hiredis")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file, too")
     parser.add_argument("--read", type=Path, metavar="FILE", help="show the figures of such a file; measure nothing")
@@ -92,7 +92,7 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             tell("how a check grows")
             with processes.redis_over_tcp(programs[0]) as url:
                 found["growth"] = processes.in_process(
-                    "tests.benchmarks.scale:growth", url, options.laps // 2 + 1, MAX_SUBJECTS
+                    "tests.benchmarks.scale:growth", url, options.laps // 6 + 1, MAX_SUBJECTS
                 )
     return found
 

@@ -135,6 +135,17 @@ def bare_work(url: str) -> Work:
     return Work("bare:{}".format, lambda key: client.evalsha(sha, 1, key, 60_000), lambda count: count > 0)
 
 
+def bare_view(url: str) -> Callable[..., Any]:
+    """Return a view that calls the baseline before it answers."""
+    call = bare_work(url).call
+
+    def view(request: HttpRequest) -> HttpResponse:
+        call(f"bare:{request.META['REMOTE_ADDR']}")
+        return plain_view(request)
+
+    return view
+
+
 def check_work(*rates: str | Rule) -> Work:
     """Return the work of one `check()` of one or several limits."""
     rule = rates[0] if isinstance(rates[0], Rule) else "; ".join(map(str, rates))
@@ -369,6 +380,7 @@ def rows(url: str, *, others: bool) -> list[Row]:
     by_limits, by_throttled, by_pyrate = (partial(hit, url) for hit in (limits_hit, throttled_hit, pyrate_hit))
     compared = [
         Row("bare", f"redis-py {redis.__version__}", "evalsha() of a three-line counter", bare_work(url)),
+        Row("bare in view", f"redis-py {redis.__version__}", "the same inside a view", view_work(bare_view(url))),
         Row("bare view", "Django", "view, no limit", view_work(plain_view)),
         *ours,
         Row("limits", LIMITS, "MovingWindow.hit()", limits_work(url, LIMITS_THREE[0]), filled_by(by_limits)),

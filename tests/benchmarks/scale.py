@@ -6,7 +6,6 @@ import ipaddress
 import multiprocessing
 import random
 import socket
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from urllib.parse import urlsplit
 import redis
 from django.conf import settings
 
-from tests.benchmarks.measure import EACH, Figures, Server, Work, fresh_ips, time_batch
+from tests.benchmarks.measure import EACH, Figures, Server, Work, fresh_ips, time_batch, typical
 from tests.benchmarks.processes import SITE_RULE, configure
 
 Point = dict[str, Any]
@@ -184,8 +183,8 @@ def by_rules(server: Server, laps: int) -> list[Point]:
             with override_settings(QUOTA={**settings.QUOTA, "RULES": {**rules, "site": SITE_RULE}}):
                 work = limiters.view_work(limiters.site_view())
                 work.run(fresh_ips(), 2)
-                figures.append(time_batch(work, server, {}))
-    return [{"x": number, "ours": _median(figures)} for number, figures in found.items()]
+                figures.append(time_batch(work, server, {}, each=10))
+    return [{"x": number, "ours": typical(figures)._asdict()} for number, figures in found.items()]
 
 
 def by_limits(url: str, server: Server, laps: int) -> list[Point]:
@@ -231,8 +230,4 @@ def _grown(works: dict[int, dict[str, Work]], server: Server, laps: int, among: 
         for (x, name), figures in found.items():
             ips = [str(ipaddress.ip_address(FIRST + random.randrange(among))) for _ in range(400)] if among else ()
             figures.append(time_batch(works[x][name], server, arriving[x, name], ips, each=1 if among else 3))
-    return [{"x": x} | {name: _median(found[x, name]) for name in of_point} for x, of_point in works.items()]
-
-
-def _median(figures: list[Figures]) -> dict[str, float]:
-    return Figures(*map(statistics.median, zip(*figures, strict=True)))._asdict()
+    return [{"x": x} | {name: typical(found[x, name])._asdict() for name in of_point} for x, of_point in works.items()]

@@ -153,7 +153,7 @@ def test_a_call_within_a_probing_block_of_a_cluster_server_is_made(kind: str, cl
     assert not node.breaker.is_open
 
 
-def test_a_block_of_plain_commands_probes_a_server_that_is_gone_and_nobody_else_waits(settings: Any) -> None:
+def test_plain_commands_probe_a_server_that_is_gone_and_nobody_else_waits(settings: Any) -> None:
     settings.CACHES = caches(RedisServer("redis://127.0.0.1:1/0", 0, Path()))
     due_breaker()
     for words in ("refused", "several times in a row"):

@@ -13,6 +13,7 @@ from django.test import AsyncClient, Client, RequestFactory
 
 from django_quota import Decision
 from django_quota.core.flow import run_async, run_sync
+from django_quota.core.matching import Match, Target
 from django_quota.engine.codec import Mode
 from django_quota.engine.plans import Plan
 from django_quota.services.api import decision_flow
@@ -78,6 +79,19 @@ def limits_of_each_call(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(store, "run", spy)
     return counted
+
+
+def matches_that_are_compared(monkeypatch: pytest.MonkeyPatch) -> list[Match]:
+    """Note each `match` of a rule that is compared with a request from now on."""
+    compared: list[Match] = []
+    matches = Match.matches
+
+    def comparing(match: Match, target: Target, *, unknown: bool = True) -> bool:
+        compared.append(match)
+        return matches(match, target, unknown=unknown)
+
+    monkeypatch.setattr(Match, "matches", comparing)
+    return compared
 
 
 def before_the_next_answer_is_read(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from django_quota.services import counters, refusals, registry
+from django_quota.services import counters, refusals, registry, site_rules
 from django_quota.services.limiter import Limiter
 from django_quota.services.registry import get_limiter
 from django_quota.services.workers import Workers
@@ -92,3 +92,13 @@ def with_a_store_whose_clock_runs(by: int, monkeypatch: pytest.MonkeyPatch) -> l
 
     monkeypatch.setattr(store, "run", later)
     return calls
+
+
+def with_room_for_paths(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site_rules, "MAX_KNOWN", number)
+
+
+def remembered_paths() -> list[str]:
+    """Return the paths whose rules the process has found before."""
+    assert site_rules._index is not None
+    return [path for path, _ in site_rules._index[1]._known]
