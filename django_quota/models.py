@@ -23,7 +23,6 @@ from django.utils.translation import gettext_lazy as _
 from django_quota.conf import current
 from django_quota.core.errors import RateError, RuleError
 from django_quota.core.rates import parse_rates
-from django_quota.core.rules import Rule
 from django_quota.services.overrides import ALL_RULES
 from django_quota.services.subjects import named_subject, user_subject
 
@@ -206,19 +205,14 @@ class QuotaOverride(models.Model):
             return
         try:
             parse_rates(self.rate)
-            for rule in self._rules():
-                rule.with_rates(self.rate)
+            known = current()  # a decorator may have other rules
+            for name in known.rules:
+                if self.rule in (ALL_RULES, name):
+                    known.rule(name).with_rates(self.rate)
         except RateError as error:
             yield "rate", str(error)
         except RuleError as error:
             yield "rate", gettext("It does not fit its rule: %s") % error
-
-    def _rules(self) -> Iterator[Rule]:
-        """Yield the rules of the settings that it applies to. A decorator may have others."""
-        known = current()
-        for name in known.rules:
-            if self.rule in (ALL_RULES, name):
-                yield known.rule(name)
 
 
 class Subject(QuotaOverride):

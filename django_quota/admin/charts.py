@@ -1,4 +1,4 @@
-"""The admin's charts: where each mark goes. Templates in `admin/django_quota/charts` draw them as SVG.
+"""The admin's charts: where each mark goes. Each is the context of a template that draws it as SVG.
 
 SVG elements carry classes and no styles, so the charts pass a strict Content-Security-Policy and follow the admin's
 light and dark colours. No information is in colour alone: refused checks are dotted, live ones hatched.
@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.utils.formats import date_format, number_format
 from django.utils.text import capfirst
@@ -103,19 +103,6 @@ class HeatCell(NamedTuple):
     """The counts in words; "" for a day to come."""
 
 
-class HeatMap(NamedTuple):
-    """A year: a column for each week, a row for each weekday."""
-
-    width: int
-    height: int
-    title: str
-    summary: str
-    labels: list[Label]
-    cells: list[HeatCell]
-    legend: list[tuple[int, str]]
-    """Each shade with its range of counts."""
-
-
 def shade_bounds(counts: Iterable[int]) -> list[int]:
     """Return the highest count of each shade but the last: the quartiles of the days with checks."""
     busy = sorted(count for count in counts if count > 0)
@@ -127,8 +114,8 @@ def shade_of(count: int, bounds: Sequence[int]) -> int:
     return 0 if count <= 0 else 1 + bisect_left(bounds, count)
 
 
-def heat_map(year: int, days: Mapping[date, CheckCounts], last: date, first_weekday: int = 0) -> HeatMap:
-    """Lay out the heat map of a year.
+def heat_map(year: int, days: Mapping[date, CheckCounts], last: date, first_weekday: int = 0) -> dict[str, Any]:
+    """Lay out the heat map of a year: a column for each week, a row for each weekday.
 
     `days` holds days of the year that have checks; days after `last` are drawn as days to come; `first_weekday` is 0
     for weeks that start on Monday, 6 for Sunday.
@@ -153,15 +140,15 @@ def heat_map(year: int, days: Mapping[date, CheckCounts], last: date, first_week
     for row in range(0, WEEK, 2):
         weekday = date_format(monday + timedelta(days=(first_weekday + row) % WEEK), "D")
         labels.append(Label(0, HEAT_TOP + row * CELL_PITCH + 10, weekday))
-    return HeatMap(
-        width=cells[-1].x + CELL_PITCH,
-        height=HEAT_TOP + WEEK * CELL_PITCH,
-        title=_("A heat map of %(year)s") % {"year": year},
-        summary=_year_summary(days),
-        labels=labels,
-        cells=cells,
-        legend=_heat_legend(bounds, max((counts.checks for counts in days.values()), default=0)),
-    )
+    return {
+        "width": cells[-1].x + CELL_PITCH,
+        "height": HEAT_TOP + WEEK * CELL_PITCH,
+        "title": _("A heat map of %(year)s") % {"year": year},
+        "summary": _year_summary(days),
+        "labels": labels,
+        "cells": cells,
+        "legend": _heat_legend(bounds, max((counts.checks for counts in days.values()), default=0)),
+    }
 
 
 def _year_summary(days: Mapping[date, CheckCounts]) -> str:
@@ -178,6 +165,7 @@ def _year_summary(days: Mapping[date, CheckCounts]) -> str:
 
 
 def _heat_legend(bounds: Sequence[int], highest: int) -> list[tuple[int, str]]:
+    """Return each shade with its range of counts."""
     legend = [(0, _("none"))]
     low = 1
     for shade, high in enumerate(bounds, start=1):
@@ -219,43 +207,6 @@ class Bar(NamedTuple):
     parts: list[BarPart]
 
 
-class BarChart(NamedTuple):
-    """A bar for each day: allowed checks below, refused ones on top, the live part of each above the other."""
-
-    width: int
-    height: int
-    pitch: int
-    """Pixels from one bar to the next."""
-    title: str
-    summary: str
-    grid: list[Label]
-    ticks: list[Label]
-    bars: list[Bar]
-
-    plot_top: int = BARS_TOP
-    plot_height: int = PLOT_HEIGHT
-
-    @property
-    def plot_width(self) -> int:
-        """Pixels of all bars."""
-        return len(self.bars) * self.pitch
-
-    @property
-    def bar_width(self) -> int:
-        """Pixels of a bar."""
-        return self.pitch - (1 if self.is_year else 2)
-
-    @property
-    def tick_anchor(self) -> str:
-        """Where the text of a tick starts: months start below their first day."""
-        return "start" if self.is_year else "middle"
-
-    @property
-    def is_year(self) -> bool:
-        """Whether the chart shows a year, with thin bars and the names of months below."""
-        return len(self.bars) > DAYS_OF_MEDIUM_BARS
-
-
 def axis_maximum(count: int) -> int:
     """Return the next round number (1, 2 or 5 and zeros, at least 2), where the axis ends."""
     power = 1
@@ -266,35 +217,41 @@ def axis_maximum(count: int) -> int:
         power *= 10
 
 
-def bar_chart(days: Sequence[tuple[date, CheckCounts]]) -> BarChart:
-    """Lay out a bar for each day."""
+def bar_chart(days: Sequence[tuple[date, CheckCounts]]) -> dict[str, Any]:
+    """Lay out a bar for each day: allowed checks below, refused ones on top, the live part of each above the other."""
     count = len(days)
-    pitch = 20 if count <= DAYS_OF_WIDE_BARS else 9 if count <= DAYS_OF_MEDIUM_BARS else 3
+    is_year = count > DAYS_OF_MEDIUM_BARS  # with thin bars and the names of months below
+    pitch = 20 if count <= DAYS_OF_WIDE_BARS else 3 if is_year else 9
     maximum = axis_maximum(max((counts.checks for _day, counts in days), default=0))
     total = sum((counts for _day, counts in days), NO_CHECKS)
     bottom = BARS_TOP + PLOT_HEIGHT
-    return BarChart(
-        width=BARS_LEFT + count * pitch + AXIS_WIDTH,
-        height=bottom + 24,
-        pitch=pitch,
-        title=_("A bar for each day from %(first)s to %(last)s")
+    return {
+        "width": BARS_LEFT + count * pitch + AXIS_WIDTH,
+        "height": bottom + 24,
+        "plot_top": BARS_TOP,
+        "plot_width": count * pitch,
+        "plot_height": PLOT_HEIGHT,
+        "pitch": pitch,
+        "bar_width": pitch - (1 if is_year else 2),
+        "tick_anchor": "start" if is_year else "middle",  # months start below their first day
+        "title": _("A bar for each day from %(first)s to %(last)s")
         % {"first": date_format(days[0][0]), "last": date_format(days[-1][0])},
-        summary=_("%(allowed)s allowed and %(refused)s refused; %(live)s of these are live.")
+        "summary": _("%(allowed)s allowed and %(refused)s refused; %(live)s of these are live.")
         % {"allowed": grouped(total.allowed), "refused": grouped(total.refused), "live": grouped(total.live)},
-        grid=[
+        "grid": [
             Label(BARS_LEFT + count * pitch, bottom - PLOT_HEIGHT * value / maximum, grouped(value))
             for value in (0, maximum // 2, maximum)
         ],
-        ticks=[
+        "ticks": [
             Label(BARS_LEFT + index * pitch + pitch / 2, bottom, words)
             for index, (day, _counts) in enumerate(days)
             if (words := _tick(day, index, count))
         ],
-        bars=[
+        "bars": [
             Bar(day, BARS_LEFT + index * pitch, describe(day, counts), _bar_parts(counts, maximum))
             for index, (day, counts) in enumerate(days)
         ],
-    )
+    }
 
 
 def _bar_parts(counts: CheckCounts, maximum: int) -> list[BarPart]:
@@ -328,20 +285,13 @@ SPARK_PITCH = 3
 """Units of a sparkline: its height, and the width of a minute."""
 
 
-class Sparkline(NamedTuple):
-    """The last minutes of a rule: the left edge, the top and the height of each bar."""
+def sparkline(minutes: Sequence[Minute]) -> dict[str, Any]:
+    """Lay out minutes, the oldest first, refused checks on top of allowed ones; empty without minutes.
 
-    width: int
-    height: int
-    allowed: list[tuple[int, int, int]]
-    refused: list[tuple[int, int, int]]
-    title: str
-
-
-def sparkline(minutes: Sequence[Minute]) -> Sparkline | None:
-    """Lay out minutes, the oldest first, refused checks on top of allowed ones; None without minutes."""
+    A bar is its left edge, its top and its height.
+    """
     if not minutes:
-        return None
+        return {}
     peak = max(map(sum, minutes))
     allowed, refused = [], []
     for index, minute in enumerate(minutes):
@@ -357,7 +307,8 @@ def sparkline(minutes: Sequence[Minute]) -> Sparkline | None:
         "refused": sum(minute.refused for minute in minutes),
         "peak": peak,
     }
-    return Sparkline(len(minutes) * SPARK_PITCH, SPARK_HEIGHT, allowed, refused, title)
+    width = len(minutes) * SPARK_PITCH
+    return {"width": width, "height": SPARK_HEIGHT, "allowed": allowed, "refused": refused, "title": title}
 
 
 def _spark_height(count: int, peak: int) -> int:

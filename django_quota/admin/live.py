@@ -52,10 +52,9 @@ Render = Callable[[Sequence[Event]], str]
 class Line(NamedTuple):
     """An event on the page."""
 
-    kind: str
-    what: str
-    """The kind in words."""
     event: Event
+    what: str
+    """Its kind in words."""
     at: datetime
     until: datetime | None
 
@@ -63,13 +62,7 @@ class Line(NamedTuple):
 def lines(found: Sequence[Event]) -> list[Line]:
     """Return events as the page shows them."""
     return [
-        Line(
-            event.kind,
-            str(KIND_NAMES[event.kind]),
-            event,
-            moment_of(event.at),
-            moment_of(event.until) if event.until else None,
-        )
+        Line(event, str(KIND_NAMES[event.kind]), moment_of(event.at), moment_of(event.until) if event.until else None)
         for event in found
     ]
 

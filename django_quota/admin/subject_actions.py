@@ -22,10 +22,11 @@ from django_quota.admin.admin_wording import moment_in_words, rule_in_words, sen
 from django_quota.core.errors import QuotaError
 from django_quota.core.keys import named
 from django_quota.models import QuotaOverride
+from django_quota.services.bans import lift_bans
 from django_quota.services.logins import with_addresses
 from django_quota.services.override_sync import set_override, write_database
 from django_quota.services.overrides import ALL_RULES
-from django_quota.services.reset import lift_bans, reset_subject
+from django_quota.services.reset import reset_subject
 
 SPANS = {"1h": timedelta(hours=1), "1d": timedelta(days=1), "7d": timedelta(days=7)}
 """How long an override may last, besides until it is cleared."""

@@ -15,6 +15,7 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
+from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 
 from django_quota.admin.admin_base import (
@@ -106,7 +107,7 @@ class SubjectAdmin(ReadOnlyAdmin):
         is_met = page.get("used") or page.get("refused") or page["overrides"]
         context = {
             "title": _("Subject"),
-            "subtitle": _short(subject),
+            "subtitle": Truncator(subject).chars(80),
             "subject": subject,
             "name": str(user) if user is not None and sees_users else "",
             "links": _links(request, subject, user),
@@ -148,7 +149,7 @@ class SubjectAdmin(ReadOnlyAdmin):
         back = _page_url(request, target.subject)
         context = {
             "title": action.label,
-            "subtitle": _short(target.subject),
+            "subtitle": Truncator(target.subject).chars(80),
             "action": action,
             "target": target,
             "on": json.dumps([target.rule]),
@@ -192,10 +193,6 @@ def _is_name(part: object) -> bool:
 def _page_url(request: HttpRequest, subject: str) -> str:
     query = {"subject": subject} if subject else {}
     return admin_url(request.current_app, "subject_changelist", **query)
-
-
-def _short(subject: str) -> str:
-    return subject if len(subject) <= 80 else f"{subject[:79]}…"  # noqa: PLR2004
 
 
 def _links(request: HttpRequest, subject: str, user: Any) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -77,6 +77,14 @@ class QuotaCommand(BaseCommand):
     def print_json(self, value: object) -> None:
         """Print a value as one line of JSON."""
         self.stdout.write(json.dumps(value))
+
+    def print_result(self, options: Mapping[str, Any], value: object, lines: Iterable[str]) -> None:
+        """Print a value as JSON with `--json`, and these lines without it."""
+        if options["json"]:
+            self.print_json(value)
+        else:
+            self.stdout.write("\n".join(lines))
+        self.stdout.flush()
 
     def note(self, *notes: str) -> None:
         """Print notes to stderr at once; empty ones are left out."""

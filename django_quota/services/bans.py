@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 
 from django_quota.conf import current, rule_of
 from django_quota.core.clock import frozen_now
@@ -13,15 +14,15 @@ from django_quota.core.keys import escape, field
 from django_quota.core.rates import parse_seconds
 from django_quota.core.rules import Rule
 from django_quota.engine.events import AppendEvents, EventRecord
+from django_quota.engine.operations import text
 from django_quota.engine.plans import Plan, event_log_of
-from django_quota.engine.subject_operations import BanSubject
+from django_quota.engine.subject_operations import BanSubject, InspectSubject, LiftBans
 from django_quota.services.api import RuleOrRate, Subject, decision_flow, django_request
 from django_quota.services.known_rules import known_rules
 from django_quota.services.limiter import Limiter
 from django_quota.services.overrides import status_key
 from django_quota.services.registry import get_limiter
 from django_quota.services.request_decisions import new_plan
-from django_quota.services.reset import lift_bans_flow
 from django_quota.services.subjects import subject_flow, subject_of
 from django_quota.signals import asend, banned, send
 
@@ -96,10 +97,31 @@ def _ban_flow(subject: Subject, given: RuleOrRate, seconds: float) -> Flow[Decis
 
 def _unban_flow(subject: Subject, given: RuleOrRate | None) -> Flow[int]:
     if given is None:
-        return (yield from lift_bans_flow(subject_of(subject, "a ban")))
+        return (yield from _lift_flow(subject_of(subject, "a ban")))
     rule = _rule(given)
     name = yield from _subject_flow(subject, rule)
-    return (yield from lift_bans_flow(name, [field(rule.name)]))
+    return (yield from _lift_flow(name, [field(rule.name)]))
+
+
+def lift_bans(subject: str, fields: Collection[str] | None = None) -> int:
+    """End the bans of a subject, all or those with these names (`BanStatus.field`); return how many were in force.
+
+    What was counted stays. The next ban is a first one again. Raises `StoreUnavailable`.
+    """
+    return run_sync(_lift_flow(subject, fields))
+
+
+def _lift_flow(subject: str, fields: Collection[str] | None = None) -> Flow[int]:
+    settings, limiter = current(), get_limiter()
+    store, now, key = limiter.reporting_store, frozen_now(), status_key(settings.prefix, subject)
+    if fields is None:
+        _, words = yield IOCall(store.run, store.arun, InspectSubject(key, []), now)
+        fields = [name.removeprefix("b:") for name in map(text, words[::2]) if name.startswith("b:")]
+    lifting = LiftBans(key, list(fields), event_log_of(settings.prefix, settings.events))
+    try:
+        return int((yield IOCall(store.run, store.arun, lifting, now)))
+    finally:
+        limiter.refusals.forget([subject])
 
 
 def _rule(given: RuleOrRate) -> Rule:

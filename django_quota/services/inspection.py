@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
 from itertools import groupby, zip_longest
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from django.utils.translation import gettext, gettext_lazy
@@ -207,13 +208,13 @@ def load_snapshot(subject: str, names: Collection[str] | None = None, *, scan: b
     holds = _by_key(subject, "h", rules) | holds
     if scanned is None:
         leases = _by_key(subject, "l", _possible_slots(subject))
-    contents = _read_contents(subject, holds | leases)
+    contents = read_contents(subject, holds | leases)
     days = usage(subject)
     if names is None and scanned is None:
         more = contents.rules.union(*days.values()) - rules.keys()
         rules |= {name: rules_named(name) for name in sorted(more)[:MAX_NAMED]}
         if further := {key: name for key, name in _by_key(subject, "h", rules).items() if key not in holds}:
-            contents.held |= _read_contents(subject, further).held
+            contents.held |= read_contents(subject, further).held
             holds |= further
     snapshot = _snapshot_of(subject, contents, rules)
     if names is not None:
@@ -344,13 +345,8 @@ class Contents:
                     yield BanStatus(names.get(part, keys.named(part) or part), part, (ends - self.now) / SECOND, level)
 
 
-def read_contents(subject: str) -> Contents:
-    """Read a subject's hash. Raises `StoreUnavailable`."""
-    return _read_contents(subject, {})
-
-
-def _read_contents(subject: str, sets: Mapping[str, str]) -> Contents:
-    """Read a subject's hash and these sorted sets, given as names by key."""
+def read_contents(subject: str, sets: Mapping[str, str] = MappingProxyType({})) -> Contents:
+    """Read a subject's hash and these sorted sets, given as names by key. Raises `StoreUnavailable`."""
     operation = InspectSubject(status_key(current().prefix, subject), list(sets))
     now, flat, *lists = get_limiter().reporting_store.run(operation, frozen_now())
     words = list(map(text, flat))

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from django.contrib.auth import get_user_model
-from django.core.exceptions import FieldDoesNotExist, ValidationError
+from django.core.exceptions import ValidationError
 from django.db import connections, router
 from django.db.models import Q
 from django.db.models.expressions import RawSQL
@@ -315,21 +315,17 @@ def find_users(text: str, *, prefix: bool = False) -> list[Any]:
         return []
     model: Any = get_user_model()
     name, email = model.USERNAME_FIELD, model.get_email_field_name()
+    fields = ["pk", name]
     wanted = Q(**{f"{name}__istartswith" if prefix else name: text})
-    if (prefix or "@" in text) and _has_field(model, email):
+    if (prefix or "@" in text) and email in {field.name for field in model._meta.get_fields()}:
+        fields.append(email)
         wanted |= Q(**{f"{email}__{'istartswith' if prefix else 'iexact'}": text})
-    else:
-        email = name
     key = parse_user_key(text)
     if key is not None:
         wanted |= Q(pk=key)
     users = list(_all_users().filter(wanted).order_by()[:MAX_USERS])
-    exact = [user for user in users if text.lower() in (str(user.pk), *_lower(user, name, email))]
+    exact = [user for user in users if text.lower() in {str(getattr(user, field)).lower() for field in fields}]
     return exact or users
-
-
-def _lower(user: Any, *fields: str) -> list[str]:
-    return [str(getattr(user, field)).lower() for field in fields]
 
 
 def user_of(subject: str) -> Any:
@@ -350,10 +346,10 @@ def parse_user_key(text: str) -> Any:
     """Return a text as a primary key of the user model; None if it cannot be one."""
     if "\0" in text or not is_valid_name(text):
         return None
-    field = _meta(get_user_model()).pk
+    model: Any = get_user_model()
     try:
-        key = field.to_python(text)
-        field.run_validators(key)
+        key = model._meta.pk.to_python(text)
+        model._meta.pk.run_validators(key)
     except (ValidationError, ValueError, TypeError, OverflowError):
         return None
     return key
@@ -369,18 +365,6 @@ def _all_users() -> Any:
     """Return all users of the database that is written to, where a new user is found at once."""
     model: Any = get_user_model()
     return model._default_manager.using(router.db_for_write(model))
-
-
-def _has_field(model: Any, name: str) -> bool:
-    try:
-        _meta(model).get_field(name)
-    except FieldDoesNotExist:
-        return False
-    return True
-
-
-def _meta(model: Any) -> Any:
-    return model._meta
 
 
 # --- names in daily counters ------------------------------------------------------------------------------------------

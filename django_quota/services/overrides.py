@@ -55,11 +55,9 @@ class Override(NamedTuple):
 
     @classmethod
     def read(cls, encoded: str) -> Override:
-        """Read what `encoded` has written. Raises `ValueError` if it is something else."""
-        parts = encoded.split(" ", 3)
-        if len(parts) != 4 or parts[0] not in _MODES:  # noqa: PLR2004 — mode, from, until, rates
-            raise ValueError(f"{encoded!r} is no published override")
-        return cls(_MODES[parts[0]], int(parts[1]), int(parts[2]), parts[3])
+        """Read what `encoded` has written."""
+        letter, begins, ends, rates = encoded.split(" ", 3)
+        return cls(_MODES[letter], int(begins), int(ends), rates)
 
     def in_force(self, now: int) -> bool:
         """Return whether it applies at a moment (microseconds)."""
@@ -71,14 +69,10 @@ def status_key(prefix: str, subject: str) -> str:
     return key_of(subject_base(prefix, subject), "s")
 
 
-def field_of(rule: str) -> str:
-    """Return the field of a rule's override, or of the one for `ALL_RULES`."""
-    return FIELD + (ALL_RULES if rule == ALL_RULES else field(rule))
-
-
 def publication(key: str, overrides: Mapping[str, Override]) -> PublishOverrides:
     """Return the operation that makes the overrides under a `status_key` these, by rule, and no others."""
-    return PublishOverrides(key, {field_of(rule): override.encoded for rule, override in overrides.items()})
+    fields = {FIELD + (rule if rule == ALL_RULES else field(rule)): each.encoded for rule, each in overrides.items()}
+    return PublishOverrides(key, fields)
 
 
 def try_all(store: Store, operations: Sequence[Operation], now: int | None) -> list[Any]:

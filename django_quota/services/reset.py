@@ -11,12 +11,10 @@ from asgiref.sync import sync_to_async
 from django_quota.conf import current
 from django_quota.core import keys
 from django_quota.core.clock import frozen_now
-from django_quota.core.flow import Flow, IOCall, run_sync
 from django_quota.core.rules import Rule
 from django_quota.engine.events import EventLog
-from django_quota.engine.operations import text
 from django_quota.engine.plans import event_log_of
-from django_quota.engine.subject_operations import InspectSubject, LiftBans, Reset, RuleState
+from django_quota.engine.subject_operations import Reset, RuleState
 from django_quota.services.inspection import (
     NamedRule,
     batches,
@@ -77,27 +75,6 @@ def reset_subject(
     finally:
         limiter.refusals.forget([subject])
     return ResetReport(list(rules), dropped)
-
-
-def lift_bans(subject: str, fields: Collection[str] | None = None) -> int:
-    """End the bans of a subject, all or those with these names (`BanStatus.field`); return how many were in force.
-
-    What was counted stays. The next ban is a first one again. Raises `StoreUnavailable`.
-    """
-    return run_sync(lift_bans_flow(subject, fields))
-
-
-def lift_bans_flow(subject: str, fields: Collection[str] | None = None) -> Flow[int]:
-    """End the bans of a subject; see `lift_bans`."""
-    limiter, key = get_limiter(), status_key(current().prefix, subject)
-    store, now = limiter.reporting_store, frozen_now()
-    if fields is None:
-        _, words = yield IOCall(store.run, store.arun, InspectSubject(key, []), now)
-        fields = [name.removeprefix("b:") for name in map(text, words[::2]) if name.startswith("b:")]
-    try:
-        return int((yield IOCall(store.run, store.arun, LiftBans(key, list(fields), _log()), now)))
-    finally:
-        limiter.refusals.forget([subject])
 
 
 def _log() -> EventLog:

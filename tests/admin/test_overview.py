@@ -324,17 +324,15 @@ class TestSizes:
 
 class TestSparklines:
     def test_there_is_no_sparkline_without_minutes(self) -> None:
-        assert sparkline([]) is None
+        assert not sparkline([])
 
     def test_an_hour_without_checks_is_empty(self) -> None:
         drawn = sparkline([Minute()] * 60)
-        assert drawn is not None
-        assert (drawn.allowed, drawn.refused, drawn.width) == ([], [], 60 * SPARK_PITCH)
+        assert (drawn["allowed"], drawn["refused"], drawn["width"]) == ([], [], 60 * SPARK_PITCH)
 
     def test_one_refusal_among_thousands_is_visible(self) -> None:
         drawn = sparkline([Minute(5_000, 1), Minute(1, 0), Minute(0, 3)])
-        assert drawn is not None
-        assert drawn.refused[0] == (0, 0, 1)
-        assert drawn.allowed[0] == (0, 1, SPARK_HEIGHT - 1)
-        assert len(drawn.allowed) == len(drawn.refused) == 2
-        assert "5001 allowed, 4 refused; at most 5001 in a minute" in drawn.title
+        assert drawn["refused"][0] == (0, 0, 1)
+        assert drawn["allowed"][0] == (0, 1, SPARK_HEIGHT - 1)
+        assert len(drawn["allowed"]) == len(drawn["refused"]) == 2
+        assert "5001 allowed, 4 refused; at most 5001 in a minute" in drawn["title"]

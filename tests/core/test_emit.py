@@ -78,6 +78,13 @@ class TestEmittedSignals:
             check("10/30d", SUBJECT)
         assert emitted == [("near", "10/30d", SUBJECT)]
 
+    def test_coming_near_again_is_emitted_after_a_day_though_the_window_is_longer(self, emitted: list[Any]) -> None:
+        for moment, times in ((START, 1), (START + DAY - 1, 1), (START + DAY + 1, 2)):
+            with freeze(moment):
+                refund("10/30d", SUBJECT, 8)
+                check("10/30d", SUBJECT, 8)
+            assert emitted == [("near", "10/30d", SUBJECT)] * times
+
     def test_a_limit_too_small_to_be_near_emits_nothing(self, emitted: list[Any]) -> None:
         with freeze(START):
             for _ in range(4):

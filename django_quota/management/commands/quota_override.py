@@ -107,10 +107,8 @@ class Command(QuotaCommand):
         self._check_published({subject, *(row.subject for row in cleared)}, database)
 
     def _print(self, rows: list[QuotaOverride], options: dict[str, Any], empty: str = "", prefix: str = "") -> None:
-        if options["json"]:
-            self.print_json([_as_json(row) for row in rows])
-        else:
-            self.stdout.write("\n".join(prefix + printable(_line(row)) for row in rows) or empty)
+        lines = [prefix + printable(_line(row)) for row in rows] or [empty]
+        self.print_result(options, [_as_json(row) for row in rows], lines)
 
     def _check_published(self, subjects: set[str], database: str) -> None:
         if are_pending(subjects, database):

@@ -110,10 +110,7 @@ class Command(QuotaCommand):
             worst=options["worst"],
             shows_subjects=options["show_subjects"],
         )
-        if options["json"]:
-            self.print_json(report)
-        else:
-            self.stdout.write("\n".join(map(printable, lines(report))))
+        self.print_result(options, report, map(printable, lines(report)))
         if options["picture"]:
             try:
                 Path(options["picture"]).write_text(picture(traffic, results), encoding="utf-8")

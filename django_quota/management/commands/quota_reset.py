@@ -35,11 +35,10 @@ class Command(QuotaCommand):
         found = list(dict.fromkeys(name for name, _ in done))
         self.note_subject(options["subject"], subject, is_used=bool(done))
         self.note_rules(name for name in rules or () if name not in found)
-        if options["json"]:
-            dropped = sum(report.dropped for report in reports.values())
-            self.print_json({"subject": subject, "rules": found, "dropped": dropped, "dry_run": is_dry})
-        elif not done:
-            self.stdout.write(f"Nothing was counted for {printable(subject)}.")
-        else:
-            verb = "Would reset" if is_dry else "Reset"
-            self.stdout.write("\n".join(f"{verb} {printable(name)} for {printable(each)}" for name, each in done))
+        verb, dropped = "Would reset" if is_dry else "Reset", sum(report.dropped for report in reports.values())
+        self.print_result(
+            options,
+            {"subject": subject, "rules": found, "dropped": dropped, "dry_run": is_dry},
+            [f"{verb} {printable(name)} for {printable(each)}" for name, each in done]
+            or [f"Nothing was counted for {printable(subject)}."],
+        )

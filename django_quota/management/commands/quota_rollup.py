@@ -68,11 +68,8 @@ class Command(QuotaCommand):
                         break
             except StoreUnavailable as error:
                 problem = error
-        if options["json"]:
-            self.print_json(asdict(done) | {"stopped": stop.is_set()} | pending.as_json())
-        else:
-            self.stdout.write("\n".join([*pending.lines, _in_words(done, is_stopped=stop.is_set())]))
-        self.stdout.flush()
+        lines = [*pending.lines, _in_words(done, is_stopped=stop.is_set())]
+        self.print_result(options, asdict(done) | {"stopped": stop.is_set()} | pending.as_json(), lines)
         if problem is not None:
             raise problem
 

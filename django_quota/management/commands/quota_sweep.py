@@ -93,11 +93,8 @@ class Command(QuotaCommand):
         )
         with progress(self.stderr, "Sweeping", sweeper.total()) as advance:
             report = sweeper.sweep(stop, advance)
-        if options["json"]:
-            self.print_json({**report.as_json(), **pending.as_json()})
-        else:
-            self.stdout.write("\n".join([*pending.lines, *_in_words(report, is_dry=options["dry_run"])]))
-        self.stdout.flush()
+        lines = [*pending.lines, *_in_words(report, is_dry=options["dry_run"])]
+        self.print_result(options, {**report.as_json(), **pending.as_json()}, lines)
         return report.missed
 
 

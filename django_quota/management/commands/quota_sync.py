@@ -26,9 +26,5 @@ class Command(QuotaCommand):
         database = options["database"] or write_database()
         with progress(self.stderr, "Publishing", count_subjects(database)) as advance:
             done = republish(database, advance)
-        if options["json"]:
-            self.print_json(done._asdict())
-        else:
-            self.stdout.write(
-                f"Published the overrides of {counted(done.subjects, 'subject')}; withdrew those of {done.withdrawn:,}."
-            )
+        line = f"Published the overrides of {counted(done.subjects, 'subject')}; withdrew those of {done.withdrawn:,}."
+        self.print_result(options, done._asdict(), [line])
