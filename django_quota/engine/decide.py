@@ -45,7 +45,7 @@ from django_quota.engine.subject_status import load_status, shut_out
 MODULES: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in REGISTRY},
     "compensate": ("compensate",),
-    "events": ("decide_log_keys", "event_log", "events"),
+    "events": ("event_log", "events"),
     "flag": ("flag",),
     "holds": ("holds",),
     "refusal": ("refusal",),

@@ -142,10 +142,10 @@ class EventRecord(NamedTuple):
 class AppendEvents(Operation):
     """Write events that decisions in other slots of a Cluster reported. The reply is how many there were."""
 
-    script: ClassVar[Script] = script("clock", "event_log_keys", "event_log", "append_events")
+    script: ClassVar[Script] = script("clock", "event_log", "append_events")
 
     def __init__(self, log: EventLog, events: Sequence[EventRecord]) -> None:
-        super().__init__(log.keys, log.length, *(word for event in events for word in event))
+        super().__init__(log.keys, len(events), log.length, *(word for event in events for word in event))
         self.events = events
 
     def run(self, states: States, now: int) -> int:  # noqa: ARG002 — Redis alone keeps the log

@@ -13,7 +13,7 @@ from typing import Any
 from django_quota.core.algorithms import BY_CODE, Algorithm, Parameters, Verdict
 from django_quota.engine.codec import HoldChange, HoldId
 from django_quota.engine.hits import CompiledLimit, Hit
-from django_quota.engine.operations import States
+from django_quota.engine.operations import States, keep
 from django_quota.engine.subject_status import drop_field, set_field
 
 BATCH_SIZE = 100
@@ -51,7 +51,7 @@ def hold(states: States, hit: Hit, receipts: Sequence[Sequence[int]], now: int) 
         words.append(f"{_window_of(limit.key)}={':'.join(map(str, receipt))}")
     holds = {**_holds_of(states, hit), " ".join(words): due}
     keep_until = max(due, *(receipt[0] for receipt in receipts))
-    states.put(hit.holds, holds, max(states.expiry(hit.holds), keep_until))
+    keep(states, hit.holds, holds, keep_until)
     _note_first_due(states, hit, keep_until)
     return int(due)
 
@@ -130,7 +130,7 @@ def renew(states: States, hit: Hit, change: HoldChange, now: int) -> int:
     if not member or due <= now:
         return 0
     holds[member] = due = max(due, now + change.amount)
-    states.put(hit.holds, holds, max(states.expiry(hit.holds), due))
+    keep(states, hit.holds, holds, due)
     _note_first_due(states, hit, states.expiry(hit.holds))
     return due
 
@@ -180,10 +180,7 @@ def _receipts(member: str) -> dict[str, list[int]]:
 
 
 def _put(states: States, hit: Hit, holds: Holds) -> None:
-    if holds:
-        states.put(hit.holds, holds, states.expiry(hit.holds))
-    else:
-        states.drop(hit.holds)
+    keep(states, hit.holds, holds, 0)
     _note_first_due(states, hit, states.expiry(hit.holds))
 
 

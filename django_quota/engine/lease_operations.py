@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from django_quota.engine.operations import Operation, Script, States, script
+from django_quota.engine.operations import Operation, Script, States, keep, script
 
 
 def _script(name: str) -> Script:
@@ -95,10 +95,7 @@ class SlotQueue:
 
     def _save(self, stop: int) -> None:
         for key, value in ((self._keys.queue, self._queue), (self._keys.alive, dict(self.alive))):
-            if value:
-                self._states.put(key, value, max(self._states.expiry(key), stop))
-            else:
-                self._states.drop(key)
+            keep(self._states, key, value, stop)
 
 
 class _SlotOperation(Operation):
@@ -127,11 +124,7 @@ class _SlotOperation(Operation):
 
     def put(self, states: States, leases: Mapping[str, int]) -> None:
         """Replace the leases."""
-        if leases:
-            key = self.slot.leases
-            states.put(key, leases, max(states.expiry(key), *leases.values()))
-        else:
-            states.drop(self.slot.leases)
+        keep(states, self.slot.leases, leases, max(leases.values(), default=0))
 
 
 class Acquire(_SlotOperation):

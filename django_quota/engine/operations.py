@@ -98,6 +98,14 @@ class DictStates:
         self.woken += (token,)
 
 
+def keep(states: States, key: str, value: Any, stop: int) -> None:
+    """Keep a collection until a moment at least (microseconds); an empty one does not exist."""
+    if value:
+        states.put(key, value, max(states.expiry(key), stop))
+    else:
+        states.drop(key)
+
+
 class Operation(ABC):
     """One atomic call to a store.
 

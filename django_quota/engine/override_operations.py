@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from django_quota.core.clock import DAY, SECOND
-from django_quota.engine.operations import Operation, RedisOperation, Script, States, script
+from django_quota.engine.operations import Operation, RedisOperation, Script, States, keep, script
 
 OVERRIDE_TTL = 30 * DAY
 """How long an override without an end is kept, in microseconds, unless it is published again before."""
@@ -41,11 +41,8 @@ class PublishOverrides(Operation):
         ends = {field: int(value.split(" ")[2]) for field, value in self.overrides.items()}
         live = {field: stop for field, stop in ends.items() if stop == 0 or stop > now}
         fields = others | {field: self.overrides[field] for field in live}
-        if fields:
-            expiries = [now + OVERRIDE_TTL if stop == 0 else stop + AFTER_END for stop in live.values()]
-            states.put(key, fields, max(states.expiry(key), *expiries) if expiries else states.expiry(key))
-        else:
-            states.drop(key)
+        expiries = [now + OVERRIDE_TTL if stop == 0 else stop + AFTER_END for stop in live.values()]
+        keep(states, key, fields, max(expiries, default=0))
         return len(live)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from django_quota.core.algorithms import NEVER, Verdict
 from django_quota.engine.codec import Flag, Flagged
 from django_quota.engine.hits import HitContext
-from django_quota.engine.operations import States
+from django_quota.engine.operations import States, keep
 
 
 class ActiveOverride(NamedTuple):
@@ -81,8 +81,7 @@ def fields_of(states: States, status_key: str) -> Mapping[str, str]:
 
 def set_field(states: States, status_key: str, name: str, value: str, keep_until: int) -> None:
     """Set a field of a subject's status, and keep the status until a moment (microseconds) at least."""
-    fields = {**fields_of(states, status_key), name: value}
-    states.put(status_key, fields, max(states.expiry(status_key), keep_until))
+    keep(states, status_key, {**fields_of(states, status_key), name: value}, keep_until)
 
 
 def drop_field(states: States, status_key: str, name: str) -> bool:
@@ -90,8 +89,5 @@ def drop_field(states: States, status_key: str, name: str) -> bool:
     fields = dict(fields_of(states, status_key))
     if fields.pop(name, None) is None:
         return False
-    if fields:
-        states.put(status_key, fields, states.expiry(status_key))
-    else:
-        states.drop(status_key)
+    keep(states, status_key, fields, 0)
     return True

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from django_quota.core.clock import DAY, SECOND
-from django_quota.engine.operations import Operation, RedisOperation, Script, States, script
+from django_quota.engine.operations import Operation, RedisOperation, Script, States, keep, script
 
 FIELDS = 1_000
 """How many fields a hash has; further rules are counted together under `OTHER`."""
@@ -75,22 +75,15 @@ class AddMetrics(Operation):
             for field, count in self.counts.items():
                 name = field if field in fields or len(fields) < FIELDS else f"{OTHER}{field[-2:]}"
                 fields[name] = fields.get(name, 0) + count
-            _put(states, key, fields, now + kept)
+            keep(states, key, fields, now + kept)
         refused = dict(states.get(keys.refused, now) or {})
         for subject, count in self.refused.items():
             refused[subject] = refused.get(subject, 0) + count
-        _put(states, keys.refused, _trimmed(refused, SUBJECTS), now + DAY_TTL)
+        keep(states, keys.refused, _trimmed(refused, SUBJECTS), now + DAY_TTL)
         slots = {name: stop for name, stop in (states.get(keys.slots, now) or {}).items() if stop > now}
         slots.update({name: now + span for name, span in self.slots.items()})
-        _put(states, keys.slots, _trimmed(slots, SLOTS), max(slots.values(), default=0))
+        keep(states, keys.slots, _trimmed(slots, SLOTS), max(slots.values(), default=0))
         return 1
-
-
-def _put(states: States, key: str, value: Mapping[str, int], expiry: int) -> None:
-    if value:
-        states.put(key, value, max(states.expiry(key), expiry))
-    else:
-        states.drop(key)
 
 
 def _trimmed(scores: dict[str, int], most: int) -> dict[str, int]:
@@ -116,7 +109,7 @@ class RegisterWorker(Operation):
         (key,) = self.keys
         workers = {token: stop for token, stop in (states.get(key, now) or {}).items() if stop > now}
         workers[self.token] = now + self.ttl
-        states.put(key, workers, max(states.expiry(key), now + self.ttl))
+        keep(states, key, workers, now + self.ttl)
         return len(workers)
 
 

@@ -1,12 +1,12 @@
--- append_events: writes events that decisions in other slots reported. It goes after clock, event_log_keys and event_log.
+-- append_events: writes events that decisions in other slots reported. It goes after clock and event_log.
 --
 -- KEYS   [1] the event stream; [2] the index of bans; [3] the stream of bans alone
--- ARGV   [1] now in microseconds, or '' for Redis' own clock; [2] how many events the stream keeps
+-- ARGV   [1] now in microseconds, or '' for Redis' own clock; [2] how many events there are; [3] how many the stream keeps
 --        then seven for each: its kind ("refused", "banned", "near", or "lifted": takes a ban off the index, and writes no event),
 --            the rule's name in fields, the subject as keys have it, until when, the number of the ban in its row, the limit's
 --            capacity, and what is left of it
 -- reply  how many there were
-for i = 3, #ARGV, 7 do
+for i = 4, #ARGV, 7 do
   local kind, rule, subject, stop = ARGV[i], ARGV[i + 1], ARGV[i + 2], tonumber(ARGV[i + 3])
   if kind == 'lifted' then
     redis.call('ZREM', bans_key, subject .. ' ' .. rule)
@@ -15,4 +15,4 @@ for i = 3, #ARGV, 7 do
     append_event(kind, rule, subject, stop, tonumber(ARGV[i + 4]), tonumber(ARGV[i + 5]), tonumber(ARGV[i + 6]))
   end
 end
-return (#ARGV - 2) / 7
+return tonumber(ARGV[2])

@@ -1,9 +1,11 @@
 -- event_log: the event stream, the stream of bans, and the index of bans. Part of decide (module events) and of append_events.
 --
--- KEYS   events_key: a stream; banned_key: a stream of its bans alone, under the same ids, which refusals do not trim;
---        bans_key: a sorted set of "<subject> <rule>", scored by the end of the ban
--- ARGV   as the script that it is a part of
+-- KEYS   the last three, if the log is in this slot: events_key: a stream; bans_key: a sorted set of "<subject> <rule>", scored by
+--        the end of the ban; banned_key: a stream of the bans of the first alone, under the same ids, which refusals do not trim
+-- ARGV   [3] how many events the streams keep
 -- reply  append_event, index_ban: nothing
+local events_key, bans_key, banned_key = KEYS[#KEYS - 2], KEYS[#KEYS - 1], KEYS[#KEYS]
+local stream_length = ARGV[3]
 local EVENTS_TTL = 400 * 86400000000
 
 local function append_event(kind, rule, subject, stop, level, capacity, remaining)
