@@ -119,22 +119,18 @@ class Tiers:
             return value
         if not isinstance(value, Mapping) or not value:
             raise RateError(value, None, "it names no tier", _TIERS_EXAMPLE)
-        return cls(tuple((cls._read_name(tier), cls._read_rates(tier, given)) for tier, given in value.items()))
+        return cls(tuple(cls._read_tier(tier, given) for tier, given in value.items()))
 
     @staticmethod
-    def _read_name(tier: object) -> str:
+    def _read_tier(tier: object, given: object) -> tuple[str, tuple[Rate, ...]]:
         if not isinstance(tier, str) or not tier:
             raise RuleError(f"{tier!r} is not the name of a tier.", _TIERS_EXAMPLE)
-        return tier
-
-    @staticmethod
-    def _read_rates(tier: object, given: object) -> tuple[Rate, ...]:
         if callable(given) or isinstance(given, Mapping):
             raise RuleError(
                 f"The rate of tier {tier!r} is {given!r}.", "Use, for example, '10/m', or None for unlimited."
             )
         try:
-            return parse_rates(*given) if isinstance(given, (list, tuple)) else parse_rates(given)
+            return tier, parse_rates(*(given if isinstance(given, (list, tuple)) else (given,)))
         except RateError as error:
             raise RateError(error.text, error.position, f"{error.problem}, for tier {tier!r}", error.hint) from None
 
@@ -181,18 +177,15 @@ class Ban(NamedTuple):
         if not 1 <= len(durations) <= MAX_BAN_DURATIONS:
             raise RuleError(f"ban['for']={given!r} does not list 1 to {MAX_BAN_DURATIONS} durations.", _BAN_EXAMPLE)
         try:
-            return cls(cls._read_after(value["after"]), tuple(map(parse_duration, durations)))
+            after = parse_rate(value["after"])
+            if after.count == 0:
+                problem = "a ban after no refusals would never end"
+                raise RateError(str(after), 0, problem, "Use, for example, '20/m'.")  # noqa: TRY301
+            ALGORITHMS["sliding_window"].validate(after, Options())
+            return cls(after, tuple(map(parse_duration, durations)))
         except RateError as error:
             hint = f"{error.hint} As a whole: ban={_BAN}."
             raise RateError(error.text, error.position, error.problem, hint, error.what) from None
-
-    @staticmethod
-    def _read_after(value: object) -> Rate:
-        rate = parse_rate(value)
-        if rate.count == 0:
-            raise RateError(str(rate), 0, "a ban after no refusals would never end", "Use, for example, '20/m'.")
-        ALGORITHMS["sliding_window"].validate(rate, Options())
-        return rate
 
     @property
     def window(self) -> Parameters:

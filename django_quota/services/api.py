@@ -12,12 +12,12 @@ from django_quota.conf import current, rule_of
 from django_quota.core.clock import SECOND
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import RuleError
-from django_quota.core.flow import Flow, IOCall, run_async, run_sync, sleep
+from django_quota.core.flow import Flow, run_async, run_sync, sleep
 from django_quota.core.rates import parse_seconds, validate_cost
 from django_quota.core.rules import ANONYMOUS, AUTHENTICATED, CallOptions, Rule
 from django_quota.engine.codec import Mode
 from django_quota.engine.plans import Asked, Plan
-from django_quota.services.registry import get_limiter
+from django_quota.services.registry import get_limiter, store_call
 from django_quota.services.request_decisions import new_plan
 from django_quota.services.subjects import asked_by_flow, is_user, named_subject, user_subject, value_digest
 
@@ -226,12 +226,10 @@ def _reset_flow(planning: Flow[Plan]) -> Flow[bool]:
     if not plan or not current().enabled:
         return False
     yield from decision_flow(plan, "peek")  # adds the limits of an override to the plan
-    limiter = get_limiter()
-    store = limiter.reporting_store
     try:
-        deleted = yield IOCall(store.run, store.arun, plan.reset_operation())
+        deleted = yield store_call(plan.reset_operation())
     finally:
-        limiter.refusals.forget(plan.subjects)
+        get_limiter().refusals.forget(plan.subjects)
     return bool(deleted > 0)
 
 

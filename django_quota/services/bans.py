@@ -6,7 +6,6 @@ import logging
 from collections.abc import Collection
 
 from django_quota.conf import current, rule_of
-from django_quota.core.clock import frozen_now
 from django_quota.core.decisions import Decision
 from django_quota.core.errors import RateError, RuleError, StoreUnavailable, did_you_mean
 from django_quota.core.flow import Flow, IOCall, run_async, run_sync
@@ -21,7 +20,7 @@ from django_quota.services.api import RuleOrRate, Subject, decision_flow, django
 from django_quota.services.known_rules import known_rules
 from django_quota.services.limiter import Limiter
 from django_quota.services.overrides import status_key
-from django_quota.services.registry import get_limiter
+from django_quota.services.registry import get_limiter, store_call
 from django_quota.services.request_decisions import new_plan
 from django_quota.services.subjects import subject_flow, subject_of
 from django_quota.signals import asend, banned, send
@@ -73,11 +72,10 @@ def _ban_flow(subject: Subject, given: RuleOrRate, seconds: float) -> Flow[Decis
     settings, limiter = current(), get_limiter()
     if not settings.enabled:
         return plan.unlimited()
-    store = limiter.reporting_store
     remembered = rule.ban.durations[-1] if rule.ban else 0
     operation = BanSubject(status_key(settings.prefix, name), field(rule.name), span, remembered)
     try:
-        ends, level = yield IOCall(store.run, store.arun, operation, frozen_now())
+        ends, level = yield store_call(operation)
     finally:
         limiter.refusals.forget([name])
     decision = yield from decision_flow(plan, "peek")
@@ -88,7 +86,7 @@ def _ban_flow(subject: Subject, given: RuleOrRate, seconds: float) -> Flow[Decis
         left = (first.limit, first.remaining) if first else (0, 0)
         event = EventRecord("banned", field(rule.name), escape(name), ends, level, *left)
         try:
-            yield IOCall(store.run, store.arun, AppendEvents(event_log_of(settings.prefix, settings.events), [event]))
+            yield store_call(AppendEvents(event_log_of(settings.prefix, settings.events), [event]))
         except StoreUnavailable as error:
             logger.warning("The event of a ban could not be written: %s", error)
         yield IOCall(send, asend, [(banned, {"rule": rule, "subject": name, "decision": decision})], Limiter)
@@ -112,16 +110,16 @@ def lift_bans(subject: str, fields: Collection[str] | None = None) -> int:
 
 
 def _lift_flow(subject: str, fields: Collection[str] | None = None) -> Flow[int]:
-    settings, limiter = current(), get_limiter()
-    store, now, key = limiter.reporting_store, frozen_now(), status_key(settings.prefix, subject)
+    settings = current()
+    key = status_key(settings.prefix, subject)
     if fields is None:
-        _, words = yield IOCall(store.run, store.arun, InspectSubject(key, []), now)
+        _, words = yield store_call(InspectSubject(key, []))
         fields = [name.removeprefix("b:") for name in map(text, words[::2]) if name.startswith("b:")]
     lifting = LiftBans(key, list(fields), event_log_of(settings.prefix, settings.events))
     try:
-        return int((yield IOCall(store.run, store.arun, lifting, now)))
+        return int((yield store_call(lifting)))
     finally:
-        limiter.refusals.forget([subject])
+        get_limiter().refusals.forget([subject])
 
 
 def _rule(given: RuleOrRate) -> Rule:

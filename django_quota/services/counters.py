@@ -13,13 +13,13 @@ from calendar import monthrange
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from django_quota.conf import current
 from django_quota.core.clock import MAX_GUESSES, SECOND, frozen_now, machine_now
 from django_quota.core.days import Day, day_of
 from django_quota.core.errors import ConfigurationError, CounterError, StoreUnavailable
-from django_quota.core.flow import Flow, IOCall, run_async, run_sync
+from django_quota.core.flow import Flow, run_async, run_sync
 from django_quota.core.keys import key_of, subject_base, total_of
 from django_quota.engine import counter_operations as operations
 from django_quota.engine.counter_operations import MAX_INT64, MIN_INT64
@@ -32,7 +32,7 @@ from django_quota.engine.transfer_operations import (
     read_overdue,
     resume,
 )
-from django_quota.services.registry import get_limiter
+from django_quota.services.registry import store_call
 from django_quota.services.subjects import subject_of
 
 logger = logging.getLogger("django_quota")
@@ -87,7 +87,9 @@ class Counter:
     __slots__ = ("_ttl", "name")
 
     def __init__(self, name: str, ttl: timedelta | int = TTL) -> None:
-        self.name: str = _checked_name(name)
+        if not isinstance(cast("object", name), str) or not name.strip():
+            raise ConfigurationError(f"{name!r} is not the name of a counter.", "Use, for example, 'pageviews'.")
+        self.name: str = name
         self._ttl = _microseconds(ttl)
 
     def __repr__(self) -> str:
@@ -118,11 +120,11 @@ class Counter:
 
     def series(self, subject: Subject, first: date, last: date) -> dict[date, int]:
         """Return the count of each day from the first to the last, with zeros, for at most 3,660 days."""
-        return run_sync(self._series(subject, first, last))
+        return run_sync(self._days(subject, first, last))
 
     async def aseries(self, subject: Subject, first: date, last: date) -> dict[date, int]:
         """Return the counts of a range of days; see `series`."""
-        return await run_async(self._series(subject, first, last))
+        return await run_async(self._days(subject, first, last))
 
     # --- totals alone -------------------------------------------------------------------------------------------------
 
@@ -208,16 +210,14 @@ class Counter:
         return int(reply[1])
 
     def _get(self, subject: Subject, day: date | None) -> Flow[int]:
+        if day is not None:
+            return (yield from self._days(subject, day, day))[day]
         name = _named(subject)
-        if day is None:
-            reply = yield from self._call(operations.Get(self._key("c", name)), name)
-            return int(reply[1])
-        return (yield from self._days(name, day, day))[day]
+        reply = yield from self._call(operations.Get(self._key("c", name)), name)
+        return int(reply[1])
 
-    def _series(self, subject: Subject, first: date, last: date) -> Flow[dict[date, int]]:
-        return (yield from self._days(_named(subject), first, last))
-
-    def _days(self, name: str, first: date, last: date) -> Flow[dict[date, int]]:
+    def _days(self, subject: Subject, first: date, last: date) -> Flow[dict[date, int]]:
+        name = _named(subject)
         self._check_day(name, first)
         self._check_day(name, last)
         span = (last - first).days + 1
@@ -280,8 +280,7 @@ class Counter:
 
         Raises `CounterError` where a key is wrong.
         """
-        store, now = get_limiter().reporting_store, frozen_now()
-        reply = yield IOCall(store.run, store.arun, operation, now)
+        reply = yield store_call(operation)
         if reply[0] in _PROBLEMS:
             number = reply[1] - 1
             problem = _PROBLEMS[reply[0]].format(key=operation.keys[number])
@@ -321,12 +320,6 @@ class Counter:
 
 def _named(subject: Subject) -> str:
     return subject_of(subject, "a counter")
-
-
-def _checked_name(name: object) -> str:
-    if not isinstance(name, str) or not name.strip():
-        raise ConfigurationError(f"{name!r} is not the name of a counter.", "Use, for example, 'pageviews'.")
-    return name
 
 
 def _microseconds(ttl: object) -> int:

@@ -28,7 +28,7 @@ from django_quota.core.rules import is_valid_name
 from django_quota.engine.lease_operations import Acquire, Holders, Release, Renew, SlotKeys
 from django_quota.engine.operations import Operation, text
 from django_quota.services.observers import notify, receivers
-from django_quota.services.registry import get_limiter
+from django_quota.services.registry import get_limiter, store_call
 from django_quota.services.subjects import GLOBAL, subject_of
 from django_quota.stores.base import Store
 from django_quota.stores.wait_queue import PLACE_TTL, RETRY
@@ -263,8 +263,7 @@ class Slot:
         return await run_async(self._holders())
 
     def _holders(self) -> Flow[list[tuple[str, float]]]:
-        store = get_limiter().reporting_store
-        reply = yield IOCall(store.run, store.arun, Holders(_keys_of(self, self.subject)), frozen_now())
+        reply = yield store_call(Holders(_keys_of(self, self.subject)))
         return [(text(token), ends / SECOND) for token, ends in zip(reply[::2], reply[1::2], strict=True)]
 
     def __enter__(self) -> Lease:

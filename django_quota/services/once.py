@@ -7,12 +7,11 @@ no secrets. The setting `ENABLED` changes nothing.
 from __future__ import annotations
 
 from django_quota.conf import current
-from django_quota.core.clock import frozen_now
 from django_quota.core.errors import RuleError
 from django_quota.core.keys import key_of, subject_base
 from django_quota.core.rates import parse_seconds
 from django_quota.engine.subject_operations import Once
-from django_quota.services.registry import get_limiter
+from django_quota.services.registry import store_call
 from django_quota.services.subjects import digest
 
 Value = str | bytes | int
@@ -28,12 +27,12 @@ def once(name: str, value: Value, ttl: float = 3600) -> bool:
 
     Raises `RuleError` for a wrong argument, and `StoreUnavailable`.
     """
-    return bool(get_limiter().reporting_store.run(_operation(name, value, ttl), frozen_now()))
+    return bool(store_call(_operation(name, value, ttl)).run_sync())
 
 
 async def aonce(name: str, value: Value, ttl: float = 3600) -> bool:
     """Return whether a value comes for the first time; see `once`."""
-    return bool(await get_limiter().reporting_store.arun(_operation(name, value, ttl), frozen_now()))
+    return bool(await store_call(_operation(name, value, ttl)).run_async())
 
 
 def _operation(name: object, value: object, ttl: object) -> Once:

@@ -7,6 +7,9 @@ import threading
 from django.core.signals import setting_changed
 
 from django_quota.conf import current
+from django_quota.core.clock import frozen_now
+from django_quota.core.flow import IOCall
+from django_quota.engine.operations import Operation
 from django_quota.engine.plans import clear_known_overrides
 from django_quota.services.flusher import flusher
 from django_quota.services.limiter import Limiter
@@ -33,6 +36,12 @@ def get_limiter() -> Limiter:
         if limiter is not made:  # another thread was faster; ours must not count as another worker
             _retire(made)
     return limiter
+
+
+def store_call(operation: Operation) -> IOCall:
+    """Return the call that runs an operation on the store of the settings. It raises `StoreUnavailable`."""
+    store = get_limiter().reporting_store
+    return IOCall(store.run, store.arun, operation, frozen_now())
 
 
 def _make_limiter() -> Limiter:

@@ -37,14 +37,14 @@ VIEW_TTL = 600 * SECOND
 
 def decide_request(rules: Sequence[Rule], request: HttpRequest, pairs: Pairs = ()) -> Decision:
     """Decide a request under these rules; see `request_flow`."""
-    if ongoing and (decision := get_limiter().allow_unasked(_all_rules(rules, pairs))):
+    if ongoing and (decision := get_limiter().allow_unasked(_all_rules(rules, pairs))) is not None:
         return decision
     return run_sync(request_flow(rules, request, pairs))
 
 
 async def adecide_request(rules: Sequence[Rule], request: HttpRequest, pairs: Pairs = ()) -> Decision:
     """Decide a request under these rules without blocking the event loop; see `request_flow`."""
-    if ongoing and (decision := get_limiter().allow_unasked(_all_rules(rules, pairs))):
+    if ongoing and (decision := get_limiter().allow_unasked(_all_rules(rules, pairs))) is not None:
         return decision
     return await run_async(request_flow(rules, request, pairs))
 

@@ -123,10 +123,10 @@ FAILURES, PAUSE, SETTLE_TIME = 3, 1.0, 1.0
 when the last failure was a second ago."""
 
 
-def new_breaker(clock: Callable[[], float] = time.monotonic, failures: int = FAILURES, of: Any = None) -> Breaker:
+def new_breaker(clock: Callable[[], float] = time.monotonic, of: Any = None, **options: Any) -> Breaker:
     """Give the server of the settings, or this one, a breaker that has seen no failure; return it."""
     server = of or redis_store().server
-    server.breaker = breaker = Breaker(failures, PAUSE, clock)
+    server.breaker = breaker = Breaker(clock=clock, **options)
     return breaker
 
 

@@ -162,8 +162,8 @@ class Limit:
     rule: str
     """The name of the rule."""
     rate: Rate
-    algorithm: Algorithm[Any]
-    options: Options
+    algorithm: Algorithm[Any] = field(hash=False)  # the headers of each response look limits up by their hash
+    options: Options = field(hash=False)
     state_id: str = field(compare=False, repr=False)
     """The name of its state among the limits of the rule, such as `"sw.60s"`."""
     timeless_parameters: Parameters | None = field(compare=False, repr=False)
