@@ -38,6 +38,8 @@ STREAM = "quota:1:{!}:events"
 BANNED_STREAM = "quota:1:{!}:events:banned"
 DEAD = "quota:1:{!}:dead:quota_events"
 
+pytestmark = pytest.mark.usefixtures("redis_cache")
+
 # Writes its arguments, in the system's own bytes, as one line; "go" holds it until the file of that name is there.
 RECORD = """
 import os, sys
@@ -104,7 +106,7 @@ def pending(raw: redis.Redis) -> int:
 
 
 @pytest.fixture
-def stream(redis_cache: object) -> Iterator[EventStream]:
+def stream() -> Iterator[EventStream]:
     store = RedisStore("default")
     yield EventStream(store, "quota")
     store.close()
@@ -136,7 +138,6 @@ def test_very_long_names_are_none() -> None:
     assert (event.rule, event.subject, event.value, event.lasts) == (None, None, None, 0)
 
 
-@pytest.mark.usefixtures("redis_cache")
 def test_events_of_the_decision_script_are_read(settings: Any) -> None:
     rule = {"rate": "4/m", "warn_at": 0.5, "ban": {"after": "2/m", "for": ["10m"]}}
     settings.QUOTA = {"RULES": {"log:in\n": rule}}
@@ -194,7 +195,6 @@ def test_reading_works_with_a_short_socket_timeout(redis_server: Any, raw: redis
 # --- printing ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("redis_cache")
 def test_the_last_are_printed_as_lines(raw: redis.Redis) -> None:
     at(raw, START, "ip:1", until=START + 61 * SECOND)
     at(raw, START + SECOND, "ip:2", kind="banned", until=START + 601 * SECOND, level=2)
@@ -211,7 +211,6 @@ def test_the_last_are_printed_as_lines(raw: redis.Redis) -> None:
     assert shown("--rule", "other") == []
 
 
-@pytest.mark.usefixtures("redis_cache")
 def test_json_has_one_object_a_line_with_times_in_utc(raw: redis.Redis) -> None:
     entry_id = at(raw, START, "ip:1\n\x1b[2J\udc80", until=START + SECOND)
     at(raw, START + SECOND, "ip:2")
@@ -230,7 +229,6 @@ def test_json_has_one_object_a_line_with_times_in_utc(raw: redis.Redis) -> None:
     assert second["until"] is None
 
 
-@pytest.mark.usefixtures("redis_cache")
 def test_a_name_cannot_break_a_line_or_control_the_terminal(raw: redis.Redis) -> None:
     tell(raw, "ip:1\n2025 refused\r\x1b[2J\u2028\udc80", rule="a\nb")
     (line,) = shown()
@@ -279,7 +277,6 @@ def test_an_empty_value_does_not_turn_what_follows_into_an_option() -> None:
     assert Program(["fw", "-x{value}"], 1).arguments(values(value="")) == [b"fw", b"-x"]
 
 
-@pytest.mark.usefixtures("redis_cache")
 def test_an_address_comes_with_its_family(raw: redis.Redis, tmp_path: Path) -> None:
     tell(raw, "ip:203.0.113.9")
     tell(raw, "ip:2001:db8::/64")
@@ -288,7 +285,6 @@ def test_an_address_comes_with_its_family(raw: redis.Redis, tmp_path: Path) -> N
     assert "skipped" not in said
 
 
-@pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize(
     "subject",
     [
@@ -325,7 +321,6 @@ def test_an_event_of_no_single_address_is_skipped_where_the_program_takes_one(
     assert shown("--dead") == []
 
 
-@pytest.mark.usefixtures("redis_cache")
 def test_whole_ipv6_addresses_are_single_with_the_prefix_128(raw: redis.Redis, tmp_path: Path, settings: Any) -> None:
     settings.QUOTA = {"IPV6_PREFIX": 128}
     tell(raw, "ip:2001:db8::1")
@@ -360,7 +355,6 @@ def test_placeholders_that_are_unsafe_or_misspelt_are_warned_of(words: list[str]
     assert bool(warning) is bool(said)
 
 
-@pytest.mark.usefixtures("redis_cache")
 def test_the_warning_is_printed_when_the_consumer_starts() -> None:
     assert "Warning: {value} is in the script of sh -c" in consume("sh", "-c", "true {value}")
 
@@ -371,7 +365,6 @@ def test_an_event_does_not_choose_the_program() -> None:
             Program(words, 1)
 
 
-@pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize(
     ("subject", "said"),
     [("ip:-rf", "reads as an option"), ("ip:a\0b", "null byte"), ("ip:" + "a" * 300, "only a digest is known")],
@@ -389,7 +382,6 @@ def test_an_event_that_is_unfit_becomes_a_dead_letter_and_runs_nothing(
     assert dead["subject"] == (None if len(subject) > 200 else subject)
 
 
-@pytest.mark.usefixtures("redis_cache")
 def test_a_single_argument_is_split_into_words_without_a_shell(raw: redis.Redis, tmp_path: Path) -> None:
     tell(raw, "ip:1 2")
     script = tmp_path / "record.py"
@@ -402,7 +394,6 @@ def test_a_single_argument_is_split_into_words_without_a_shell(raw: redis.Redis,
 # --- a program for each event: how often ------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("redis_cache")
 def test_unwanted_events_are_acknowledged_and_not_run(raw: redis.Redis, tmp_path: Path) -> None:
     tell(raw, "ip:1")
     tell(raw, "ip:2", kind="banned", rule="other")
@@ -414,7 +405,6 @@ def test_unwanted_events_are_acknowledged_and_not_run(raw: redis.Redis, tmp_path
     assert pending(raw) == 0
 
 
-@pytest.mark.usefixtures("redis_cache")
 def test_a_failed_event_is_retried_then_given_up_and_blocks_no_other(raw: redis.Redis, tmp_path: Path) -> None:
     first = tell(raw, "ip:bad")
     tell(raw, "ip:good")
@@ -427,7 +417,6 @@ def test_a_failed_event_is_retried_then_given_up_and_blocks_no_other(raw: redis.
     assert raw.ttl(DEAD) > 0
 
 
-@pytest.mark.usefixtures("redis_cache")
 def test_an_event_that_succeeds_in_the_end_is_no_dead_letter(raw: redis.Redis, tmp_path: Path) -> None:
     tell(raw, "ip:1")
     path = tmp_path / "ran"
@@ -437,7 +426,6 @@ def test_an_event_that_succeeds_in_the_end_is_no_dead_letter(raw: redis.Redis, t
     assert (pending(raw), raw.exists(DEAD)) == (0, 0)
 
 
-@pytest.mark.usefixtures("redis_cache")
 def test_a_program_that_cannot_be_started_is_a_failure_like_others(raw: redis.Redis, tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_text("#!/no/such/interpreter\n")
@@ -447,7 +435,6 @@ def test_a_program_that_cannot_be_started_is_a_failure_like_others(raw: redis.Re
     assert raw.xlen(DEAD) == 1
 
 
-@pytest.mark.usefixtures("redis_cache")
 def test_a_missing_program_is_an_error_before_any_event_is_lost_on_it(raw: redis.Redis) -> None:
     tell(raw, "ip:1")
     with pytest.raises(CommandError, match="there is no program '/no/such/program'"):
@@ -475,7 +462,6 @@ def _is_gone(pid: int) -> bool:
         return True
 
 
-@pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize(("since", "expected"), [("now", []), ("beginning", ["1", "2", "3"])])
 def test_a_new_group_begins_where_since_says(raw: redis.Redis, tmp_path: Path, since: str, expected: list[str]) -> None:
     for number in (1, 2, 3):
@@ -487,7 +473,6 @@ def test_a_new_group_begins_where_since_says(raw: redis.Redis, tmp_path: Path, s
     assert ran(tmp_path / "ran") == [[value] for value in [*expected, "4"]]
 
 
-@pytest.mark.usefixtures("redis_cache")
 def test_a_new_group_may_begin_at_a_date(raw: redis.Redis, tmp_path: Path) -> None:
     for number in (1, 2, 3):
         at(raw, START + number * SECOND, f"ip:{number}")
@@ -495,13 +480,11 @@ def test_a_new_group_may_begin_at_a_date(raw: redis.Redis, tmp_path: Path) -> No
     assert ran(tmp_path / "ran") == [["2"], ["3"]]
 
 
-@pytest.mark.usefixtures("redis_cache")
 def test_a_stream_that_a_group_has_made_has_a_ttl(raw: redis.Redis) -> None:
     consume("true", "x")
     assert raw.ttl(STREAM) > 0
 
 
-@pytest.mark.usefixtures("redis_cache")
 def test_unfinished_events_of_a_consumer_come_first(raw: redis.Redis, tmp_path: Path) -> None:
     tell(raw, "ip:1")
     tell(raw, "ip:2")
@@ -513,7 +496,6 @@ def test_unfinished_events_of_a_consumer_come_first(raw: redis.Redis, tmp_path: 
     assert pending(raw) == 0
 
 
-@pytest.mark.usefixtures("redis_cache")
 def test_events_left_too_long_are_taken_over_and_running_ones_are_not(raw: redis.Redis, tmp_path: Path) -> None:
     left = tell(raw, "ip:left")
     tell(raw, "ip:busy")
@@ -576,7 +558,6 @@ def test_a_group_that_began_on_an_empty_untrimmed_stream_misses_nothing(stream: 
         assert take(group).behind is None
 
 
-@pytest.mark.usefixtures("redis_cache")
 def test_the_command_says_what_is_missing_since_the_group_began(raw: redis.Redis, tmp_path: Path) -> None:
     assert "no event" not in consume(*recorder(tmp_path / "ran", "{value}"), since="now")
     at(raw, START, "ip:1")
@@ -587,7 +568,6 @@ def test_the_command_says_what_is_missing_since_the_group_began(raw: redis.Redis
     assert ran(tmp_path / "ran") == [["2"]]
 
 
-@pytest.mark.usefixtures("redis_cache")
 def test_the_start_entry_of_a_group_is_no_event(raw: redis.Redis, tmp_path: Path) -> None:
     consume(*recorder(tmp_path / "ran", "{value}"), group="first", since="now")
     tell(raw, "ip:1")
@@ -608,7 +588,6 @@ def test_a_stream_that_was_trimmed_up_to_what_was_read_is_whole(stream: EventStr
     assert take(group).behind is None
 
 
-@pytest.mark.usefixtures("redis_cache")
 def test_the_command_says_what_is_missing(raw: redis.Redis, tmp_path: Path) -> None:
     at(raw, START, "ip:1")
     consume(*recorder(tmp_path / "ran", "{value}"))
@@ -620,7 +599,6 @@ def test_the_command_says_what_is_missing(raw: redis.Redis, tmp_path: Path) -> N
     assert ran(tmp_path / "ran") == [["1"], ["3"]]
 
 
-@pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize("consumer", ["c1", "killed"])
 def test_an_event_that_was_trimmed_before_it_was_done_is_named(raw: redis.Redis, tmp_path: Path, consumer: str) -> None:
     gone = tell(raw, "ip:1")
@@ -639,7 +617,7 @@ class TestBansInAFloodOfRefusals:
     """A ban is an event that somebody acts on: refusals must not push it out before that."""
 
     @pytest.fixture(autouse=True)
-    def small_stream(self, redis_cache: object, settings: Any) -> None:
+    def small_stream(self, settings: Any) -> None:
         settings.QUOTA = {**(getattr(settings, "QUOTA", None) or {}), "EVENTS": 10}
 
     @staticmethod
@@ -843,7 +821,6 @@ def test_two_consumers_of_one_host_do_not_run_an_event_at_once(
     assert busy.wait() == 0
 
 
-@pytest.mark.usefixtures("redis_cache")
 def test_consumers_without_a_name_leave_none_behind(raw: redis.Redis, tmp_path: Path) -> None:
     for number in range(3):
         tell(raw, f"ip:{number}")
@@ -852,7 +829,6 @@ def test_consumers_without_a_name_leave_none_behind(raw: redis.Redis, tmp_path: 
     assert raw.xinfo_consumers(STREAM, "quota_events") == []
 
 
-@pytest.mark.usefixtures("redis_cache")
 def test_a_consumer_tidies_up_behind_those_that_were_killed(raw: redis.Redis, stream: EventStream) -> None:
     for name in ("killed", "busy"):
         EventGroup(stream, "quota_events", name, 60).begin(BEGINNING)
@@ -922,7 +898,6 @@ def test_it_waits_for_a_redis_that_comes_back(
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("redis_cache")
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -951,7 +926,8 @@ def test_a_store_in_memory_has_no_stream(settings: Any) -> None:
         call_command("quota_events")
 
 
-def test_printing_events_fails_if_redis_never_answers() -> None:
+def test_printing_events_fails_if_redis_never_answers(settings: Any) -> None:
+    settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": "unix:///nonexistent/redis.sock"}}
     with pytest.raises(CommandError, match="unavailable"):
         call_command("quota_events")
 

@@ -1018,37 +1018,23 @@ def test_in_a_cluster_a_waiter_is_woken_by_another_process(cluster: Cluster) -> 
 # --- what is wrong ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["", "  ", None, 7])
-def test_a_name_is_a_text(name: Any) -> None:
-    with pytest.raises(RuleError, match="name of a slot"):
-        slot(name, 1)
+NO_SECONDS = ["5", True, float("nan"), float("inf")]
 
 
-@pytest.mark.parametrize("limit", [0, -1, 1.5, True, "10", None, 1_000_001])
-def test_a_limit_is_a_whole_number(limit: Any) -> None:
-    with pytest.raises(RuleError, match="limit="):
-        slot("export", limit)
-
-
-@pytest.mark.parametrize("seconds", [0, -1, True, "30", None, float("nan"), float("inf"), 366 * 86_400 + 1])
-def test_a_lease_lasts_for_some_seconds(seconds: Any) -> None:
-    with pytest.raises(RuleError, match="lease="):
-        slot("export", 1, lease=seconds)
-
-
-@pytest.mark.parametrize("seconds", [-1, "5", True, float("nan"), float("inf")])
-def test_it_waits_for_some_seconds_or_not_at_all(seconds: Any) -> None:
-    with pytest.raises(RuleError, match="wait="):
-        lock("export", wait=seconds)
-
-
-@pytest.mark.parametrize("seconds", [-1, "5", True, float("nan"), float("inf")])
-def test_a_call_waits_for_some_seconds_or_not_at_all(seconds: Any) -> None:
-    with pytest.raises(RuleError, match="timeout="):
-        lock("export").acquire(seconds)
-
-
-@pytest.mark.parametrize("options", [{"renew": 1}, {"subject": 7}, {"subject": ""}])
-def test_other_options_are_checked_too(options: Any) -> None:
-    with pytest.raises(RuleError):
-        lock("export", **options)
+@pytest.mark.parametrize(
+    ("argument", "values", "use"),
+    [
+        ("name of a slot", ["", "  ", None, 7], lambda name: slot(name, 1)),
+        ("limit=", [0, -1, 1.5, True, "10", None, 1_000_001], lambda limit: slot("export", limit)),
+        ("lease=", [0, -1, None, *NO_SECONDS, 366 * 86_400 + 1], lambda seconds: slot("export", 1, lease=seconds)),
+        ("wait=", [-1, *NO_SECONDS], lambda seconds: lock("export", wait=seconds)),
+        ("timeout=", [-1, *NO_SECONDS], lambda seconds: lock("export").acquire(seconds)),
+        ("renew=", [1], lambda renew: lock("export", renew=renew)),
+        (".", [7, ""], lambda subject: lock("export", subject=subject)),
+    ],
+    ids=["name", "limit", "lease", "wait", "timeout", "renew", "subject"],
+)
+def test_a_wrong_argument_is_named(argument: str, values: list[Any], use: Callable[[Any], object]) -> None:
+    for value in values:
+        with pytest.raises(RuleError, match=argument):
+            use(value)

@@ -108,6 +108,12 @@ def urls(settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
 
 
+@pytest.fixture(params=[True, False], ids=["middleware", "alone"])
+def with_and_without_middleware(request: pytest.FixtureRequest, settings: Any) -> None:
+    if not request.param:
+        settings.MIDDLEWARE = []
+
+
 def statuses(kind: str, route: str, *tokens: str) -> list[int]:
     return [ask(kind, route, token).status_code for token in tokens]
 
@@ -117,13 +123,9 @@ def ask(kind: str, route: str, token: str) -> Any:
 
 
 @both
-@pytest.mark.parametrize("with_middleware", [True, False])
+@pytest.mark.usefixtures("with_and_without_middleware")
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_limit_by_user_on_the_view_knows_who_has_the_token(
-    kind: str, route: str, with_middleware: bool, settings: Any
-) -> None:
-    if not with_middleware:
-        settings.MIDDLEWARE = []
+def test_a_limit_by_user_on_the_view_knows_who_has_the_token(kind: str, route: str) -> None:
     assert statuses(kind, route, "1", "1", "2", "1", "2", "2") == [200, 200, 200, 429, 200, 429]
 
 
@@ -134,32 +136,22 @@ def test_a_rule_of_the_settings_waits_too(kind: str, settings: Any) -> None:
 
 
 @both
-@pytest.mark.parametrize("with_middleware", [True, False])
+@pytest.mark.usefixtures("with_and_without_middleware")
 @pytest.mark.parametrize("route", ROUTES)
-def test_wrong_tokens_count_for_the_address_when_they_are_answered(
-    kind: str, route: str, with_middleware: bool, settings: Any
-) -> None:
-    if not with_middleware:
-        settings.MIDDLEWARE = []
+def test_wrong_tokens_count_for_the_address_when_they_are_answered(kind: str, route: str) -> None:
     assert statuses(kind, route, "x", "x", "x", "1") == [401, 401, 429, 200]
 
 
 @both
-@pytest.mark.parametrize("with_middleware", [True, False])
+@pytest.mark.usefixtures("with_and_without_middleware")
 @pytest.mark.parametrize("route", ["paid", "async-paid"])
-def test_what_is_decided_on_the_way_back_is_settled_too(
-    kind: str, route: str, with_middleware: bool, settings: Any
-) -> None:
-    if not with_middleware:
-        settings.MIDDLEWARE = []
+def test_what_is_decided_on_the_way_back_is_settled_too(kind: str, route: str) -> None:
     assert statuses(kind, route, "x") == [401]
     assert peek("1000/h", "ip:127.0.0.1", name="paid").remaining == 1_000 - 401
 
 
-@pytest.mark.parametrize("with_middleware", [True, False])
-def test_a_view_that_decides_nothing_is_limited_on_the_way_back(with_middleware: bool, settings: Any) -> None:
-    if not with_middleware:
-        settings.MIDDLEWARE = []
+@pytest.mark.usefixtures("with_and_without_middleware")
+def test_a_view_that_decides_nothing_is_limited_on_the_way_back() -> None:
     assert statuses("sync", "forgetful", "1", "1", "1", "2") == [200, 200, 429, 200]
 
 

@@ -210,6 +210,8 @@ class TestOverrides:
             decide(get(), [Rule.make("api", "5/s"), Rule.make("api", "9/h", shadow=True)])
         with pytest.raises(RuleError, match="a name of its own"):
             quota("5/s", name="api")(quota("9/h", name="api", ban=BAN)(lambda request: None))
+        with pytest.raises(RuleError, match="a name of its own"):
+            quota("5/s", name="api")(quota("9/s", name="api")(lambda request: None))
 
     def test_without_redis_the_rules_own_limits_are_counted_locally(self, monkeypatch: pytest.MonkeyPatch) -> None:
         override("r 0 0 50/m", "2/m")
