@@ -85,6 +85,13 @@ class TestEmittedSignals:
                 check("10/30d", SUBJECT, 8)
             assert emitted == [("near", "10/30d", SUBJECT)] * times
 
+    def test_coming_near_again_after_a_reset_is_emitted(self, emitted: list[Any]) -> None:
+        with freeze(START):
+            for times in (1, 2):
+                check("10/30d", SUBJECT, 8)
+                assert emitted == [("near", "10/30d", SUBJECT)] * times
+                reset("10/30d", SUBJECT)
+
     def test_a_limit_too_small_to_be_near_emits_nothing(self, emitted: list[Any]) -> None:
         with freeze(START):
             for _ in range(4):
