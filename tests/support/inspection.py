@@ -15,6 +15,11 @@ def status_of(subject: str, rules: Collection[str] | None = None) -> dict[str, A
     return as_json(load_snapshot(subject, rules))
 
 
+def is_overridden(subject: str, rule: str) -> bool:
+    """Say whether an override of a rule is in force now."""
+    return load_snapshot(subject).is_overridden(rule)
+
+
 def bans_of(subject: str) -> list[tuple[str, float, int]]:
     """Return the rule of each ban, for how long it lasts, and which in a row it is."""
     return [(each.rule, each.ends_in, each.level) for each in load_snapshot(subject).bans]

@@ -161,7 +161,7 @@ def log_everything_again() -> None:
 
 def with_clock(clock: Clock) -> RedisStore:
     """Return the store of the settings, with its breaker, its outages and the signs of life on this clock."""
-    new_breaker(clock)
+    redis_store().server.breaker = Breaker(clock=clock)
     new_outages(clock)
     get_limiter().workers = Workers(redis_store(), clock)
     return redis_store()
