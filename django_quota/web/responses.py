@@ -227,8 +227,7 @@ def _state(name: str, left: Left) -> str:
 
 PROBLEM_TYPES = "https://iana.org/assignments/http-problem-types"
 
-PROBLEM = "application/problem+json"
-
+PROBLEM, JSON = "application/problem+json", "application/json"
 HTML, TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
 
 _LOGGED = "_has_been_logged"
@@ -386,6 +385,13 @@ MAX_ACCEPT, MAX_RANGES = 256, 12
 """Characters and media ranges of an Accept header that are read: browsers send about 140 and 8."""
 
 
+_OFFERED: dict[str | None, str] = {f"{kind}; charset=utf-8": kind for kind in (PROBLEM, JSON)} | {
+    HTML: HTML,
+    TEXT: TEXT,
+}
+"""What a range may name, with the charset that all our bodies have, and the content type that is sent then."""
+
+
 def preferred_type(accept: str | None) -> str:
     """Return the content type that an Accept header prefers; problem+json if it accepts none of ours."""
     if accept is None:
@@ -397,7 +403,7 @@ def preferred_type(accept: str | None) -> str:
 def _preferred(accept: str) -> str:
     request = HttpRequest()
     request.META["HTTP_ACCEPT"] = accept
-    return request.get_preferred_type([PROBLEM, "application/json", HTML, TEXT]) or PROBLEM
+    return _OFFERED.get(request.get_preferred_type(list(_OFFERED)), PROBLEM)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
