@@ -91,7 +91,7 @@ def _settle(operation: Settle, states: States, now: int) -> list[Any]:
     outbox = states.get(outbox_key) or {}
     if encoded not in outbox:
         return [DONE, now]
-    if amount:
+    if amount != "":  # 0 is an amount, too
         try:
             total = added(_total(states, total_key, now), operation.transfer.amount, 1)
         except FaultError as fault:
