@@ -304,7 +304,7 @@ class Plan:
     def only(self, rules: Sequence[Rule], changed: Callable[[Rule], Rule]) -> Plan:
         """Return the plan with only these rules, each `changed`, and without overrides, for another store."""
         asked = [(changed(rule), subject, cost, value) for rule, subject, cost, value in self.asked if rule in rules]
-        return Plan("local", zone=self._zone, asked=asked)  # under another prefix no override is remembered
+        return Plan("", zone=self._zone, asked=asked)  # no site has this prefix, so no override is remembered under it
 
 
 _NO_DAY = DayKey("", 0, 0)

@@ -123,7 +123,7 @@ class Hold:
 
         Raises `RuleError` if the response is not streaming: then call `settle`.
         """
-        stream = settled_stream(response, self, partial(self._settling_used, used))
+        stream = settled_stream(response, self.ttl, self.renewing, partial(self._settling_used, used))
         self._has_stream = True
         return stream
 

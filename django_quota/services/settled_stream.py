@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from django.http import HttpResponseBase, StreamingHttpResponse
 
@@ -17,48 +17,49 @@ from django_quota.core.errors import RuleError
 from django_quota.core.flow import Flow, run_async, run_sync
 from django_quota.services.leases import LeaseRefresher
 
-if TYPE_CHECKING:
-    from django_quota.services.reservations import Hold
-
 logger = logging.getLogger("django_quota")
 
 S = TypeVar("S")
 
+MakeFlow = Callable[[], Flow[Any]]
+"""Makes the flow that renews or settles a reservation."""
 
-def settled_stream(stream: S, hold: Hold, settle: Callable[[], Flow[Any]]) -> S:
-    """Return a stream that renews a hold while it runs, and settles it in the end; `settle` makes the flow for that.
 
-    Raises `RuleError` if it is neither a streaming response nor an iterator.
+def settled_stream(stream: S, ttl: float, renew: MakeFlow, settle: MakeFlow) -> S:
+    """Return a stream that renews its reservation while it runs, and settles it in the end.
+
+    `ttl`: how long the reservation lasts, in seconds. Raises `RuleError` if the stream is neither a streaming response
+    nor an iterator.
     """
     if isinstance(stream, StreamingHttpResponse):
-        stream.streaming_content = settled_stream(stream.streaming_content, hold, settle)
+        stream.streaming_content = settled_stream(stream.streaming_content, ttl, renew, settle)
         return cast("S", stream)
     if isinstance(stream, (HttpResponseBase, str, bytes)):
         raise RuleError(f"{type(stream).__name__} is not a stream.", "Call settle() when the cost is known.")
     if hasattr(stream, "__aiter__"):
-        return cast("S", _AsyncStream(aiter(cast("Any", stream)), hold, settle))
+        return cast("S", _AsyncStream(aiter(cast("Any", stream)), ttl, renew, settle))
     if hasattr(stream, "__iter__"):
-        return cast("S", _SyncStream(iter(cast("Any", stream)), hold, settle))
+        return cast("S", _SyncStream(iter(cast("Any", stream)), ttl, renew, settle))
     raise RuleError(f"{stream!r} is not a stream.", "Use a StreamingHttpResponse, or a sync or async iterator.")
 
 
 class _Stream:
     """What the sync and the async stream share."""
 
-    def __init__(self, content: Any, hold: Hold, settle: Callable[[], Flow[Any]]) -> None:
+    def __init__(self, content: Any, ttl: float, renew: MakeFlow, settle: MakeFlow) -> None:
         self._content = content
-        self._hold = hold
+        self._renew = renew
         self._settle = settle
         # The refresher has no reference to the stream: so it ends with a stream that somebody drops half-way.
-        self._refresher = LeaseRefresher(self.renewing, hold.ttl / 3)
+        self._refresher = LeaseRefresher(self.renewing, ttl / 3)
         self._has_begun = self._is_over = False
 
     def renewing(self) -> Flow[Any]:
         """Renew the reservation; the refresher calls this."""
-        return self._hold.renewing()
+        return self._renew()
 
     def close(self) -> None:
-        """End the stream, and settle its hold."""
+        """End the stream, and settle its reservation."""
         try:
             if hasattr(self._content, "close"):
                 self._content.close()
@@ -109,7 +110,7 @@ class _AsyncStream(_Stream, AsyncIterator[Any]):
             raise
 
     async def aclose(self) -> None:
-        """End the stream, and settle its hold."""
+        """End the stream, and settle its reservation."""
         try:
             if hasattr(self._content, "aclose"):
                 await self._content.aclose()

@@ -228,7 +228,6 @@ def _state(name: str, left: Left) -> str:
 PROBLEM_TYPES = "https://iana.org/assignments/http-problem-types"
 
 PROBLEM = "application/problem+json"
-
 HTML, TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
 
 _LOGGED = "_has_been_logged"
@@ -386,8 +385,12 @@ MAX_ACCEPT, MAX_RANGES = 256, 12
 """Characters and media ranges of an Accept header that are read: browsers send about 140 and 8."""
 
 
+_OFFERED = [f"{PROBLEM}; charset=utf-8", "application/json; charset=utf-8", HTML, TEXT]
+"""What a media range may name. Both kinds of JSON get a problem document."""
+
+
 def preferred_type(accept: str | None) -> str:
-    """Return the content type that an Accept header prefers; problem+json if it accepts none of ours."""
+    """Return which of our types an Accept header prefers; problem+json if it accepts none of them."""
     if accept is None:
         return PROBLEM
     return _preferred(",".join(accept[:MAX_ACCEPT].lower().split(",")[:MAX_RANGES]))
@@ -397,7 +400,7 @@ def preferred_type(accept: str | None) -> str:
 def _preferred(accept: str) -> str:
     request = HttpRequest()
     request.META["HTTP_ACCEPT"] = accept
-    return request.get_preferred_type([PROBLEM, "application/json", HTML, TEXT]) or PROBLEM
+    return request.get_preferred_type(_OFFERED) or PROBLEM
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

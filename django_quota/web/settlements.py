@@ -96,7 +96,8 @@ def _settle_plan_flow(request: HttpRequest, response: Any, plan: Plan) -> Flow[N
         if getattr(response, "streaming", False) and any(
             rule.settle is not None and counts for rule, counts in zip(plan.rules, counted, strict=True)
         ):
-            settled_stream(response, hold, partial(_end_flow, hold, plan, counted, request, response))
+            settle = partial(_end_flow, hold, plan, counted, request, response)
+            settled_stream(response, hold.ttl, hold.renewing, settle)
             return
         costs = yield from _costs_flow(plan, counted, request, response)
     except Exception:

@@ -13,6 +13,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_quota import Rule, StoreUnavailable, acheck, check, concurrency, counter, peek, reserve
+from django_quota.models import QuotaOverride
 from django_quota.signals import store_lost
 from django_quota.testing import RedisServer, freeze, running_redis
 from tests.support.calls import both
@@ -150,6 +151,17 @@ def test_a_late_settlement_charges_nothing_in_this_process(redis_server: RedisSe
     with freeze(START + 2 * SECOND):
         assert reservation.settle(7).degraded
         assert check("9/m", "user:1", on_unavailable="local").remaining == 8
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_process_that_knows_an_override_counts_by_the_rule(redis_server: RedisServer, settings: Any) -> None:
+    settings.QUOTA = {"PREFIX": "local"}
+    with running_redis(redis_server.program) as server, freeze(START):
+        settings.CACHES = caches(server)
+        QuotaOverride.objects.create(subject=SUBJECT, rule="9/m", mode="rate", rate="5/m")
+        assert check("9/m", SUBJECT, on_unavailable="local").limit == 5
+    decision = check("9/m", SUBJECT, on_unavailable="local")
+    assert (decision.limit, decision.degraded) == (9, True)
 
 
 class TestARedisThatIsFull:

@@ -233,6 +233,7 @@ class TestBodies:
             ("text/html, */*", "text/html; charset=utf-8"), ("TEXT/HTML", "text/html; charset=utf-8"),
             ("text/plain; charset=UTF-8, application/json;q=0.9", "text/plain; charset=utf-8"),
             ("text/plain; charset=latin-1, text/html;q=0.1", "text/html; charset=utf-8"),
+            ("application/json; charset=utf-8, text/html;q=0.9", "application/problem+json"),
             ("text/html;level=1", "application/problem+json"),
             ("text/html" + " " * 9_000, "text/html; charset=utf-8"),
         ],

@@ -1,7 +1,7 @@
 """A Redis Cluster as a cache: django-redis' client over redis-py's `RedisCluster`, and what the store needs of it.
 
 `"OPTIONS": {"CLIENT_CLASS": "django_quota.stores.cluster.ClusterClient"}`. LOCATION names one or several servers of the
-Cluster. The cache's own operations go through redis-py; the store has its own connections (`nodes`).
+Cluster. The cache's own operations go through redis-py; the store has its own connections.
 """
 
 from __future__ import annotations

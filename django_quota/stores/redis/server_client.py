@@ -77,7 +77,7 @@ class ServerClient:
             if connection is not None:
                 connections.drop(connection)  # a reply may still be under way: the next call must not read it
             self._note(error, probe)
-            self._name(error, is_sent=connection is not None)
+            self._raise_for_router(error, is_sent=connection is not None)
             raise
         if is_read_only(found[-1]):
             connections.drop(connection)
@@ -96,7 +96,7 @@ class ServerClient:
             found = await connections.exchange(connection, packed, replies)  # drops the connection if it fails
         except BaseException as error:
             self._note(error, probe)
-            self._name(error, is_sent=connection is not None)
+            self._raise_for_router(error, is_sent=connection is not None)
             raise
         if is_read_only(found[-1]):
             await connections.drop(connection)
@@ -146,8 +146,8 @@ class ServerClient:
             raise NotSentError(f"{self._at} does not answer")
         raise StoreUnavailable("it has not answered several times in a row, and is asked again in a moment")
 
-    def _name(self, error: BaseException, *, is_sent: bool) -> None:
-        """Raise the error that the router of a Cluster knows in place of this one, where there is one."""
+    def _raise_for_router(self, error: BaseException, *, is_sent: bool) -> None:
+        """In a Cluster, raise the error that tells the router whether another server may be asked, if there is one."""
         if self._at is None or is_passthrough(error):
             return
         if not is_sent or isinstance(error, BusyLoadingError):
