@@ -164,11 +164,11 @@ class Limit:
     rate: Rate
     algorithm: Algorithm[Any] = field(hash=False)  # the headers of each response look limits up by their hash
     options: Options = field(hash=False)
-    state_id: str = field(compare=False, repr=False)
+    state_id: str = field(compare=False)
     """The name of its state among the limits of the rule, such as `"sw.60s"`."""
-    timeless_parameters: Parameters | None = field(compare=False, repr=False)
+    timeless_parameters: Parameters | None = field(compare=False)
     """Its parameters if they are the same at any time; None for the calendar."""
-    encoded: tuple[str, ...] = field(compare=False, repr=False)
+    encoded: tuple[str, ...] = field(compare=False)
     """Its name and these parameters as the script takes them; empty for the calendar."""
     unit: ClassVar[str] = "requests"
     """What is counted, as the RateLimit-Policy header has it."""
@@ -184,6 +184,9 @@ class Limit:
         if self.rate.unit in CALENDAR_ONLY:
             return None
         return -(-self.algorithm.refill(self.rate, self.capacity) // SECOND)
+
+    def __repr__(self) -> str:
+        return f"<Limit {self.rate} by {self.algorithm.name} of {self.rule!r}>"
 
     @classmethod
     def of(cls, rule: str, rate: Rate, algorithm: Algorithm[Any], options: Options) -> Limit:
