@@ -155,7 +155,7 @@ class Algorithm(ABC, Generic[State]):
         """Return when the state means nothing any more (microseconds)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Limit:
     """One rate of one rule: what a store decides for a subject. `Limit.of` makes and checks it."""
 
@@ -186,7 +186,7 @@ class Limit:
         return -(-self.algorithm.refill(self.rate, self.capacity) // SECOND)
 
     def __repr__(self) -> str:
-        return f"<Limit {self.rate} by {self.algorithm.name} of {self.rule!r}>"
+        return f"<Limit {self.rate} by {self.algorithm.name} of {self.rule!r}>"  # a Decision shows all its limits
 
     @classmethod
     def of(cls, rule: str, rate: Rate, algorithm: Algorithm[Any], options: Options) -> Limit:
