@@ -581,35 +581,38 @@ def is_refusal_span(value: object) -> bool:
     return _is_number(value, 0, MAX_CACHE_REFUSALS)
 
 
-_CHECKS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("count_refused", lambda value: isinstance(value, bool), "is not True or False."),
-    ("block", lambda value: isinstance(value, bool), "is not True or False."),
-    ("shadow", lambda value: isinstance(value, bool), "is not True or False."),
+_CHECKS: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
+    ("count_refused", lambda value: isinstance(value, bool), "is not True or False.", ""),
+    ("block", lambda value: isinstance(value, bool), "is not True or False.", ""),
+    ("shadow", lambda value: isinstance(value, bool), "is not True or False.", ""),
     (
         "skip",
         lambda skip: skip is None or callable(skip),
         "is not a function of the request, such as lambda request: ...",
+        "",
     ),
-    ("on_unavailable", (None, *get_args(OnUnavailable)).__contains__, "is not 'allow', 'deny' or 'local'."),
-    ("daily", (None, True, False).__contains__, "is not True, False or None."),
+    ("on_unavailable", (None, *get_args(OnUnavailable)).__contains__, "is not 'allow', 'deny' or 'local'.", ""),
+    ("daily", (None, True, False).__contains__, "is not True, False or None.", ""),
     (
         "warn_at",
         lambda share: share is None or _is_number(share, MIN_WARN_AT, 1),
-        f"is not a share of the limit, from {MIN_WARN_AT} to 1. Use, for example, 0.8, or None for never.",
+        f"is not a share of the limit, from {MIN_WARN_AT} to 1.",
+        "Use, for example, 0.8, or None for never.",
     ),
     (
         "cache_refusals",
         lambda seconds: seconds is None or is_refusal_span(seconds),
-        f"is not a number of seconds from 0 to {MAX_CACHE_REFUSALS}. Use, for example, 1.0, or 0 for never.",
+        f"is not a number of seconds from 0 to {MAX_CACHE_REFUSALS}.",
+        "Use, for example, 1.0, or 0 for never.",
     ),
 )
-"""Options whose values are checked one by one, and what is wrong with any other value."""
+"""Options whose values are checked one by one: what is wrong with any other value, and what to write instead."""
 
 
 def _check_behaviour(rule: Rule) -> None:
-    for option, fits, problem in _CHECKS:
+    for option, fits, problem, hint in _CHECKS:
         if not fits(getattr(rule, option)):
-            raise RuleError(f"{option}={getattr(rule, option)!r} {problem}")
+            raise RuleError(f"{option}={getattr(rule, option)!r} {problem}", hint)
     if not callable(rule.cost):
         object.__setattr__(rule, "cost", validate_cost(rule.cost, rule.name))
     _check_tiers(rule)
