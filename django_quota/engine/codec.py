@@ -216,6 +216,9 @@ class Reply:
                 at += PER_LIMIT
             found.append(of_hit)
         flags = [Flagged(reply[i], reply[i + 1], text(reply[i + 2])) for i in range(at, len(reply), 3)]
+        for hit_at, _, value in flags:  # the reply to another plan may look like one to this
+            if not 0 <= hit_at < len(hits) or isinstance(value, str) != (verdict == RETRY_WITH):
+                raise ValueError("it has a flag of a hit that was not sent, or with a value of another kind")
         return cls(now, verdict, found, flags)
 
     def encode(self) -> list[Any]:

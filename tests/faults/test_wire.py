@@ -69,6 +69,9 @@ UNREADABLE = {
     "no-numbers": b"*0\r\n",
     "number": b":1\r\n",
     "seven-bytes": b"$7\r\nabcdefg\r\n",
+    "override-of-no-hit": b"*5\r\n:1\r\n:-1\r\n:9\r\n:11\r\n$0\r\n\r\n",
+    "override-that-is-a-number": b"*5\r\n:1\r\n:-1\r\n:0\r\n:11\r\n:5\r\n",
+    "event-of-no-hit": b"*10\r\n:1\r\n:1\r\n:1\r\n:2\r\n:3\r\n:4\r\n:5\r\n:9\r\n:5\r\n:0\r\n",
 }
 
 
