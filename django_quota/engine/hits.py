@@ -109,13 +109,13 @@ class Hit:
     """The key of its holds; empty while they are not needed."""
     reservation: Any = None
     """The `Reservation` by which what the hit consumes is noted as a hold; None: it is not."""
+    other_rules: Sequence[Rule] = ()
+    """Further rules of that name; they have their own limits, and all else in common."""
     extra_keys: Sequence[str] = ()
     """The keys of other limits of the rule that due holds have consumed."""
 
     def __init__(self, rule: Rule, base: str, subject: str, cost: int, value: str = "") -> None:
         self.rule = rule
-        self.rules = [rule]
-        """All rules of that name; they have their own limits, and all else in common."""
         compiled = CompiledRule.of(rule)
         self.compiled = compiled if compiled.timeless else None
         """The compiled rule, if the hit has its limits and no others, and they are the same at any time."""
@@ -132,6 +132,11 @@ class Hit:
         self.cost = cost
         self.value = value
         """The digest that the hit brings, if its limits count different values."""
+
+    @property
+    def rules(self) -> list[Rule]:
+        """All its rules."""
+        return [self.rule, *self.other_rules]
 
     @property
     def holds_key(self) -> str:

@@ -123,7 +123,7 @@ class Plan:
             if hit is not None:
                 if (hit.cost, hit.value) != (cost, value) or not all(map(rule.is_compatible_with, hit.rules)):
                     raise name_conflict(rule, hit.rule)
-                hit.rules.append(rule)
+                hit.other_rules = (*hit.other_rules, rule)
                 self._set_limits(hit, hit.override)
             elif rule.limits:
                 hits[base, rule.name] = hit = Hit(rule, base, subject, cost, value)

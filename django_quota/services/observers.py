@@ -18,7 +18,7 @@ logger = logging.getLogger("django_quota")
 
 Receiver = TypeVar("Receiver", bound=Callable[..., Any])
 
-receivers: dict[Callable[..., Any], bool] = {}
+receivers: list[tuple[Callable[..., Any], bool]] = []
 """The observers, each with whether it is told how long a decision took. Callers look whether there are any before they
 look at the clock and call `notify`, so that none cost nothing."""
 
@@ -41,19 +41,22 @@ def observe(receiver: Receiver, *, duration: bool = False) -> Receiver:
             f"observe() got {receiver!r}, which is not a sync function.",
             "Use a function of the decision: def count(decision): ...",
         )
-    receivers[receiver] = duration
+    unobserve(receiver)
+    receivers.append((receiver, duration))
     return receiver
 
 
 def unobserve(receiver: Callable[..., Any]) -> bool:
     """Stop calling a function; return whether it was an observer."""
-    return receivers.pop(receiver, None) is not None
+    before = len(receivers)
+    receivers[:] = [each for each in receivers if each[0] != receiver]  # some, such as dataclasses, have no hash
+    return len(receivers) < before
 
 
 def notify(decision: Decision, began: int = 0) -> None:
     """Call all observers. `began`: the `perf_counter_ns()` at which the decision began; 0 if nobody looked."""
     seconds = (perf_counter_ns() - began) / 1e9 if began else None
-    for receiver, is_told in tuple(receivers.items()):
+    for receiver, is_told in tuple(receivers):
         try:
             if is_told:
                 receiver(decision, seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from django.http import HttpRequest
@@ -15,12 +16,13 @@ Decided = Sequence[tuple[Sequence[Rule], Decision]]
 """Rules of the settings that have been decided for a request, each group with its Decision."""
 
 
+@dataclass(slots=True)
 class RequestState:
     """The notes of one request. The middleware, the decorators and the integrations share them."""
 
-    is_in_middleware = False
+    is_in_middleware: bool = False
     """Whether the response passes the middleware, which then settles rules and writes the headers."""
-    is_asked = False
+    is_asked: bool = False
     """Whether the rules of the settings have been looked up, so that a view called by another view is not limited."""
     claimed: object = None
     """The `@quota` whose rules the middleware decides before it calls the view."""
@@ -55,9 +57,10 @@ class RequestState:
 
 def state_of(request: HttpRequest) -> RequestState:
     """Return the notes of a request."""
-    state: RequestState | None = request.__dict__.get(_STATE)
+    state: RequestState | None = getattr(request, _STATE, None)
     if state is None:
-        state = request.__dict__[_STATE] = RequestState()
+        state = RequestState()
+        setattr(request, _STATE, state)
     return state
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -288,6 +289,22 @@ class TestObservers:
             assert unobserve(broken)
         assert "An observer of decisions failed" in caplog.text
         assert len(heard) == 1
+
+    @pytest.mark.usefixtures("memory_store")
+    def test_an_observer_may_be_an_object_without_a_hash(self) -> None:
+        @dataclass
+        class Counter:
+            number: int = 0
+
+            def __call__(self, decision: Decision) -> None:
+                self.number += 1
+
+        counter = observe(Counter())
+        try:
+            check("5/m", "user:1")
+        finally:
+            assert unobserve(counter)
+        assert counter.number == 1
 
     @pytest.mark.usefixtures("memory_store")
     def test_an_observer_is_a_sync_function_and_is_kept_once(self) -> None:

@@ -261,6 +261,13 @@ def test_e007_a_rate_cannot_be_read(value: object) -> None:
     assert found.hint not in found.msg  # it is said once, as the hint
 
 
+@pytest.mark.parametrize(("option", "value"), [("cache_refusals", 99), ("warn_at", 2)])
+def test_e006_the_hint_says_what_to_write(option: str, value: object) -> None:
+    (found,) = findings({"RULES": {"search": {"rate": "5/m", option: value}}})
+    assert f"{option}={value}" in found.msg
+    assert str(found.hint).startswith("Use, for example, ")
+
+
 @pytest.mark.parametrize(
     ("rule", "code", "text"),
     [

@@ -301,7 +301,7 @@ def test_a_meter_provider_that_fails_does_not_stop_the_site(
 
 @pytest.mark.usefixtures("no_provider")
 def test_the_app_turns_it_on_and_a_provider_that_is_set_later_gets_it(settings: Any) -> None:
-    before = dict(observers.receivers)
+    before = list(observers.receivers)
     settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "django_quota.contrib.opentelemetry"]
     assert apps.is_installed("django_quota.contrib.opentelemetry")
     check("9/m", "user:1", name="search")
@@ -359,8 +359,8 @@ class TestDuration:
     def test_without_an_observer_nobody_looks_at_the_clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for module in ("limiter", "observers"):
             monkeypatch.setattr(f"django_quota.services.{module}.perf_counter_ns", fail)
-        monkeypatch.setattr(observers, "receivers", {})
-        monkeypatch.setattr("django_quota.services.limiter.receivers", {})
+        monkeypatch.setattr(observers, "receivers", [])
+        monkeypatch.setattr("django_quota.services.limiter.receivers", [])
         assert decide(RequestFactory().get("/"), "1/m").allowed
 
 

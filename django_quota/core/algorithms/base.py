@@ -161,10 +161,10 @@ class Limit:
 
     rule: str
     """The name of the rule."""
-    rate: Rate
-    algorithm: Algorithm[Any] = field(hash=False)  # the headers of each response look limits up by their hash
+    rate: Rate = field(hash=False)  # the headers of each response look limits up by their hash: two texts are cheap
+    algorithm: Algorithm[Any] = field(hash=False)
     options: Options = field(hash=False)
-    state_id: str = field(compare=False)
+    state_id: str = field(compare=False, hash=True)
     """The name of its state among the limits of the rule, such as `"sw.60s"`."""
     timeless_parameters: Parameters | None = field(compare=False)
     """Its parameters if they are the same at any time; None for the calendar."""
