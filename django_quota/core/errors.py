@@ -165,10 +165,11 @@ def without_secrets(text: str) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the known word that is most like this one: by its spelling, or by its last dotted part; else ""."""
-    words = sorted(known)
+    words = {each.lower(): each for each in sorted(known)}  # so that "rules" is close to "RULES"
+    word = word.lower()
     # The headers call the rule "shop.views.search" "search".
     near = difflib.get_close_matches(word, words, n=1) or [each for each in words if each.endswith(f".{word}")]
-    return near[0] if near else ""
+    return words[near[0]] if near else ""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

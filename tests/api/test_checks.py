@@ -554,6 +554,7 @@ def test_e015_an_unknown_setting_is_an_error_with_the_nearest_one() -> None:
     assert (found.id, other.id) == ("django_quota.E015", "django_quota.E015")
     assert found.is_serious()
     assert found.hint == "Did you mean 'PREFIX'? Otherwise remove it."
+    assert findings({"rules": {}})[0].hint == "Did you mean 'RULES'? Otherwise remove it."
 
 
 def test_the_memory_store_needs_no_redis() -> None:

@@ -76,7 +76,12 @@ def test_store_unavailable_names_the_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "said"), [("algoritm", "Did you mean 'algorithm'?"), ("zzz", "Known: algorithm, ban,")]
+    ("option", "said"),
+    [
+        ("algoritm", "Did you mean 'algorithm'?"),
+        ("METHODS", "Did you mean 'methods'?"),
+        ("zzz", "Known: algorithm, ban,"),
+    ],
 )
 def test_an_unknown_word_gets_the_nearest_one_or_all_that_are_known(option: str, said: str) -> None:
     with pytest.raises(RuleError, match=re.escape(said)):
