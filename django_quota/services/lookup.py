@@ -396,9 +396,9 @@ def distinct_names(field: str, prefix: str = "", limit: int = MAX_NAMES, model: 
         some[:1].query.get_compiler(alias).as_sql() for some in (rows.filter(begins), after)
     )
     sql = (
-        f"WITH RECURSIVE names (name) AS (SELECT ({first}) UNION ALL "  # noqa: S608 — the values are apart
-        f"SELECT ({following}) FROM names WHERE name IS NOT NULL) "
-        "SELECT name FROM names WHERE name IS NOT NULL LIMIT %s"
+        f"WITH RECURSIVE names (name, place) AS (SELECT ({first}), 1 UNION ALL "  # noqa: S608 — the values are apart
+        f"SELECT ({following}), place + 1 FROM names WHERE name IS NOT NULL AND place < %s) "
+        "SELECT name FROM names WHERE name IS NOT NULL"
     )
     with connections[alias].cursor() as cursor:
         cursor.execute(sql, [*of_first, *of_following, limit])

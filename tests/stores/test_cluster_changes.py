@@ -17,8 +17,9 @@ from django_quota import aonce, check, lock, once, peek
 from django_quota.exceptions import StoreUnavailable
 from django_quota.services import overrides
 from django_quota.services.once import _operation
-from django_quota.stores.cluster.slots import Address, slot_of
+from django_quota.stores.cluster.slots import slot_of
 from django_quota.stores.cluster.store_cluster import ClusterStore
+from django_quota.stores.redis.config import Address
 from tests.support.clusters import Cluster, Server, can_cluster, running_cluster, running_server
 from tests.support.commands import wait_until
 from tests.support.ports import free_ports

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from django_quota.stores.cluster.slots import REGIONS, SLOTS, SYSTEM_SLOT, Address, name_on, node_keys, slot_of
+from django_quota.stores.cluster.slots import REGIONS, SLOTS, SYSTEM_SLOT, name_on, node_keys, slot_of
+from django_quota.stores.redis.config import Address
 
 A, B, C = (Address("10.0.0.1", port) for port in (1, 2, 3))
 KEY = "quota:1:{!}:overrides"

@@ -27,8 +27,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from django_quota.core.flow import IOCall, run_sync
 from django_quota.engine.operations import Script
 from django_quota.stores.cluster.routing import MAX_GONE, MAX_HOPS, MOVE_TIMEOUT, PROBE_INTERVAL, Router, SlotCommand
-from django_quota.stores.cluster.slots import SLOTS, Address, slot_of, slot_owners
+from django_quota.stores.cluster.slots import SLOTS, slot_of, slot_owners
 from django_quota.stores.redis.breaker import Breaker
+from django_quota.stores.redis.config import Address
 from django_quota.stores.redis.errors import GarbledError, NotSentError
 
 A, B, C = (Address("10.0.0.1", port) for port in (1, 2, 3))

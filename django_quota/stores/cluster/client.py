@@ -22,8 +22,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException, RedisError, SlotNotCoveredError
 
 from django_quota.core.errors import without_secrets
-from django_quota.stores.cluster.slots import Address, Remap
-from django_quota.stores.redis.config import parse_location, without_password
+from django_quota.stores.cluster.slots import Remap
+from django_quota.stores.redis.config import Address, parse_location, without_password
 
 DEFAULT_PORT = 6379
 
@@ -183,14 +183,6 @@ def is_cluster(alias: str) -> bool:
     except ImportError:
         return False
     return isinstance(client, type) and issubclass(client, ClusterClient)
-
-
-def base_pool(alias: str) -> Any:
-    """Return a pool made by the settings of an alias. Its host and port are replaced by those of each server."""
-    client = cast("Any", caches[alias]).client
-    return client.connection_factory.get_or_create_connection_pool(
-        client.connection_factory.make_connection_params(client._server[0])  # noqa: SLF001 — the client is ours
-    )
 
 
 def seeds(alias: str) -> list[Address]:

@@ -21,7 +21,8 @@ from redis.exceptions import RedisError, ResponseError
 
 from django_quota.core.flow import Flow, IOCall
 from django_quota.engine.operations import Script
-from django_quota.stores.cluster.slots import Address, Remap, redirect_target, slot_owners
+from django_quota.stores.cluster.slots import Remap, redirect_target, slot_owners
+from django_quota.stores.redis.config import Address
 from django_quota.stores.redis.errors import NotSentError
 from django_quota.stores.redis.server_client import Command, ServerClient
 

@@ -7,24 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from redis.cluster import parse_cluster_slots
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
+from django_quota.stores.redis.config import Address
 from django_quota.stores.redis.errors import GarbledError
 
 SLOTS = int(REDIS_CLUSTER_HASH_SLOTS)
-
-
-class Address(NamedTuple):
-    """Where a server listens."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
 
 
 Remap = Callable[[tuple[str, int]], tuple[str, int]]

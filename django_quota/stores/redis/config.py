@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from django.conf import settings
 from redis.connection import parse_url
@@ -20,6 +20,16 @@ LONG_TIMEOUT = 2.0
 """Seconds above which a time-out gets a warning. While Redis hangs, each thread that asks it stands still that long."""
 
 TIMEOUTS = ("socket_timeout", "socket_connect_timeout")
+
+
+class Address(NamedTuple):
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
 
 
 def config_of(alias: str) -> dict[str, Any]:

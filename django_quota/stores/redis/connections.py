@@ -21,7 +21,7 @@ from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import redis.asyncio as aioredis
-from django.core.cache import InvalidCacheBackendError
+from django.core.cache import InvalidCacheBackendError, caches
 from django.core.exceptions import ImproperlyConfigured
 from django_redis import get_redis_connection
 from django_redis.pool import SentinelConnectionFactory, get_connection_factory
@@ -36,12 +36,11 @@ from redis.sentinel import SentinelConnectionPool
 
 from django_quota.core.errors import ConfigurationError
 from django_quota.core.forks import register_fork_aware
-from django_quota.stores.cluster.client import base_pool
-from django_quota.stores.cluster.slots import Address
 from django_quota.stores.redis.config import (
     ANSWER_TIMEOUT,
     PLAIN_TIMEOUT,
     TIMEOUTS,
+    Address,
     config_of,
     options_of,
     primary_location,
@@ -207,7 +206,9 @@ def _is_stale(connection: Any) -> bool:
 def sync_pool(alias: str, at: Address | None = None) -> Any:
     """Return redis-py's pool of an alias; `at`: a new one for a server of a Cluster, by the settings of the alias."""
     if at is not None:
-        base = base_pool(alias)
+        factory = cast("Any", caches[alias]).client.connection_factory
+        url = primary_location(config_of(alias).get("LOCATION", ""))
+        base = factory.get_or_create_connection_pool(factory.make_connection_params(url))
         options = {**base.connection_kwargs, "host": at.host, "port": at.port}
         return ConnectionPool(base.connection_class, base.max_connections, **options)
     pool = sync_client(alias).connection_pool

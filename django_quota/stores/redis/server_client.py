@@ -12,8 +12,8 @@ from redis.exceptions import BusyLoadingError, ResponseError
 
 from django_quota.core.errors import StoreUnavailable
 from django_quota.engine.operations import pack_command
-from django_quota.stores.cluster.slots import Address
 from django_quota.stores.redis.breaker import CLOSED, Breaker
+from django_quota.stores.redis.config import Address
 from django_quota.stores.redis.connections import (
     ConnectionsByLoop,
     SyncConnections,
