@@ -161,10 +161,10 @@ class Limit:
 
     rule: str
     """The name of the rule."""
-    rate: Rate = field(hash=False)  # the headers of each response look limits up by their hash: two texts are cheap
-    algorithm: Algorithm[Any] = field(hash=False)
-    options: Options = field(hash=False)
-    state_id: str = field(compare=False, hash=True)
+    rate: Rate
+    algorithm: Algorithm[Any]
+    options: Options
+    state_id: str = field(compare=False)
     """The name of its state among the limits of the rule, such as `"sw.60s"`."""
     timeless_parameters: Parameters | None = field(compare=False)
     """Its parameters if they are the same at any time; None for the calendar."""
@@ -184,6 +184,10 @@ class Limit:
         if self.rate.unit in CALENDAR_ONLY:
             return None
         return -(-self.algorithm.refill(self.rate, self.capacity) // SECOND)
+
+    def __hash__(self) -> int:
+        # The headers of each response look limits up: two texts and a number are cheap, and tell all rates apart.
+        return hash((self.rule, self.state_id, self.rate.count))
 
     def __repr__(self) -> str:
         return f"<Limit {self.rate} by {self.algorithm.name} of {self.rule!r}>"  # a Decision shows all its limits
