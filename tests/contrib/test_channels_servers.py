@@ -35,7 +35,10 @@ class Site:
     def __init__(self, program: str, redis_server: RedisServer) -> None:
         self.port = free_port()
         self._arguments = [*SERVERS[program](self.port), "tests.contrib.socket_site:application"]
-        environment = {"SITE_CACHES": json.dumps(caches(redis_server)), "SITE_AT_ONCE": str(AT_ONCE)}
+        # A thousand handshakes keep a slow machine busy for seconds: they wait for a connection, which is no outage.
+        site_caches = caches(redis_server, timeout=PATIENCE)
+        site_caches["default"]["OPTIONS"]["CONNECTION_POOL_CLASS"] = "redis.BlockingConnectionPool"
+        environment = {"SITE_CACHES": json.dumps(site_caches), "SITE_AT_ONCE": str(AT_ONCE)}
         self._environment = {**os.environ, **environment}
         self.start()
 
