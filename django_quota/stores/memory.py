@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
 import weakref
 import zlib
 from collections import Counter
@@ -23,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from django_quota.core.clock import SECOND
+from django_quota.core.clock import SECOND, machine_now
 from django_quota.core.errors import StoreFull
 from django_quota.core.forks import register_fork_aware
 from django_quota.engine.operations import DictStates, Operation
@@ -194,9 +193,9 @@ class MemoryStore:
         """Run an operation; see `Store.run`. Raises `StoreFull`."""
         if self._sweeper is None:
             self._start_sweeper()
-        machine_now = self.now()
-        moment = machine_now if now is None else now
-        self._behind = machine_now - moment
+        machine_time = self.now()
+        moment = machine_time if now is None else now
+        self._behind = machine_time - moment
         if len(self) >= self._plenty and abs(moment - self._swept_at) >= ROOM_INTERVAL:
             self._swept_at = moment
             self.sweep(moment)
@@ -270,7 +269,7 @@ class MemoryStore:
     @staticmethod
     def now() -> int:
         """Return the machine's time in microseconds."""
-        return time.time_ns() // 1_000
+        return machine_now()
 
     def _shard(self, key: str) -> _Shard:
         return self._shards[zlib.crc32(key.encode()) % len(self._shards)]
