@@ -64,7 +64,6 @@ class QuotaMiddleware:
         refused = limit_request(request, rules_after(request), is_noted=True)
         if state.unsettled:
             settle_response(request, refused or response, state.take_unsettled())
-        state.is_in_middleware = False
         return _finished(request, response, refused)
 
     async def _acall(self, request: HttpRequest, state: RequestState) -> HttpResponseBase:
@@ -76,7 +75,6 @@ class QuotaMiddleware:
         refused = await alimit_request(request, rules_after(request), is_noted=True)
         if state.unsettled:
             await asettle_response(request, refused or response, state.take_unsettled())
-        state.is_in_middleware = False
         return _finished(request, response, refused)
 
     def process_view(
@@ -100,6 +98,7 @@ class QuotaMiddleware:
 
 def _finished(request: HttpRequest, response: Any, refused: HttpResponse | None) -> HttpResponseBase:
     """Return the response to send, with its headers. A refusal also closes the one that it replaces, such as a file."""
+    state_of(request).is_in_middleware = False
     if refused is None:
         return write_headers(request, cast("HttpResponseBase", response))
     refused._resource_closers += getattr(response, "_resource_closers", ())  # type: ignore[attr-defined]  # noqa: SLF001 — close() itself says that the request is over
